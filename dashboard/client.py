@@ -44,10 +44,8 @@ class Refused(ClientError):
 
 
 class AdminClient:
-    """Asks with the viewer's own key, so that the gateway decides what they see.
-
-    Blocking on purpose: a Streamlit script runs in a thread of its own. Safe to share.
-    """
+    """Asks with the viewer's own key, so that the gateway decides what they see. Blocking on
+    purpose: a Streamlit script runs in a thread of its own. Safe to share."""
 
     def __init__(self, gateway_url: str, key: str) -> None:
         self.asks_as = (gateway_url, key)
@@ -171,21 +169,13 @@ def segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E") or "-"
 
 
-class _Problem(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _Problem
-
-
 def refusal(reply: httpx.Response) -> str:
     """Why a request was refused, as the gateway says it; shown as plain text only."""
     try:
-        body = msgspec.json.decode(reply.content, type=_Refusal)
-    except msgspec.MsgspecError:
+        message = msgspec.json.decode(reply.content)["error"]["message"]
+    except (msgspec.MsgspecError, LookupError, TypeError):
         return f"The gateway answers {reply.status_code}."
-    return f"The gateway answers {reply.status_code}: {body.error.message}"
+    return f"The gateway answers {reply.status_code}: {message}"
 
 
 def decoded(content: bytes | str, shape: type[Reply]) -> Reply:

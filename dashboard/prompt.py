@@ -83,9 +83,7 @@ def in_order(blocks: Sequence[Block]) -> list[Block]:
 
 def body_of(blocks: Sequence[Block], model: str, max_tokens: int) -> dict[str, Any]:
     """The body of a Messages request. Raise ValueError for a tool that is no JSON object.
-
-    Neighbours of one role are one message.
-    """
+    Neighbours of one role are one message."""
     tools, system = [], []
     messages: list[dict[str, Any]] = []
     for block in in_order(blocks):
@@ -212,28 +210,30 @@ def prompt_spans(counts: Mapping[str, int]) -> list[Row]:
 def part_rows(
     blocks: Sequence[Block], counts: Mapping[str, int], told: Sequence[int | None]
 ) -> list[dict[str, Any]]:
-    """Each block of the prompt with its tokens by class, and where it ends.
-
-    `told` is where marked blocks end. Between two ends tokens are divided among the blocks
-    by their length in characters; `is_exact` is false for these.
-    """
-    spans, total = prompt_spans(counts), sum(counts.values())
-    rows, start = [], 0
-    known = _ends(blocks, told, total)
-    for block, (end, is_exact, ends_exactly) in zip(blocks, known, strict=True):
-        row: dict[str, Any] = {
-            "part": block,
-            "tokens": end - start,
-            "end": end,
-            "is_exact": is_exact,
-            "ends_exactly": ends_exactly,
-        }
-        for span in spans:
-            overlap = min(end, span["end"]) - max(start, span["start"])
-            if overlap > 0:
-                row[span["class"]] = overlap
-        rows.append(row)
-        start = end
+    """Each block of the prompt with its tokens by class, and where it ends. `told` is where marked
+    blocks end. Between two ends tokens are divided among the blocks by their length in characters;
+    `is_exact` is false for these, `ends_exactly` true for the last of them."""
+    spans = prompt_spans(counts)
+    marked = (number for number, block in enumerate(blocks) if block.ttl is not None)
+    exact = {n: tokens for n, tokens in zip(marked, told, strict=False) if tokens}
+    exact[len(blocks) - 1] = sum(counts.values())
+    rows: list[dict[str, Any]] = []
+    first = begins = start = 0
+    for last in sorted(exact):
+        group, done = blocks[first : last + 1], 0
+        weight = max(sum(len(block.text) for block in group), 1)
+        for block in group:
+            done += len(block.text)
+            end = begins + round((exact[last] - begins) * done / weight)
+            row: dict[str, Any] = {"part": block, "tokens": end - start, "end": end}
+            row |= {"is_exact": len(group) == 1, "ends_exactly": block is group[-1]}
+            for span in spans:
+                overlap = min(end, span["end"]) - max(start, span["start"])
+                if overlap > 0:
+                    row[span["class"]] = overlap
+            rows.append(row)
+            start = end
+        first, begins = last + 1, exact[last]
     return rows
 
 
@@ -251,26 +251,6 @@ def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
         }
         for number, row in enumerate(parts, 1)
     ]
-
-
-def _ends(
-    blocks: Sequence[Block], told: Sequence[int | None], total: int
-) -> list[tuple[int, bool, bool]]:
-    """Where each block ends; whether its tokens, and whether its end, are known exactly."""
-    marked = (number for number, block in enumerate(blocks) if block.ttl is not None)
-    exact = {n: tokens for n, tokens in zip(marked, told, strict=False) if tokens}
-    exact[len(blocks) - 1] = total
-    ends: list[tuple[int, bool, bool]] = []
-    first, start = 0, 0
-    for last in sorted(exact):
-        group = blocks[first : last + 1]
-        weight, done = max(sum(len(block.text) for block in group), 1), 0
-        for block in group:
-            done += len(block.text)
-            end = start + round((exact[last] - start) * done / weight)
-            ends.append((end, len(group) == 1, block is group[-1]))
-        first, start = last + 1, exact[last]
-    return ends
 
 
 def gained(first: Turn, second: Turn) -> str:

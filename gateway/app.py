@@ -252,7 +252,7 @@ async def _start(
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
         reads=reads,
-        planners=Planners(reads["planner"]),
+        planners=Planners(reads["planner"].taken),
         clock=clock,
         workers=workers,
         shared_limits=shared,

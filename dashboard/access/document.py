@@ -43,10 +43,8 @@ def manifest() -> dict[str, Any]:
 
 
 def scripts(chunks: dict[str, Any]) -> list[str]:
-    """The files of `WANTED` and those that they import, directly or not.
-
-    A chunk's `dynamicImports` are left out: they are asked for when somebody edits or exports.
-    """
+    """The files of `WANTED` and those that they import, directly or not. A chunk's `dynamicImports`
+    are left out: they are asked for when somebody edits or exports."""
     waiting = [key for name in WANTED for key, chunk in chunks.items() if chunk.get("name") == name]
     found: dict[str, str] = {}
     while waiting:

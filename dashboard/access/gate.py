@@ -139,10 +139,8 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
 @cache
 def app_policy() -> str:
     """The policy of Streamlit's pages: its own files, and the inline scripts of its document.
-
     Inline styles are allowed as such: scripts make them anew each time, so they have no known
-    hashes.
-    """
+    hashes."""
     scripts = " ".join(_digest_of(inline) for inline in _INLINE.findall(document()))
     return (
         f"default-src 'self'; script-src 'self' {scripts};"

@@ -23,9 +23,7 @@ MAX_ADDRESSES = 10_000
 @dataclass(frozen=True, slots=True)
 class Session:
     """`about` is what the gateway said of the key and of its numbers when the session began.
-
-    Sessions with one key share a client, and so its answers.
-    """
+    Sessions with one key share a client, and so its answers."""
 
     client: AdminClient
     about: About
@@ -38,10 +36,8 @@ class Session:
 
 
 class Sessions:
-    """Bounded: the oldest sign-in ends when there are too many. Safe to use from any thread.
-
-    A restart forgets the keys, so it signs everybody out.
-    """
+    """Bounded: the oldest sign-in ends when there are too many. Safe to use from any thread. A
+    restart forgets the keys, so it signs everybody out."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

@@ -71,7 +71,6 @@ PLAIN: dict[Theme, str] = {"light": "#2563eb", "dark": "#60a5fa"}
 TEXT: dict[Theme, str] = {"light": "#17212b", "dark": "#e6edf3"}
 _SOFT_TEXT: dict[Theme, str] = {"light": "#4a5866", "dark": "#a9b7c4"}
 _GRID: dict[Theme, str] = {"light": "#dfe4ea", "dark": "#2a3642"}
-
 CHART_HEIGHT = 300
 """Pixels of a chart over time."""
 BAR_HEIGHT = 34
@@ -86,21 +85,14 @@ def frame(rows: Rows) -> Any:
     return pd.DataFrame(list(rows))
 
 
-def scale(colours: Palette) -> alt.Scale:
-    """The colour of each word. The legend shows all words, also those that are not drawn."""
-    return alt.Scale(domain=list(colours), range=list(colours.values()))
-
-
-def legend(columns: int = 0) -> alt.Legend:
-    """Above the chart; in so many columns where one line is too long for it."""
-    found = alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
-    if columns:
-        found.columns = columns
-    return found
-
-
 def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> alt.Color:
-    return alt.Color(field, scale=scale(colours), legend=legend(columns), **options)
+    """The legend is above the chart, in so many columns where one line is too long for it. It shows
+    all words, also those that are not drawn."""
+    legend = alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
+    if columns:
+        legend.columns = columns
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color(field, scale=scale, legend=legend, **options)
 
 
 def tips(*told: str) -> list[alt.Tooltip]:
@@ -133,9 +125,7 @@ def styled(drawn: Any, theme: Theme) -> Any:
 
 def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
     """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range.
-
-    Without its ends the chart needs a layer `ends`: lines lose an axis whose ends are told.
-    """
+    Without its ends the chart needs a layer `ends`: lines lose an axis whose ends are told."""
     days = (until_ms - since_ms) / 86_400_000
     # A range of a day begins and ends at one time of day, so its labels name the day.
     forms = {0.01: "%H:%M:%S", 0.9: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
@@ -153,10 +143,8 @@ def ends(since_ms: int, until_ms: int) -> alt.Chart:
 
 
 def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:
-    """Labels of a linear axis: 0.05, 500, 20k; Vega's own forms write $300m for 30 cents.
-
-    `whole`: there are no halves of what is counted.
-    """
+    """Labels of a linear axis: 0.05, 500, 20k; Vega's own forms write $300m for 30 cents. `whole`:
+    there are no halves of what is counted."""
     small, large = f"{unit},.4~r", f"{unit}~s"
     told = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
     told = f"datum.value == 0 ? '{unit}0' : {told}"
@@ -180,15 +168,26 @@ def per_bucket(bucket_seconds: int) -> str:
     return "per second" if bucket_seconds == 1 else f"per {bucket_seconds} seconds"
 
 
+def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]:
+    """The amounts of one interval by class, one above the other; `row` says when it is."""
+    rows: list[Row] = []
+    top = 0.0
+    for name, amount in amounts.items():
+        bottom, top = top, top + amount
+        said = f"{amount:,}{unit}"
+        rows.append(
+            {**row, "class": name, "amount": amount, "bottom": bottom, "top": top, "said": said}
+        )
+    return rows
+
+
 def bars_over_time(
     rows: Rows, colours: Palette, *, title: str, x: alt.X, unit: str = "", height: int
 ) -> alt.Chart:
-    """Rectangles from `bottom` to `top`, one for each interval and class; a pause is a gap.
-
-    Rows have `start`, `end`, `class`, `bottom`, `top`, `said` (the amount in words) and `part`: a
-    note on an interval that the range cuts. It is drawn paler, as it looks low without being so.
-    `unit` is `$`, or empty for what is counted.
-    """
+    """Rectangles from `bottom` to `top`, one for each interval and class; a pause is a gap. Rows
+    have `start`, `end`, `class`, `bottom`, `top`, `said` (the amount in words) and `part`: a note
+    on an interval that the range cuts. It is drawn paler, as it looks low without being so. `unit`
+    is `$`, or empty for what is counted."""
     drawn: alt.Chart = (
         # A rectangle of no height is no mark.
         alt.Chart(frame([row for row in rows if row["top"] != row["bottom"]]))

@@ -48,11 +48,8 @@ class Selection:
         return RANGES[self.range][1] if self.range in RANGES else "the chosen time"
 
     def span(self, now: datetime) -> tuple[datetime, datetime]:
-        """From (inclusive) and to (exclusive).
-
-        The end is rounded up to the refresh, so that all viewers ask the same question. A day or
-        more begins with a whole hour.
-        """
+        """From (inclusive) and to (exclusive). The end is rounded up to the refresh, so that all
+        viewers ask the same question. A day or more begins with a whole hour."""
         if self.range == CUSTOM and self.since is not None and self.until is not None:
             return self.since, max(self.until, self.since + timedelta(minutes=1))
         step = self.refresh_seconds
@@ -85,10 +82,8 @@ def first_range(about: About) -> str:
 
 
 def draw(about: About, applies: frozenset[str]) -> None:
-    """`applies` are the filters that the page knows. The others are shown disabled.
-
-    Streamlit shows options as plain text, so a hostile name is harmless.
-    """
+    """`applies` are the filters that the page knows. The others are shown disabled. Streamlit shows
+    options as plain text, so a hostile name is harmless."""
     with st.container(horizontal=True, vertical_alignment="bottom", key="filters"):
         st.segmented_control(
             "Range",
@@ -100,28 +95,24 @@ def draw(about: About, applies: frozenset[str]) -> None:
             bind="query-params",
         )
         if st.session_state.get("range") == CUSTOM:
-            _draw_span()
+            now = datetime.now(UTC).replace(tzinfo=None, second=0, microsecond=0)
+            for key, label, value in (
+                ("from", "From (UTC)", now - timedelta(days=1)),
+                ("to", "To (UTC)", now),
+            ):
+                st.session_state.setdefault(f"default_{key}", value)
+                st.datetime_input(
+                    label,
+                    st.session_state[f"default_{key}"],
+                    key=key,
+                    width=190,
+                    bind="query-params",
+                    format="YYYY-MM-DD",
+                )
         if about.workspace is None:
             _draw_choice("workspace", about.workspaces, applies)
         _draw_choice("engine", about.engines, applies)
         _draw_choice("model", about.models, applies)
-
-
-def _draw_span() -> None:
-    now = datetime.now(UTC).replace(tzinfo=None, second=0, microsecond=0)
-    for key, label, value in (
-        ("from", "From (UTC)", now - timedelta(days=1)),
-        ("to", "To (UTC)", now),
-    ):
-        st.session_state.setdefault(f"default_{key}", value)
-        st.datetime_input(
-            label,
-            st.session_state[f"default_{key}"],
-            key=key,
-            width=190,
-            bind="query-params",
-            format="YYYY-MM-DD",
-        )
 
 
 def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:

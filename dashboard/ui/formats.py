@@ -94,20 +94,16 @@ def in_words(count: int) -> str:
 
 
 def points(now: float | None, before: float | None, *, is_comparable: bool) -> str:
-    """Write how a share changed, in percentage points.
-
-    The former value alone is written where the periods are not comparable.
-    """
+    """Write how a share changed, in percentage points. The former value alone is written where the
+    periods are not comparable."""
     if now is None or before is None or not is_comparable:
         return f"period before: {percent(before)}"
     return f"{signed(round((now - before) * 100, 1))} points vs period before"
 
 
 def change(now: int | None, before: int | None, *, is_comparable: bool) -> str:
-    """Write how an amount of money (nano-dollars) changed, in percent of its former value.
-
-    The former value alone is written where it is 0 or where the periods are not comparable.
-    """
+    """Write how an amount of money (nano-dollars) changed, in percent of its former value. The
+    former value alone is written where it is 0 or where the periods are not comparable."""
     if now is None or not before or not is_comparable:
         return f"period before: {dollars(before)}"
     share = (now - before) / abs(before)

@@ -36,12 +36,10 @@ def show(
     controls: Callable[[], None] | None = None,
     refresh_seconds: int | None = None,
 ) -> None:
-    """Draw a page's living part.
-
-    `read` asks the admin API and raises ClientError; `draw` gets its result. `controls` draws
-    widgets that do not depend on the answer. `name` is unique among the pages. The page refreshes
-    every `refresh_seconds`, by default as often as the range is worth it.
-    """
+    """Draw a page's living part. `read` asks the admin API and raises ClientError; `draw` gets its
+    result. `controls` draws widgets that do not depend on the answer. `name` is unique among the
+    pages. The page refreshes every `refresh_seconds`, by default as often as the range is worth
+    it."""
 
     def refresh() -> None:
         if controls is not None:

@@ -24,6 +24,7 @@ from gateway.admin.structs.fleet import Definition
 NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""
 START = "scripts/run"
+HOURGLASS = ":material/hourglass_empty:"
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Columns of shares from 0 to 1: a bar and a percentage. 0.325 is written as 32.5 %.
@@ -75,9 +76,7 @@ def card(
     is_loss: bool = False,
 ) -> None:
     """A number with its definition, or with what is `told` of one that the gateway has none of.
-
-    `delta` compares it; `is_good` makes that green or red.
-    """
+    `delta` compares it; `is_good` makes that green or red."""
     colour: Literal["green", "red", "off"] = "off"
     if is_good is not None:
         colour = "green" if is_good else "red"
@@ -107,11 +106,9 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
     st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
-def empty(text: str, icon: str = ":material/hourglass_empty:", *, key: str | None = None) -> None:
-    """Say that there is nothing to show yet, and how that changes.
-
-    With a `key`, unique on its page, it shows the request that fills the page.
-    """
+def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
+    """Say that there is nothing to show yet, and how that changes. With a `key`, unique on its
+    page, it shows the request that fills the page."""
     st.info(text, icon=icon)
     session = viewer.session()
     if key is None or session.about.sample:
@@ -123,10 +120,8 @@ def empty(text: str, icon: str = ":material/hourglass_empty:", *, key: str | Non
 
 
 def first_request(gateway_url: str, model: str) -> str:
-    """A marked prompt that is long enough to be cached, twice.
-
-    The key is the shell's HOLDFAST_API_KEY, so that it stands in no history.
-    """
+    """A marked prompt that is long enough to be cached, twice. The key is the shell's
+    HOLDFAST_API_KEY, so that it stands in no history."""
     block = {"type": "text", "text": "$BOOK", "cache_control": {"type": "ephemeral"}}
     question = {"role": "user", "content": "What is a lease?"}
     body = {"model": model, "max_tokens": 32, "system": [block], "messages": [question]}
@@ -206,9 +201,7 @@ def table(
     picked: Callable[[Row], None] | None = None,
 ) -> None:
     """A table, and below it its CSV. A column is written as its title says: `($)`, `(UTC)`, `(s)`.
-
-    `picked` gets the row that is clicked, before the next run.
-    """
+    `picked` gets the row that is clicked, before the next run."""
 
     def pick() -> None:
         numbers = st.session_state[key]["selection"]["rows"]
@@ -238,6 +231,26 @@ def table(
         **(options if picked else {}),
     )
     as_download(rows, key)
+
+
+def section(
+    text: str,
+    rows: Rows,
+    key: str,
+    alt_text: str,
+    *,
+    number: str | None = None,
+    none: str | None = None,
+    icon: str = HOURGLASS,
+    **options: Any,
+) -> None:
+    """A heading and its table. Without a row it is what `none` says, or nothing at all."""
+    if rows or none:
+        heading(text, number)
+    if rows:
+        table(rows, key, alt_text, **options)
+    elif none:
+        empty(none, icon)
 
 
 def as_download(rows: Rows, key: str) -> None:

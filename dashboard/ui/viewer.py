@@ -24,10 +24,8 @@ def session() -> Session:
 
 
 def about(found: Session) -> About:
-    """What the gateway says of this key, at most a minute old.
-
-    While the gateway does not answer it is what it said at sign-in.
-    """
+    """What the gateway says of this key, at most a minute old. While the gateway does not answer it
+    is what it said at sign-in."""
     try:
         return found.client.get("/admin/v1/about", About, kept_seconds=ABOUT_SECONDS)
     except ClientError:

@@ -1,7 +1,7 @@
 """Advice: which markers would pay, and what breaks prefixes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -63,18 +63,6 @@ def draw_range(session: Session) -> None:
     streams = sorted(report.streams, key=lambda each: -each.saves.multiples)
     keys = session.client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace})
     names = {each.id: each.name for each in keys}
-    draw_streams(streams, names)
-    parts.heading("Prefixes that are nearly the same")
-    draw_findings(report.near_duplicates, "advice_near", "No two prefixes are nearly the same.")
-    labels = [
-        f"{number}. {each.workspace} · {names.get(each.key, each.key)} · {each.model}"
-        for number, each in enumerate(streams, 1)
-    ]
-    number = labels.index(st.selectbox("Look at", labels, key="advice_stream", width=420))
-    draw_stream(session, streams[number])
-
-
-def draw_streams(streams: Sequence[StreamAdvice], names: Mapping[str, str]) -> None:
     parts.heading("By key and model")
     rows = [
         {
@@ -93,6 +81,14 @@ def draw_streams(streams: Sequence[StreamAdvice], names: Mapping[str, str]) -> N
     ]
     told = f"Advice for {len(streams)} groups of requests."
     parts.table(rows, "advice_streams", told, wide=("Markers",))
+    parts.heading("Prefixes that are nearly the same")
+    draw_findings(report.near_duplicates, "advice_near", "No two prefixes are nearly the same.")
+    labels = [
+        f"{number}. {each.workspace} · {names.get(each.key, each.key)} · {each.model}"
+        for number, each in enumerate(streams, 1)
+    ]
+    number = labels.index(st.selectbox("Look at", labels, key="advice_stream", width=420))
+    draw_stream(session, streams[number])
 
 
 def draw_stream(session: Session, stream: StreamAdvice) -> None:
@@ -105,12 +101,9 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
             seconds = saves.prefill_seconds
             shown = formats.NO_VALUE if seconds is None else f"{seconds:,.1f} s"
             parts.card("advice_prefill", shown, label="Prefill saved")
-            parts.card(
-                "advice_shared",
-                f"{stream.shared_tokens:,}",
-                label="Shared beginning, tokens",
-                delta=f"up to {stream.shared_end or formats.NO_VALUE}",
-            )
+            shared, end = f"{stream.shared_tokens:,}", stream.shared_end or formats.NO_VALUE
+            label = "Shared beginning, tokens"
+            parts.card("advice_shared", shared, label=label, delta=f"up to {end}")
         if stream.next_best:
             st.text(stream.next_best)
         st.text(stream.prewarm.text)

@@ -11,13 +11,7 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
-from engine.protocol.reports import (
-    AdapterInfo,
-    BlockStats,
-    Description,
-    Guarantee,
-    Stats,
-)
+from engine.protocol.reports import AdapterInfo, BlockStats, Description, Guarantee, Stats
 from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
@@ -53,26 +47,29 @@ def draw(view: View, chosen: Selection) -> None:
     if engines:
         ready = sum(engine.status == "ready" for engine in engines)
         parts.table(engine_table(engines), "fleet", f"{ready} of {len(engines)} ready.")
-    if rows := adapter_table(engines):
-        parts.heading("Adapters")
-        parts.table(rows, "adapters", f"{len(rows)} adapters, with the engines that have them.")
-    if rows := technique_table(engines):
-        parts.heading("Approximate entries")
-        refused = sum(row["Allowed"] == "no" for row in rows)
-        parts.table(rows, "techniques", f"{refused} of {len(rows)} are too far from exact.")
+    rows = adapter_table(engines)
+    told = f"{len(rows)} adapters, with the engines that have them."
+    parts.section("Adapters", rows, "adapters", told)
+    rows = technique_table(engines)
+    refused = sum(row["Allowed"] == "no" for row in rows)
+    told = f"{refused} of {len(rows)} are too far from exact."
+    parts.section("Approximate entries", rows, "techniques", told)
     # What of the engine protocol holds: an engine in front of another server keeps less.
-    parts.heading("What engines promise")
-    if rows := promise_table(engines):
-        broken = sum(row["Kept"] == "no" for row in rows)
-        alt_text = f"{broken} of {len(rows)} promises are not kept."
-        parts.table(rows, "promises", alt_text, wide=("How, or why not",))
-    else:
-        parts.empty("No engine that is up has told yet what it promises.", ":material/handshake:")
+    rows = promise_table(engines)
+    parts.section(
+        "What engines promise",
+        rows,
+        "promises",
+        f"{sum(row['Kept'] == 'no' for row in rows)} of {len(rows)} promises are not kept.",
+        none="No engine that is up has told yet what it promises.",
+        icon=":material/handshake:",
+        wide=("How, or why not",),
+    )
     draw_load(view.load, view.history)
     draw_attribution(view.history.attribution)
-    parts.heading("Restarts, and the cache they lost", "restart_lost")
-    if found := view.history.restarts:
-        rows = [
+    parts.section(
+        "Restarts, and the cache they lost",
+        [
             {
                 "Back at (UTC)": formats.moment(each.first_ms),
                 "Engine": each.engine,
@@ -81,12 +78,14 @@ def draw(view: View, chosen: Selection) -> None:
                 "Tokens written again": each.lost.written_tokens,
                 "Epoch": each.epoch[:8],
             }
-            for each in found
-        ]
-        alt_text = f"{len(found)} restarts with the tokens that were written again."
-        parts.table(rows, "restarts", alt_text)
-    else:
-        parts.empty(f"No engine was restarted in {chosen.words}.", ":material/check_circle:")
+            for each in view.history.restarts
+        ],
+        "restarts",
+        f"{len(view.history.restarts)} restarts with the tokens that were written again.",
+        number="restart_lost",
+        none=f"No engine was restarted in {chosen.words}.",
+        icon=":material/check_circle:",
+    )
 
 
 def draw_cards(view: View) -> None:
@@ -100,27 +99,15 @@ def draw_cards(view: View) -> None:
     parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
     busy = f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
     with st.grid(4, min_column_width=190, row_height=132):
-        parts.card(
-            "engines_ready",
-            f"{ready} of {len(view.engines)}",
-            told="Engines that answer and have their model loaded, as this gateway sees them.",
-        )
-        parts.card(
-            "running_and_waiting",
-            busy if stats else formats.NO_VALUE,
-            told="Sequences that are computed now, and those that wait for blocks.",
-        )
+        told = "Engines that answer and have their model loaded, as this gateway sees them."
+        parts.card("engines_ready", f"{ready} of {len(view.engines)}", told=told)
+        told = "Sequences that are computed now, and those that wait for blocks."
+        parts.card("running_and_waiting", busy if stats else formats.NO_VALUE, told=told)
         after = formats.counted(len(restarts), "restart")
         parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
-        share = None
-        if everything and everything[0].available_tokens:
-            share = everything[0].delivered_tokens / everything[0].available_tokens
-        parts.card(
-            "attribution",
-            formats.percent(share),
-            label="Held tokens delivered",
-            delta="of what some engine held",
-        )
+        shares = (e.delivered_tokens / e.available_tokens for e in everything if e.available_tokens)
+        share, label = formats.percent(next(shares, None)), "Held tokens delivered"
+        parts.card("attribution", share, label=label, delta="of what some engine held")
 
 
 def engine_table(found: Sequence[EngineReport]) -> list[Row]:
@@ -153,9 +140,9 @@ def adapter_table(found: Sequence[EngineReport]) -> list[Row]:
     """Each adapter once for all engines that have the same weights under its name."""
     having: dict[tuple[str, AdapterInfo], list[str]] = {}
     for engine in found:
-        for one in engine.description.adapters if engine.description else ():
-            assert engine.description is not None
-            having.setdefault((engine.description.model, one), []).append(engine.name)
+        if (described := engine.description) is not None:
+            for one in described.adapters:
+                having.setdefault((described.model, one), []).append(engine.name)
     return [
         {
             "Model": f"{model}:{one.name}",
@@ -247,13 +234,8 @@ def draw_load(found: Sequence[LoadPoint], history: FleetHistory) -> None:
                 parts.empty("Nothing in this range." if known else unknown)
                 continue
             colours = {name: charts.LOAD[viewer.theme()][name] for name in classes}
-            drawn = charts.bars_over_time(
-                rows,
-                colours,
-                title=title,
-                x=x,
-                height=charts.CHART_HEIGHT,
-            )
+            height = charts.CHART_HEIGHT
+            drawn = charts.bars_over_time(rows, colours, title=title, x=x, height=height)
             parts.chart(drawn, key, f"{heading} over time: at most {told}.")
 
 
@@ -263,6 +245,7 @@ def load_rows(found: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
     width_ms = min(steps, default=60_000)
     rows: list[Row] = []
     for each in found:
+        start, end = formats.moment(each.start_ms), formats.moment(each.start_ms + width_ms)
         leased, in_use = each.leased or 0.0, each.in_use or 0.0
         amounts = {
             "leased": round(100 * leased, 1),
@@ -270,21 +253,8 @@ def load_rows(found: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
             "waiting": each.waiting,
             "queued": each.queued,
         }
-        bottom = 0.0
-        for name, field in classes.items():
-            top = bottom + amounts[field]
-            rows.append(
-                {
-                    "start": formats.moment(each.start_ms),
-                    "end": formats.moment(each.start_ms + width_ms),
-                    "class": name,
-                    "bottom": bottom,
-                    "top": top,
-                    "said": f"{amounts[field]:,}",
-                    "part": "",
-                }
-            )
-            bottom = top
+        own = {name: amounts[field] for name, field in classes.items()}
+        rows += charts.stacked({"start": start, "end": end, "part": ""}, own)
     return rows
 
 
@@ -303,12 +273,8 @@ def draw_attribution(found: list[Attribution]) -> None:
             "turns": each.turns,
         }
         for each in found
-        for stage, tokens in (
-            ("Available", each.available_tokens),
-            ("Captured", each.captured_tokens),
-            ("Delivered", each.delivered_tokens),
-        )
-        if tokens
+        for stage in ("Available", "Captured", "Delivered")
+        if (tokens := getattr(each, f"{stage.lower()}_tokens"))
     ]
     if not rows:
         parts.empty("No engine held the beginning of a prompt that came in this range.")
@@ -331,15 +297,15 @@ def draw_attribution(found: list[Attribution]) -> None:
         )
         .properties(height=80 + 52 * len(engines))
     )
-    total = found[0]
-    prompt = max(total.prompt_tokens, 1)
-    told = (
+    total, prompt = found[0], max(found[0].prompt_tokens, 1)
+    parts.chart(
+        drawn,
+        "attribution",
         f"Of {total.turns:,} sampled requests' prompt tokens"
         f" {formats.percent(total.available_tokens / prompt)} were available,"
         f" {formats.percent(total.captured_tokens / prompt)} captured,"
-        f" {formats.percent(total.delivered_tokens / prompt)} delivered."
+        f" {formats.percent(total.delivered_tokens / prompt)} delivered.",
     )
-    parts.chart(drawn, "attribution", told)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Latency: how much sooner does a cached prompt answer?"""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -88,36 +89,37 @@ def draw_cards(view: View) -> None:
             "**No comparison yet**: it takes prompts of about one length with and without a read."
         )
     with st.grid(4, min_column_width=190, row_height=132):
-        for name, side in (
-            ("with a read", found.hits if found else None),
-            ("without a read", found.misses if found else None),
-        ):
-            parts.card(
-                "compared_first_token",
-                formats.seconds(side.p50 if side else None),
-                label=f"First token, {name}",
-                delta=f"95 % within {formats.seconds(side.p95)}" if side else None,
-            )
+        first_token_cards(found, lambda side: f"95 % within {formats.seconds(side.p95)}")
+        times = f"{sooner:.2g}×" if sooner else formats.NO_VALUE
+        told = f"{found.length} tokens" if found else TOO_FEW
+        parts.card("compared_first_token", times, label="Sooner with a read", delta=told)
+        ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
+        middle, most = formats.NO_VALUE, None
+        if ordered:
+            middle = formats.seconds(ordered[len(ordered) // 2].p50)
+            most = f"95 % within {formats.seconds(max(each.p95 for each in ordered))}"
+        parts.card("overhead_seconds", middle, delta=most)
+
+
+def first_token_cards(
+    found: Compared | None, told: Callable[[Percentiles], str], none: str | None = None
+) -> None:
+    """The medians with and without a read, and what is `told` of each side."""
+    for name, side in (
+        ("with a read", found.hits if found else None),
+        ("without a read", found.misses if found else None),
+    ):
         parts.card(
             "compared_first_token",
-            f"{sooner:.2g}×" if sooner else formats.NO_VALUE,
-            label="Sooner with a read",
-            delta=f"{found.length} tokens" if found else TOO_FEW,
-        )
-        ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
-        middle = ordered[len(ordered) // 2] if ordered else None
-        parts.card(
-            "overhead_seconds",
-            formats.seconds(middle.p50) if middle else formats.NO_VALUE,
-            delta=f"95 % within {formats.seconds(max(o.p95 for o in ordered))}" if middle else None,
+            formats.seconds(side.p50 if side else None),
+            label=f"First token, {name}",
+            delta=told(side) if side else none,
         )
 
 
 def compared(latency: Latency) -> Compared | None:
-    """The prompt length that most hits and misses both had; None where too few had one.
-
-    Medians over all lengths compare long prompts that are cached with short ones that are not.
-    """
+    """The prompt length that most hits and misses both had; None where too few had one. Medians
+    over all lengths compare long prompts that are cached with short ones that are not."""
     pairs = [
         Compared(_length(hit), hit.seconds, miss.seconds)
         for hit in latency.cells
@@ -137,10 +139,8 @@ def _length(cell: LatencyCell) -> str:
 
 
 def draw_scatter(view: View) -> None:
-    """Time to first token against prompt length; both logarithmic, since both span decades.
-
-    At most `MAX_DOTS` of the sampled turns, evenly over the range.
-    """
+    """Time to first token against prompt length; both logarithmic, since both span decades. At most
+    `MAX_DOTS` of the sampled turns, evenly over the range."""
     samples = view.samples.samples
     rows: list[Row] = [
         {
@@ -207,10 +207,8 @@ def draw_overhead(samples: LatencySamples, span: tuple[int, int]) -> None:
 def lines_over_time(
     rows: Rows, colours: Palette, title: str, span: tuple[int, int], *, is_log: bool
 ) -> Any:
-    """Lines by kind (colour) and percentile (dash), with a dot where only one point is.
-
-    The dots are a layer of their own: with the lines' own points the legend shows no dashes.
-    """
+    """Lines by kind (colour) and percentile (dash), with a dot where only one point is. The dots
+    are a layer of their own: with the lines' own points the legend shows no dashes."""
     y = alt.Y("value:Q", title=title, scale=charts.ZERO, axis=charts.amounts())
     if is_log:
         y = charts.decades(alt.Y, "value:Q", title)
@@ -244,23 +242,19 @@ def lines_over_time(
 def latency_table(latency: Latency) -> list[Row]:
     """Hits and misses of one prompt length side by side."""
     rows: list[Row] = []
+    nothing = Percentiles(requests=0, p50=None, p95=None, p99=None)
     for above in sorted({cell.above_tokens for cell in latency.cells}):
         cells_of = [cell for cell in latency.cells if cell.above_tokens == above]
-        hit = next((cell.seconds for cell in cells_of if cell.is_hit), None)
-        miss = next((cell.seconds for cell in cells_of if not cell.is_hit), None)
-        times_shorter = miss.p50 / hit.p50 if hit and miss and hit.p50 and miss.p50 else None
-        rows.append(
-            {
-                "Prompt tokens": _length(cells_of[0]),
-                "With a read": hit.requests if hit else 0,
-                "With a read, median (s)": _four_digits(hit.p50 if hit else None),
-                "With a read, 95 % (s)": _four_digits(hit.p95 if hit else None),
-                "Without a read": miss.requests if miss else 0,
-                "Without a read, median (s)": _four_digits(miss.p50 if miss else None),
-                "Without a read, 95 % (s)": _four_digits(miss.p95 if miss else None),
-                "Times shorter": _four_digits(times_shorter),
+        sides = {cell.is_hit: cell.seconds for cell in cells_of}
+        own = Compared(_length(cells_of[0]), sides.get(True, nothing), sides.get(False, nothing))
+        row: dict[str, Any] = {"Prompt tokens": own.length}
+        for name, side in (("With a read", own.hits), ("Without a read", own.misses)):
+            row |= {
+                name: side.requests,
+                f"{name}, median (s)": _four_digits(side.p50),
+                f"{name}, 95 % (s)": _four_digits(side.p95),
             }
-        )
+        rows.append({**row, "Times shorter": _four_digits(own.times_sooner)})
     return rows
 
 

@@ -60,17 +60,48 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     if len(answering) > 1:
         draw_pools(answering)
     draw_holders(answering)
-    if rows := store_rows(answering):
-        parts.heading("Store on disk", "store_bytes")
-        told = ", ".join(f"{row['Engine']} {row['State']}" for row in rows)
-        parts.table(rows, "stores", f"Stores on disk: {told}.")
+    rows = store_rows(answering)
+    told = ", ".join(f"{row['Engine']} {row['State']}" for row in rows)
+    told = f"Stores on disk: {told}."
+    parts.section("Store on disk", rows, "stores", told, number="store_bytes")
     # One engine in full at a time, so that the page stays short.
     shown = answering[0]
     if len(answering) > 1:
         names = [engine.name for engine in answering]
         name = st.selectbox("Engine in full", names, key="memory_engine", width=260)
         shown = next((engine for engine in answering if engine.name == name), shown)
-    draw_engine(shown)
+    parts.heading("Block map")
+    st.text(f"{shown.name} · {shown.backend} · {shown.model}")
+    stats, memory = shown.stats, shown.memory
+    assert stats is not None
+    if memory is None:
+        parts.empty("This engine does not tell what is in its memory.")
+        return
+    if memory.cells:
+        told = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(shown).items())
+        parts.chart(
+            block_map(memory, charts.BLOCKS[viewer.theme()]),
+            f"map_{shown.name}",
+            f"Map of {stats.blocks.total:,} blocks: {told}; {stats.blocks.shared:,} have more than"
+            " one holder.",
+        )
+    else:
+        parts.empty(
+            "No map: this engine's blocks are another program's, which does not say where they"
+            " are. The counts below are its own.",
+            ":material/map:",
+        )
+    left, right = st.columns(2, gap="large")
+    with left:
+        draw_endings(shown.name, stats.counters)
+    with right:
+        draw_rests(shown.name, memory.lifetimes)
+    rows = pool_table(shown, memory)
+    parts.heading("Blocks by what holds them")
+    parts.table(rows, f"pool_{shown.name}", f"Blocks of {shown.name} by what holds them.")
+    if shown.state_blocks:
+        size = formats.counted(shown.state_blocks, "block")
+        st.caption(f"Each entry and each running sequence has a recurrent state of {size}.")
 
 
 def pool_of(engine: EngineMemory) -> dict[str, int]:
@@ -109,32 +140,22 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
     unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
     lowered = sum(pool.get("Leased in the store", 0) for pool in pools)
     with st.grid(3, min_column_width=190, row_height=132):
-        parts.card(
-            "pool_in_use",
-            in_use,
-            delta=f"{formats.percent(foreign)} by other clients" if foreign else None,
-        )
-        parts.card(
-            "pool_leased",
-            share["Leased"],
-            delta=f"{share['Leased in the store']} more in the store" if lowered else None,
-        )
+        told = f"{formats.percent(foreign)} by other clients" if foreign else None
+        parts.card("pool_in_use", in_use, delta=told)
+        told = f"{share['Leased in the store']} more in the store" if lowered else None
+        parts.card("pool_leased", share["Leased"], delta=told)
         parts.card("pool_best_effort", share["Best effort"])
         parts.card("pool_automatic", share["Automatic"])
         parts.card("pool_free", share["Free"])
         parts.card("unused_tokens", formats.percent(unused))
         copied = sum(stats.counters.copied_blocks for stats in found)
         parts.card("copied_blocks", formats.compact(copied))
-        parts.card(
-            "evicted_blocks",
-            formats.compact(sum(stats.counters.evicted_blocks for stats in found)),
-            delta=f"{formats.compact(demoted)} copied to the host" if host else None,
-        )
-        parts.card(
-            "host_blocks",
-            formats.compact(host_used) if host else formats.NO_VALUE,
-            delta=f"of {formats.compact(host)}" if host else "none configured",
-        )
+        evicted = sum(stats.counters.evicted_blocks for stats in found)
+        told = f"{formats.compact(demoted)} copied to the host" if host else None
+        parts.card("evicted_blocks", formats.compact(evicted), delta=told)
+        told = f"of {formats.compact(host)}" if host else "none configured"
+        used_there = formats.compact(host_used) if host else formats.NO_VALUE
+        parts.card("host_blocks", used_there, delta=told)
 
 
 def draw_holders(engines: Sequence[EngineMemory]) -> None:
@@ -249,47 +270,10 @@ def store_rows(engines: Sequence[EngineMemory]) -> list[Row]:
     ]
 
 
-def draw_engine(engine: EngineMemory) -> None:
-    parts.heading("Block map")
-    st.text(f"{engine.name} · {engine.backend} · {engine.model}")
-    stats, memory = engine.stats, engine.memory
-    assert stats is not None
-    if memory is None:
-        parts.empty("This engine does not tell what is in its memory.")
-        return
-    if memory.cells:
-        told = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(engine).items())
-        parts.chart(
-            block_map(memory, charts.BLOCKS[viewer.theme()]),
-            f"map_{engine.name}",
-            f"Map of {stats.blocks.total:,} blocks: {told}; {stats.blocks.shared:,} have more than"
-            " one holder.",
-        )
-    else:
-        parts.empty(
-            "No map: this engine's blocks are another program's, which does not say where they"
-            " are. The counts below are its own.",
-            ":material/map:",
-        )
-    left, right = st.columns(2, gap="large")
-    with left:
-        draw_endings(engine.name, stats.counters)
-    with right:
-        draw_rests(engine.name, memory.lifetimes)
-    rows = pool_table(engine, memory)
-    parts.heading("Blocks by what holds them")
-    parts.table(rows, f"pool_{engine.name}", f"Blocks of {engine.name} by what holds them.")
-    if engine.state_blocks:
-        size = formats.counted(engine.state_blocks, "block")
-        st.caption(f"Each entry and each running sequence has a recurrent state of {size}.")
-
-
 def block_map(memory: Memory, colours: charts.Palette) -> Any:
     """A square for each cell, in the order of its blocks, with what holds most of it."""
     size = memory.blocks_per_cell
-    each = formats.counted(size, "block")
-    step = CELLS_A_ROW * size
-    rows = []
+    step, rows = CELLS_A_ROW * size, []
     for number, cell in enumerate(memory.cells):
         states = {name: getattr(cell, key) for name, key in CELLS.items()}
         first = number * size
@@ -307,26 +291,20 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
             }
         )
     lines = max(len(rows) // CELLS_A_ROW, 1)
+    title = f"Cells of {formats.counted(size, 'block')} each, {CELLS_A_ROW} a row"
+    labels = f"datum.value % {step * 8} == 0 ? format(datum.value, ',') : ''"
+    bare: dict[str, Any] = {"ticks": False, "domain": False}
+    apart = alt.Scale(paddingInner=0.12)
     return (
         alt.Chart(charts.frame(rows))
         .mark_rect(strokeWidth=0)
         .encode(
-            x=alt.X(
-                "x:O",
-                title=f"Cells of {each} each, {CELLS_A_ROW} a row",
-                axis=alt.Axis(labels=False, ticks=False, domain=False),
-                scale=alt.Scale(paddingInner=0.12),
-            ),
+            x=alt.X("x:O", title=title, axis=alt.Axis(labels=False, **bare), scale=apart),
             y=alt.Y(
                 "y:O",
                 title="First block of the row",
-                axis=alt.Axis(
-                    labelExpr=f"datum.value % {step * 8} == 0 ? format(datum.value, ',') : ''",
-                    ticks=False,
-                    domain=False,
-                    labelOverlap=False,
-                ),
-                scale=alt.Scale(paddingInner=0.12),
+                axis=alt.Axis(labelExpr=labels, labelOverlap=False, **bare),
+                scale=apart,
             ),
             color=charts.colour("state:N", colours, 3, sort=None),
             tooltip=charts.tips("blocks:N=Blocks", "what:N=Holds", "shared:Q=Shared"),
@@ -361,7 +339,6 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
 
 def draw_endings(name: str, counters: Counters) -> None:
     """How entries ended, with what an operator may read out of it."""
-    parts.heading("How entries ended", "endings")
     found = {
         "TTL over: the promise was kept": counters.leases_expired,
         "Evicted for room": counters.evicted_entries,
@@ -370,36 +347,34 @@ def draw_endings(name: str, counters: Counters) -> None:
         "Dropped by hand": counters.leases_dropped,
         "Damaged on disk": counters.leases_damaged,
     }
-    total = sum(found.values())
-    if not total:
-        parts.empty("No entry has ended since this engine started.")
-        return
     rows = [
-        {"Reason": reason, "Entries": count, "Share": count / total}
+        {"Reason": reason, "Entries": count, "Share": count / sum(found.values())}
         for reason, count in found.items()
         if count
     ]
     told = ", ".join(f"{reason} {count:,}" for reason, count in found.items())
-    parts.table(rows, f"endings_{name}", f"Entries by how they ended: {told}.")
+    told = f"Entries by how they ended: {told}."
+    none = "No entry has ended since this engine started."
+    title = "How entries ended"
+    parts.section(title, rows, f"endings_{name}", told, number="endings", none=none)
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
     """Two histograms beside each other: from use to use, and since the last use when evicted."""
-    parts.heading("How long entries rest", "entry_lifetimes")
     again, idle = lifetimes.reuse_gaps, lifetimes.idle_before_eviction
-    if not sum(again.counts) + sum(idle.counts):
-        parts.empty("No entry has been used a second time, or evicted, since this engine started.")
-        return
     labels = [*map(formats.rounded, again.edges_seconds), "more"]
     rows = [
         {"Time, up to": label, "Used again after": used, "Evicted after no use for": evicted}
         for label, used, evicted in zip(labels, again.counts, idle.counts, strict=True)
     ]
-    parts.table(
-        rows,
+    parts.section(
+        "How long entries rest",
+        rows if sum(again.counts) + sum(idle.counts) else [],
         f"rests_{name}",
         f"{sum(again.counts):,} uses by the time since the one before,"
         f" {sum(idle.counts):,} evictions by idle time.",
+        number="entry_lifetimes",
+        none="No entry has been used a second time, or evicted, since this engine started.",
     )
 
 

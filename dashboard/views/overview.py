@@ -17,11 +17,19 @@ import streamlit as st
 
 from dashboard.client import PATIENT_TIMEOUT, AdminClient, ClientError, KeyRefused
 from dashboard.ui import filters, formats, live, parts, viewer
-from dashboard.ui.charts import CHART_HEIGHT, TOKENS, Row, bars_over_time, moment, per_bucket
+from dashboard.ui.charts import (
+    CHART_HEIGHT,
+    TOKENS,
+    Row,
+    bars_over_time,
+    moment,
+    per_bucket,
+    stacked,
+)
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
-from dashboard.views.latency import TOO_FEW, compared
+from dashboard.views.latency import TOO_FEW, compared, first_token_cards
 from engine.protocol import TTLS, WRITE_FIELDS
 from engine.protocol.reports import Counters
 from gateway.admin.structs.advice import AdviceSummary
@@ -79,8 +87,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def draw(view: View, chosen: Selection) -> None:
-    read_tokens = view.usage.totals.cache_read_tokens
-    seconds = view.savings.prefill_seconds_avoided
+    read_tokens, seconds = view.usage.totals.cache_read_tokens, view.savings.prefill_seconds_avoided
     if not view.usage.totals.requests:
         parts.hero(f"**Nothing was asked** in {chosen.words}.")
     elif not read_tokens:
@@ -93,7 +100,19 @@ def draw(view: View, chosen: Selection) -> None:
         )
     draw_cards(view)
     draw_tokens(view.usage)
-    draw_more_cards(view)
+    usage, found = view.usage, compared(view.latency)
+    span = range(usage.since_ms, usage.until_ms)
+    refused = sum(each.at_ms in span for each in view.refused)
+    with st.grid(3, min_column_width=190, row_height=132):
+        told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
+        parts.card("requests", formats.compact(usage.totals.requests), delta=told)
+        length = f"{found.length} tokens" if found else TOO_FEW
+        first_token_cards(found, lambda _: length, TOO_FEW)
+        if view.engines is not None:
+            stats = [engine.stats for engine in view.engines if engine.stats is not None]
+            parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
+        draw_rate(usage, "cacheable_hit_rate")
+        draw_rate(usage, "request_hit_rate")
     left, right = st.columns(2, gap="large")
     with left:
         draw_reasons(view.usage)
@@ -119,7 +138,19 @@ def draw_cards(view: View) -> None:
             chart="bar",
             delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
         )
-        draw_leases_kept(view.engines)
+        stats = [engine.stats for engine in view.engines or [] if engine.stats is not None]
+        share, lost = leases_kept([each.counters for each in stats])
+        told = ", ".join(f"{count:,} {reason}" for reason, count in lost.items())
+        if view.engines is None:
+            delta = "an admin key shows it"
+        elif not stats:
+            delta = "no engine answers"
+        elif share is None:
+            delta = f"none has ended, {sum(each.num_leases for each in stats):,} held"
+        else:
+            delta = f"early: {told}" if told else "none ended early"
+        is_good = None if share is None else not told
+        parts.card("leases_kept", formats.percent(share), delta=delta, is_good=is_good)
         parts.money_card(
             "saved_nano",
             saved,
@@ -131,10 +162,8 @@ def draw_cards(view: View) -> None:
 
 
 def is_comparable(usage: Usage) -> bool:
-    """Whether the period before can be compared with: every comparison goes by this rule.
-
-    A difference from fewer requests would tell when the traffic began and not how the cache does.
-    """
+    """Whether the period before can be compared with: every comparison goes by this rule. A
+    difference from fewer requests would tell when the traffic began and not how the cache does."""
     least = max(MIN_COMPARED, MIN_COMPARED_SHARE * usage.totals.requests)
     return usage.before.requests >= least
 
@@ -156,22 +185,6 @@ def _is_good(now: float | None, before: float | None) -> bool | None:
     return None if now is None or before is None else now >= before
 
 
-def draw_leases_kept(engines: list[EngineReport] | None) -> None:
-    stats = [engine.stats for engine in engines or [] if engine.stats is not None]
-    share, lost = leases_kept([each.counters for each in stats])
-    told = ", ".join(f"{count:,} {reason}" for reason, count in lost.items())
-    if engines is None:
-        delta = "an admin key shows it"
-    elif not stats:
-        delta = "no engine answers"
-    elif share is None:
-        delta = f"none has ended, {sum(each.num_leases for each in stats):,} held"
-    else:
-        delta = f"early: {told}" if told else "none ended early"
-    is_good = None if share is None else not told
-    parts.card("leases_kept", formats.percent(share), delta=delta, is_good=is_good)
-
-
 def leases_kept(found: Sequence[Counters]) -> tuple[float | None, dict[str, int]]:
     """The share of ended leases that lived to their end, and how many others ended of what."""
     expired = sum(counters.leases_expired for counters in found)
@@ -180,33 +193,6 @@ def leases_kept(found: Sequence[Counters]) -> tuple[float | None, dict[str, int]
         lost.update({name: getattr(counters, field) for field, name in LOST.items()})
     ended = expired + sum(lost.values())
     return (expired / ended if ended else None), {name: n for name, n in lost.items() if n}
-
-
-def draw_more_cards(view: View) -> None:
-    usage, found = view.usage, compared(view.latency)
-    span = range(usage.since_ms, usage.until_ms)
-    refused = sum(each.at_ms in span for each in view.refused)
-    with st.grid(3, min_column_width=190, row_height=132):
-        parts.card(
-            "requests",
-            formats.compact(usage.totals.requests),
-            delta=f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else ""),
-        )
-        for title, side in (
-            ("with a read", found.hits if found else None),
-            ("without a read", found.misses if found else None),
-        ):
-            parts.card(
-                "compared_first_token",
-                formats.seconds(side.p50 if side else None),
-                label=f"First token, {title}",
-                delta=f"{found.length} tokens" if found else TOO_FEW,
-            )
-        if view.engines is not None:
-            stats = [engine.stats for engine in view.engines if engine.stats is not None]
-            parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
-        draw_rate(usage, "cacheable_hit_rate")
-        draw_rate(usage, "request_hit_rate")
 
 
 def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
@@ -227,17 +213,15 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
 
 def tokens_by_class(usage: Usage) -> list[Row]:
     """One row for each interval and class, stacked."""
-    rows: list[Row] = []
-    for bucket, row in intervals(usage):
-        top = 0
-        for name, field in TOKEN_CLASSES.items():
-            tokens = getattr(bucket.totals, field)
-            bottom, top = top, top + tokens
-            said = f"{tokens:,} tokens"
-            rows.append(
-                {**row, "class": name, "amount": tokens, "bottom": bottom, "top": top, "said": said}
-            )
-    return rows
+    return [
+        each
+        for bucket, row in intervals(usage)
+        for each in stacked(
+            row,
+            {name: getattr(bucket.totals, field) for name, field in TOKEN_CLASSES.items()},
+            " tokens",
+        )
+    ]
 
 
 def draw_tokens(usage: Usage) -> None:
@@ -291,14 +275,11 @@ def draw_reasons(usage: Usage) -> None:
 def draw_engines(engines: list[EngineReport] | None) -> None:
     if engines is None:
         return
-    parts.heading("Engines now")
-    if not engines:
-        parts.empty("The gateway knows no engine.", ":material/dns:")
-        return
     shown = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
     rows = [{name: row[name] for name in shown} for row in engine_table(engines)]
     ready = sum(engine.status == "ready" for engine in engines)
-    parts.table(rows, "engines_now", f"{ready} of {len(engines)} engines ready.")
+    told, none = f"{ready} of {len(engines)} engines ready.", "The gateway knows no engine."
+    parts.section("Engines now", rows, "engines_now", told, none=none, icon=":material/dns:")
 
 
 @dataclass(slots=True)

@@ -10,15 +10,8 @@ import streamlit as st
 from dashboard.client import AdminClient, ClientError, decoded
 from dashboard.ui import charts, filters, formats, parts, viewer
 from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
-from gateway.admin.structs.advice import (
-    Line,
-    Plan,
-    PlanChoices,
-    PlanFailed,
-    Planned,
-    Point,
-    Progress,
-)
+from gateway.admin.structs import advice
+from gateway.admin.structs.advice import Plan, PlanChoices, Point
 
 PATH = "/admin/v1/plan"
 _LEDGER, _MADE, _TRACE = "Requests of the range", "Made-up conversations", "A trace"
@@ -75,12 +68,12 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
     bar = st.progress(0.0, text="Simulating")
     try:
         for text in client.stream(f"{PATH}/progress", body, {}):
-            match decoded(f"[{text}]", list[Line])[0]:
-                case Planned(plan=plan):
+            match decoded(f"[{text}]", list[advice.Line])[0]:
+                case advice.Planned(plan=plan):
                     return plan
-                case PlanFailed(message=message):
+                case advice.PlanFailed(message=message):
                     raise ClientError(message)
-                case Progress(share=share):
+                case advice.Progress(share=share):
                     bar.progress(min(share, 1.0), text=f"Simulating: {share:.0%}")
     finally:
         bar.empty()
@@ -252,22 +245,13 @@ def draw_answers(plan: Plan) -> None:
 def draw_cards(plan: Plan) -> None:
     whole, kv = plan.whole, plan.kv
     with st.grid(4, min_column_width=170, row_height=132):
-        for number, label, value, below in (
-            (
-                *("plan_hit_rate", "Hit rate", formats.percent(whole.hit_rate)),
-                f"{plan.ceiling:.1%} at most",
-            ),
-            ("plan_kept", "Promise kept", formats.percent(whole.promise_kept), None),
-            (
-                *("plan_first", "First token p95", formats.seconds(whole.first_token_p95)),
-                f"p50 {formats.seconds(whole.first_token_p50)}",
-            ),
-            (
-                *("plan_leases", "Leases that fit", formats.whole(kv.leases_that_fit)),
-                f"{kv.bytes_per_token:,} bytes a token",
-            ),
-        ):
-            parts.card(number, value, label=label, delta=below)
+        most, p50 = f"{plan.ceiling:.1%} at most", formats.seconds(whole.first_token_p50)
+        p95, fit = formats.seconds(whole.first_token_p95), formats.whole(kv.leases_that_fit)
+        size = f"{kv.bytes_per_token:,} bytes a token"
+        parts.card("plan_hit_rate", formats.percent(whole.hit_rate), label="Hit rate", delta=most)
+        parts.card("plan_kept", formats.percent(whole.promise_kept), label="Promise kept")
+        parts.card("plan_first", p95, label="First token p95", delta=f"p50 {p50}")
+        parts.card("plan_leases", fit, label="Leases that fit", delta=size)
 
 
 def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[Point]) -> None:
@@ -283,36 +267,25 @@ def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[
         shares.append({"x": x, "y": each.reuse_rate, "kind": _REUSED})
         waits.append({"x": x, "y": max(each.first_token_p50, 0.001), "kind": "p50"})
         waits.append({"x": x, "y": max(each.first_token_p95, 0.001), "kind": "p95"})
-    share = alt.Y(
-        "y:Q",
-        title="Share of prompt tokens",
-        scale=alt.Scale(domain=[0, 1]),
-        axis=alt.Axis(format=".0%", tickCount=5),
-    )
+    axis, scale = alt.Axis(format=".0%", tickCount=5), alt.Scale(domain=[0, 1])
+    share = alt.Y("y:Q", title="Share of prompt tokens", scale=scale, axis=axis)
     told = ", ".join(f"{each.label} {each.hit_rate:.1%}" for each in points)
-    parts.chart(
-        curves(shares, PLANS[theme], title, share, alt.Tooltip("y:Q", title="Share", format=".1%")),
-        f"plan_share_{key}",
-        f"Simulated hit rates: {told}.",
-    )
+    drawn = curves(shares, PLANS[theme], title, share, "y:Q=Share|.1%")
+    parts.chart(drawn, f"plan_share_{key}", f"Simulated hit rates: {told}.")
     wait = charts.decades(alt.Y, "y:Q", "First token (seconds)")
-    tip = alt.Tooltip("y:Q", title="First token (s)", format=".3f")
     told = ", ".join(f"{each.label} {each.first_token_p95:.3f} s" for each in points)
-    parts.chart(
-        curves(waits, WAITS[theme], title, wait, tip),
-        f"plan_wait_{key}",
-        f"Simulated first tokens, p95: {told}.",
-    )
+    drawn = curves(waits, WAITS[theme], title, wait, "y:Q=First token (s)|.3f")
+    parts.chart(drawn, f"plan_wait_{key}", f"Simulated first tokens, p95: {told}.")
 
 
-def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, told: alt.Tooltip) -> Any:
+def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, told: str) -> Any:
     """Lines by kind; a simulated point is a dot."""
     axis = charts.amounts(whole=title == _ENGINES)
     drawn = alt.Chart(frame(rows)).encode(
         x=alt.X("x:Q", title=title, scale=charts.ZERO, axis=axis),
         y=y,
         color=colour("kind:N", colours, 2),
-        tooltip=[alt.Tooltip("kind:N", title="What"), alt.Tooltip("x:Q", title="At"), told],
+        tooltip=charts.tips("kind:N=What", "x:Q=At", told),
     )
     dots = drawn.transform_filter("indexof(datum.kind, 'LRU') < 0").mark_circle(size=60)
     return alt.layer(drawn.mark_line(), dots).properties(height=280)
@@ -345,14 +318,11 @@ def draw_page() -> None:
     if body is not None:
         st.session_state.pop(_SEEN, None)
         st.session_state[_SEEN] = ask(client, body)
-    plan: Plan | None = st.session_state.get(_SEEN)
-    if plan is not None:
+    if (plan := st.session_state.get(_SEEN)) is not None:
         draw(plan)
-        return
-    parts.empty(
-        "Choose the hardware and the traffic, then Plan. A plan takes some seconds.",
-        ":material/calculate:",
-    )
+    else:
+        told = "Choose the hardware and the traffic, then Plan. A plan takes some seconds."
+        parts.empty(told, ":material/calculate:")
 
 
 if __name__ == "__main__":

@@ -69,10 +69,8 @@ class Sent(NamedTuple):
 
 
 def sender(session: Session) -> AdminClient | None:
-    """The client that sends: the viewer's own, or one of the workspace that an admin picks.
-
-    None until an admin has picked one. Raise ClientError where no key could be made.
-    """
+    """The client that sends: the viewer's own, or one of the workspace that an admin picks. None
+    until an admin has picked one. Raise ClientError where no key could be made."""
     if session.workspace is not None:
         return session.client
     found = session.client.get("/admin/v1/workspaces", list[Workspace])
@@ -136,7 +134,12 @@ def draw_session(session: Session) -> None:
             "Send", key="send", type="primary", width="stretch", disabled=asked is None
         )
         if asked is not None:
-            draw_copies(asked, model)
+            told = settings().gateway_url, asked.path(model), asked.body
+            with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
+                writers = {"curl": prompt.curl, "Python": prompt.python}
+                for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
+                    # Plain: the colours of highlighted code can't be read on every ground.
+                    tab.code(write(*told), language=None, height=220)
     with right:
         if sends and asked is not None:
             send(client, asked, blocks, model)
@@ -152,10 +155,8 @@ def draw_session(session: Session) -> None:
 
 
 def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
-    """The blocks, added, moved, marked and filled in; None where they can't be sent.
-
-    A block's widgets are named after its number, which stays with it when it moves.
-    """
+    """The blocks, added, moved, marked and filled in; None where they can't be sent. A block's
+    widgets are named after its number, which stays with it when it moves."""
     order = _order()
     # What a widget shows is forgotten while it is not drawn, so it is put back.
     for number, _ in order:
@@ -163,7 +164,37 @@ def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
             if name in st.session_state:
                 st.session_state[name] = st.session_state[name]
     for place, (number, kind) in enumerate(order):
-        _draw_block(place, number, kind, len(order))
+        with st.container(border=True, key=f"block_{number}"):
+            label = f"{place + 1}. {kind.capitalize()}"
+            st.text_area(
+                label, key=f"block_text_{number}", height=110, max_chars=MAX_BLOCK_CHARACTERS
+            )
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                st.segmented_control(
+                    f"Marker at the end of block {place + 1}",
+                    list(prompt.TTLS),
+                    key=f"block_ttl_{number}",
+                    required=True,
+                )
+                for icon, step, told in (
+                    (":material/arrow_upward:", -1, "up"),
+                    (":material/arrow_downward:", 1, "down"),
+                ):
+                    st.button(
+                        icon,
+                        key=f"move_{told}_{number}",
+                        help=f"Move block {place + 1} {told}",
+                        disabled=not 0 <= place + step < len(order),
+                        on_click=_move,
+                        args=(place, step),
+                    )
+                st.button(
+                    ":material/delete:",
+                    key=f"drop_{number}",
+                    help=f"Take block {place + 1} out",
+                    on_click=_move,
+                    args=(place, None),
+                )
     if len(order) >= prompt.MAX_BLOCKS:
         st.caption(f"At most {prompt.MAX_BLOCKS} blocks. Paste a longer request as JSON.")
     else:
@@ -222,38 +253,6 @@ def _add(block: Block) -> None:
     state[_ORDER] = [*state[_ORDER], (number, block.kind)]
 
 
-def _draw_block(place: int, number: int, kind: Kind, count: int) -> None:
-    with st.container(border=True, key=f"block_{number}"):
-        label = f"{place + 1}. {kind.capitalize()}"
-        st.text_area(label, key=f"block_text_{number}", height=110, max_chars=MAX_BLOCK_CHARACTERS)
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            st.segmented_control(
-                f"Marker at the end of block {place + 1}",
-                list(prompt.TTLS),
-                key=f"block_ttl_{number}",
-                required=True,
-            )
-            for icon, step, told in (
-                (":material/arrow_upward:", -1, "up"),
-                (":material/arrow_downward:", 1, "down"),
-            ):
-                st.button(
-                    icon,
-                    key=f"move_{told}_{number}",
-                    help=f"Move block {place + 1} {told}",
-                    disabled=not 0 <= place + step < count,
-                    on_click=_move,
-                    args=(place, step),
-                )
-            st.button(
-                ":material/delete:",
-                key=f"drop_{number}",
-                help=f"Take block {place + 1} out",
-                on_click=_move,
-                args=(place, None),
-            )
-
-
 def _move(place: int, step: int | None) -> None:
     """None takes it out."""
     order = list(_order())
@@ -309,15 +308,6 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
     return Asked(read.dialect, read.body).for_model(model), blocks
 
 
-def draw_copies(asked: Asked, model: str) -> None:
-    told = settings().gateway_url, asked.path(model), asked.body
-    with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
-        writers = {"curl": prompt.curl, "Python": prompt.python}
-        for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
-            # Plain: the colours of highlighted code can't be read on every ground.
-            tab.code(write(*told), language=None, height=220)
-
-
 def send(client: AdminClient, asked: Asked, blocks: list[Block], model: str) -> None:
     """Send it, and look it up in the ledger."""
     answer, wanted = Answer(), None
@@ -370,7 +360,21 @@ def draw_sent() -> None:
     if sent.answer.problem is not None:
         parts.problem("The turn failed:", sent.answer.problem, ":material/power_off:")
     if sent.turn is not None:
-        draw_numbers(sent.turn, sent.first if sent.number > 1 else None)
+        # The three numbers that a second send changes.
+        first = sent.first if sent.number > 1 else None
+        with st.grid(3, min_column_width=150, row_height=128):
+            for number, label, field, write in (
+                (
+                    "sampled_first_token",
+                    "Time to first token",
+                    "first_token_seconds",
+                    formats.seconds,
+                ),
+                ("cache_read_tokens", "Read from cache", "cache_read_tokens", formats.whole),
+                ("actual_nano", "Cost", "cost_nano", formats.dollars),
+            ):
+                told = f"first send: {write(getattr(first, field))}" if first else "first send"
+                parts.card(number, write(getattr(sent.turn, field)), label=label, delta=told)
     parts.heading("Answer")
     st.text(sent.answer.text or formats.NO_VALUE)
     if sent.answer.text and st.session_state.get("playground_mode") == _BLOCKS:
@@ -392,24 +396,6 @@ def _carry_on(answer: str) -> None:
     """Put the answer behind the blocks, and a place for the next question."""
     _add(Block("assistant", answer))
     _add(Block("user", ""))
-
-
-def draw_numbers(turn: Turn, first: Turn | None) -> None:
-    """The three numbers that a second send changes."""
-    now, before = _numbers(turn), _numbers(first) if first else None
-    labels = ("Time to first token", "Read from cache", "Cost")
-    with st.grid(3, min_column_width=150, row_height=128):
-        for label, (number, value) in zip(labels, now.items(), strict=True):
-            told = f"first send: {before[number]}" if before else "first send"
-            parts.card(number, value, label=label, delta=told)
-
-
-def _numbers(turn: Turn) -> dict[str, str]:
-    return {
-        "sampled_first_token": formats.seconds(turn.first_token_seconds),
-        "cache_read_tokens": f"{turn.cache_read_tokens:,}",
-        "actual_nano": formats.dollars(turn.cost_nano),
-    }
 
 
 def draw_parts(sent: Sent, counts: dict[str, int]) -> None:

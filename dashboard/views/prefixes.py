@@ -49,11 +49,8 @@ def draw_cards(leases: list[Lease]) -> None:
     else:
         parts.hero("**No prefix is promised** right now.")
     with st.grid(4, min_column_width=190, row_height=132):
-        parts.card(
-            "leases",
-            formats.compact(len(held)),
-            delta=f"{len(leases) - len(held)} more best effort" if leases else None,
-        )
+        told = f"{len(leases) - len(held)} more best effort" if leases else None
+        parts.card("leases", formats.compact(len(held)), delta=told)
         parts.card("leased_tokens", formats.compact(tokens))
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
         parts.money_card("lease_saved_nano", sum(known) if known else None)
@@ -146,23 +143,14 @@ def draw_drop(leases: list[Lease]) -> None:
             st.caption("It belongs to no workspace of this gateway, so it can't be dropped here.")
             return
         with st.container(horizontal=True):
-            st.button(
-                "Drop it: the next turn pays for it again",
-                key="drop_now",
-                type="primary",
-                on_click=_drop,
-                args=(lease,),
-            )
-            st.button(
-                "Keep it", key="drop_not", on_click=lambda: st.session_state.pop(_DOOMED, None)
-            )
+            told, keep = "Drop it: the next turn pays for it again", st.session_state.pop
+            st.button(told, key="drop_now", type="primary", on_click=_drop, args=(lease,))
+            st.button("Keep it", key="drop_not", on_click=keep, args=(_DOOMED, None))
 
 
 def _drop(lease: Lease) -> None:
-    """Before a run, so that the run shows what became of it, be it the page's or this part's.
-
-    A run that asks for another one of its part alone fails where it is a run of the whole page.
-    """
+    """Before a run, so that the run shows what became of it, be it the page's or this part's. A run
+    that asks for another one of its part alone fails where it is a run of the whole page."""
     path = f"/admin/v1/leases/{lease.entry.entry}"
     params = {"workspace": lease.workspace, "engine": lease.engine}
     said = "Dropped. The engine holds it no more."

@@ -63,7 +63,25 @@ def draw(view: View, chosen: Selection) -> None:
         parts.heading(f"By {by}")
         rows = group_table(found, by, by.capitalize())
         parts.table(rows, f"by_{by}", f"Usage of {len(found)} {by}s.")
-    draw_hosted(view.savings)
+    rows = [
+        {
+            "Model": each.model,
+            "This traffic ($)": each.nano / NANO,
+            "Without caching ($)": each.nano_without_cache / NANO,
+            "Prices as of": each.as_of,
+            "Source": each.source,
+        }
+        for each in view.savings.hosted
+    ]
+    parts.section(
+        "The same traffic at published prices",
+        rows,
+        "hosted",
+        "What this traffic would cost at published prices.",
+        number="hosted",
+        none="There are no published prices to compare with.",
+        icon=":material/sell:",
+    )
 
 
 def draw_cards(view: View, chosen: Selection) -> None:
@@ -78,11 +96,8 @@ def draw_cards(view: View, chosen: Selection) -> None:
     else:
         parts.hero(f"Caching saved {spared}**{dollars(own.saved_nano)}** in {chosen.words}.")
     with st.grid(6, min_column_width=160, row_height=120):
-        parts.card(
-            "prefill_seconds_avoided",
-            formats.seconds(seconds),
-            delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
-        )
+        told = f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read"
+        parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=told)
         whole = own.counterfactual_nano
         parts.money_card(
             "saved_nano",
@@ -90,12 +105,8 @@ def draw_cards(view: View, chosen: Selection) -> None:
             delta=f"{formats.percent(own.saved_nano / whole)} of the cost" if whole else None,
             is_good=own.saved_nano >= 0 if priced else None,
         )
-        for number in (
-            "counterfactual_nano",
-            "write_premium_nano",
-            "read_discount_nano",
-            "actual_nano",
-        ):
+        for part in ("counterfactual", "write_premium", "read_discount", "actual"):
+            number = f"{part}_nano"
             parts.card(number, dollars(getattr(own, number) if priced else None))
 
 
@@ -110,18 +121,16 @@ def draw_money(view: View) -> None:
         if not any(bucket.saved_nano for bucket in usage.series):
             parts.empty("Nothing was saved or lost: no prompt was written or read.")
             return
-        parts.chart(
-            bars_over_time(
-                saved_over_time(usage),
-                {name: MONEY[theme][name] for name in ("Saved", "Lost")},
-                title=f"Dollars {per_bucket(usage.bucket_seconds)}",
-                x=charts.moment(usage.since_ms, usage.until_ms),
-                unit="$",
-                height=CHART_HEIGHT,
-            ),
-            "saved_over_time",
-            f"Net saved over time, {dollars(usage.saved_nano)} in all.",
+        drawn = bars_over_time(
+            saved_over_time(usage),
+            {name: MONEY[theme][name] for name in ("Saved", "Lost")},
+            title=f"Dollars {per_bucket(usage.bucket_seconds)}",
+            x=charts.moment(usage.since_ms, usage.until_ms),
+            unit="$",
+            height=CHART_HEIGHT,
         )
+        told = f"Net saved over time, {dollars(usage.saved_nano)} in all."
+        parts.chart(drawn, "saved_over_time", told)
 
 
 def saved_over_time(usage: Usage) -> list[Row]:
@@ -206,7 +215,22 @@ def waterfall_rows(found: Waterfall) -> list[Row]:
 def draw_prefixes(view: View) -> None:
     prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
-    rest = growing_table(view.workspaces, prefixes)
+    # A conversation that grows marks a longer prefix each turn, and reads the one before.
+    known = {each.workspace for each in prefixes}
+    blank = dict.fromkeys(prefix_table(prefixes)[0]) if prefixes else {}
+    rest = [
+        {
+            **blank,
+            "Prefix": "growing conversations",
+            "Workspace": group.workspace,
+            "Paid back": "yes" if group.saved_nano > 0 else "not yet",
+            "Net ($)": group.saved_nano / NANO,
+            "Requests": group.totals.requests,
+            "With a read": group.totals.requests_with_read,
+        }
+        for group in view.workspaces
+        if group.saved_nano and group.workspace not in known
+    ]
     if not prefixes and not rest:
         parts.empty(
             "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
@@ -241,11 +265,7 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
             "TTL": each.ttl,
             "Cheaper TTL": each.better_ttl,
             "It would save ($)": in_dollars(each.better_ttl_saves_nano or None),
-            "Paid back": None
-            if each.is_paid_back is None
-            else "yes"
-            if each.is_paid_back
-            else "not yet",
+            "Paid back": {None: None, True: "yes", False: "not yet"}[each.is_paid_back],
             "Net ($)": in_dollars(each.saved_nano),
             "Requests": each.requests,
             "With a read": each.requests_with_read,
@@ -266,28 +286,6 @@ def reads_per_write(found: PrefixReport) -> float | None:
     """What each written token was read, in tokens; None where nothing was written."""
     written = found.written_tokens
     return round(found.cache_read_tokens / written, 2) if written else None
-
-
-def growing_table(groups: Sequence[Group], prefixes: Sequence[PrefixReport]) -> list[Row]:
-    """A row for each workspace that saved or lost in the range without a prefix that came twice.
-
-    Their conversations grow: each turn marks a longer prefix, and reads the one before.
-    """
-    known = {each.workspace for each in prefixes}
-    blank = dict.fromkeys(prefix_table(prefixes)[0]) if prefixes else {}
-    return [
-        {
-            **blank,
-            "Prefix": "growing conversations",
-            "Workspace": group.workspace,
-            "Paid back": "yes" if group.saved_nano > 0 else "not yet",
-            "Net ($)": group.saved_nano / NANO,
-            "Requests": group.totals.requests,
-            "With a read": group.totals.requests_with_read,
-        }
-        for group in groups
-        if group.saved_nano and group.workspace not in known
-    ]
 
 
 def prefix_label(look: PrefixLook) -> str:
@@ -320,24 +318,6 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
         }
         for each in groups
     ]
-
-
-def draw_hosted(savings: Savings) -> None:
-    parts.heading("The same traffic at published prices", "hosted")
-    if not savings.hosted:
-        parts.empty("There are no published prices to compare with.", ":material/sell:")
-        return
-    rows = [
-        {
-            "Model": each.model,
-            "This traffic ($)": each.nano / NANO,
-            "Without caching ($)": each.nano_without_cache / NANO,
-            "Prices as of": each.as_of,
-            "Source": each.source,
-        }
-        for each in savings.hosted
-    ]
-    parts.table(rows, "hosted", "What this traffic would cost at published prices.")
 
 
 if __name__ == "__main__":

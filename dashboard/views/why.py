@@ -79,7 +79,13 @@ def draw(view: View, chosen: Selection) -> None:
         draw_most_frequent(view.misses, chosen)
     else:
         draw_verdict(view.turn, view.found)
-        draw_pair(view.turn, view.earlier)
+        parts.heading("Side by side")
+        here, there = (_fields(view.turn), _fields(view.earlier) if view.earlier else {})
+        rows = [
+            {"What": name, "This request": value, "Earlier": there.get(name)}
+            for name, value in here.items()
+        ]
+        parts.table(rows, "side_by_side", "The two requests field by field.", height=360)
     parts.heading("Requests that missed, the newest first")
     turns = view.misses.turns
     if not turns:
@@ -210,23 +216,10 @@ def draw_difference(found: TurnDivergence) -> None:
     whole = found.earlier_tokens
     with st.grid(4, min_column_width=170, row_height=132):
         parts.card("first_difference", section, delta=where)
-        parts.card(
-            "shared_tokens",
-            formats.whole(found.shared_tokens),
-            delta=None if whole is None else f"of {whole:,} in the earlier prompt",
-        )
+        told = None if whole is None else f"of {whole:,} in the earlier prompt"
+        parts.card("shared_tokens", formats.whole(found.shared_tokens), delta=told)
         parts.card("missed_tokens", formats.whole(found.missed_tokens))
         parts.card("missed_nano", formats.dollars(found.missed_nano))
-
-
-def draw_pair(turn: Turn, earlier: Turn | None) -> None:
-    parts.heading("Side by side")
-    here, there = (_fields(turn), _fields(earlier) if earlier else {})
-    rows = [
-        {"What": name, "This request": value, "Earlier": there.get(name)}
-        for name, value in here.items()
-    ]
-    parts.table(rows, "side_by_side", "The two requests field by field.", height=360)
 
 
 def _fields(turn: Turn) -> dict[str, str | None]:

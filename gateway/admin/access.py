@@ -14,17 +14,7 @@ from litestar.params import FromPath, QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin.controller import AdminController, Deps, action, given_values, view
-from gateway.admin.structs.fleet import (
-    AutoCacheMode,
-    AutoCacheTtl,
-    Key,
-    KeyInfo,
-    KeyScope,
-    MadeKey,
-    Revoked,
-    Workspace,
-    WorkspaceReport,
-)
+from gateway.admin.structs import fleet as structs
 from gateway.admission.accounts import month_of
 from gateway.admission.keyring import EFFECTIVE_SECONDS
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
@@ -57,14 +47,14 @@ Moment = Annotated[datetime, Meta(tz=True)]
 class KeyChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What is left out stays as it is; null takes the workspace's policy."""
 
-    auto_cache: AutoCacheMode | UnsetType | None = UNSET
-    auto_cache_ttl: AutoCacheTtl | UnsetType | None = UNSET
+    auto_cache: structs.AutoCacheMode | UnsetType | None = UNSET
+    auto_cache_ttl: structs.AutoCacheTtl | UnsetType | None = UNSET
 
 
 class NewKey(KeyChanges, kw_only=True):
     workspace: WorkspaceId
     name: KeyName = "unnamed"
-    scope: KeyScope = "inference"
+    scope: structs.KeyScope = "inference"
     expires_at: Moment | None = None
 
 
@@ -97,12 +87,16 @@ class WorkspacesController(AdminController):
     path = "/admin/v1/workspaces"
 
     @view("/", "listWorkspaces", "Workspaces and their limits; without an admin key, one's own.")
-    async def list_workspaces(self, request: AdminRequest, services: Deps) -> list[Workspace]:
+    async def list_workspaces(
+        self, request: AdminRequest, services: Deps
+    ) -> list[structs.Workspace]:
         found = await services.workspaces.all()
         return [workspace for workspace in found if request.user.sees(workspace.id)]
 
     @action("/", "createWorkspace", "Make a workspace.", NewWorkspace)
-    async def create(self, asked: NamedDependency[NewWorkspace], services: Deps) -> WorkspaceReport:
+    async def create(
+        self, asked: NamedDependency[NewWorkspace], services: Deps
+    ) -> structs.WorkspaceReport:
         values = given_values(asked)
         now = services.clock.wall()
         made = await services.workspaces.create(values.pop("id"), now, values)
@@ -115,7 +109,7 @@ class WorkspacesController(AdminController):
     )
     async def get_workspace(
         self, request: AdminRequest, workspace_id: FromPath[str], services: Deps
-    ) -> WorkspaceReport:
+    ) -> structs.WorkspaceReport:
         if not request.user.sees(workspace_id):
             # The answer for an unknown workspace: it tells nothing of those of others.
             raise NotFound(f"workspace: no workspace `{workspace_id[:64]}`")
@@ -132,7 +126,7 @@ class WorkspacesController(AdminController):
         workspace_id: FromPath[str],
         asked: NamedDependency[WorkspaceChanges],
         services: Deps,
-    ) -> WorkspaceReport:
+    ) -> structs.WorkspaceReport:
         values = given_values(asked)
         changed = await services.workspaces.change(workspace_id, values)
         if "keep_days" in values:
@@ -143,16 +137,16 @@ class WorkspacesController(AdminController):
     @action(
         "/{workspace_id:str}/archive", "archiveWorkspace", "Switch all keys of a workspace off."
     )
-    async def archive(self, workspace_id: FromPath[str], services: Deps) -> WorkspaceReport:
+    async def archive(self, workspace_id: FromPath[str], services: Deps) -> structs.WorkspaceReport:
         now = services.clock.wall()
         return await _changed(services, await services.workspaces.archive(workspace_id, now))
 
     @action("/{workspace_id:str}/restore", "restoreWorkspace", "Switch them on again.")
-    async def restore(self, workspace_id: FromPath[str], services: Deps) -> WorkspaceReport:
+    async def restore(self, workspace_id: FromPath[str], services: Deps) -> structs.WorkspaceReport:
         return await _changed(services, await services.workspaces.restore(workspace_id))
 
 
-async def _changed(services: Services, workspace: Workspace) -> WorkspaceReport:
+async def _changed(services: Services, workspace: structs.Workspace) -> structs.WorkspaceReport:
     await _take_over(services)
     return await _report(services, workspace)
 
@@ -163,10 +157,10 @@ async def _take_over(services: Services) -> None:
         await services.keyring.refresh()
 
 
-async def _report(services: Services, workspace: Workspace) -> WorkspaceReport:
+async def _report(services: Services, workspace: structs.Workspace) -> structs.WorkspaceReport:
     month = month_of(services.clock.wall())
     spent = await services.workspaces.spent([workspace.id], month)
-    return WorkspaceReport(
+    return structs.WorkspaceReport(
         workspace=workspace,
         month=month,
         spent_nano=spent[workspace.id],
@@ -187,7 +181,7 @@ class KeysController(AdminController):
         request: AdminRequest,
         services: Deps,
         workspace: Annotated[str | None, QueryParameter(name="workspace", max_length=64)] = None,
-    ) -> list[KeyInfo]:
+    ) -> list[structs.KeyInfo]:
         now = services.clock.wall()
         return [
             _info(key, now)
@@ -196,7 +190,7 @@ class KeysController(AdminController):
         ]
 
     @action("/", "createKey", "Make a key of a workspace, and show it this once.", NewKey)
-    async def create(self, asked: NamedDependency[NewKey], services: Deps) -> MadeKey:
+    async def create(self, asked: NamedDependency[NewKey], services: Deps) -> structs.MadeKey:
         now = services.clock.wall()
         expires_at = asked.expires_at
         if expires_at is not None and expires_at <= now:
@@ -215,7 +209,7 @@ class KeysController(AdminController):
             key_id, {name: policy[name] for name in AUTO_CACHE if name in policy}
         )
         await _take_over(services)
-        return MadeKey(key=key, info=_info(made, now))
+        return structs.MadeKey(key=key, info=_info(made, now))
 
     @action(
         "/{key_id:str}",
@@ -225,7 +219,7 @@ class KeysController(AdminController):
     )
     async def change(
         self, key_id: FromPath[str], asked: NamedDependency[KeyChanges], services: Deps
-    ) -> KeyInfo:
+    ) -> structs.KeyInfo:
         _check_id(key_id)
         changed = await services.keys.change(key_id, given_values(asked))
         await _take_over(services)
@@ -239,22 +233,22 @@ class KeysController(AdminController):
     )
     async def rotate(
         self, key_id: FromPath[str], asked: NamedDependency[Rotation], services: Deps
-    ) -> MadeKey:
+    ) -> structs.MadeKey:
         now, key = services.clock.wall(), new_key()
         _check_id(key_id)
         made = await services.keys.rotate(key_id, key, now, asked.grace_seconds)
         await _take_over(services)
-        return MadeKey(key=key, info=_info(made, now))
+        return structs.MadeKey(key=key, info=_info(made, now))
 
     @action("/{key_id:str}/revoke", "revokeKey", "End a key.")
-    async def revoke(self, key_id: FromPath[str], services: Deps) -> Revoked:
+    async def revoke(self, key_id: FromPath[str], services: Deps) -> structs.Revoked:
         """Revoking a key again changes nothing."""
         _check_id(key_id)
         now = services.clock.wall()
         await services.keys.revoke(key_id, now)
         revoked = await services.keys.change(key_id, {})
         await _take_over(services)
-        return Revoked(info=_info(revoked, now), effective_within_seconds=EFFECTIVE_SECONDS)
+        return structs.Revoked(info=_info(revoked, now), effective_within_seconds=EFFECTIVE_SECONDS)
 
 
 def _check_id(key_id: str) -> None:
@@ -262,6 +256,6 @@ def _check_id(key_id: str) -> None:
         raise NotFound("key: no key has such an id")
 
 
-def _info(key: ApiKey, now: datetime) -> KeyInfo:
-    values = {name: getattr(key, name) for name in Key.__struct_fields__}
-    return KeyInfo(**values, is_active=key.works(now))
+def _info(key: ApiKey, now: datetime) -> structs.KeyInfo:
+    values = {name: getattr(key, name) for name in structs.Key.__struct_fields__}
+    return structs.KeyInfo(**values, is_active=key.works(now))

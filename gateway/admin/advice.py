@@ -15,27 +15,8 @@ from litestar.di import NamedDependency
 from litestar.response import Stream
 
 from engine.protocol import InputUsage
-from gateway.admin.controller import (
-    MAX_MS,
-    AdminController,
-    Deps,
-    JsonBody,
-    Span,
-    WorkspaceName,
-    action,
-    now_ms,
-    range_of,
-    view,
-)
-from gateway.admin.structs.advice import (
-    AdviceReport,
-    AdviceSummary,
-    NearDuplicate,
-    Plan,
-    PlanChoices,
-    PlanFailed,
-    StreamAdvice,
-)
+from gateway.admin import controller
+from gateway.admin.structs import advice as structs
 from gateway.admission.workers import INLINE_BYTES
 from gateway.advice import duplicates, pasted
 from gateway.advice.observation import Observation, Row, observe
@@ -50,18 +31,7 @@ from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import prefixes
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import newest_writers, observed
-from gateway.planning.traffic import (
-    DEFAULT_MIN_TOKENS,
-    DTYPES,
-    Job,
-    MeasuredOn,
-    Numbers,
-    PlanRequest,
-    Turn,
-    family_names,
-    known_gpus,
-)
-from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
+from gateway.planning import traffic
 from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import unpack
 
@@ -75,7 +45,7 @@ _LINE = "advice"
 _APART_MS = 1000
 _HEAD = ("tools", "system")
 StreamKey = tuple[str, str, str]
-_Ms = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)]
+_Ms = Annotated[int, msgspec.Meta(ge=0, le=controller.MAX_MS)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL)]
 
 
@@ -97,10 +67,10 @@ class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
 
 
-class AdviseController(AdminController):
+class AdviseController(controller.AdminController):
     path = "/admin/v1/advise"
 
-    @action(
+    @controller.action(
         "/",
         "advise",
         "Which markers would have paid, and what breaks prefixes.",
@@ -111,24 +81,24 @@ class AdviseController(AdminController):
         self,
         request: AdminRequest,
         asked: NamedDependency[AdviseRequest],
-        services: Deps,
-    ) -> AdviceReport:
+        services: controller.Deps,
+    ) -> structs.AdviceReport:
         own = request.user.confine(asked.workspace)
         if asked.requests:
             least = partial(min_tokens_of, services)
             on = services.clock.wall().date()
             prices = services.prices.own
             work = in_thread(services, request.user, _LINE, of_requests, asked, prices, on, least)
-            found: AdviceReport = await while_present(request.scope, work)
+            found: structs.AdviceReport = await while_present(request.scope, work)
             return found
-        span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
-        of = range_of(services, span, own, model=asked.model)
+        span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
+        of = controller.range_of(services, span, own, model=asked.model)
         return await while_present(request.scope, of_range(services, of, asked, request.user))
 
 
 async def of_range(
     services: Services, of: Range, asked: AdviseRequest, viewer: Viewer
-) -> AdviceReport:
+) -> structs.AdviceReport:
     gathering = Gathering(services.prices.own)
     pages = observed(services.queries.ledger, of, asked.key, asked.max_turns)
     async for rows in pages:
@@ -137,7 +107,7 @@ async def of_range(
     for (_, _, model), turns in gathering.largest():
         least = asked.min_tokens or min_tokens_of(services, model)
         advices.append(await in_thread(services, viewer, _LINE, advise_stream, turns, least))
-    near: list[NearDuplicate | None] = []
+    near: list[structs.NearDuplicate | None] = []
     for (workspace, model), turns in gathering.together():
         least = asked.min_tokens or min_tokens_of(services, model)
         groups = await in_thread(services, viewer, _LINE, duplicates.find_groups, turns, least)
@@ -156,7 +126,7 @@ async def of_range(
 
 def of_requests(
     asked: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
-) -> AdviceReport:
+) -> structs.AdviceReport:
     """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
     turns, found, plans, least = [], [], [], 1
     for number, given in enumerate(asked.requests):
@@ -178,7 +148,7 @@ def of_requests(
     }
     groups = duplicates.find_groups(turns, least)
     near = [duplicates.told(group, least, prompts) for group in groups]
-    return AdviceReport(
+    return structs.AdviceReport(
         text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
         num_turns=len(turns),
         num_without_sketch=0,
@@ -203,7 +173,7 @@ def min_tokens_of(services: Services, model: str) -> int:
     try:
         found = services.find_model(model)
     except NotFound:
-        return DEFAULT_MIN_TOKENS
+        return traffic.DEFAULT_MIN_TOKENS
     if found.min_cache_tokens is not None:
         return max(found.min_cache_tokens, 1)
     told = [
@@ -211,7 +181,7 @@ def min_tokens_of(services: Services, model: str) -> int:
         for engine in services.fleet.engines
         if engine.description and found.is_served_by(engine.description.model)
     ]
-    return max([*told, 1]) if told else DEFAULT_MIN_TOKENS
+    return max([*told, 1]) if told else traffic.DEFAULT_MIN_TOKENS
 
 
 class Gathering:
@@ -249,10 +219,10 @@ class Gathering:
     def report(
         self,
         of: Range,
-        advices: list[StreamAdvice],
+        advices: list[structs.StreamAdvice],
         max_turns: int,
-        near: Sequence[NearDuplicate] = (),
-    ) -> AdviceReport:
+        near: Sequence[structs.NearDuplicate] = (),
+    ) -> structs.AdviceReport:
         is_cut = self._num_turns >= max_turns
         text = f"{self._num_turns:,} requests were looked at"
         if is_cut:
@@ -262,7 +232,7 @@ class Gathering:
         if (left_out := len(self._streams) - MAX_STREAMS) > 0:
             text += f"; {left_out:,} smaller groups of key and model are left out"
         nothing = "No request of this range had an answer: there is nothing to advise on."
-        return AdviceReport(
+        return structs.AdviceReport(
             text=f"{text}." if self._num_turns else nothing,
             num_turns=self._num_turns,
             num_without_sketch=self._num_without,
@@ -306,19 +276,21 @@ _MAX_SUMMARIES = 64
 _NUM_TURNS_NAMED = 5
 
 
-class AdviceSummaryController(AdminController):
+class AdviceSummaryController(controller.AdminController):
     path = "/admin/v1/advice/summary"
 
-    @view("/", "summarizeAdvice", "What would pay, of the last 7 days in a few sentences.")
+    @controller.view(
+        "/", "summarizeAdvice", "What would pay, of the last 7 days in a few sentences."
+    )
     async def summary(
         self,
         request: AdminRequest,
-        services: Deps,
-        workspace: WorkspaceName = None,
-    ) -> AdviceSummary:
+        services: controller.Deps,
+        workspace: controller.WorkspaceName = None,
+    ) -> structs.AdviceSummary:
         own = request.user.confine(workspace)
 
-        async def told() -> AdviceSummary:
+        async def told() -> structs.AdviceSummary:
             kept = services.summaries
             # One caller makes a workspace's. Nobody waits for another workspace's.
             async with services.summarizing.setdefault(own, asyncio.Lock()):
@@ -327,7 +299,7 @@ class AdviceSummaryController(AdminController):
                     kept[own] = now, await summarized(services, own, request.user)
                     while len(kept) > _MAX_SUMMARIES:
                         del kept[min(kept, key=lambda name: kept[name][0])]
-                found: AdviceSummary = kept[own][1]
+                found: structs.AdviceSummary = kept[own][1]
                 return found
 
         try:
@@ -338,9 +310,11 @@ class AdviceSummaryController(AdminController):
             raise Overloaded(message) from None
 
 
-async def summarized(services: Services, workspace: str | None, viewer: Viewer) -> AdviceSummary:
+async def summarized(
+    services: Services, workspace: str | None, viewer: Viewer
+) -> structs.AdviceSummary:
     """Of one workspace, or of all for None."""
-    until = now_ms(services.clock)
+    until = controller.now_ms(services.clock)
     of = Range(since_ms=max(until - WEEK_MS, 0), until_ms=until, workspace=workspace)
     ledger = services.queries.ledger
     report = await of_range(services, of, AdviseRequest(max_turns=MAX_SUMMARY_TURNS), viewer)
@@ -364,7 +338,7 @@ async def summarized(services: Services, workspace: str | None, viewer: Viewer) 
         text = "No request of the last 7 days had an answer: there is nothing to advise on."
         if lines:
             text = "No request of the last 7 days could be compared block by block."
-    return AdviceSummary(
+    return structs.AdviceSummary(
         text=text,
         since_ms=of.since_ms,
         until_ms=of.until_ms,
@@ -383,26 +357,28 @@ _TIMED_TOKENS = 128
 """A turn that computed fewer was timed for its fixed cost."""
 
 
-class PlanController(AdminController):
+class PlanController(controller.AdminController):
     path = "/admin/v1/plan"
 
-    @view("/", "planChoices", "What a plan can be asked for.")
-    async def choices(self) -> PlanChoices:
-        return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES), gpus=known_gpus())
+    @controller.view("/", "planChoices", "What a plan can be asked for.")
+    async def choices(self) -> structs.PlanChoices:
+        return structs.PlanChoices(
+            models=traffic.family_names(), kv_dtypes=list(traffic.DTYPES), gpus=traffic.known_gpus()
+        )
 
-    @action(
+    @controller.action(
         "/",
         "plan",
         "What memory, tiers and engines would give, or how many reach a target; simulated.",
-        PlanRequest,
+        traffic.PlanRequest,
         **(READS_BY_POST | {"is_plan": True}),
     )
     async def plan(
         self,
         request: AdminRequest,
-        asked: NamedDependency[PlanRequest],
-        services: Deps,
-    ) -> Plan:
+        asked: NamedDependency[traffic.PlanRequest],
+        services: controller.Deps,
+    ) -> structs.Plan:
         job = await while_present(request.scope, _job(services, asked, request.user))
         return await while_present(request.scope, services.planners.plan(job))
 
@@ -413,13 +389,13 @@ class PlanController(AdminController):
         status_code=200,
         media_type=_LINES,
         opt=READS_BY_POST | {"is_plan": True},
-        dependencies={"asked": JsonBody(PlanRequest)},
+        dependencies={"asked": controller.JsonBody(traffic.PlanRequest)},
     )
     async def plan_with_progress(
         self,
         request: AdminRequest,
-        asked: NamedDependency[PlanRequest],
-        services: Deps,
+        asked: NamedDependency[traffic.PlanRequest],
+        services: controller.Deps,
     ) -> Stream:
         job = await while_present(request.scope, _job(services, asked, request.user))
         lines = services.planners.lines(job)
@@ -432,7 +408,9 @@ class PlanController(AdminController):
                 async for line in lines:
                     yield msgspec.json.encode(line) + b"\n"
             except GatewayError as error:
-                failed = PlanFailed(message=str(error), is_asked=isinstance(error, InvalidRequest))
+                failed = structs.PlanFailed(
+                    message=str(error), is_asked=isinstance(error, InvalidRequest)
+                )
                 yield msgspec.json.encode(failed) + b"\n"
             finally:
                 # Closing it ends the process.
@@ -441,38 +419,38 @@ class PlanController(AdminController):
         return Stream(told(), media_type=_LINES)
 
 
-async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
+async def _job(services: Services, asked: traffic.PlanRequest, viewer: Viewer) -> traffic.Job:
     own = viewer.confine(asked.workspace)
     if sum(each is not None for each in (asked.trace, asked.made)) == 2:
         raise InvalidRequest("trace: give either `trace` or `made`")
     if asked.trace is not None or asked.made is not None:
-        return Job(asked=asked)
-    span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
-    of = range_of(services, span, own, model=asked.served_model)
+        return traffic.Job(asked=asked)
+    span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
+    of = controller.range_of(services, span, own, model=asked.served_model)
     gathering = TrafficGathering(services.prices.own)
-    async for rows in observed(services.queries.ledger, of, asked.key, MAX_PLAN_TURNS):
+    async for rows in observed(services.queries.ledger, of, asked.key, traffic.MAX_TURNS):
         await in_thread(services, viewer, _PLAN_LINE, gathering.take, rows)
         if gathering.is_full:
             break
     told = [min_tokens_of(services, model) for model in gathering.models]
-    least = min(told, default=DEFAULT_MIN_TOKENS)
-    job: Job = await in_thread(services, viewer, _PLAN_LINE, gathering.job, asked, least)
+    least = min(told, default=traffic.DEFAULT_MIN_TOKENS)
+    job: traffic.Job = await in_thread(services, viewer, _PLAN_LINE, gathering.job, asked, least)
     on = [_measured_on(services, model) for model in sorted(gathering.models)]
     return msgspec.structs.replace(job, measured_on=on)
 
 
-def _measured_on(services: Services, model: str) -> MeasuredOn:
+def _measured_on(services: Services, model: str) -> traffic.MeasuredOn:
     """The engine that serves the model now; one that is gone is not known."""
     try:
         found = services.find_model(model)
     except NotFound:
-        return MeasuredOn(model=model)
+        return traffic.MeasuredOn(model=model)
     for engine in services.fleet.engines:
         about = engine.description
         if about is not None and found.is_served_by(about.model):
             width = about.kv_bytes_per_token
-            return MeasuredOn(model=model, device=about.device, kv_bytes_per_token=width)
-    return MeasuredOn(model=model)
+            return traffic.MeasuredOn(model=model, device=about.device, kv_bytes_per_token=width)
+    return traffic.MeasuredOn(model=model)
 
 
 class TrafficGathering:
@@ -480,9 +458,9 @@ class TrafficGathering:
 
     def __init__(self, prices: PriceSheets) -> None:
         self._prices = prices
-        self._numbers = Numbers()
-        self._scopes = Numbers()
-        self._turns: list[Turn] = []
+        self._numbers = traffic.Numbers()
+        self._scopes = traffic.Numbers()
+        self._turns: list[traffic.Turn] = []
         self._num_prefixes = 0
         self.models: set[str] = set()
         self._rates: list[float] = []
@@ -501,7 +479,7 @@ class TrafficGathering:
             self._num_prefixes += len(turn.digests)
             self.models.add(row.model)
             self._turns.append(
-                Turn(
+                traffic.Turn(
                     at=turn.at_ms / 1000,
                     scope=self._scopes.of((turn.workspace, turn.model)),
                     ids=[self._numbers.of(digest) for digest in turn.digests],
@@ -523,10 +501,12 @@ class TrafficGathering:
                 of_engine = row.queue_seconds + row.prefill_seconds
                 self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
 
-    def job(self, asked: PlanRequest, min_cache_tokens: int = DEFAULT_MIN_TOKENS) -> Job:
+    def job(
+        self, asked: traffic.PlanRequest, min_cache_tokens: int = traffic.DEFAULT_MIN_TOKENS
+    ) -> traffic.Job:
         # The others shared their steps, so theirs took longer than their tokens alone.
         rate, decode = _quickest(self._rates), _quickest(self._decodes)
-        return Job(
+        return traffic.Job(
             asked=asked,
             turns=self._turns[::-1],
             prefill_us=None if rate is None else rate * 1e6,
@@ -534,7 +514,7 @@ class TrafficGathering:
             decode_ms=None if decode is None else decode * 1e3,
             overhead_seconds=median(self._overheads) if self._overheads else 0.0,
             min_cache_tokens=min_cache_tokens,
-            measured_on=[MeasuredOn(model=model) for model in sorted(self.models)],
+            measured_on=[traffic.MeasuredOn(model=model) for model in sorted(self.models)],
         )
 
 

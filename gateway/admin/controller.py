@@ -28,10 +28,8 @@ Deps = NamedDependency[Services]
 
 
 class AdminController(Controller):
-    """Every request needs a key that may see what it asks for.
-
-    Every query parameter must be what the description of the API says.
-    """
+    """Every request needs a key that may see what it asks for. Every query parameter must be what
+    the description of the API says."""
 
     middleware = (AdminAuth,)
     before_request = staticmethod(check_query)
@@ -55,10 +53,8 @@ def action(
     body: type[msgspec.Struct] | None = None,
     **opt: Any,
 ) -> post:
-    """The decorator of a handler that changes something and answers 200.
-
-    With a `body` the handler takes it as its parameter `asked`.
-    """
+    """The decorator of a handler that changes something and answers 200. With a `body` the handler
+    takes it as its parameter `asked`."""
     return post(
         path,
         operation_id=operation_id,
@@ -129,7 +125,6 @@ MAX_MS = 253_402_300_799_000
 """The end of the year 9999, in milliseconds since 1970."""
 HOUR_MS = 3_600_000
 _MAX_SPAN_MS = 3 * 366 * 86_400_000
-
 WorkspaceName = Annotated[str | None, QueryParameter(name="workspace", min_length=1, max_length=64)]
 EngineName = Annotated[str | None, QueryParameter(name="engine", min_length=1, max_length=64)]
 ModelName = Annotated[str | None, QueryParameter(name="model", min_length=1, max_length=128)]
@@ -156,10 +151,8 @@ def range_of(
     engine: str | None = None,
     model: str | None = None,
 ) -> Range:
-    """The range of a span; the last hour by default.
-
-    Raise InvalidRequest for an empty range and for one that is longer than three years.
-    """
+    """The range of a span; the last hour by default. Raise InvalidRequest for an empty range and
+    for one that is longer than three years."""
     until = now_ms(services.clock) if span.until_ms is None else span.until_ms
     since = max(until - HOUR_MS, 0) if span.since_ms is None else span.since_ms
     if since >= until:

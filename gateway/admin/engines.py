@@ -59,8 +59,7 @@ class EnginesController(AdminController):
     async def add(self, asked: NamedDependency[NewEngine], services: Deps) -> EngineReport:
         """The engine gets the engine secret. It gets turns as soon as it is ready."""
         engine = await services.fleet.add(engine_url(asked.url))
-        _log("engine_added", engine)
-        return await _report(services, engine)
+        return await _changed(services, engine, "engine_added")
 
     @action("/{name:str}/drain", "drainEngine", "Send an engine no new turns.")
     async def drain(self, name: FromPath[str], services: Deps) -> EngineReport:
@@ -78,8 +77,7 @@ class EnginesController(AdminController):
         """What was loaded under the name goes, with its entries, after its last request."""
         engine = services.fleet.find(name)
         await engine.load_adapter(asked.name)
-        _log("adapter_loaded", engine)
-        return await _report(services, engine)
+        return await _changed(services, engine, "adapter_loaded")
 
     @removal("/{name:str}/adapters/{adapter:str}", "unloadAdapter", "Unload an adapter.")
     async def unload_adapter(
@@ -88,8 +86,7 @@ class EnginesController(AdminController):
         """It takes no more requests, and goes with its entries after its last one."""
         engine = services.fleet.find(name)
         await engine.unload_adapter(adapter)
-        _log("adapter_unloaded", engine)
-        return await _report(services, engine)
+        return await _changed(services, engine, "adapter_unloaded")
 
     @removal(
         "/{name:str}",
@@ -107,7 +104,11 @@ class EnginesController(AdminController):
 async def _drain(services: Services, name: str, *, is_draining: bool) -> EngineReport:
     engine = services.fleet.find(name)
     engine.is_draining = is_draining
-    _log("engine_drains" if is_draining else "engine_resumed", engine)
+    return await _changed(services, engine, "engine_drains" if is_draining else "engine_resumed")
+
+
+async def _changed(services: Services, engine: Engine, event: str) -> EngineReport:
+    _log(event, engine)
     return await _report(services, engine)
 
 
@@ -167,7 +168,26 @@ class LeasesController(AdminController):
         asked = [each for each in services.fleet.ready if engine in (None, each.name)]
         largest = await _largest(asked, wanted, limit)
         found = [(name, names.get(e.scope), e) for name, e in largest]
-        return await _with_prefixes(services, found)
+        keys = {
+            (workspace, entry.name)
+            for _, workspace, entry in found
+            if workspace is not None and entry.name is not None
+        }
+        known = await named(services.queries.ledger, keys, services.prices.own)
+        cached = await services.cached_contents.named(
+            {name for _, name in keys}, services.clock.wall()
+        )
+        return [
+            Lease(
+                engine=engine,
+                workspace=workspace,
+                entry=entry,
+                prefix=known.get((workspace or "", entry.name or "")),
+                cached_content=f"cachedContents/{content}" if content else None,
+            )
+            for engine, workspace, entry in found
+            for content in (cached.get((workspace or "", entry.name or "")),)
+        ]
 
     @removal("/{entry:str}", "dropLease", "End one entry of a workspace on an engine.")
     async def drop(
@@ -194,10 +214,8 @@ class LeasesController(AdminController):
 async def _largest(
     engines: Sequence[Engine], scope: str | None, limit: int
 ) -> list[tuple[str, EntryInfo]]:
-    """The largest entries of all engines, and where they are.
-
-    Each engine is asked for its part first, and for more while its smallest is among the largest.
-    """
+    """The largest entries of all engines, and where they are. Each engine is asked for its part
+    first, and for more while its smallest is among the largest."""
     told = dict[Engine, list[EntryInfo]]()
     asked = {engine: -(-2 * limit // max(len(engines), 1)) for engine in engines}
     while True:
@@ -219,31 +237,3 @@ async def _largest(
         }
         if not asked:
             return largest
-
-
-async def _with_prefixes(
-    services: Services, found: list[tuple[str, str | None, EntryInfo]]
-) -> list[Lease]:
-    keys = {
-        (workspace, entry.name)
-        for _, workspace, entry in found
-        if workspace is not None and entry.name is not None
-    }
-    known = await named(services.queries.ledger, keys, services.prices.own)
-    prefixes = {name for _, name in keys}
-    cached = {
-        key: f"cachedContents/{content_id}"
-        for key, content_id in (
-            await services.cached_contents.named(prefixes, services.clock.wall())
-        ).items()
-    }
-    return [
-        Lease(
-            engine=engine,
-            workspace=workspace,
-            entry=entry,
-            prefix=known.get((workspace or "", entry.name or "")),
-            cached_content=cached.get((workspace or "", entry.name or "")),
-        )
-        for engine, workspace, entry in found
-    ]

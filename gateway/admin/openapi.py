@@ -6,8 +6,10 @@ generator leaves out bounds of 0, defaults and docstrings, and calls an optional
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -91,6 +93,9 @@ _TEXT: Schema = {"type": "string"}
 
 
 def _given(name: str, schema: Schema, where: str = "query", **more: Any) -> Schema:
+    if where == "query" and schema["type"] == "string" and "enum" not in schema:
+        # Texts go to databases, of which PostgreSQL takes no NUL.
+        schema = {**schema, "pattern": NO_NUL}
     return {"name": name, "in": where, "required": False, "schema": schema, **more}
 
 
@@ -189,50 +194,7 @@ def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
 
 # The model APIs.
 
-_MODEL_APIS = """
-createMessageBatch      post   /v1/messages/batches       Run many messages behind all others.
-listMessageBatches      get    /v1/messages/batches       The workspace's batches, newest first.
-getMessageBatch         get    /v1/messages/batches/{batch_id} One batch.
-deleteMessageBatch      delete /v1/messages/batches/{batch_id} Forget an ended batch.
-cancelMessageBatch      post   /v1/messages/batches/{batch_id}/cancel End a batch early.
-getMessageBatchResults  get    /v1/messages/batches/{batch_id}/results A line of JSON for each row.
-createCachedContent     post   /v1beta/cachedContents     Have a prompt held under a name.
-listCachedContents      get    /v1beta/cachedContents     The workspace's cached contents.
-getCachedContent        get    /v1beta/cachedContents/{content_id} One cached content.
-updateCachedContent     patch  /v1beta/cachedContents/{content_id} Move a cached content's end.
-deleteCachedContent     delete /v1beta/cachedContents/{content_id} End a cached content.
-createCachedContentAtV1 post   /v1/cachedContents         Have a prompt held under a name.
-listCachedContentsAtV1  get    /v1/cachedContents         The workspace's cached contents.
-getCachedContentAtV1    get    /v1/cachedContents/{content_id} One cached content.
-updateCachedContentAtV1 patch  /v1/cachedContents/{content_id} Move a cached content's end.
-deleteCachedContentAtV1 delete /v1/cachedContents/{content_id} End a cached content.
-createMessage           post   /v1/messages               Answer a prompt, or stream the answer.
-countTokens             post   /v1/messages/count_tokens  Count a prompt's tokens, exactly.
-createChatCompletion    post   /v1/chat/completions       Answer a conversation as OpenAI does.
-createCompletion        post   /v1/completions            Continue a text as OpenAI does.
-createResponse          post   /v1/responses              Answer as OpenAI's Responses API does.
-countInputTokens        post   /v1/responses/input_tokens Count a request's tokens, exactly.
-compactResponses        post   /v1/responses/compact      Refused: nothing is compacted here.
-getResponse             get    /v1/responses/{response_id} A response that is kept.
-deleteResponse          delete /v1/responses/{response_id} Forget a response.
-listInputItems          get    /v1/responses/{response_id}/input_items A response's own input.
-createConversation      post   /v1/conversations          Begin a conversation that is kept.
-getKeptConversation     get    /v1/conversations/{conversation_id} A conversation that is kept.
-updateConversation      post   /v1/conversations/{conversation_id} Change its metadata.
-deleteConversation      delete /v1/conversations/{conversation_id} Forget a conversation.
-listConversationItems   get    /v1/conversations/{conversation_id}/items What was said in it.
-addConversationItems    post   /v1/conversations/{conversation_id}/items Add to what was said.
-getConversationItem     get    /v1/conversations/{conversation_id}/items/{item_id} One item.
-deleteConversationItem  delete /v1/conversations/{conversation_id}/items/{item_id} Forget one item.
-listModels              get    /v1/models                 The models that may be asked for.
-getModel                get    /v1/models/{model_id}      One model.
-callGeminiModel         post   /v1beta/models/{model_id}  Answer as Google does, or count tokens.
-callGeminiModelAtV1     post   /v1/models/{model_id}      Answer as Google does, or count tokens.
-listGeminiModels        get    /v1beta/models             The models, as Google lists them.
-getGeminiModel          get    /v1beta/models/{model_id}  One model, as Google shows it.
-"""
-
-
+_MODEL_APIS = Path(__file__).with_name("model_apis.toml")
 _LIMIT = _given("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20})
 _PAGE = (_given("after_id", _TEXT), _given("before_id", _TEXT), _LIMIT)
 _VERSION = _given("anthropic-version", {**_TEXT, "enum": list(VERSIONS)}, "header", required=True)
@@ -260,11 +222,6 @@ _CALLED = (
     _given("alt", {"type": "string", "enum": ["json", "sse"]}),
 )
 _EITHER: tuple[Dialect, ...] = ("anthropic", "openai", "gemini")
-_GOOGLE_ANSWERS = (
-    gemini.GenerateContentResponse,
-    gemini.TokenCount,
-    list[gemini.GenerateContentResponse],
-)
 
 
 def _is(*replies: Any, **more: Any) -> dict[str, Any]:
@@ -317,7 +274,9 @@ _KINDS: dict[str, dict[str, Any]] = {
         dialects=_EITHER,
     ),
     "callGeminiModel": _is(
-        *_GOOGLE_ANSWERS,
+        gemini.GenerateContentResponse,
+        gemini.TokenCount,
+        list[gemini.GenerateContentResponse],
         body=GenerateRequest,
         other=EVENT_STREAM,
         parameters=_CALLED,
@@ -330,8 +289,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 def _model_apis() -> Iterator[Operation]:
     """What the path and the body tell: dialect, keys, path parameters and errors."""
-    for line in _MODEL_APIS.strip().splitlines():
-        id, method, path, summary = line.split(maxsplit=3)
+    operations = tomllib.loads(_MODEL_APIS.read_text("utf-8"))
+    for id, (method, path, summary) in operations.items():
         kinds = {"dialects": (dialect_of_path(path),), **_KINDS[id.removesuffix("AtV1")]}
         is_google, has_body = kinds["dialects"] == ("gemini",), "body" in kinds
         given = kinds.pop("parameters", ())
@@ -431,11 +390,10 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         return {"description": description, "headers": headers, "content": told}
 
     content: dict[str, list[Any]] = {}
-    if operation.other is not None:
-        is_stream = operation.other == EVENT_STREAM
-        content[operation.other] = (
-            [_EVENTS[d] for d in operation.dialects] if is_stream else [_TEXT]
-        )
+    if operation.other == EVENT_STREAM:
+        content[EVENT_STREAM] = [_EVENTS[dialect] for dialect in operation.dialects]
+    elif operation.other is not None:
+        content[operation.other] = [_TEXT]
     if operation.replies:
         content[_JSON] = [schema_of[repr(kind)] for kind in operation.replies]
     responses = {"200": response("Done.", **content)}
@@ -456,7 +414,7 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     made: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
-        "parameters": [_without_nul(parameter) for parameter in operation.parameters],
+        "parameters": list(operation.parameters),
         "responses": responses,
         "security": [{name: []} for name in operation.keys],
     }
@@ -464,14 +422,6 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         body = {_JSON: {"schema": schema_of[repr(operation.body)]}}
         made["requestBody"] = {"required": True, "content": body}
     return made
-
-
-def _without_nul(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Texts go to databases, of which PostgreSQL takes no NUL."""
-    schema = parameter["schema"]
-    if parameter["in"] != "query" or schema["type"] != "string" or "enum" in schema:
-        return parameter
-    return {**parameter, "schema": {**schema, "pattern": NO_NUL}}
 
 
 class OpenApiController(Controller):

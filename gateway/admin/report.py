@@ -28,14 +28,12 @@ from gateway.ledger.upkeep import check_rows, moment, turn_lines, usage_lines
 Width = Literal["1m", "1h", "1d"]
 UsageKey = Literal["api_key_id", "workspace_id", "model"]
 CostKey = Literal["workspace_id", "description"]
-
 _SECONDS: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
 # How many intervals a page holds: by default, and at most.
 _LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 _DIMENSIONS = {"api_key_id": "key_id", "workspace_id": "workspace_id", "model": "model"}
 _NANO_PER_CENT = 10_000_000
 _CSV = "text/csv; charset=utf-8"
-
 Result = TypeVar("Result")
 StartingAt = Annotated[str, QueryParameter(name="starting_at", max_length=40)]
 EndingAt = Annotated[str | None, QueryParameter(name="ending_at", max_length=40)]
@@ -165,20 +163,21 @@ async def _report(
 
 
 def _usage_results(own: dict[str, Any], totals: Totals) -> list[UsageResult]:
-    found = UsageResult(
-        uncached_input_tokens=totals.input_tokens,
-        cache_creation={
-            f"ephemeral_{ttl}_input_tokens": tokens
-            for ttl, tokens in totals.writes.items()
-            if tokens or ttl in get_args(MessagesTtl)
-        },
-        cache_read_input_tokens=totals.cache_read_tokens,
-        output_tokens=totals.output_tokens,
-        api_key_id=own.get("key_id"),
-        workspace_id=own.get("workspace_id"),
-        model=own.get("model"),
-    )
-    return [found]
+    return [
+        UsageResult(
+            uncached_input_tokens=totals.input_tokens,
+            cache_creation={
+                f"ephemeral_{ttl}_input_tokens": tokens
+                for ttl, tokens in totals.writes.items()
+                if tokens or ttl in get_args(MessagesTtl)
+            },
+            cache_read_input_tokens=totals.cache_read_tokens,
+            output_tokens=totals.output_tokens,
+            api_key_id=own.get("key_id"),
+            workspace_id=own.get("workspace_id"),
+            model=own.get("model"),
+        )
+    ]
 
 
 def cents(nano: int) -> str:
@@ -247,13 +246,9 @@ class ReportController(AdminController):
         # the answer is an error and not half a file.
         step = {"turns": None, "hours": _SECONDS["1h"], "days": _SECONDS["1d"]}[rows]
         await check_rows(ledger, of, step, services.bounds.max_export_rows)
-        lines: Callable[[], Any] = {
-            "turns": lambda: turn_lines(ledger, of),
-            "hours": lambda: usage_lines(ledger, of, _SECONDS["1h"]),
-            "days": lambda: usage_lines(ledger, of, _SECONDS["1d"]),
-        }[rows]
+        lines = usage_lines(ledger, of, step) if step else turn_lines(ledger, of)
         headers = {"content-disposition": f'attachment; filename="holdfast-{rows}.csv"'}
-        return Stream(lines(), media_type=_CSV, headers=headers)
+        return Stream(lines, media_type=_CSV, headers=headers)
 
 
 def _cost_results(services: Services, own: dict[str, Any], totals: Totals) -> list[CostResult]:
@@ -261,12 +256,9 @@ def _cost_results(services: Services, own: dict[str, Any], totals: Totals) -> li
     workspace = own.get("workspace_id")
     if "price" not in own:
         return [CostResult(amount=cents(totals.cost_nano), workspace_id=workspace)]
-    price = services.prices.own.with_id(own["price"])
-    if price is None:
-        costs: dict[str | None, int] = {None: totals.cost_nano}
-    else:
-        rates = price.rates_above(own["prompt_above"])
-        costs = dict(costs_by_class(rates, totals).items())
+    costs: dict[str | None, int] = {None: totals.cost_nano}
+    if (price := services.prices.own.with_id(own["price"])) is not None:
+        costs = dict(costs_by_class(price.rates_above(own["prompt_above"]), totals).items())
     return [
         CostResult(
             amount=cents(nano),

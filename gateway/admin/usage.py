@@ -5,16 +5,19 @@ Also what engines hold and how they fared, why a prompt missed, and the newest e
 
 import asyncio
 import heapq
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
+from engine.protocol import TTLS, WRITE_FIELDS
 from engine.protocol.reports import Holding
 from gateway.admin.controller import (
     ASKED_RANGE,
@@ -30,35 +33,8 @@ from gateway.admin.controller import (
     removal,
     view,
 )
-from gateway.admin.meanings import DEFINITIONS
-from gateway.admin.structs.fleet import (
-    About,
-    Attribution,
-    EngineMemory,
-    FleetHistory,
-    Held,
-    LoadPoint,
-)
-from gateway.admin.structs.usage import (
-    Group,
-    HitRates,
-    Latency,
-    LatencySamples,
-    Limited,
-    Overhead,
-    Overview,
-    PrefixReport,
-    Refusal,
-    Sample,
-    Savings,
-    Section,
-    Totals,
-    Turn,
-    TurnContent,
-    TurnDivergence,
-    TurnPage,
-    Usage,
-)
+from gateway.admin.structs import fleet
+from gateway.admin.structs import usage as structs
 from gateway.base.errors import Forbidden, GatewayError, InvalidRequest, NotFound
 from gateway.http.auth import AdminRequest
 from gateway.http.errors import Refusals
@@ -80,7 +56,6 @@ from gateway.prompt.fingerprint import (
 from gateway.routing.engine import Engine
 
 GroupBy = Literal["workspace", "key", "engine", "model"]
-
 _CHOICES_MS = 31 * 86_400_000
 # Another gateway's clock may be ahead of ours.
 _SKEW_MS = 86_400_000
@@ -93,6 +68,23 @@ _DIMENSIONS: dict[str, str] = {
 }
 
 
+_WRITES = " + ".join(name.removesuffix("_tokens") for name in WRITE_FIELDS.values())
+_TABLE = Path(__file__).with_name("meanings.toml").read_text("utf-8")
+_TABLE = _TABLE.replace("PROMPT", "input + cache_read + WRITES").replace("WRITES", _WRITES)
+DEFINITIONS = {
+    name: fleet.Definition(title=title, unit=unit, formula=formula)
+    for name, (title, unit, formula) in tomllib.loads(_TABLE).items()
+}
+DEFINITIONS |= {
+    name: fleet.Definition(
+        title=f"Written, {TTLS[ttl].words}",
+        unit="tokens",
+        formula=f"prompt tokens written to entries with a TTL of {TTLS[ttl].words}",
+    )
+    for ttl, name in WRITE_FIELDS.items()
+}
+
+
 class UsageController(AdminController):
     path = "/admin/v1"
     dependencies = ASKED_RANGE
@@ -100,7 +92,7 @@ class UsageController(AdminController):
     @view(
         "/about", "getAbout", "Who is asking, what can be filtered by, and what each number means."
     )
-    async def about(self, request: AdminRequest, services: Deps) -> About:
+    async def about(self, request: AdminRequest, services: Deps) -> fleet.About:
         now = now_ms(services.clock)
         own = request.user.workspace
         of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=own)
@@ -110,7 +102,7 @@ class UsageController(AdminController):
         engines = {engine for _, engine, _ in found if engine}
         if own is None:
             engines |= {engine.name for engine in services.fleet.engines}
-        return About(
+        return fleet.About(
             now_ms=now,
             workspace=own,
             sample=services.keyring.is_sample,
@@ -133,11 +125,11 @@ class UsageController(AdminController):
         request: AdminRequest,
         services: Deps,
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
-    ) -> Overview:
+    ) -> structs.Overview:
         now = now_ms(services.clock)
         own = request.user.workspace
         of = Range(since_ms=now - seconds * 1000, until_ms=now + 1, workspace=own)
-        return Overview(
+        return structs.Overview(
             **msgspec.structs.asdict(await _usage_of(services, of)),
             now_ms=now,
             seconds=seconds,
@@ -150,13 +142,13 @@ class UsageController(AdminController):
         self,
         services: Deps,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
-    ) -> list[Turn]:
+    ) -> list[structs.Turn]:
         of = Range(since_ms=0, until_ms=now_ms(services.clock) + _SKEW_MS)
         ledger = services.queries.ledger
         return (await queries_turns.page(ledger, of, TurnFilter(), limit)).turns
 
     @view("/usage", "getUsage", "A range, the one before it, and its intervals.")
-    async def usage(self, services: Deps, of: NamedDependency[Range]) -> Usage:
+    async def usage(self, services: Deps, of: NamedDependency[Range]) -> structs.Usage:
         return await _usage_of(services, of)
 
     @view(
@@ -169,7 +161,7 @@ class UsageController(AdminController):
         services: Deps,
         of: NamedDependency[Range],
         group_by: Annotated[list[GroupBy], QueryParameter(name="group_by", min_items=1)],
-    ) -> list[Group]:
+    ) -> list[structs.Group]:
         names = list(dict.fromkeys(group_by))
         found = await services.queries.totals_by(of, [_DIMENSIONS[name] for name in names])
         made = []
@@ -178,11 +170,13 @@ class UsageController(AdminController):
             own = (value or None for value in values)
             whose: dict[str, Any] = dict.fromkeys(_DIMENSIONS) | dict(zip(names, own, strict=True))
             saved = totals.saved_nano
-            made.append(Group(**whose, totals=totals, rates=rates_of(totals), saved_nano=saved))
+            made.append(
+                structs.Group(**whose, totals=totals, rates=rates_of(totals), saved_nano=saved)
+            )
         return sorted(made, key=lambda group: (-group.totals.requests, str(group)))
 
     @view("/savings", "getSavings", "What caching saved, and how.")
-    async def savings(self, services: Deps, of: NamedDependency[Range]) -> Savings:
+    async def savings(self, services: Deps, of: NamedDependency[Range]) -> structs.Savings:
         queries, prices = services.queries, services.prices
         found = await queries.totals_by(of, ("price", "prompt_above"))
         groups = [Priced(price, above, totals) for (price, above), totals in found.items()]
@@ -195,7 +189,7 @@ class UsageController(AdminController):
         timed = [each.prefill_seconds for each in spared if each.prefill_seconds is not None]
         seconds = sum(timed) if timed else None
         on = datetime.fromtimestamp((of.until_ms - 1) / 1000, UTC).date()
-        return Savings(
+        return structs.Savings(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
             own=waterfall(groups, prices.own),
@@ -208,7 +202,7 @@ class UsageController(AdminController):
         )
 
     @view("/latency", "getLatency", "Times to first token.")
-    async def latency(self, services: Deps, of: NamedDependency[Range]) -> Latency:
+    async def latency(self, services: Deps, of: NamedDependency[Range]) -> structs.Latency:
         return await latency_of(services.queries.ledger, of)
 
     @view("/prefixes", "listPrefixes", "Prefixes that came more than once.")
@@ -220,7 +214,7 @@ class UsageController(AdminController):
         workspace: WorkspaceName = None,
         model: ModelName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
-    ) -> list[PrefixReport]:
+    ) -> list[structs.PrefixReport]:
         own = request.user.confine(workspace)
         of = range_of(services, span, own, model=model)
         ledger, prices = services.queries.ledger, services.prices.own
@@ -244,7 +238,7 @@ class UsageController(AdminController):
         has_read: Annotated[bool | None, QueryParameter(name="has_read")] = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
         after: Annotated[str | None, QueryParameter(name="after", max_length=96)] = None,
-    ) -> TurnPage:
+    ) -> structs.TurnPage:
         """The default range is all time, since `limit` bounds the page."""
         until_ms = span.until_ms
         of = Range(
@@ -264,15 +258,17 @@ class UsageController(AdminController):
         return await queries_turns.page(services.queries.ledger, of, which, limit, cursor)
 
     @view("/turns/{turn_id:str}", "getTurn", "One turn.")
-    async def turn(self, request: AdminRequest, turn_id: FromPath[str], services: Deps) -> Turn:
+    async def turn(
+        self, request: AdminRequest, turn_id: FromPath[str], services: Deps
+    ) -> structs.Turn:
         return await _turn_of(services, turn_id, request.user.workspace)
 
 
-async def _usage_of(services: Services, of: Range) -> Usage:
+async def _usage_of(services: Services, of: Range) -> structs.Usage:
     queries = services.queries
     totals, before = await queries.totals(of), await queries.totals(of.before())
     series, reasons = await queries.series(of), await queries.reasons(of)
-    return Usage(
+    return structs.Usage(
         since_ms=of.since_ms,
         until_ms=of.until_ms,
         bucket_seconds=series.bucket_seconds,
@@ -288,10 +284,10 @@ async def _usage_of(services: Services, of: Range) -> Usage:
     )
 
 
-def rates_of(totals: Totals) -> HitRates:
+def rates_of(totals: structs.Totals) -> structs.HitRates:
     read, prompt = totals.cache_read_tokens, totals.prompt_tokens
     marked = prompt - totals.input_tokens
-    return HitRates(
+    return structs.HitRates(
         token_hit_rate=read / prompt if prompt else None,
         cacheable_hit_rate=read / marked if marked else None,
         request_hit_rate=totals.requests_with_read / totals.requests if totals.requests else None,
@@ -307,10 +303,44 @@ class LiveController(AdminController):
     dependencies = ASKED_RANGE
 
     @view("/engines/memory", "getMemory", "What is in each engine's memory.", None)
-    async def memory(self, services: Deps, engine: EngineName = None) -> list[EngineMemory]:
+    async def memory(self, services: Deps, engine: EngineName = None) -> list[fleet.EngineMemory]:
         asked = (_memory(services, e) for e in services.fleet.engines if engine in (None, e.name))
         found = await asyncio.gather(*asked)
-        return await _with_holders(services, found)
+        names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
+        told = [each for one in found if one.memory for each in one.memory.holdings]
+        named_ones = [each for each in told if each.scope in names and each.name is not None]
+        kinds = ("active", "leased", "lowered", "best_effort", "automatic")
+        largest = heapq.nlargest(
+            _MAX_LOOKED_UP, named_ones, key=lambda each: sum(getattr(each, kind) for kind in kinds)
+        )
+        prefixes = {(names[each.scope or ""], each.name or "") for each in largest}
+        ledger = services.queries.ledger
+        wrote = await writers(ledger, prefixes)
+        known = await named(ledger, prefixes, services.prices.own)
+        keys = {key.id: key.name for key in await services.keys.all(None)} if wrote else {}
+
+        def held(each: Holding) -> fleet.Held:
+            workspace = names.get(each.scope or "")
+            key_id = wrote.get((workspace or "", each.name or ""))
+            report = known.get((workspace or "", each.name or ""))
+            return fleet.Held(
+                workspace=workspace,
+                key_id=key_id,
+                key=keys.get(key_id or ""),
+                look=report.look if report else None,
+                holding=each,
+            )
+
+        return [
+            msgspec.structs.replace(
+                one,
+                memory=msgspec.structs.replace(one.memory, holdings=[]),
+                held=[held(each) for each in one.memory.holdings],
+            )
+            if one.memory
+            else one
+            for one in found
+        ]
 
     @view(
         "/engines/history",
@@ -324,11 +354,11 @@ class LiveController(AdminController):
         span: NamedDependency[Span],
         engine: EngineName = None,
         model: ModelName = None,
-    ) -> FleetHistory:
+    ) -> fleet.FleetHistory:
         of = range_of(services, span, engine=engine, model=model)
         ledger = services.queries.ledger
         found = await queries_turns.samples(ledger, of, _ATTRIBUTION_SAMPLES)
-        return FleetHistory(
+        return fleet.FleetHistory(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
             restarts=await queries_turns.epochs(ledger, of),
@@ -343,7 +373,7 @@ class LiveController(AdminController):
     )
     async def load(
         self, services: Deps, span: NamedDependency[Span], engine: EngineName = None
-    ) -> list[LoadPoint]:
+    ) -> list[fleet.LoadPoint]:
         of = range_of(services, span)
         return services.load_history.between(of.since_ms, of.until_ms, engine)
 
@@ -357,9 +387,9 @@ class LiveController(AdminController):
         services: Deps,
         of: NamedDependency[Range],
         limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
-    ) -> LatencySamples:
+    ) -> structs.LatencySamples:
         found = await queries_turns.samples(services.queries.ledger, of, limit)
-        return LatencySamples(
+        return structs.LatencySamples(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
             samples=found,
@@ -367,14 +397,14 @@ class LiveController(AdminController):
         )
 
 
-async def _memory(services: Services, engine: Engine) -> EngineMemory:
+async def _memory(services: Services, engine: Engine) -> fleet.EngineMemory:
     stats = memory = None
     if engine.is_ready:
         with suppress(GatewayError):  # what did not come is not shown
             stats = await engine.stats()
             memory = await engine.memory()
     about = engine.description
-    return EngineMemory(
+    return fleet.EngineMemory(
         name=engine.name,
         status=engine.status,
         backend=about.backend if about else None,
@@ -390,49 +420,7 @@ _MAX_LOOKED_UP = 1000
 """Prefixes of all engines' memory whose writers are looked up in the ledger."""
 
 
-async def _with_holders(services: Services, found: list[EngineMemory]) -> list[EngineMemory]:
-    """Scopes become workspaces, and names the keys and the looks that the ledger knows.
-
-    The largest are looked up, whatever the number of engines.
-    """
-    names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
-    told = [each for one in found if one.memory for each in one.memory.holdings]
-    named_ones = [each for each in told if each.scope in names and each.name is not None]
-    kinds = ("active", "leased", "lowered", "best_effort", "automatic")
-    largest = heapq.nlargest(
-        _MAX_LOOKED_UP, named_ones, key=lambda each: sum(getattr(each, kind) for kind in kinds)
-    )
-    prefixes = {(names[each.scope or ""], each.name or "") for each in largest}
-    ledger = services.queries.ledger
-    wrote = await writers(ledger, prefixes)
-    known = await named(ledger, prefixes, services.prices.own)
-    keys = {key.id: key.name for key in await services.keys.all(None)} if wrote else {}
-
-    def held(each: Holding) -> Held:
-        workspace = names.get(each.scope or "")
-        key_id = wrote.get((workspace or "", each.name or ""))
-        report = known.get((workspace or "", each.name or ""))
-        return Held(
-            workspace=workspace,
-            key_id=key_id,
-            key=keys.get(key_id or ""),
-            look=report.look if report else None,
-            holding=each,
-        )
-
-    return [
-        msgspec.structs.replace(
-            one,
-            memory=msgspec.structs.replace(one.memory, holdings=[]),
-            held=[held(each) for each in one.memory.holdings],
-        )
-        if one.memory
-        else one
-        for one in found
-    ]
-
-
-def attributions(samples: Sequence[Sample]) -> list[Attribution]:
+def attributions(samples: Sequence[structs.Sample]) -> list[fleet.Attribution]:
     """Of all engines together, then of each. Only turns that were routed by held prefixes count."""
     found: dict[str, Counter[str]] = {}
     for each in samples:
@@ -448,10 +436,12 @@ def attributions(samples: Sequence[Sample]) -> list[Attribution]:
         }
         for engine in {"", each.engine or ""}:
             found.setdefault(engine, Counter()).update(own)
-    return [Attribution(engine=name or None, **sums) for name, sums in sorted(found.items())]
+    return [fleet.Attribution(engine=name or None, **sums) for name, sums in sorted(found.items())]
 
 
-def overheads(samples: Iterable[Sample], since_ms: int, until_ms: int) -> list[Overhead]:
+def overheads(
+    samples: Iterable[structs.Sample], since_ms: int, until_ms: int
+) -> list[structs.Overhead]:
     """By parts of the range; none where no turn of a part was timed by its engine."""
     step = max((until_ms - since_ms) // NUM_PARTS, 1)
     parts: dict[int, list[float]] = {}
@@ -460,7 +450,9 @@ def overheads(samples: Iterable[Sample], since_ms: int, until_ms: int) -> list[O
             start = since_ms + (each.opened_ms - since_ms) // step * step
             parts.setdefault(start, []).append(each.overhead_seconds)
     return [
-        Overhead(start_ms=start, turns=len(found), p50=_rank(found, 0.5), p95=_rank(found, 0.95))
+        structs.Overhead(
+            start_ms=start, turns=len(found), p50=_rank(found, 0.5), p95=_rank(found, 0.95)
+        )
         for start, found in sorted(parts.items())
     ]
 
@@ -490,7 +482,7 @@ class DivergenceController(AdminController):
         earlier: Annotated[
             str | None, QueryParameter(name="from", min_length=1, max_length=64)
         ] = None,
-    ) -> TurnDivergence:
+    ) -> structs.TurnDivergence:
         """Compare two turns of the ledger, whatever their clients asked for."""
         own = request.user.workspace
         turn, packed = await _turn(services, turn_id, own)
@@ -498,14 +490,36 @@ class DivergenceController(AdminController):
         if earlier is None:
             found = await _nearest(services, turn, later)
             if found is None:
-                return TurnDivergence(turn=turn_id)
+                return structs.TurnDivergence(turn=turn_id)
             before_id, before = found
         else:
             before_id, before = earlier, unpack((await _turn(services, earlier, own))[1])
-        return _report(services, turn, later, before_id, before)
+        tokens, differs = before.num_tokens, compare(before, later)
+        shared = shared_bytes(before, later)
+        is_counted = tokens and before.num_bytes
+        report = structs.TurnDivergence(
+            turn=turn.id,
+            earlier=before_id,
+            shared_tokens=round(tokens * shared / before.num_bytes) if is_counted else None,
+            earlier_tokens=tokens or None,
+        )
+        if differs is None:
+            return report
+        section, block = _place_of(before, differs)
+        # What reading those tokens would have saved this turn, at its own price.
+        price, lost = services.prices.own.with_id(turn.price or ""), None
+        if shared and price is not None and differs.missed_tokens is not None:
+            rates = price.rates_above(turn.prompt_tokens - 1)
+            missed = min(differs.missed_tokens, turn.input_tokens + turn.written_tokens)
+            lost = missed * (rates.input - rates.read)
+        told = {name: getattr(differs, name) for name in ("kind", "segment", "missed_tokens")}
+        told |= {"section": section, "block": block, "characters": differs.characters}
+        return msgspec.structs.replace(report, **told, missed_nano=lost)
 
 
-async def _turn(services: Services, turn_id: str, workspace: str | None) -> tuple[Turn, bytes]:
+async def _turn(
+    services: Services, turn_id: str, workspace: str | None
+) -> tuple[structs.Turn, bytes]:
     turn = await _turn_of(services, turn_id, workspace)
     packed = await services.queries.fingerprint(turn.id)
     if packed is None:
@@ -514,7 +528,7 @@ async def _turn(services: Services, turn_id: str, workspace: str | None) -> tupl
 
 
 async def _nearest(
-    services: Services, turn: Turn, later: Fingerprint
+    services: Services, turn: structs.Turn, later: Fingerprint
 ) -> tuple[str, Fingerprint] | None:
     """The earlier turn that shares the longest prefix with this one, the latest of equals. Without
     a shared point (short prompts have few) it is the latest whose tools and system blocks are as
@@ -550,39 +564,7 @@ def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
     return [ends[segment] for segment in range(count) if segment in ends]
 
 
-def _report(
-    services: Services, turn: Turn, later: Fingerprint, before_id: str, before: Fingerprint
-) -> TurnDivergence:
-    found, shared = compare(before, later), shared_bytes(before, later)
-    is_counted = before.num_tokens and before.num_bytes
-    report = TurnDivergence(
-        turn=turn.id,
-        earlier=before_id,
-        shared_tokens=round(before.num_tokens * shared / before.num_bytes) if is_counted else None,
-        earlier_tokens=before.num_tokens or None,
-    )
-    if found is None:
-        return report
-    section, block = _place_of(before, found)
-    # What reading those tokens would have saved this turn, at its own price.
-    price, lost = services.prices.own.with_id(turn.price or ""), None
-    if shared and price is not None and found.missed_tokens is not None:
-        rates = price.rates_above(turn.prompt_tokens - 1)
-        missed = min(found.missed_tokens, turn.input_tokens + turn.written_tokens)
-        lost = missed * (rates.input - rates.read)
-    return msgspec.structs.replace(
-        report,
-        kind=found.kind,
-        segment=found.segment,
-        missed_tokens=found.missed_tokens,
-        section=section,
-        block=block,
-        characters=found.characters,
-        missed_nano=lost,
-    )
-
-
-def _place_of(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:
+def _place_of(before: Fingerprint, found: Divergence) -> tuple[structs.Section | None, int | None]:
     """A block that was added at a section's end belongs to that section, as its next block."""
     place = found.segment
     if place is None:
@@ -601,25 +583,25 @@ class ContentController(AdminController):
     @view("/", "getContent", "The prompt and the answer of a turn, where its workspace keeps them.")
     async def content(
         self, request: AdminRequest, turn_id: FromPath[str], services: Deps
-    ) -> TurnContent:
+    ) -> structs.TurnContent:
         """For keys of the workspace and for those of scope `admin`."""
         if request.user.workspace is None and not request.user.may_change:
             raise Forbidden("what people wrote needs a key of the workspace or of scope `admin`")
         turn = await _turn_of(services, turn_id, request.user.workspace)
         found, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
-        return TurnContent(
+        return structs.TurnContent(
             turn=turn.id, until_ms=until_ms, prompt=found.prompt, answer=found.answer
         )
 
     @removal("/", "deleteContent", "Delete what is kept of a turn's prompt and answer.")
-    async def remove(self, turn_id: FromPath[str], services: Deps) -> Turn:
+    async def remove(self, turn_id: FromPath[str], services: Deps) -> structs.Turn:
         """The turn's counts stay."""
         turn = await _turn_of(services, turn_id, None)
         await services.turns.keeper.remove(turn.id)
         return turn
 
 
-async def _turn_of(services: Services, turn_id: str, workspace: str | None) -> Turn:
+async def _turn_of(services: Services, turn_id: str, workspace: str | None) -> structs.Turn:
     found = await queries_turns.one(services.queries.ledger, turn_id[:64], workspace)
     if found is None:
         raise NotFound(f"turn: `{turn_id[:64]}`")
@@ -632,7 +614,7 @@ class ConversationController(AdminController):
     @view("/", "getConversation", "The turns of a turn's conversation, in order.")
     async def conversation(
         self, request: AdminRequest, turn_id: FromPath[str], services: Deps
-    ) -> list[Turn]:
+    ) -> list[structs.Turn]:
         """Of the key's 300 turns before and after it, as far as they are among the workspace's
         5,000 there. Each prompt has all of the one before."""
         ledger = services.queries.ledger
@@ -660,7 +642,7 @@ class RefusalsController(AdminController):
         workspace: WorkspaceName = None,
         request_id: RequestId = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
-    ) -> list[Refusal]:
+    ) -> list[structs.Refusal]:
         """Requests that were refused before their turn began are in no ledger, only here."""
         kept: Refusals = request.app.state.refusals
         own = request.user.confine(workspace)
@@ -669,6 +651,6 @@ class RefusalsController(AdminController):
     @view("/limits", "listLimited", "What limits refused on this gateway since its start, by key.")
     async def limited(
         self, request: AdminRequest, workspace: WorkspaceName = None
-    ) -> list[Limited]:
+    ) -> list[structs.Limited]:
         kept: Refusals = request.app.state.refusals
         return kept.limited(request.user.confine(workspace))

@@ -12,7 +12,6 @@ from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 NONE = "none"
 UNITS_MS = {"d": 86_400_000, "w": 7 * 86_400_000, "y": 365 * 86_400_000}
 _NANO_PER_DOLLAR = 1_000_000_000
-
 Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)
 Commands = Any  # argparse does not name the type of what add_subparsers returns

@@ -165,9 +165,7 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     async with EngineHttp() as http:
         supervisor = Supervisor(has_messages=True)
         fleet = Fleet(
-            settings.engines,
-            lambda name, url: Engine(name, url, secret, http),
-            supervisor,
+            settings.engines, lambda name, url: Engine(name, url, secret, http), supervisor
         )
         await fleet.start()
         try:

@@ -69,24 +69,13 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--max-running", type=int)
     plan.add_argument("--min-cache-tokens", type=int, help="the shortest prefix that is cached")
     plan.add_argument("--trace", type=Path, help="traffic: lines of JSON in Mooncake's format")
-    plan.add_argument(
-        "--made",
-        metavar="FIELD=VALUE",
-        nargs="*",
-        help=f"traffic made up by a rule: {', '.join(MadeTraffic.__struct_fields__)}",
-    )
-    plan.add_argument(
-        "--target",
-        metavar="FIELD=VALUE",
-        nargs="+",
-        help=f"how many engines of which GPU reach it: {', '.join(Target.__struct_fields__)}",
-    )
-    plan.add_argument(
-        "--gpus",
-        metavar="GPU[=DOLLARS]",
-        nargs="+",
-        help=f"with their prices an hour; default: all of {', '.join(known_gpus())}",
-    )
+    for name, metavar, nargs, about, known in (
+        ("made", "FIELD=VALUE", "*", "traffic made up by a rule", MadeTraffic.__struct_fields__),
+        ("target", "FIELD=VALUE", "+", "find how many engines reach it", Target.__struct_fields__),
+        ("gpus", "GPU[=DOLLARS]", "+", "with prices an hour; default: all of", known_gpus()),
+    ):
+        told = f"{about}: {', '.join(known)}"
+        plan.add_argument(f"--{name}", metavar=metavar, nargs=nargs, help=told)
     plan.add_argument("--served-model", help="only turns of this model of the ledger")
     for parser, run, start in ((advise, _advise, "a day"), (plan, _plan, "a week")):
         parser.add_argument("--workspace")
@@ -241,12 +230,10 @@ def _asked(options: argparse.Namespace) -> PlanRequest:
 
 async def _planned(job: Job) -> Plan:
     """With a bar that grows, on a terminal."""
-    is_shown = sys.stderr.isatty()
     async for line in Planners().lines(job):
-        done = isinstance(line, Planned)
-        if is_shown:
-            bar = "#" * int((1.0 if isinstance(line, Planned) else line.share) * _BAR)
-            print(f"\r[{bar:-<{_BAR}}]", end="\n" if done else "", file=sys.stderr, flush=True)
+        share, end = (1.0, "\n") if isinstance(line, Planned) else (line.share, "")
+        if sys.stderr.isatty():
+            print(f"\r[{'#' * int(share * _BAR):-<{_BAR}}]", end=end, file=sys.stderr, flush=True)
         if isinstance(line, Planned):
             return line.plan
     raise InvalidRequest("the planner has ended early")

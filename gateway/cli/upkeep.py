@@ -19,15 +19,7 @@ from gateway.admission.accounts import month_of
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUnavailable, NotFound
 from gateway.base.settings import load_database, load_price_files
-from gateway.cli.arguments import (
-    UNITS_MS,
-    Commands,
-    UsageError,
-    add_actions,
-    age_ms,
-    moment_ms,
-    number,
-)
+from gateway.cli import arguments
 from gateway.journal.store import ASIDE, has_journal, rows_in
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
@@ -40,32 +32,36 @@ _STEPS = {"hours": 3600, "days": 86_400}
 _MEMORY_BYTES = 16 << 20
 
 
-def add_commands(commands: Commands) -> None:
-    journal = add_actions(commands, "journal", "the journal of this gateway")
+def add_commands(commands: arguments.Commands) -> None:
+    journal = arguments.add_actions(commands, "journal", "the journal of this gateway")
     listed = journal.add_parser("list", help="turns that were set aside, with why")
     listed.add_argument("--journal", type=Path, help="its directory; default: of HOLDFAST_DATA")
     listed.set_defaults(run=_list)
-    sums = add_actions(commands, "rollups", "sums of the ledger")
+    sums = arguments.add_actions(commands, "rollups", "sums of the ledger")
     sums.add_parser("rebuild", help="make all sums again from the turns").set_defaults(run=_rebuild)
     keep = commands.add_parser("retain", help="delete what is older, safe beside a running gateway")
     keep.add_argument(
-        "--turns", type=age_ms, required=True, metavar="AGE", help="like 90d, 12w, 1y"
+        "--turns", type=arguments.age_ms, required=True, metavar="AGE", help="like 90d, 12w, 1y"
     )
-    keep.add_argument("--rollups", type=age_ms, required=True, metavar="AGE", help="like 2y")
+    keep.add_argument(
+        "--rollups", type=arguments.age_ms, required=True, metavar="AGE", help="like 2y"
+    )
     keep.set_defaults(run=_retain)
     export = commands.add_parser("export", help="print usage as CSV")
-    export.add_argument("--since", type=moment_ms, required=True, metavar="TIME", help="RFC 3339")
-    export.add_argument("--until", type=moment_ms, metavar="TIME", help="default: now")
+    export.add_argument(
+        "--since", type=arguments.moment_ms, required=True, metavar="TIME", help="RFC 3339"
+    )
+    export.add_argument("--until", type=arguments.moment_ms, metavar="TIME", help="default: now")
     export.add_argument("--rows", choices=("hours", "days", "turns"), default="hours")
     export.add_argument("--workspace")
     export.add_argument(
         "--seconds",
-        type=number(float, 1e-6, 86_400, "above 0 and at most 86400"),
+        type=arguments.number(float, 1e-6, 86_400, "above 0 and at most 86400"),
         default=EXPORT_SECONDS,
         help="for reading the database, at most (default: %(default)g)",
     )
     export.set_defaults(run=_export)
-    prices = add_actions(commands, "prices", "check and list price sheets")
+    prices = arguments.add_actions(commands, "prices", "check and list price sheets")
     check = prices.add_parser("check", help="read price files and say what is wrong")
     check.add_argument("files", nargs="*", type=Path, help="default: those the settings name")
     check.set_defaults(run=_check_prices)
@@ -75,10 +71,8 @@ def add_commands(commands: Commands) -> None:
 def run_long_in_ledger(
     work: Callable[[Ledger], Coroutine[Any, Any, Result]], *deadline: float
 ) -> Result:
-    """Run one piece of work with the longer deadlines of commands, where none is given.
-
-    Raise LedgerNotMigrated where the settings name a file that is not there.
-    """
+    """Run one piece of work with the longer deadlines of commands, where none is given. Raise
+    LedgerNotMigrated where the settings name a file that is not there."""
     settings = load_database()
     path = settings.sqlite_path
     # A URL may also have options behind the path, or be SQLite's own `file:`.
@@ -119,10 +113,10 @@ def _rebuild(_: argparse.Namespace) -> int:
 
 def _retain(options: argparse.Namespace) -> int:
     if options.rollups < options.turns:
-        raise UsageError("--rollups: must be at least as long as --turns")
-    if options.turns < 2 * UNITS_MS["d"]:
+        raise arguments.UsageError("--rollups: must be at least as long as --turns")
+    if options.turns < 2 * arguments.UNITS_MS["d"]:
         # A killed gateway repeats its last inserts. The rows of the first time must still be there.
-        raise UsageError("--turns: must be at least 2d")
+        raise arguments.UsageError("--turns: must be at least 2d")
     now, month = now_ms(), int(month_of(Clock().wall()).timestamp() * 1000)
     deleted = run_long_in_ledger(
         lambda ledger: retain(ledger, now - options.turns, now - options.rollups, month)
@@ -136,7 +130,7 @@ def _retain(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     until = now_ms() if options.until is None else options.until
     if options.since >= until:
-        raise UsageError("--since: must be before --until")
+        raise arguments.UsageError("--since: must be before --until")
     of = Range(since_ms=options.since, until_ms=until, workspace=options.workspace)
     seconds = options.seconds
     with SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8", newline="") as read:

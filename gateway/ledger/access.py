@@ -46,14 +46,11 @@ class Workspaces:
         self._ledger = ledger
 
     async def create(self, workspace: str, now: datetime, values: Mapping[str, Any]) -> Workspace:
-        """`values` are columns by name.
-
-        Raise InvalidRequest if the id is taken, or if the id or the name is not valid.
-        """
+        """`values` are columns by name. Raise InvalidRequest if the id is taken, or if the id or
+        the name is not valid."""
         if not re.match(ID_PATTERN, workspace):
             raise InvalidRequest(f"id: {IN_WORDS[ID_PATTERN]}")
-        if "display_name" in values:
-            check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
+        _check_display_name(values)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is not None:
                 raise InvalidRequest(f"id: there is a workspace `{workspace}` already")
@@ -62,12 +59,9 @@ class Workspaces:
             return await _get(connection, workspace)
 
     async def change(self, workspace: str, values: Mapping[str, Any]) -> Workspace:
-        """Set columns by name.
-
-        Raise NotFound where there is no such workspace, InvalidRequest if its name is not valid.
-        """
-        if "display_name" in values:
-            check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
+        """Set columns by name. Raise NotFound where there is no such workspace, InvalidRequest if
+        its name is not valid."""
+        _check_display_name(values)
         async with _changing(self._ledger) as connection:
             await _get(connection, workspace)
             if values:
@@ -97,15 +91,17 @@ class Workspaces:
     async def spent(self, workspaces: list[str], month: datetime) -> dict[str, int]:
         """The cost of the turns since the month's first moment (UTC), in nano-dollars, from the
         sums by day. Turns without a price cost nothing here."""
-        query = (
-            select(TurnRollupRow.workspace_id, func.sum(TurnRollupRow.cost_nano))
-            .where(TurnRollupRow.workspace_id.in_(workspaces))
-            .where(TurnRollupRow.by_engine == 0, TurnRollupRow.width_seconds == DAY_SECONDS)
-            .where(TurnRollupRow.start_ms >= int(month.timestamp() * 1000))
-            .group_by(TurnRollupRow.workspace_id)
-        )
+        row = TurnRollupRow
+        own = row.workspace_id.in_(workspaces), row.start_ms >= int(month.timestamp() * 1000)
+        query = select(row.workspace_id, func.sum(row.cost_nano)).group_by(row.workspace_id)
+        query = query.where(*own, row.by_engine == 0, row.width_seconds == DAY_SECONDS)
         found = {name: int(amount or 0) for name, amount in await self._ledger.rows(query)}
         return {name: found.get(name, 0) for name in workspaces}
+
+
+def _check_display_name(values: Mapping[str, Any]) -> None:
+    if "display_name" in values:
+        check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
 
 
 def check_name(field: str, name: str, most: int) -> None:
@@ -158,11 +154,9 @@ class ApiKey(Key, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """All access of one `version`: the newest keys, and all workspaces by their ids.
-
-    `has_ended` are the digests that were asked about and belong to ended keys. `is_sample`: the
-    database holds sample data.
-    """
+    """All access of one `version`: the newest keys, and all workspaces by their ids. `has_ended`
+    are the digests that were asked about and belong to ended keys. `is_sample`: the database holds
+    sample data."""
 
     version: int
     is_sample: bool
@@ -195,10 +189,8 @@ class Keys:
         scope: KeyScope = "inference",
         expires_at: datetime | None = None,
     ) -> str:
-        """Store the key of a workspace, both created when absent; return the key's id.
-
-        Raise InvalidRequest where the workspace's id or the name is not valid.
-        """
+        """Store the key of a workspace, both created when absent; return the key's id. Raise
+        InvalidRequest where the workspace's id or the name is not valid."""
         check_name("name", name, MAX_KEY_NAME)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is None:
@@ -239,14 +231,10 @@ class Keys:
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
         """End a key for good. False if no key of that id was active."""
-        statement = (
-            update(ApiKeyRow)
-            .where(ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None))
-            .values(revoked_at=now)
-            .returning(ApiKeyRow.id)
-        )
+        active = ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None)
+        ended = update(ApiKeyRow).where(*active).values(revoked_at=now)
         async with _changing(self._ledger) as connection:
-            return (await connection.execute(statement)).scalar_one_or_none() is not None
+            return (await connection.execute(ended)).rowcount > 0
 
     async def change(self, key_id: str, values: Mapping[str, Any]) -> ApiKey:
         """Set columns by name. Raise NotFound where there is no such key."""
@@ -287,7 +275,23 @@ class Keys:
             is_sample = await identity.is_sample(connection)
             rows = (await connection.execute(select(WorkspaceRow.__table__))).all()
             workspaces = {row.id: _workspace(row) for row in rows}
-            keys = await _working_keys(connection, limit, now)
+            newest = (ApiKeyRow.created_at, ApiKeyRow.id)
+            query = (
+                select(ApiKeyRow.__table__)
+                .join(WorkspaceRow, WorkspaceRow.id == ApiKeyRow.workspace_id)
+                .where(_works(now), WorkspaceRow.archived_at.is_(None))
+                .order_by(*(column.desc() for column in newest))
+            )
+            keys: list[ApiKey] = []
+            page = query
+            while len(keys) < limit:
+                found = await connection.execute(page.limit(min(_PAGE, limit - len(keys))))
+                made = [_key(row) for row in found.mappings()]
+                keys += made
+                if len(made) < _PAGE:
+                    break
+                page = query.where(tuple_(*newest) < tuple_(made[-1].created_at, made[-1].id))
+
             ended = select(ApiKeyRow.digest).where(ApiKeyRow.digest.in_(asked), not_(_works(now)))
             has_ended = frozenset((await connection.execute(ended)).scalars() if asked else ())
         return Directory(
@@ -329,27 +333,6 @@ def _works(now: datetime) -> ColumnElement[bool]:
     return ApiKeyRow.revoked_at.is_(None) & or_(expires.is_(None), expires > now)
 
 
-async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) -> list[ApiKey]:
-    """The newest first, in pages."""
-    newest = (ApiKeyRow.created_at, ApiKeyRow.id)
-    query = (
-        select(ApiKeyRow.__table__)
-        .join(WorkspaceRow, WorkspaceRow.id == ApiKeyRow.workspace_id)
-        .where(_works(now), WorkspaceRow.archived_at.is_(None))
-        .order_by(*(column.desc() for column in newest))
-    )
-    keys: list[ApiKey] = []
-    page = query
-    while len(keys) < limit:
-        found = await connection.execute(page.limit(min(_PAGE, limit - len(keys))))
-        made = [_key(row) for row in found.mappings()]
-        keys += made
-        if len(made) < _PAGE:
-            break
-        page = query.where(tuple_(*newest) < tuple_(made[-1].created_at, made[-1].id))
-    return keys
-
-
 async def _select(
     connection: AsyncConnection, condition: ColumnElement[bool] | None
 ) -> list[ApiKey]:
@@ -381,10 +364,8 @@ _CHANGE = (
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The states of workspaces by id, locked. What is there at the end is written.
-
-    `now` is the clock that all gateways read, in seconds.
-    """
+    """The states of workspaces by id, locked. What is there at the end is written. `now` is the
+    clock that all gateways read, in seconds."""
 
     now: float
     states: dict[str, str]
@@ -397,10 +378,8 @@ class SharedLimitsTable:
 
     @asynccontextmanager
     async def exchange(self, workspaces: Sequence[str]) -> AsyncIterator[Exchange]:
-        """Lock the rows in the order of their ids, so that gateways never wait in a circle.
-
-        Raise LedgerUnavailable and its like, at the latest after a second.
-        """
+        """Lock the rows in the order of their ids, so that gateways never wait in a circle. Raise
+        LedgerUnavailable and its like, at the latest after a second."""
         async with self._ledger.transaction(_SECONDS) as connection:
             await connection.execute(_FROZEN)
             if workspaces:
@@ -408,12 +387,8 @@ class SharedLimitsTable:
                 await connection.execute(
                     postgresql.insert(SharedLimitsRow).on_conflict_do_nothing(), new
                 )
-            locked = (
-                select(_ROW.c.workspace_id, _ROW.c.state)
-                .where(_ROW.c.workspace_id.in_(workspaces))
-                .order_by(_ROW.c.workspace_id)
-                .with_for_update()
-            )
+            locked = select(_ROW).where(_ROW.c.workspace_id.in_(workspaces))
+            locked = locked.order_by(_ROW.c.workspace_id).with_for_update()
             found = (await connection.execute(locked)).all()
             now = await connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
             page = Exchange(float(now or 0), {name: state for name, state in found})

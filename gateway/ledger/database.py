@@ -52,7 +52,6 @@ _IDS = 500
 # PostgreSQL's undefined_table and undefined_column.
 _UNDEFINED = ("42P01", "42703")
 _TICK_SECONDS = 0.25
-
 Result = TypeVar("Result")
 
 
@@ -344,10 +343,8 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgers:
-    """Pools of one database, so that large reads delay neither the drain nor a revocation.
-
-    `access` is for keys and workspaces, `store` for what clients keep: batches, cached contents.
-    """
+    """Pools of one database, so that large reads delay neither the drain nor a revocation. `access`
+    is for keys and workspaces, `store` for what clients keep: batches, cached contents."""
 
     drain: Ledger
     access: Ledger

@@ -49,15 +49,12 @@ async def mark_sample(connection: AsyncConnection, now: datetime) -> None:
 
 _DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY = 0xFF
-
 FileId = tuple[int, int]
 
 
 class Identity:
-    """The identity of one database, shared by all pools that lead to it.
-
-    `problem` says in one line why the database is not the ledger any more. None means no problem.
-    """
+    """The identity of one database, shared by all pools that lead to it. `problem` says in one line
+    why the database is not the ledger any more. None means no problem."""
 
     def __init__(self) -> None:
         self._path: str | None = None

@@ -14,26 +14,7 @@ from math import exp, log
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Select,
-    Text,
-    bindparam,
-    case,
-    cast,
-    delete,
-    func,
-    literal,
-    not_,
-    null,
-    select,
-    text,
-    tuple_,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -68,7 +49,7 @@ _BIN_WIDTH = log(1.02)
 _BIN_OF_ONE_SECOND = 1_000
 _SHORTEST_SECONDS = 1e-6
 _MOMENTS = ("first_ms", "last_ms")
-
+_GAPS = ("5m", "1h")
 _TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
 
@@ -82,11 +63,11 @@ def prompt_tokens(of: Any) -> Any:
     return of.input_tokens + of.cache_read_tokens + written_tokens(of)
 
 
-def _total(column: Any) -> ColumnElement[int]:
-    return func.coalesce(func.sum(column), 0)
+def _total(column: Any) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.sum(column), 0)
 
 
-def dimensions() -> dict[str, ColumnElement[Any]]:
+def dimensions() -> dict[str, sa.ColumnElement[Any]]:
     """The dimensions of the sums, as expressions over one turn."""
     prompt = prompt_tokens(TurnRow)
     bands = [(prompt > band, band) for band in sorted(PROMPT_BANDS, reverse=True)]
@@ -94,57 +75,56 @@ def dimensions() -> dict[str, ColumnElement[Any]]:
     return {
         "workspace_id": TurnRow.workspace_id.expression,
         "key_id": TurnRow.key_id.expression,
-        "engine": func.coalesce(TurnRow.engine, ""),
+        "engine": sa.func.coalesce(TurnRow.engine, ""),
         "model": TurnRow.model.expression,
-        "price": case((is_priced, TurnRow.price), else_=""),
-        "prompt_above": case(*bands, else_=0),
+        "price": sa.case((is_priced, TurnRow.price), else_=""),
+        "prompt_above": sa.case(*bands, else_=0),
     }
 
 
-def measures() -> dict[str, ColumnElement[int]]:
-    """The measures, as sums over many turns.
-
-    Automatic reuse goes on where the read ends: what is written comes first, and the rest is input
-    that was reused from memory all the same.
-    """
+def measures() -> dict[str, sa.ColumnElement[int]]:
+    """The measures, as sums over many turns. Automatic reuse goes on where the read ends: what is
+    written comes first, and the rest is input that was reused from memory all the same."""
     reused = TurnRow.automatic_tokens - written_tokens(TurnRow)
     return {
-        "requests": func.count(),
-        "requests_with_read": func.count().filter(TurnRow.cache_read_tokens > 0),
-        "errors": func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)),
-        "unpriced": func.count().filter(TurnRow.cost_nano.is_(None)),
+        "requests": sa.func.count(),
+        "requests_with_read": sa.func.count().filter(TurnRow.cache_read_tokens > 0),
+        "errors": sa.func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)),
+        "unpriced": sa.func.count().filter(TurnRow.cost_nano.is_(None)),
         **{name: _total(getattr(TurnRow, name)) for name in _TOKENS},
-        "automatic_input_tokens": _total(case((reused > 0, reused), else_=0)),
+        "automatic_input_tokens": _total(sa.case((reused > 0, reused), else_=0)),
         "cost_nano": _total(TurnRow.cost_nano),
         "cost_without_cache_nano": _total(TurnRow.cost_without_cache_nano),
         # The computed tokens and the time of turns whose prefill was timed.
         "prefill_tokens": _total(
-            case((TurnRow.prefill_seconds.is_not(None), TurnRow.computed_tokens), else_=0)
+            sa.case((TurnRow.prefill_seconds.is_not(None), TurnRow.computed_tokens), else_=0)
         ),
-        "prefill_us": _total(cast(func.round(TurnRow.prefill_seconds * 1e6), BigInteger)),
+        "prefill_us": _total(sa.cast(sa.func.round(TurnRow.prefill_seconds * 1e6), sa.BigInteger)),
     }
 
 
 MEASURES = tuple(measures())
 
 
-def prompt_bucket() -> ColumnElement[int]:
+def prompt_bucket() -> sa.ColumnElement[int]:
     prompt = prompt_tokens(TurnRow)
-    return case(
+    return sa.case(
         *((prompt <= edge, number) for number, edge in enumerate(PROMPT_EDGES)),
         else_=len(PROMPT_EDGES),
     )
 
 
-def has_read() -> ColumnElement[int]:
-    return case((TurnRow.cache_read_tokens > 0, 1), else_=0)
+def has_read() -> sa.ColumnElement[int]:
+    return sa.case((TurnRow.cache_read_tokens > 0, 1), else_=0)
 
 
-def ttft_bin() -> ColumnElement[int]:
+def ttft_bin() -> sa.ColumnElement[int]:
     """The bin of a turn's time to first token."""
     seconds = TurnRow.first_token_seconds
-    longer = case((seconds > _SHORTEST_SECONDS, seconds), else_=_SHORTEST_SECONDS)
-    return cast(func.round(func.ln(longer) / _BIN_WIDTH), BigInteger) + _BIN_OF_ONE_SECOND
+    longer = sa.case((seconds > _SHORTEST_SECONDS, seconds), else_=_SHORTEST_SECONDS)
+    return (
+        sa.cast(sa.func.round(sa.func.ln(longer) / _BIN_WIDTH), sa.BigInteger) + _BIN_OF_ONE_SECOND
+    )
 
 
 def seconds_of(number: int) -> float:
@@ -157,52 +137,52 @@ def _per_interval(
     by_engine: int,
     keys: dict[str, Any],
     sums: dict[str, Any],
-    *where: ColumnElement[bool],
-) -> Select[Any]:
+    *where: sa.ColumnElement[bool],
+) -> sa.Select[Any]:
     """Sums of turns by interval and keys."""
     step = seconds * 1000
     start = TurnRow.opened_ms // step * step
-    columns: dict[str, ColumnElement[Any]] = {
-        "by_engine": literal(by_engine),
-        "width_seconds": literal(seconds),
+    columns: dict[str, sa.ColumnElement[Any]] = {
+        "by_engine": sa.literal(by_engine),
+        "width_seconds": sa.literal(seconds),
         "start_ms": start,
         **keys,
     }
     labelled = [column.label(name) for name, column in (columns | sums).items()]
     # `GROUP BY 3, 4, …`: a label could be taken for a column of the same name.
-    ordinals = (text(str(number + 1)) for number in range(2, len(columns)))
-    return select(*labelled).where(*where).group_by(*ordinals)
+    ordinals = (sa.text(str(number + 1)) for number in range(2, len(columns)))
+    return sa.select(*labelled).where(*where).group_by(*ordinals)
 
 
-def _prefixes(where: ColumnElement[bool]) -> Any:
+def _prefixes(where: sa.ColumnElement[bool]) -> Any:
     sums = measures()
     names = ("requests", "requests_with_read", "unpriced", *CacheUsage.__struct_fields__)
     names += ("cost_nano", "cost_without_cache_nano")
     return (
-        select(
+        sa.select(
             TurnRow.workspace_id,
             TurnRow.prefix,
-            func.max(TurnRow.model).label("model"),
-            func.max(TurnRow.prefix_ttl).label("ttl"),
-            func.max(TurnRow.price).label("price"),
-            func.min(TurnRow.opened_ms).label("first_ms"),
-            func.max(TurnRow.opened_ms).label("last_ms"),
+            sa.func.max(TurnRow.model).label("model"),
+            sa.func.max(TurnRow.prefix_ttl).label("ttl"),
+            sa.func.max(TurnRow.price).label("price"),
+            sa.func.min(TurnRow.opened_ms).label("first_ms"),
+            sa.func.max(TurnRow.opened_ms).label("last_ms"),
             *(sums[name].label(name) for name in names),
-            literal(0, BigInteger).label("gaps_5m"),
-            literal(0, BigInteger).label("gaps_1h"),
+            sa.literal(0, sa.BigInteger).label("gaps_5m"),
+            sa.literal(0, sa.BigInteger).label("gaps_1h"),
         )
         .where(TurnRow.prefix.is_not(None), where)
         .group_by(TurnRow.workspace_id, TurnRow.prefix)
     )
 
 
-def _epochs(where: ColumnElement[bool]) -> Any:
+def _epochs(where: sa.ColumnElement[bool]) -> Any:
     """Turns without an engine have no epoch."""
     keys = TurnRow.engine, TurnRow.epoch, TurnRow.model
-    moments = func.min(TurnRow.opened_ms), func.max(TurnRow.opened_ms)
+    moments = sa.func.min(TurnRow.opened_ms), sa.func.max(TurnRow.opened_ms)
     first, last = (moment.label(name) for moment, name in zip(moments, _MOMENTS, strict=True))
     there = TurnRow.engine.is_not(None), TurnRow.epoch.is_not(None)
-    return select(*keys, first, last).where(*there, where).group_by(*keys)
+    return sa.select(*keys, first, last).where(*there, where).group_by(*keys)
 
 
 def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
@@ -211,7 +191,7 @@ def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
     target = table.__table__
     keys = [column.name for column in target.primary_key]
     names = [column.name for column in source.selected_columns]
-    statement = insert(table).from_select(names, source.order_by(*map(text, keys)))
+    statement = insert(table).from_select(names, source.order_by(*map(sa.text, keys)))
     new = statement.excluded
     changes: dict[str, Any] = {}
     for name in names:
@@ -220,10 +200,10 @@ def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
             continue
         changes[name] = old + new[name]
         if name in ("model", "ttl", "price"):
-            changes[name] = case((new[name] > func.coalesce(old, ""), new[name]), else_=old)
+            changes[name] = sa.case((new[name] > sa.func.coalesce(old, ""), new[name]), else_=old)
         elif name in _MOMENTS:
             is_beyond = new[name] < old if name == "first_ms" else new[name] > old
-            changes[name] = case((is_beyond, new[name]), else_=old)
+            changes[name] = sa.case((is_beyond, new[name]), else_=old)
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 
@@ -238,9 +218,9 @@ WIDTHS_SECONDS: dict[IntervalTable, tuple[tuple[int, ...], tuple[int, ...]]] = {
 is shorter than an hour goes with its turns."""
 
 
-def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
+def interval_sums(where: sa.ColumnElement[bool]) -> dict[IntervalTable, Any]:
     """By table, the select of its rows over the turns that `where` leaves."""
-    count = {"requests": func.count()}
+    count = {"requests": sa.func.count()}
     bins = {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
     timed = TurnRow.first_token_seconds.is_not(None)
     found: dict[IntervalTable, list[Any]] = {table: [] for table in WIDTHS_SECONDS}
@@ -249,7 +229,7 @@ def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
             blank = ["key_id", "workspace_id"][: 1 + (width < HOUR_SECONDS)]
             blank = blank if by_engine else ["engine"]
             keys = {
-                name: literal("", Text) if name in blank else column
+                name: sa.literal("", sa.Text) if name in blank else column
                 for name, column in dimensions().items()
             }
             own = {name: keys[name] for name in ("workspace_id", "engine", "model")}
@@ -258,17 +238,17 @@ def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
                 kinds = [(own | bins, count, timed)]
             elif table is ReasonRollupRow:
                 kinds = [
-                    ({**own, "kind": literal(kind), "value": column}, count, column.is_not(None))
+                    ({**own, "kind": sa.literal(kind), "value": column}, count, column.is_not(None))
                     for kind, column in reasons().items()
                 ]
             for kind in kinds:
                 found[table].append(_per_interval(width, by_engine, *kind, where))
-    return {table: union_all(*selects) for table, selects in found.items()}
+    return {table: sa.union_all(*selects) for table, selects in found.items()}
 
 
 def intervals(
     table: IntervalTable, since_ms: int, until_ms: int, *, is_short: bool | None = None
-) -> ColumnElement[bool]:
+) -> sa.ColumnElement[bool]:
     """The rows of the intervals that begin in [since, until): all, those that are shorter than an
     hour, or the others. The key's columns up to the start are named, so that its index serves."""
     widths = {width for each in WIDTHS_SECONDS[table] for width in each}
@@ -277,27 +257,27 @@ def intervals(
     return table.by_engine.in_((0, 1)) & table.width_seconds.in_(wanted) & is_within
 
 
-def reasons() -> dict[str, ColumnElement[Any]]:
+def reasons() -> dict[str, sa.ColumnElement[Any]]:
     """By the kind of reason, a turn's own."""
     return {"miss": TurnRow.miss_reason.expression, "outcome": TurnRow.outcome.expression}
 
 
-def _additions(on_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
+def _additions(on_postgres: bool, where: sa.ColumnElement[bool]) -> list[Any]:
     return [_upsert(on_postgres, table, sums) for table, sums in interval_sums(where).items()]
 
 
-def is_postgres(connection: AsyncConnection | Connection) -> bool:
+def is_postgres(connection: AsyncConnection | sa.Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
-def _are_new(turn_id: Any, on_postgres: bool) -> ColumnElement[bool]:
+def _are_new(turn_id: Any, on_postgres: bool) -> sa.ColumnElement[bool]:
     """Whether a turn is one of the parameter `turn_ids`, a JSON array of any length."""
-    given: Any = bindparam("turn_ids", type_=Text)
+    given: Any = sa.bindparam("turn_ids", type_=sa.Text)
     if on_postgres:
-        given = func.json_array_elements_text(cast(given, postgresql.JSON)).column_valued()
+        given = sa.func.json_array_elements_text(sa.cast(given, postgresql.JSON)).column_valued()
     else:
-        given = func.json_each(given).table_valued("value").c.value
-    found: ColumnElement[bool] = turn_id.in_(select(given))
+        given = sa.func.json_each(given).table_valued("value").c.value
+    found: sa.ColumnElement[bool] = turn_id.in_(sa.select(given))
     return found
 
 
@@ -307,27 +287,27 @@ def gap_changes(on_postgres: bool) -> Any:
     gap to the turn before, and where there is a turn after it, by that one's new gap less its
     former one."""
     other = aliased(TurnRow)
-    place, there = tuple_(TurnRow.opened_ms, TurnRow.id), tuple_(other.opened_ms, other.id)
+    place, there = sa.tuple_(TurnRow.opened_ms, TurnRow.id), sa.tuple_(other.opened_ms, other.id)
     backwards = other.opened_ms.desc(), other.id.desc()
     # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
     # each of its turns.
-    near = select(other.opened_ms).where(
-        func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
+    near = sa.select(other.opened_ms).where(
+        sa.func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
         other.prefix == TurnRow.prefix,
     )
     is_new = _are_new(other.id, on_postgres)
     before = near.where(there < place).order_by(*backwards).limit(1).scalar_subquery()
-    if_old = near.with_only_columns(case((is_new, null()), else_=other.opened_ms))
+    if_old = near.with_only_columns(sa.case((is_new, sa.null()), else_=other.opened_ms))
     following = if_old.where(there > place).order_by(other.opened_ms, other.id)
     after = following.limit(1).scalar_subquery()
-    earlier = near.where(there < place, not_(is_new)).order_by(*backwards).limit(1)
+    earlier = near.where(there < place, sa.not_(is_new)).order_by(*backwards).limit(1)
     found = (
-        select(
+        sa.select(
             TurnRow.workspace_id,
             TurnRow.prefix,
             (TurnRow.opened_ms - before).label("own"),
             (after - TurnRow.opened_ms).label("next"),
-            case((after.is_not(None), after - earlier.scalar_subquery())).label("former"),
+            sa.case((after.is_not(None), after - earlier.scalar_subquery())).label("former"),
         )
         .where(TurnRow.prefix.is_not(None), _are_new(TurnRow.id, on_postgres))
         # PostgreSQL merges no query with an offset, so each gap is looked up once, not six times.
@@ -335,15 +315,15 @@ def gap_changes(on_postgres: bool) -> Any:
         .subquery()
     )
 
-    def grown(above: int, up_to: int) -> ColumnElement[int]:
+    def grown(above: int, up_to: int) -> sa.ColumnElement[int]:
         counts = [
-            case((gap.between(above + 1, up_to), sign), else_=0)
+            sa.case((gap.between(above + 1, up_to), sign), else_=0)
             for gap, sign in ((found.c.own, 1), (found.c.next, 1), (found.c.former, -1))
         ]
-        return func.sum(counts[0] + counts[1] + counts[2])
+        return sa.func.sum(counts[0] + counts[1] + counts[2])
 
     return (
-        select(
+        sa.select(
             found.c.workspace_id,
             found.c.prefix,
             grown(-1, FIVE_MINUTES_MS).label("more_5m"),
@@ -354,22 +334,20 @@ def gap_changes(on_postgres: bool) -> Any:
     )
 
 
+def _with_gaps(changes: Any) -> Any:
+    """Add `more_5m` and `more_1h` of each prefix to its counts of gaps."""
+    row = PrefixRow
+    own = row.workspace_id == changes.c.workspace_id, row.prefix == changes.c.prefix
+    more = {f"gaps_{ttl}": getattr(row, f"gaps_{ttl}") + changes.c[f"more_{ttl}"] for ttl in _GAPS}
+    return sa.update(row).where(*own).values(more)
+
+
 @cache
 def _adding(on_postgres: bool) -> list[Any]:
     """The statements of every drain; to make them costs more than to run them. The prefixes'
     statement locks their rows, so that the second of two writers sees the first one's turns."""
     where = _are_new(TurnRow.id, on_postgres)
-    changes = gap_changes(on_postgres)
-    gaps = (
-        update(PrefixRow)
-        .where(
-            PrefixRow.workspace_id == changes.c.workspace_id, PrefixRow.prefix == changes.c.prefix
-        )
-        .values(
-            gaps_5m=PrefixRow.gaps_5m + changes.c.more_5m,
-            gaps_1h=PrefixRow.gaps_1h + changes.c.more_1h,
-        )
-    )
+    gaps = _with_gaps(gap_changes(on_postgres))
     prefixes = _upsert(on_postgres, PrefixRow, _prefixes(where))
     epochs = _upsert(on_postgres, EpochRow, _epochs(where))
     return [*_additions(on_postgres, where), epochs, prefixes, gaps]
@@ -380,63 +358,42 @@ async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms:
     and then add turns that they have inserted already."""
     await _lock(connection, *WIDTHS_SECONDS)
     for table in WIDTHS_SECONDS:
-        await connection.execute(delete(table).where(intervals(table, since_ms, until_ms)))
+        await connection.execute(sa.delete(table).where(intervals(table, since_ms, until_ms)))
     where = (TurnRow.opened_ms >= since_ms) & (TurnRow.opened_ms < until_ms)
     for statement in _additions(is_postgres(connection), where):
         await connection.execute(statement)
 
 
+WHOLE = (EpochRow, PrefixRow)
+"""The tables of sums without intervals, in the order in which turns are added: so no two writers
+deadlock."""
+
+
 async def rebuild_whole(connection: AsyncConnection) -> None:
     """Replace the sums of all prefixes and epochs by those of the turns that are there."""
-    await _lock(connection, *whole_sums())
-    for table, sums in whole_sums().items():
-        await connection.execute(delete(table))
-        await connection.execute(_upsert(is_postgres(connection), table, sums))
-
-
-def whole_sums() -> dict[type[PrefixRow] | type[EpochRow], Any]:
-    """By table that has no intervals, the select of its rows over all turns; in the order in which
-    turns are added, so that no two writers deadlock."""
-    counts = gap_counts()
-    rest = _prefixes(literal(1) == 1).subquery()
-    is_own = (rest.c.workspace_id == counts.c.workspace_id) & (rest.c.prefix == counts.c.prefix)
-    columns = [
-        func.coalesce(counts.c[column.name], 0).label(column.name)
-        if column.name in ("gaps_5m", "gaps_1h")
-        else column
-        for column in rest.c
-    ]
-    joined = select(*columns).select_from(rest.outerjoin(counts, is_own))
-    return {EpochRow: _epochs(literal(1) == 1), PrefixRow: select(joined.subquery())}
-
-
-def gap_counts() -> Any:
-    """By prefix, the turns that came within five minutes and within an hour after another."""
-    own = (TurnRow.workspace_id, TurnRow.prefix)
-    before = func.lag(TurnRow.opened_ms).over(
-        partition_by=own, order_by=(TurnRow.opened_ms, TurnRow.id)
+    await _lock(connection, *WHOLE)
+    own, on_postgres = (TurnRow.workspace_id, TurnRow.prefix), is_postgres(connection)
+    place = (TurnRow.opened_ms, TurnRow.id)
+    before = sa.func.lag(TurnRow.opened_ms).over(partition_by=own, order_by=place)
+    gap = (TurnRow.opened_ms - before).label("gap")
+    gaps = sa.select(*own, gap).where(TurnRow.prefix.is_not(None)).subquery()
+    keys = gaps.c.workspace_id, gaps.c.prefix
+    counts = sa.select(
+        *keys,
+        sa.func.count().filter(gaps.c.gap <= FIVE_MINUTES_MS).label("more_5m"),
+        sa.func.count().filter(gaps.c.gap > FIVE_MINUTES_MS).label("more_1h"),
     )
-    gaps = (
-        select(*own, (TurnRow.opened_ms - before).label("gap"))
-        .where(TurnRow.prefix.is_not(None))
-        .subquery()
-    )
-    return (
-        select(
-            gaps.c.workspace_id,
-            gaps.c.prefix,
-            func.count().filter(gaps.c.gap <= FIVE_MINUTES_MS).label("gaps_5m"),
-            func.count().filter(gaps.c.gap > FIVE_MINUTES_MS).label("gaps_1h"),
-        )
-        .where(gaps.c.gap <= HOUR_MS)
-        .group_by(gaps.c.workspace_id, gaps.c.prefix)
-        .subquery()
-    )
+    counts = counts.where(gaps.c.gap <= HOUR_MS).group_by(*keys)
+    everything = sa.literal(1) == 1
+    for table, sums in zip(WHOLE, (_epochs(everything), _prefixes(everything)), strict=True):
+        await connection.execute(sa.delete(table))
+        await connection.execute(_upsert(on_postgres, table, sums))
+    await connection.execute(_with_gaps(counts.subquery()))
 
 
 async def horizon_ms(connection: AsyncConnection) -> int:
     """The moment from which the turns are complete. 0 if none were deleted."""
-    found = (await connection.execute(select(HorizonRow.turns_ms))).scalar_one_or_none()
+    found = (await connection.execute(sa.select(HorizonRow.turns_ms))).scalar_one_or_none()
     return found or 0
 
 
@@ -444,7 +401,7 @@ async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
     """Lock the tables. SQLite has a single writer anyway, from the first changing statement on."""
     if is_postgres(connection):
         names = ", ".join(table.__tablename__ for table in tables)
-        await connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+        await connection.execute(sa.text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def days(since_ms: int, until_ms: int) -> Iterable[tuple[int, int]]:
@@ -460,12 +417,9 @@ _INSERTS = {
 }
 
 
-def insert_closed(connection: Connection, records: Sequence[TurnRecord]) -> None:
-    """Insert closed turns that are not there yet, and add them to the sums.
-
-    Raise LedgerRefused for a value that the database can't hold, and SampleData if it holds sample
-    data.
-    """
+def insert_closed(connection: sa.Connection, records: Sequence[TurnRecord]) -> None:
+    """Insert closed turns that are not there yet, and add them to the sums. Raise LedgerRefused for
+    a value that the database can't hold, and SampleData if it holds sample data."""
     rows = {record.id: row_of(record) for record in reversed(records)}
     ordered = [rows[turn_id] for turn_id in sorted(rows)]
     try:

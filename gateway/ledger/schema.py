@@ -3,19 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    DateTime,
-    Double,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    MetaData,
-    String,
-    Text,
-    TypeDecorator,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
@@ -29,10 +17,10 @@ NAMING_CONVENTION = {
 }
 
 
-class UtcDateTime(TypeDecorator[datetime]):
+class UtcDateTime(sa.TypeDecorator[datetime]):
     """Refuses naive values, and returns aware ones on every database."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
@@ -49,8 +37,8 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Base(DeclarativeBase):
-    metadata = MetaData(naming_convention=NAMING_CONVENTION)
-    type_annotation_map = {datetime: UtcDateTime(), int: BigInteger(), float: Double()}  # noqa: RUF012
+    metadata = sa.MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map = {datetime: UtcDateTime(), int: sa.BigInteger(), float: sa.Double()}  # noqa: RUF012
 
 
 class WorkspaceRow(Base):
@@ -59,17 +47,17 @@ class WorkspaceRow(Base):
     """NULL is no limit. `gateway/base/grants.py` says what each limit counts, and what `auto_cache`
     holds; NULL there is the installation's setting."""
 
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     created_at: Mapped[datetime]
-    display_name: Mapped[str] = mapped_column(String(128), server_default="")
+    display_name: Mapped[str] = mapped_column(sa.String(128), server_default="")
     archived_at: Mapped[datetime | None]
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     max_concurrency: Mapped[int | None]
     monthly_spend_nano: Mapped[int | None]
     lease_share: Mapped[float | None]
-    auto_cache: Mapped[str | None] = mapped_column(String(16))
-    auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
+    auto_cache: Mapped[str | None] = mapped_column(sa.String(16))
+    auto_cache_ttl: Mapped[str | None] = mapped_column(sa.String(4))
     keep_days: Mapped[int | None]
     may_approximate: Mapped[bool] = mapped_column(server_default="0")
 
@@ -79,30 +67,28 @@ class SharedLimitsRow(Base):
 
     __tablename__ = "shared_limits"
 
-    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    state: Mapped[str] = mapped_column(Text)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    state: Mapped[str] = mapped_column(sa.Text)
 
 
 class ApiKeyRow(Base):
-    """`digest` is the SHA-256 of the key; the key itself is stored nowhere.
-
-    `replaces` is the key that this one was made for by a rotation: each is replaced at most once.
-    """
+    """`digest` is the SHA-256 of the key; the key itself is stored nowhere. `replaces` is the key
+    that this one was made for by a rotation: each is replaced at most once."""
 
     __tablename__ = "api_keys"
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id"))
-    name: Mapped[str] = mapped_column(String(64))
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(sa.ForeignKey("workspaces.id"))
+    name: Mapped[str] = mapped_column(sa.String(64))
+    digest: Mapped[str] = mapped_column(sa.String(64), unique=True)
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
-    scope: Mapped[str] = mapped_column(String(16), server_default="inference")
+    scope: Mapped[str] = mapped_column(sa.String(16), server_default="inference")
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
-    replaces: Mapped[str | None] = mapped_column(String(32), unique=True)
-    auto_cache: Mapped[str | None] = mapped_column(String(16))
-    auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
+    replaces: Mapped[str | None] = mapped_column(sa.String(32), unique=True)
+    auto_cache: Mapped[str | None] = mapped_column(sa.String(16))
+    auto_cache_ttl: Mapped[str | None] = mapped_column(sa.String(4))
 
 
 class WatermarkRow(Base):
@@ -112,7 +98,7 @@ class WatermarkRow(Base):
 
     __tablename__ = "watermarks"
 
-    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     value: Mapped[int]
 
 
@@ -130,46 +116,44 @@ IS_ERROR = "outcome LIKE '%error'"
 
 
 class TurnRow(CacheColumns, Base):
-    """One closed turn, field by field as `TurnRecord` explains it.
-
-    `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
-    sheet with its version (`name@date`). `fingerprint` and `prefix` hold keyed digests only.
-    """
+    """One closed turn, field by field as `TurnRecord` explains it. `opened_ms` is `opened_at` in
+    milliseconds, for time buckets. `price` is the id of the price sheet with its version
+    (`name@date`). `fingerprint` and `prefix` hold keyed digests only."""
 
     __tablename__ = "turns"
     __table_args__ = (
         # The order of the turn explorer, which pages by (opened_ms, id).
-        Index("ix_turns_opened", "opened_ms", "id"),
-        Index("ix_turns_workspace_opened", "workspace_id", "opened_ms", "id"),
+        sa.Index("ix_turns_opened", "opened_ms", "id"),
+        sa.Index("ix_turns_workspace_opened", "workspace_id", "opened_ms", "id"),
         # A turn's neighbours of the same prefix; the name is keyed by the workspace's scope.
-        Index("ix_turns_prefix", "prefix", "opened_ms", "id"),
-        Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
-        Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
-        Index("ix_turns_http_request_id", "http_request_id"),
-        Index("ix_turns_engine", "engine", "opened_ms", "id"),
+        sa.Index("ix_turns_prefix", "prefix", "opened_ms", "id"),
+        sa.Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
+        sa.Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
+        sa.Index("ix_turns_http_request_id", "http_request_id"),
+        sa.Index("ix_turns_engine", "engine", "opened_ms", "id"),
         # Few turns end in an error, and the explorer asks for the newest.
-        Index(
+        sa.Index(
             "ix_turns_errors",
             "opened_ms",
             "id",
-            sqlite_where=text(IS_ERROR),
-            postgresql_where=text(IS_ERROR),
+            sqlite_where=sa.text(IS_ERROR),
+            postgresql_where=sa.text(IS_ERROR),
         ),
     )
 
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    instance: Mapped[str] = mapped_column(String(32))
-    workspace_id: Mapped[str] = mapped_column(String(64))
-    key_id: Mapped[str] = mapped_column(String(32))
-    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS))
-    engine: Mapped[str | None] = mapped_column(String(64))
-    engine_model: Mapped[str | None] = mapped_column(String(256))
-    epoch: Mapped[str | None] = mapped_column(String(64))
+    id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    instance: Mapped[str] = mapped_column(sa.String(32))
+    workspace_id: Mapped[str] = mapped_column(sa.String(64))
+    key_id: Mapped[str] = mapped_column(sa.String(32))
+    model: Mapped[str] = mapped_column(sa.String(MODEL_CHARACTERS))
+    engine: Mapped[str | None] = mapped_column(sa.String(64))
+    engine_model: Mapped[str | None] = mapped_column(sa.String(256))
+    epoch: Mapped[str | None] = mapped_column(sa.String(64))
     stream: Mapped[bool]
     opened_at: Mapped[datetime]
     opened_ms: Mapped[int]
-    outcome: Mapped[str] = mapped_column(String(32))
-    miss_reason: Mapped[str | None] = mapped_column(String(32))
+    outcome: Mapped[str] = mapped_column(sa.String(32))
+    miss_reason: Mapped[str | None] = mapped_column(sa.String(32))
     input_tokens: Mapped[int]
     automatic_tokens: Mapped[int]
     computed_tokens: Mapped[int]
@@ -177,26 +161,26 @@ class TurnRow(CacheColumns, Base):
     thinking_tokens: Mapped[int]
     first_token_seconds: Mapped[float | None]
     duration_seconds: Mapped[float | None]
-    price: Mapped[str | None] = mapped_column(String(96))
+    price: Mapped[str | None] = mapped_column(sa.String(96))
     cost_nano: Mapped[int | None]
     cost_without_cache_nano: Mapped[int | None]
     num_removed: Mapped[int] = mapped_column(server_default="0")
-    fingerprint: Mapped[bytes | None] = mapped_column(LargeBinary)
-    dialect: Mapped[str | None] = mapped_column(String(16))
-    prefix: Mapped[str | None] = mapped_column(String(16))
-    prefix_ttl: Mapped[str | None] = mapped_column(String(8))
-    stop_reason: Mapped[str | None] = mapped_column(String(32))
+    fingerprint: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
+    dialect: Mapped[str | None] = mapped_column(sa.String(16))
+    prefix: Mapped[str | None] = mapped_column(sa.String(16))
+    prefix_ttl: Mapped[str | None] = mapped_column(sa.String(8))
+    stop_reason: Mapped[str | None] = mapped_column(sa.String(32))
     queue_seconds: Mapped[float | None]
     prefill_seconds: Mapped[float | None]
     decode_seconds: Mapped[float | None]
     available_tokens: Mapped[int | None]
     captured_tokens: Mapped[int | None]
-    http_request_id: Mapped[str | None] = mapped_column(String(40))
-    user_agent: Mapped[str | None] = mapped_column(String(64))
-    name: Mapped[str | None] = mapped_column(String(64))
+    http_request_id: Mapped[str | None] = mapped_column(sa.String(40))
+    user_agent: Mapped[str | None] = mapped_column(sa.String(64))
+    name: Mapped[str | None] = mapped_column(sa.String(64))
     status: Mapped[int | None]
-    error: Mapped[str | None] = mapped_column(String(300))
-    approximate: Mapped[str | None] = mapped_column(String(64))
+    error: Mapped[str | None] = mapped_column(sa.String(300))
+    approximate: Mapped[str | None] = mapped_column(sa.String(64))
 
 
 class IntervalColumns:
@@ -207,9 +191,9 @@ class IntervalColumns:
     by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
     width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
     start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
-    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True, sort_order=-1)
-    engine: Mapped[str] = mapped_column(String(64), primary_key=True, sort_order=-1)
-    model: Mapped[str] = mapped_column(String(128), primary_key=True, sort_order=-1)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True, sort_order=-1)
+    engine: Mapped[str] = mapped_column(sa.String(64), primary_key=True, sort_order=-1)
+    model: Mapped[str] = mapped_column(sa.String(128), primary_key=True, sort_order=-1)
 
 
 class TurnRollupRow(IntervalColumns, CacheColumns, Base):
@@ -217,8 +201,8 @@ class TurnRollupRow(IntervalColumns, CacheColumns, Base):
 
     __tablename__ = "turn_rollups"
 
-    key_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    price: Mapped[str] = mapped_column(String(96), primary_key=True)
+    key_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    price: Mapped[str] = mapped_column(sa.String(96), primary_key=True)
     prompt_above: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     requests: Mapped[int]
     requests_with_read: Mapped[int]
@@ -241,16 +225,15 @@ class ReasonRollupRow(IntervalColumns, Base):
 
     __tablename__ = "reason_rollups"
 
-    kind: Mapped[str] = mapped_column(String(8), primary_key=True)
-    value: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(sa.String(8), primary_key=True)
+    value: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     requests: Mapped[int]
 
 
 class LatencyRollupRow(IntervalColumns, Base):
     """A histogram of one interval's times to first token; `bin` is that of `rollups.ttft_bin`.
-
-    `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a cache.
-    """
+    `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a
+    cache."""
 
     __tablename__ = "latency_rollups"
 
@@ -267,21 +250,21 @@ class PrefixRow(CacheColumns, Base):
     __tablename__ = "prefixes"
     # Most prefixes of growing conversations are sent once. The pages ask for the others.
     __table_args__ = (
-        Index(
+        sa.Index(
             "ix_prefixes_reused",
             "workspace_id",
             "requests",
             "prefix",
-            sqlite_where=text("requests > 1"),
-            postgresql_where=text("requests > 1"),
+            sqlite_where=sa.text("requests > 1"),
+            postgresql_where=sa.text("requests > 1"),
         ),
     )
 
-    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    prefix: Mapped[str] = mapped_column(String(16), primary_key=True)
-    model: Mapped[str] = mapped_column(String(128))
-    ttl: Mapped[str | None] = mapped_column(String(8))
-    price: Mapped[str | None] = mapped_column(String(96))
+    workspace_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    prefix: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    model: Mapped[str] = mapped_column(sa.String(128))
+    ttl: Mapped[str | None] = mapped_column(sa.String(8))
+    price: Mapped[str | None] = mapped_column(sa.String(96))
     first_ms: Mapped[int]
     last_ms: Mapped[int]
     requests: Mapped[int]
@@ -298,9 +281,9 @@ class EpochRow(Base):
 
     __tablename__ = "engine_epochs"
 
-    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
-    epoch: Mapped[str] = mapped_column(String(64), primary_key=True)
-    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS), primary_key=True)
+    engine: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    epoch: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    model: Mapped[str] = mapped_column(sa.String(MODEL_CHARACTERS), primary_key=True)
     first_ms: Mapped[int]
     last_ms: Mapped[int]
 
@@ -319,47 +302,45 @@ class TurnContentRow(Base):
     (`stored.py`), of a workspace with `keep_days`."""
 
     __tablename__ = "turn_contents"
-    __table_args__ = (Index("ix_turn_contents_workspace", "workspace_id", "at_ms"),)
+    __table_args__ = (sa.Index("ix_turn_contents_workspace", "workspace_id", "at_ms"),)
 
-    turn_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    workspace_id: Mapped[str] = mapped_column(String(64))
+    turn_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64))
     at_ms: Mapped[int]
-    body: Mapped[bytes] = mapped_column(LargeBinary)
+    body: Mapped[bytes] = mapped_column(sa.LargeBinary)
 
 
 class KeptResponseRow(Base):
     """A response of the Responses API with its input, or a conversation; as `TurnContentRow`."""
 
     __tablename__ = "kept_responses"
-    __table_args__ = (Index("ix_kept_responses_workspace", "workspace_id", "at_ms"),)
+    __table_args__ = (sa.Index("ix_kept_responses_workspace", "workspace_id", "at_ms"),)
 
-    turn_id: Mapped[str] = mapped_column("id", String(64), primary_key=True)
-    workspace_id: Mapped[str] = mapped_column(String(64))
+    turn_id: Mapped[str] = mapped_column("id", sa.String(64), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64))
     at_ms: Mapped[int]
-    body: Mapped[bytes] = mapped_column(LargeBinary)
+    body: Mapped[bytes] = mapped_column(sa.LargeBinary)
 
 
 class CachedContentRow(Base):
-    """A prompt that a client named, to be held until `expires_at`.
-
-    `body` is its JSON, compressed; `num_bytes` and `num_tokens` are those of the prompt. `prefix`
-    is its name, keyed by the workspace's scope. Engines were told to hold it until `held_until`.
-    """
+    """A prompt that a client named, to be held until `expires_at`. `body` is its JSON, compressed;
+    `num_bytes` and `num_tokens` are those of the prompt. `prefix` is its name, keyed by the
+    workspace's scope. Engines were told to hold it until `held_until`."""
 
     __tablename__ = "cached_contents"
     __table_args__ = (
-        Index("ix_cached_contents_workspace", "workspace_id", "id"),
-        Index("ix_cached_contents_expires", "expires_at"),
+        sa.Index("ix_cached_contents_workspace", "workspace_id", "id"),
+        sa.Index("ix_cached_contents_expires", "expires_at"),
     )
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    workspace_id: Mapped[str] = mapped_column(String(64))
-    model: Mapped[str] = mapped_column(String(256))
-    display_name: Mapped[str] = mapped_column(String(128))
-    body: Mapped[bytes] = mapped_column(LargeBinary)
+    id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64))
+    model: Mapped[str] = mapped_column(sa.String(256))
+    display_name: Mapped[str] = mapped_column(sa.String(128))
+    body: Mapped[bytes] = mapped_column(sa.LargeBinary)
     num_bytes: Mapped[int]
     num_tokens: Mapped[int]
-    prefix: Mapped[str] = mapped_column(String(16))
+    prefix: Mapped[str] = mapped_column(sa.String(16))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     expires_at: Mapped[datetime]
@@ -368,44 +349,42 @@ class CachedContentRow(Base):
 
 class BatchRow(Base):
     """A batch of messages. A gateway runs it while it owns it: `owner` until `owned_until`.
-
-    `version` is the `anthropic-version` that it was sent with. `num_bytes` are those of its rows.
-    """
+    `version` is the `anthropic-version` that it was sent with. `num_bytes` are those of its
+    rows."""
 
     __tablename__ = "batches"
     __table_args__ = (
-        Index("ix_batches_workspace", "workspace_id", "created_at", "id"),
-        Index("ix_batches_status", "status", "owned_until"),
+        sa.Index("ix_batches_workspace", "workspace_id", "created_at", "id"),
+        sa.Index("ix_batches_status", "status", "owned_until"),
     )
 
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    workspace_id: Mapped[str] = mapped_column(String(64))
-    key_id: Mapped[str] = mapped_column(String(32))
-    version: Mapped[str] = mapped_column(String(16))
-    status: Mapped[str] = mapped_column(String(16))
+    id: Mapped[str] = mapped_column(sa.String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64))
+    key_id: Mapped[str] = mapped_column(sa.String(32))
+    version: Mapped[str] = mapped_column(sa.String(16))
+    status: Mapped[str] = mapped_column(sa.String(16))
     num_bytes: Mapped[int]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     cancel_initiated_at: Mapped[datetime | None]
-    owner: Mapped[str] = mapped_column(String(32))
+    owner: Mapped[str] = mapped_column(sa.String(32))
     owned_until: Mapped[datetime]
 
 
 class BatchItemRow(Base):
     """One request of a batch. Rows run in the order of `rank`; `prefix` names what they share.
-
-    `params` and `result` are JSON, compressed. The status is `pending` or the type of the result.
-    """
+    `params` and `result` are JSON, compressed. The status is `pending` or the type of the
+    result."""
 
     __tablename__ = "batch_rows"
-    __table_args__ = (Index("ix_batch_rows_rank", "batch_id", "status", "rank"),)
+    __table_args__ = (sa.Index("ix_batch_rows_rank", "batch_id", "status", "rank"),)
 
-    batch_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(sa.String(40), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    custom_id: Mapped[str] = mapped_column(String(64))
+    custom_id: Mapped[str] = mapped_column(sa.String(64))
     rank: Mapped[int]
-    prefix: Mapped[str] = mapped_column(String(16))
-    params: Mapped[bytes] = mapped_column(LargeBinary)
-    status: Mapped[str] = mapped_column(String(16))
-    result: Mapped[bytes | None] = mapped_column(LargeBinary)
+    prefix: Mapped[str] = mapped_column(sa.String(16))
+    params: Mapped[bytes] = mapped_column(sa.LargeBinary)
+    status: Mapped[str] = mapped_column(sa.String(16))
+    result: Mapped[bytes | None] = mapped_column(sa.LargeBinary)

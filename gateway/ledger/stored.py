@@ -82,10 +82,8 @@ _ANY_THAT_RUNS = select(BatchRow.id).where(_RUNS).limit(1)
 
 
 class Batches:
-    """A workspace has at most `most_running` batches that have not ended.
-
-    The rows of its batches that are not deleted have at most `most_bytes` together.
-    """
+    """A workspace has at most `most_running` batches that have not ended. The rows of its batches
+    that are not deleted have at most `most_bytes` together."""
 
     def __init__(self, ledger: Ledger, *, most_running: int, most_bytes: int) -> None:
         self._ledger = ledger
@@ -130,26 +128,20 @@ class Batches:
 
     async def counts(self, batch_ids: Collection[str]) -> dict[str, dict[str, int]]:
         """How many rows of each batch have each status."""
-        query = (
-            select(BatchItemRow.batch_id, BatchItemRow.status, func.count())
-            .where(BatchItemRow.batch_id.in_(batch_ids))
-            .group_by(BatchItemRow.batch_id, BatchItemRow.status)
-        )
+        keys = BatchItemRow.batch_id, BatchItemRow.status
+        query = select(*keys, func.count()).where(BatchItemRow.batch_id.in_(batch_ids))
         found: dict[str, dict[str, int]] = {}
-        for batch_id, status, count in await self._ledger.rows(query):
+        for batch_id, status, count in await self._ledger.rows(query.group_by(*keys)):
             found.setdefault(batch_id, {})[status] = count
         return found
 
     async def cancel(self, workspace: str, batch_id: str, now: datetime) -> Batch:
         """Ask for the end of a batch that runs. Nothing happens to one that has ended."""
-        statement = (
-            update(BatchRow)
-            .where(BatchRow.id == batch_id, BatchRow.status == "in_progress")
-            .values(status="canceling", cancel_initiated_at=now)
-        )
+        running = update(BatchRow).where(BatchRow.id == batch_id, BatchRow.status == "in_progress")
         async with self._ledger.transaction() as connection:
             await _get(connection, workspace, batch_id)
-            await connection.execute(statement)
+            changes = {"status": "canceling", "cancel_initiated_at": now}
+            await connection.execute(running.values(changes))
             return await _get(connection, workspace, batch_id)
 
     async def remove(self, workspace: str, batch_id: str) -> None:
@@ -162,15 +154,10 @@ class Batches:
 
     async def results(self, batch_id: str, after: int, limit: int) -> list[tuple[int, str, bytes]]:
         """Position, custom id and result of rows that have ended, in the order of the rows."""
-        query = (
-            select(BatchItemRow.position, BatchItemRow.custom_id, BatchItemRow.result)
-            .where(BatchItemRow.batch_id == batch_id)
-            .where(BatchItemRow.position > after)
-            .where(BatchItemRow.status != PENDING)
-            .order_by(BatchItemRow.position)
-            .limit(limit)
-        )
-        rows = await self._ledger.rows(query)
+        item = BatchItemRow
+        ended = item.batch_id == batch_id, item.position > after, item.status != PENDING
+        query = select(item.position, item.custom_id, item.result).where(*ended)
+        rows = await self._ledger.rows(query.order_by(item.position).limit(limit))
         return [(row.position, row.custom_id, row.result or b"") for row in rows]
 
     # For the gateway that runs them.
@@ -206,12 +193,8 @@ class Batches:
 
     async def pending(self, batch_id: str, limit: int) -> tuple[str, list[BatchItem]]:
         """The batch's status, and the next rows in the order in which they run."""
-        query = (
-            select(*_ITEM)
-            .where(BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING)
-            .order_by(BatchItemRow.rank)
-            .limit(limit)
-        )
+        waiting = BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING
+        query = select(*_ITEM).where(*waiting).order_by(BatchItemRow.rank).limit(limit)
         status = select(BatchRow.status).where(BatchRow.id == batch_id)
         async with self._ledger.transaction() as connection:
             found = (await connection.execute(status)).scalar_one_or_none() or "ended"
@@ -232,14 +215,11 @@ class Batches:
 
     async def end(self, batch_id: str, status: str, result: bytes, now: datetime) -> None:
         """End the batch: rows that are still pending get this status and result."""
-        rows = (
-            update(BatchItemRow)
-            .where(BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING)
-            .values(status=status, result=result)
-        )
+        waiting = BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING
+        rows = update(BatchItemRow).where(*waiting)
         ended = update(BatchRow).where(BatchRow.id == batch_id)
         async with self._ledger.transaction(_LONG_SECONDS) as connection:
-            await connection.execute(rows)
+            await connection.execute(rows.values(status=status, result=result))
             await connection.execute(ended.values(status="ended", ended_at=now))
 
     async def forget(self, before: datetime) -> None:
@@ -335,60 +315,54 @@ class CachedContents:
 
     async def get(self, workspace: str, content_id: str, now: datetime) -> CachedContent:
         """Raise NotFound for one that is not there, expired, or another workspace's."""
-        async with self._ledger.transaction() as connection:
-            return _as(CachedContent, await _row(connection, _COLUMNS, workspace, content_id, now))
+        return (await self.with_body(workspace, content_id, now))[0]
 
     async def with_body(
         self, workspace: str, content_id: str, now: datetime
     ) -> tuple[CachedContent, bytes]:
         """As `get`, with the compressed body."""
-        columns = [*_COLUMNS, CachedContentRow.body]
-        async with self._ledger.transaction() as connection:
-            row = await _row(connection, columns, workspace, content_id, now)
+        # PostgreSQL refuses NUL in a text, and no id contains it.
+        query = select(*_COLUMNS, CachedContentRow.body).where(
+            CachedContentRow.id == content_id.replace("\0", "?"),
+            CachedContentRow.workspace_id == workspace,
+            CachedContentRow.expires_at > now,
+        )
+        for row in await self._ledger.rows(query):
             return _as(CachedContent, row), row.body
+        raise NotFound(f"cachedContent: no cached content `{content_id[:64]}`")
 
     async def page(
         self, workspace: str, after: str, limit: int, now: datetime
     ) -> list[CachedContent]:
         """At most `limit` live ones with ids above `after`, in the order of their ids."""
-        query = (
-            select(*_COLUMNS)
-            .where(CachedContentRow.workspace_id == workspace)
-            .where(CachedContentRow.id > after)
-            .where(CachedContentRow.expires_at > now)
-            .order_by(CachedContentRow.id)
-            .limit(limit)
-        )
+        row = CachedContentRow
+        own = row.workspace_id == workspace, row.id > after, row.expires_at > now
+        query = select(*_COLUMNS).where(*own).order_by(row.id).limit(limit)
         return [_as(CachedContent, row) for row in await self._ledger.rows(query)]
 
     async def move_expiry(
         self, content: CachedContent, expires_at: datetime, held_until: datetime, now: datetime
     ) -> None:
-        statement = (
-            update(CachedContentRow)
-            .where(CachedContentRow.id == content.id)
-            .values(expires_at=expires_at, held_until=held_until, updated_at=now)
-        )
-        await self._ledger.run(statement)
+        one = update(CachedContentRow).where(CachedContentRow.id == content.id)
+        times = {"expires_at": expires_at, "held_until": held_until, "updated_at": now}
+        await self._ledger.run(one.values(times))
 
     async def expired(self, now: datetime) -> list[CachedContent]:
         """Some whose time is over, the oldest first. They are still in the table."""
-        rows = await self._ledger.rows(_EXPIRED, {"now": now})
-        return [_as(CachedContent, row) for row in rows]
+        return [_as(CachedContent, row) for row in await self._ledger.rows(_EXPIRED, {"now": now})]
 
     async def remove(self, content_ids: Collection[str]) -> None:
-        statement = delete(CachedContentRow).where(CachedContentRow.id.in_(content_ids))
-        await self._ledger.run(statement)
+        gone = CachedContentRow.id.in_(content_ids)
+        await self._ledger.run(delete(CachedContentRow).where(gone))
 
     async def named(self, prefixes: Collection[str], now: datetime) -> dict[tuple[str, str], str]:
         """The live ones of these prefixes: by workspace and prefix, their ids."""
         if not prefixes:
             return {}
-        query = select(
-            CachedContentRow.workspace_id, CachedContentRow.prefix, CachedContentRow.id
-        ).where(CachedContentRow.expires_at > now, CachedContentRow.prefix.in_(prefixes))
-        rows = await self._ledger.rows(query)
-        return {(row.workspace_id, row.prefix): row.id for row in rows}
+        row = CachedContentRow
+        live = row.expires_at > now, row.prefix.in_(prefixes)
+        found = await self._ledger.rows(select(row.workspace_id, row.prefix, row.id).where(*live))
+        return {(workspace, prefix): content_id for workspace, prefix, content_id in found}
 
     async def _check_room(
         self, connection: AsyncConnection, workspace: str, num_bytes: int, now: datetime
@@ -401,21 +375,6 @@ class CachedContents:
             raise RateLimited("cached contents", self._most)
         if total + num_bytes > self._most_bytes:
             raise RateLimited("bytes of cached contents", self._most_bytes)
-
-
-async def _row(
-    connection: AsyncConnection, columns: list[Any], workspace: str, content_id: str, now: datetime
-) -> Any:
-    # PostgreSQL refuses NUL in a text, and no id contains it.
-    query = select(*columns).where(
-        CachedContentRow.id == content_id.replace("\0", "?"),
-        CachedContentRow.workspace_id == workspace,
-        CachedContentRow.expires_at > now,
-    )
-    row = (await connection.execute(query)).one_or_none()
-    if row is None:
-        raise NotFound(f"cachedContent: no cached content `{content_id[:64]}`")
-    return row
 
 
 DAY_MS = 86_400_000

@@ -22,40 +22,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.admin.structs.usage import Totals, Turn
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
-from gateway.ledger import identity
+from gateway.ledger import identity, rollups, schema
 from gateway.ledger.access import DEFAULT_WORKSPACE
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.sums import (
-    Part,
-    Range,
-    parts_of,
-    rows_of,
-    totals_by,
-    widen_to_days,
-    widths_for,
-)
+from gateway.ledger.reads import sums
 from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
-from gateway.ledger.rollups import (
-    DAY_SECONDS,
-    WIDTHS_SECONDS,
-    days,
-    horizon_ms,
-    intervals,
-    rebuild_interval,
-    rebuild_whole,
-    row_of,
-    whole_sums,
-)
-from gateway.ledger.schema import (
-    ApiKeyRow,
-    HorizonRow,
-    TurnContentRow,
-    TurnRollupRow,
-    TurnRow,
-    WorkspaceRow,
-)
 
-_DAY_MS = DAY_SECONDS * 1000
+_DAY_MS = rollups.DAY_SECONDS * 1000
 _BATCH = 2000
 # SQLite has a single writer. Between two batches others can write.
 _PAUSE_SECONDS = 0.05
@@ -73,24 +46,19 @@ async def rebuild(ledger: Ledger) -> int:
     horizon, wholly or in part, stay as they are. Prefixes and epochs with deleted turns begin anew
     with the remaining turns."""
     async with ledger.transaction() as connection:
-        found = await _whole_days(connection)
+        moments = []
+        for column in (schema.TurnRow.opened_ms, schema.TurnRollupRow.start_ms):
+            ends = select(func.min(column), func.max(column))
+            moments += [ms for ms in (await connection.execute(ends)).one() if ms is not None]
+        whole = -(-await rollups.horizon_ms(connection) // _DAY_MS) * _DAY_MS
+        found = list(rollups.days(max(min(moments), whole), max(moments) + 1)) if moments else []
     for since, until in found:
         async with ledger.transaction() as connection:
-            await rebuild_interval(connection, since, until)
+            await rollups.rebuild_interval(connection, since, until)
         await asyncio.sleep(_PAUSE_SECONDS)
     async with ledger.transaction() as connection:
-        await rebuild_whole(connection)
+        await rollups.rebuild_whole(connection)
     return len(found)
-
-
-async def _whole_days(connection: AsyncConnection) -> list[tuple[int, int]]:
-    """The days of turns and sums that lie behind the horizon."""
-    moments = []
-    for column in (TurnRow.opened_ms, TurnRollupRow.start_ms):
-        ends = select(func.min(column), func.max(column))
-        moments += [ms for ms in (await connection.execute(ends)).one() if ms is not None]
-    whole = -(-await horizon_ms(connection) // _DAY_MS) * _DAY_MS
-    return list(days(max(min(moments), whole), max(moments) + 1)) if moments else []
 
 
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
@@ -102,34 +70,36 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
     turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
     # The horizon moves first, so that no reader takes half of the turns for all of them.
     insert = postgresql.insert if ledger.is_postgres else sqlite.insert
-    moved = insert(HorizonRow).values(id=1, turns_ms=turns_ms)
+    moved = insert(schema.HorizonRow).values(id=1, turns_ms=turns_ms)
     moved = moved.on_conflict_do_update(
         index_elements=["id"],
         set_={"turns_ms": moved.excluded.turns_ms},
-        where=moved.excluded.turns_ms > HorizonRow.turns_ms,  # it never moves back
+        where=moved.excluded.turns_ms > schema.HorizonRow.turns_ms,  # it never moves back
     )
     await ledger.run(moved)
     num_turns = num_rollups = 0
-    batch = select(TurnRow.id).where(TurnRow.opened_ms < turns_ms).limit(_BATCH)
+    batch = select(schema.TurnRow.id).where(schema.TurnRow.opened_ms < turns_ms).limit(_BATCH)
     while True:
         async with ledger.transaction() as connection:
-            deleted = await connection.execute(delete(TurnRow).where(TurnRow.id.in_(batch)))
+            deleted = await connection.execute(
+                delete(schema.TurnRow).where(schema.TurnRow.id.in_(batch))
+            )
         if not deleted.rowcount:
             break
         num_turns += deleted.rowcount
         await asyncio.sleep(_PAUSE_SECONDS)
-    await ledger.run(delete(TurnContentRow).where(TurnContentRow.at_ms < turns_ms))
-    for table, is_short in product(WIDTHS_SECONDS, (True, False)):
+    await ledger.run(delete(schema.TurnContentRow).where(schema.TurnContentRow.at_ms < turns_ms))
+    for table, is_short in product(rollups.WIDTHS_SECONDS, (True, False)):
         # Those of less than an hour go with their turns.
         before = turns_ms if is_short else rollups_ms
-        old = intervals(table, 0, before, is_short=is_short)
+        old = rollups.intervals(table, 0, before, is_short=is_short)
         ((first,),) = await ledger.rows(select(func.min(table.start_ms)).where(old))
-        for since, until in days(first, before) if first is not None else ():
-            within = intervals(table, since, until, is_short=is_short)
+        for since, until in rollups.days(first, before) if first is not None else ():
+            within = rollups.intervals(table, since, until, is_short=is_short)
             async with ledger.transaction() as connection:
                 num_rollups += (await connection.execute(delete(table).where(within))).rowcount
             await asyncio.sleep(_PAUSE_SECONDS)
-    for whole in whole_sums():
+    for whole in rollups.WHOLE:
         async with ledger.transaction() as connection:
             gone = delete(whole).where(whole.last_ms < rollups_ms)
             num_rollups += (await connection.execute(gone)).rowcount
@@ -137,17 +107,14 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
 
 
 _ROWS = 1000
-
 Row = Mapping[str, Any]
 
 
 async def claim(
     ledger: Ledger, now: datetime, workspaces: Sequence[Row], keys: Sequence[Row]
 ) -> None:
-    """Mark an empty database as one of sample data, and make its workspaces and keys.
-
-    Rows are columns by name. Raise InvalidRequest where the database is not empty.
-    """
+    """Mark an empty database as one of sample data, and make its workspaces and keys. Rows are
+    columns by name. Raise InvalidRequest where the database is not empty."""
     async with ledger.transaction() as connection:
         await identity.count_change(connection)
         if ledger.is_postgres:
@@ -155,26 +122,26 @@ async def claim(
             await connection.execute(text("LOCK TABLE turns IN SHARE ROW EXCLUSIVE MODE"))
         if await identity.is_sample(connection):
             raise InvalidRequest("the database holds sample data already")
-        others = select(WorkspaceRow.id).where(WorkspaceRow.id != DEFAULT_WORKSPACE)
-        for query in (select(TurnRow.id), select(TurnRollupRow.start_ms), others):
+        others = select(schema.WorkspaceRow.id).where(schema.WorkspaceRow.id != DEFAULT_WORKSPACE)
+        for query in (select(schema.TurnRow.id), select(schema.TurnRollupRow.start_ms), others):
             if (await connection.execute(query.limit(1))).first() is not None:
                 raise InvalidRequest(
                     "the database is not empty: sample data is never mixed with real data"
                 )
         await identity.mark_sample(connection, now)
-        await connection.execute(insert(WorkspaceRow), workspaces)
-        await connection.execute(insert(ApiKeyRow), keys)
+        await connection.execute(insert(schema.WorkspaceRow), workspaces)
+        await connection.execute(insert(schema.ApiKeyRow), keys)
 
 
 async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
     """Insert made-up turns into a claimed database and sum them up. Return their number."""
     total = 0
-    made = map(row_of, records)
+    made = map(rollups.row_of, records)
     while rows := list(islice(made, _ROWS)):
         async with ledger.transaction() as connection:
             if not await identity.is_sample(connection):
                 raise InvalidRequest("the database is not marked as one of sample data")
-            await connection.execute(insert(TurnRow), rows)
+            await connection.execute(insert(schema.TurnRow), rows)
         total += len(rows)
     await rebuild(ledger)
     await ledger.analyze()
@@ -200,20 +167,20 @@ def line(cells: Iterable[object]) -> str:
     return written.getvalue()
 
 
-async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: int) -> None:
-    """Raise InvalidRequest for an export that reads more than `most` rows.
-
-    `step_seconds` is the interval of the exported sums, None for single turns. No more rows than
-    the bound are counted. Sums of one engine are refused too: those by key are of all engines.
-    """
+async def check_rows(ledger: Ledger, of: sums.Range, step_seconds: int | None, most: int) -> None:
+    """Raise InvalidRequest for an export that reads more than `most` rows. `step_seconds` is the
+    interval of the exported sums, None for single turns. No more rows than the bound are counted.
+    Sums of one engine are refused too: those by key are of all engines."""
     async with ledger.snapshot() as connection:
-        parts = [Part(None, of.since_ms, of.until_ms)]
+        parts = [sums.Part(None, of.since_ms, of.until_ms)]
         if step_seconds is not None:
-            of = await _with_turns(connection, await widen_to_days(connection, of))
-            parts = parts_of(of.since_ms, of.until_ms, widths_for(of, _KEYS, step_seconds))
+            of = await _with_turns(connection, await sums.widen_to_days(connection, of))
+            parts = sums.parts_of(
+                of.since_ms, of.until_ms, sums.widths_for(of, _KEYS, step_seconds)
+            )
         left = most
         for part in parts:
-            read = rows_of(of, part).limit(left + 1).subquery()
+            read = sums.rows_of(of, part).limit(left + 1).subquery()
             left -= (await connection.execute(select(func.count()).select_from(read))).scalar_one()
             if left < 0:
                 raise InvalidRequest(
@@ -223,30 +190,28 @@ async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: 
 
 
 async def usage_lines(
-    ledger: Ledger, of: Range, step_seconds: int, seconds: float = EXPORT_SECONDS
+    ledger: Ledger, of: sums.Range, step_seconds: int, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
     """One line for each interval, workspace, key, model and price, the header first, all of one
     moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
     yield line(("starting_at", "workspace", "key", "model", "price", *_SUMS, "saved_nano"))
     async with ledger.snapshot(seconds) as connection:
-        of = await _with_turns(connection, await widen_to_days(connection, of))
+        of = await _with_turns(connection, await sums.widen_to_days(connection, of))
         for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _WEEK_MS):
             part = replace(
                 of, since_ms=max(since, of.since_ms), until_ms=min(since + _WEEK_MS, of.until_ms)
             )
-            found = await totals_by(connection, part, _KEYS, step_seconds)
+            found = await sums.totals_by(connection, part, _KEYS, step_seconds)
             for (start, *keys), totals in sorted(found.items()):
-                sums = [getattr(totals, name) for name in _SUMS]
-                yield line((moment(start), *keys, *sums, totals.saved_nano))
+                counts = [getattr(totals, name) for name in _SUMS]
+                yield line((moment(start), *keys, *counts, totals.saved_nano))
 
 
 async def turn_lines(
-    ledger: Ledger, of: Range, seconds: float = EXPORT_SECONDS
+    ledger: Ledger, of: sums.Range, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
-    """The header and one line for each turn, the newest first. All lines show one moment.
-
-    Raise LedgerUnavailable after `seconds`.
-    """
+    """The header and one line for each turn, the newest first. All lines show one moment. Raise
+    LedgerUnavailable after `seconds`."""
     names = [name for name in Turn.__struct_fields__ if name != "opened_ms"]
     yield line(("opened_at", *names))
     after: Cursor | None = None
@@ -261,11 +226,11 @@ async def turn_lines(
             after = Cursor.parse(found.next)
 
 
-async def _with_turns(connection: AsyncConnection, of: Range) -> Range:
+async def _with_turns(connection: AsyncConnection, of: sums.Range) -> sums.Range:
     """The part of the range in which there are days with turns."""
-    table = TurnRollupRow
+    table = schema.TurnRollupRow
     query = select(func.min(table.start_ms), func.max(table.start_ms)).where(
-        table.by_engine == 0, table.width_seconds == DAY_SECONDS
+        table.by_engine == 0, table.width_seconds == rollups.DAY_SECONDS
     )
     first, last = tuple[Any, Any]((await connection.execute(query)).one())
     if first is None:

@@ -16,7 +16,7 @@ from gateway.planner.engine import Capacities, Costs
 from gateway.planner.fleet import Patience, SimulatedGateway, Simulation, Tell
 from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planner.sizes import GIB, Sizes
-from gateway.planning.traffic import Job, Turn
+from gateway.planning.traffic import Job, PlanRequest, Turn
 
 HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
 MAX_STRETCH = 5_000
@@ -28,10 +28,8 @@ Work = Callable[[int, Callable[[int], None]], T]
 
 
 def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], None]) -> list[T]:
-    """`work(number, tell)` of each number, two at a time. `tell` hears of turns that are done.
-
-    The processes are forks, so that the traffic is not copied.
-    """
+    """`work(number, tell)` of each number, two at a time. `tell` hears of turns that are done. The
+    processes are forks, so that the traffic is not copied."""
     context = multiprocessing.get_context("fork")
     processes = min(MAX_PROCESSES, os.cpu_count() or 1, num)
     taken = context.Value("i", 0)
@@ -93,10 +91,8 @@ def stretch_of(turns: Sequence[Turn], most: int = MAX_STRETCH) -> Sequence[Turn]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """`kv_scale` is the memory for keys and values on the device, as a share of what is asked.
-
     `token_scale` is how many more tokens a byte holds. One that `is_whole` gets all of the traffic,
-    the others the busiest stretch.
-    """
+    the others the busiest stretch."""
 
     label: str
     engines: int
@@ -106,6 +102,11 @@ class Fleet:
     kv_dtype: str
     is_whole: bool = False
     token_scale: float = 1.0
+
+    @classmethod
+    def of(cls, asked: PlanRequest, label: str, engines: int) -> "Fleet":
+        tiers = {name: getattr(asked, name) for name in ("host_gib", "disk_gib", "kv_dtype")}
+        return cls(label=label, engines=engines, **tiers)
 
 
 def _rank_of_p95(num: int) -> int:

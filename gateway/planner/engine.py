@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+from engine import protocol
 from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.host_tier import HostTier
@@ -21,19 +22,6 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.cache.store_tier import Payload, StoreTier
 from engine.cache.table import BlockCopy
 from engine.clock import ManualClock
-from engine.protocol import (
-    Done,
-    Event,
-    Failed,
-    FinishReason,
-    Frame,
-    GenerateRequest,
-    LeaseEnded,
-    Prompt,
-    Sampling,
-    Started,
-    TextDelta,
-)
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import MaskPool
@@ -49,18 +37,16 @@ SPARE_BLOCKS = 2
 """What a prompt must leave of the pool, as engines refuse it."""
 _UNBOUNDED = 2**31
 _GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
-_PROMPT = Prompt(messages=[])
+_PROMPT = protocol.Prompt(messages=[])
 At = Callable[[float, Callable[[float], None]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Seconds of the time model: `prefill`, `host` and `disk` for each token, `decode` a step.
-
     `host` and `disk` are the ways back to the device. A step computes at most `step_tokens` of
     prompts and one token of each answer, and takes a decode longer if there are answers. Before and
-    after an engine's work a first token takes `overhead` seconds.
-    """
+    after an engine's work a first token takes `overhead` seconds."""
 
     prefill: float = 50e-6
     decode: float = 20e-3
@@ -72,10 +58,8 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:
-    """Tokens of each tier of one engine, and what bounds leases and running requests.
-
-    A block has `block_units` units. Prefixes below `min_cache_tokens` are not cached.
-    """
+    """Tokens of each tier of one engine, and what bounds leases and running requests. A block has
+    `block_units` units. Prefixes below `min_cache_tokens` are not cached."""
 
     device: int
     host: int = 0
@@ -133,7 +117,7 @@ class Answer:
     be taken when the decode steps of one unit were made since. `num_steps` are those of all."""
 
     def __init__(self, decoding: Decoding, num_units: int, num_steps: int) -> None:
-        self.finish: FinishReason | None = None
+        self.finish: protocol.FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.end_token_ids: frozenset[TokenId] = frozenset()
@@ -152,12 +136,12 @@ class Answer:
     def is_ready(self) -> bool:
         return self.due <= self._decoding.num_made + _ROUNDED
 
-    def feed(self, token_id: TokenId) -> Sequence[TextDelta]:
+    def feed(self, token_id: TokenId) -> Sequence[protocol.TextDelta]:
         self._decoding.answers.add(self)
         self.due = self._decoding.num_made + self._steps_a_unit
         return ()
 
-    def close(self) -> Sequence[TextDelta]:
+    def close(self) -> Sequence[protocol.TextDelta]:
         self._decoding.answers.discard(self)
         return ()
 
@@ -310,11 +294,9 @@ class QuickStore:
 
 
 class SimulatedEngine:
-    """`at(time, call)` runs `call(time)` then. `started` and `ended` hear of requests.
-
-    `tell` hears of events; with `has_names` a gateway asks where a prefix is held. `leases_ended`
-    counts leases by why they ended.
-    """
+    """`at(time, call)` runs `call(time)` then. `started` and `ended` hear of requests. `tell` hears
+    of events; with `has_names` a gateway asks where a prefix is held. `leases_ended` counts leases
+    by why they ended."""
 
     def __init__(
         self, capacities: Capacities, unit: int, at: At, costs: Costs, *, has_names: bool
@@ -357,11 +339,11 @@ class SimulatedEngine:
         self._inbox: deque[PlannedRequest] = deque()
         self._number = 0
         self._is_busy = False
-        self._frames: list[tuple[PlannedRequest, Started | None]] = []
-        self._events: list[Event] = []
-        self.started: Callable[[PlannedRequest, Started, float], None] = lambda *told: None
+        self._frames: list[tuple[PlannedRequest, protocol.Started | None]] = []
+        self._events: list[protocol.Event] = []
+        self.started: Callable[[PlannedRequest, protocol.Started, float], None] = lambda *told: None
         self.ended: Callable[[PlannedRequest, float], None] = lambda *told: None
-        self.tell: Callable[[list[Event], float], None] | None = None
+        self.tell: Callable[[list[protocol.Event], float], None] | None = None
         self.leases_ended: Counter[str] = Counter()
         self.num_refused = 0
 
@@ -440,11 +422,11 @@ class SimulatedEngine:
             arrived_at=request.at,
         )
         state = RequestState(
-            request=GenerateRequest(
+            request=protocol.GenerateRequest(
                 request_id=str(id(request)),
                 scope=request.scope,
                 prompt=_PROMPT,
-                sampling=Sampling(max_tokens=num_units),
+                sampling=protocol.Sampling(max_tokens=num_units),
             ),
             query=query,
             parsers=[Answer(self._decoding, num_units, num_steps)],
@@ -453,22 +435,24 @@ class SimulatedEngine:
         )
         self._loop.submit(state, [_GREEDY])
 
-    def _hear(self, request: PlannedRequest, frame: Frame) -> None:
-        if isinstance(frame, Started):
+    def _hear(self, request: PlannedRequest, frame: protocol.Frame) -> None:
+        if isinstance(frame, protocol.Started):
             self._frames.append((request, frame))
-        elif isinstance(frame, Done | Failed):
-            self.num_refused += isinstance(frame, Failed)
+        elif isinstance(frame, protocol.Done | protocol.Failed):
+            self.num_refused += isinstance(frame, protocol.Failed)
             self._frames.append((request, None))
 
-    def _take_events(self, events: list[Event]) -> None:
-        self.leases_ended.update(event.reason for event in events if isinstance(event, LeaseEnded))
+    def _take_events(self, events: list[protocol.Event]) -> None:
+        self.leases_ended.update(
+            event.reason for event in events if isinstance(event, protocol.LeaseEnded)
+        )
         if self.tell is not None:
             self._events += events
 
     def _deliver(
         self,
-        frames: Sequence[tuple[PlannedRequest, Started | None]],
-        events: list[Event],
+        frames: Sequence[tuple[PlannedRequest, protocol.Started | None]],
+        events: list[protocol.Event],
         now: float,
     ) -> None:
         if events and self.tell is not None:

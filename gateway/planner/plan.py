@@ -23,20 +23,9 @@ from gateway.base.errors import InvalidRequest
 from gateway.planner.bench import MAX_STRETCH, Bench, Fleet, side_by_side, stretch_of
 from gateway.planner.engine import STEP_TOKENS
 from gateway.planner.fleet import Hopeless, Tell
-from gateway.planner.requests import Requests, distances, exact_unit_for, unit_for
+from gateway.planner.requests import Requests, distances, unit_for
 from gateway.planner.sizes import GIB, Sizes, sizes_of
-from gateway.planning.traffic import (
-    MAX_ENGINES,
-    GpuChoice,
-    Job,
-    PlanRequest,
-    Target,
-    Turn,
-    known_gpus,
-    made_up,
-    of_trace,
-    total_tokens,
-)
+from gateway.planning import traffic
 
 PREFILL_SHARE, DECODE_SHARE, TOGETHER_SHARE = 0.4, 0.6, 0.8
 """The first is about what the native engine took on an H100 (scripts/bench/README.md: 39 %)."""
@@ -58,15 +47,16 @@ class Offer:
 
     answer: FleetAnswer
     per_hour: float
-    job: Job
+    job: traffic.Job
     sizes: Sizes
 
 
-def at_rate(turns: Sequence[Turn], rate: float | None) -> tuple[Sequence[Turn], str | None]:
+def at_rate(
+    turns: Sequence[traffic.Turn], rate: float | None
+) -> tuple[Sequence[traffic.Turn], str | None]:
     """The traffic with so many requests a second in its busiest stretch, and what was done to it.
-
-    Copies are of other tenants. What is not a whole copy is made up by the times between requests.
-    """
+    Copies are of other tenants. What is not a whole copy is made up by the times between
+    requests."""
     if rate is None:
         return turns, None
     busiest = stretch_of(turns, SEARCH_TURNS)
@@ -99,21 +89,19 @@ def at_rate(turns: Sequence[Turn], rate: float | None) -> tuple[Sequence[Turn], 
 
 
 def search(
-    job: Job,
-    turns: Sequence[Turn],
+    job: traffic.Job,
+    turns: Sequence[traffic.Turn],
     distinct_tokens: int,
     reuse: float,
     tell: Callable[[float], None],
 ) -> list[FleetAnswer]:
     """The answer of each GPU, those that reach the target first, the cheapest before others.
-
-    `reuse` is the share of prompt tokens that enough memory would give.
-    """
+    `reuse` is the share of prompt tokens that enough memory would give."""
     target = job.asked.target
     assert target is not None
-    stretch, unit = stretch_of(turns, SEARCH_TURNS), exact_unit_for(turns)
+    stretch, unit = stretch_of(turns, SEARCH_TURNS), unit_for(turns, may_be_exact=True)
     offers, unfit = list[Offer](), list[FleetAnswer]()
-    for choice in job.asked.gpus or [GpuChoice(name=name) for name in known_gpus()]:
+    for choice in job.asked.gpus or [traffic.GpuChoice(name=name) for name in traffic.known_gpus()]:
         found = _offer(choice, job, stretch)
         if isinstance(found, Offer):
             offers.append(found)
@@ -147,13 +135,7 @@ def search(
         def reaches(engines: int) -> bool:
             nonlocal too_few
             in_time()
-            fleet = Fleet(
-                label=f"{engines} × {offer.answer.title}",
-                engines=engines,
-                host_gib=asked.host_gib,
-                disk_gib=asked.disk_gib,
-                kv_dtype=asked.kv_dtype,
-            )
+            fleet = Fleet.of(asked, f"{engines} × {offer.answer.title}", engines)
             with suppress(Hopeless):
                 found = bench.point(fleet, requests, in_time, target.first_token_p95)
                 if reaches_all(found, target):
@@ -164,8 +146,8 @@ def search(
 
         answer, why = offer.answer, ""
         try:
-            if fewest(reaches, guesses[answer.gpu], MAX_ENGINES) is None:
-                why = f"{MAX_ENGINES} engines do not reach the target"
+            if fewest(reaches, guesses[answer.gpu], traffic.MAX_ENGINES) is None:
+                why = f"{traffic.MAX_ENGINES} engines do not reach the target"
         except _OutOfTime:
             # What reaches it is an answer, though fewer may do as well.
             why = f"not looked at to the end: more than {too_few} are needed"
@@ -199,7 +181,7 @@ def fewest(reaches: Callable[[int], bool], guess: int, most: int) -> int | None:
     return low + 1 + bisect_left(range(low + 1, high), True, key=reaches)
 
 
-def reaches_all(point: Point, target: Target) -> bool:
+def reaches_all(point: Point, target: traffic.Target) -> bool:
     kept, leased = point.promise_kept, 1 - (point.best_effort or 0.0)
     return (
         not point.refused
@@ -209,7 +191,7 @@ def reaches_all(point: Point, target: Target) -> bool:
     )
 
 
-def check(asked: PlanRequest) -> None:
+def check(asked: traffic.PlanRequest) -> None:
     """Raise InvalidRequest with what is wrong, before anything is computed."""
     if asked.target is None:
         if asked.gpus is not None:
@@ -218,15 +200,17 @@ def check(asked: PlanRequest) -> None:
         return
     if asked.prefill_us is not None or asked.decode_ms is not None:
         raise InvalidRequest("prefill_us: with a target, give a GPU's times in `gpus`")
-    known = known_gpus()
+    known = traffic.known_gpus()
     if wrong := next((each.name for each in asked.gpus or () if each.name not in known), None):
         raise InvalidRequest(f"gpus: no GPU {wrong!r} is known: {', '.join(known)}")
     sizes_of(msgspec.structs.replace(asked, device_gib=65_536.0))
 
 
-def _offer(choice: GpuChoice, job: Job, stretch: Sequence[Turn]) -> Offer | FleetAnswer:
+def _offer(
+    choice: traffic.GpuChoice, job: traffic.Job, stretch: Sequence[traffic.Turn]
+) -> Offer | FleetAnswer:
     """The smallest group of this GPU with room for the model and its prompts."""
-    gpu = known_gpus()[choice.name]
+    gpu = traffic.known_gpus()[choice.name]
     longest = max(turn.ends[-1] + turn.tail + turn.output for turn in stretch)
     gib = gpu.memory_gb * 1e9 / GIB
     answer = FleetAnswer(
@@ -285,7 +269,7 @@ def _offer(choice: GpuChoice, job: Job, stretch: Sequence[Turn]) -> Offer | Flee
     )
 
 
-def chosen_job(job: Job, answers: Sequence[FleetAnswer]) -> tuple[Job, str]:
+def chosen_job(job: traffic.Job, answers: Sequence[FleetAnswer]) -> tuple[traffic.Job, str]:
     """The job of the first answer, to plan on with, and the answer in words. Raise InvalidRequest
     where no fleet reaches the target."""
     first = answers[0]
@@ -323,15 +307,15 @@ _WHAT: dict[Kind, str] = {
 }
 
 
-def plan(job: Job, tell: TellShare) -> Plan:
+def plan(job: traffic.Job, tell: TellShare) -> Plan:
     """Raise InvalidRequest with the field that is wrong. `tell` hears the share that is done."""
     began = time.monotonic()
     asked = job.asked
-    turns: Sequence[Turn] = job.turns
+    turns: Sequence[traffic.Turn] = job.turns
     if asked.trace is not None:
-        turns = of_trace(asked.trace.splitlines())
+        turns = traffic.of_trace(asked.trace.splitlines())
     elif asked.made is not None:
-        turns = made_up(asked.made)
+        turns = traffic.made_up(asked.made)
     if not turns:
         raise InvalidRequest(
             "since_ms: no request of this range had an answer: there is no traffic to plan for"
@@ -355,14 +339,8 @@ def plan(job: Job, tell: TellShare) -> Plan:
         asked = job.asked
     sizes = sizes_of(asked)
     bytes_per_unit = unit * sizes.bytes_per_token
-    bench = Bench(job, sizes, exact_unit_for(turns), exact.num_distinct * unit)
-    base = Fleet(
-        label="As asked",
-        engines=asked.engines,
-        host_gib=asked.host_gib,
-        disk_gib=asked.disk_gib,
-        kv_dtype=asked.kv_dtype,
-    )
+    bench = Bench(job, sizes, unit_for(turns, may_be_exact=True), exact.num_distinct * unit)
+    base = Fleet.of(asked, "As asked", asked.engines)
     whole = replace(base, is_whole=True)
     memory = [
         replace(base, label=f"{scale:g} times the memory", kv_scale=scale)
@@ -374,7 +352,7 @@ def plan(job: Job, tell: TellShare) -> Plan:
     engines = [
         replace(base, label=f"{count} engine{'s' * (count > 1)}", engines=count)
         for count in counts
-        if count <= 2 * MAX_ENGINES
+        if count <= 2 * traffic.MAX_ENGINES
     ]
     tiers, buys = _by_tiers(base), _buys(base)
     stretch = stretch_of(turns, MAX_STRETCH if target is None else SEARCH_TURNS)
@@ -403,9 +381,9 @@ def plan(job: Job, tell: TellShare) -> Plan:
     top = max(max(exact.tokens, default=0) + 1, 8)
     units = sorted({max(round(top * (n / _LRU_SIZES) ** 2), 1) for n in range(1, _LRU_SIZES + 1)})
     hours = (turns[-1].at - turns[0].at) / 3600
-    text = f"Simulated: {len(turns):,} requests with {total_tokens(turns):,} prompt tokens over" + (
-        f" {hours:,.1f} hours." if hours >= 2 else f" {hours * 60:,.1f} minutes."
-    )
+    lasted = f"{hours:,.1f} hours" if hours >= 2 else f"{hours * 60:,.1f} minutes"
+    tokens = traffic.total_tokens(turns)
+    text = f"Simulated: {len(turns):,} requests with {tokens:,} prompt tokens over {lasted}."
     if len(stretch) < len(turns):
         text += (
             f" The curves compare the busiest {len(stretch):,} requests in a row, of which the"
@@ -418,7 +396,7 @@ def plan(job: Job, tell: TellShare) -> Plan:
         warnings=_warnings(job, sizes),
         assumptions=[*_assumptions(job, sizes, unit), *([] if scaled is None else [scaled])],
         turns=len(turns),
-        prompt_tokens=total_tokens(turns),
+        prompt_tokens=tokens,
         distinct_tokens=exact.num_distinct * unit,
         stretch_turns=len(stretch),
         kv=kv,
@@ -440,7 +418,7 @@ def plan(job: Job, tell: TellShare) -> Plan:
     )
 
 
-def _assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
+def _assumptions(job: traffic.Job, sizes: Sizes, unit: int) -> list[str]:
     asked = job.asked
     if asked.prefill_us is not None:
         told = "as given"
@@ -467,7 +445,7 @@ def _assumptions(job: Job, sizes: Sizes, unit: int) -> list[str]:
     return found
 
 
-def _warnings(job: Job, sizes: Sizes) -> list[str]:
+def _warnings(job: traffic.Job, sizes: Sizes) -> list[str]:
     """Where times of the ledger stand for a model or a device that they were not measured on."""
     if job.prefill_us is None or job.asked.prefill_us is not None:
         return []
@@ -541,8 +519,8 @@ def _buys(base: Fleet) -> dict[Kind, Fleet]:
 
 def _points(
     bench: Bench,
-    turns: Sequence[Turn],
-    stretch: Sequence[Turn],
+    turns: Sequence[traffic.Turn],
+    stretch: Sequence[traffic.Turn],
     fleets: Sequence[Fleet],
     tell: TellShare,
 ) -> dict[Fleet, Point]:

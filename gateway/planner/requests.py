@@ -26,10 +26,8 @@ _NO_END = Segment("text", None)
 @dataclass(slots=True, kw_only=True, eq=False)
 class PlannedRequest:
     """`units` are ids of consecutive pieces of the prompt: equal ids, equal content and history.
-
     The last `num_tail` of them are nobody else's. `exact` has the tokens of the prefixes that are
-    known, by their units. The ends of `segments` and the depths of `names` are in units.
-    """
+    known, by their units. The ends of `segments` and the depths of `names` are in units."""
 
     at: float
     scope: str
@@ -55,18 +53,14 @@ class PlannedRequest:
         return min(units * self.unit, self.tokens) if found is None else found
 
 
-def exact_unit_for(turns: Sequence[Turn]) -> int:
-    """One token where the traffic is small enough for that, else as `unit_for` says."""
-    output = sum(turn.output for turn in turns)
-    is_small = total_tokens(turns) <= EXACT_TOKENS and output <= EXACT_OUTPUT
-    return 1 if is_small else unit_for(turns)
-
-
-def unit_for(turns: Sequence[Turn]) -> int:
-    """Tokens of a unit: as few as the number of turns allows."""
+def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
+    """Tokens of a unit: as few as the number of turns allows; one where the traffic is small enough
+    for that, if it may be."""
+    prompts, output = total_tokens(turns), sum(turn.output for turn in turns)
+    if may_be_exact and prompts <= EXACT_TOKENS and output <= EXACT_OUTPUT:
+        return 1
     wanted = max(_UNITS_A_TURN * len(turns), _UNITS)
-    tokens = max(total_tokens(turns), sum(turn.output for turn in turns))
-    return max(BLOCK_TOKENS, -(-tokens // wanted))
+    return max(BLOCK_TOKENS, -(-max(prompts, output) // wanted))
 
 
 class Requests:
@@ -150,11 +144,8 @@ class Requests:
 
 
 def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[int, int]]:
-    """The segments, and the number of the segment at each place.
-
-    Segments without an end stand for positions that are walked between two places. Segments of one
-    run are one position.
-    """
+    """The segments, and the number of the segment at each place. Segments without an end stand for
+    positions that are walked between two places. Segments of one run are one position."""
     segments, segment_of = list[Segment](), dict[int, int]()
     kind: SegmentKind = "tool_use" if turn.steps else "text"
     walked = run = end = 0

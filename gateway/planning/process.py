@@ -7,10 +7,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -30,35 +36,29 @@ class PlanTimeout(Overloaded):
     default = f"the plan took longer than {DEADLINE_SECONDS:.0f} seconds: give it less traffic"
 
 
-class Places(Protocol):
-    """What bounds plans at one time. `taken` raises RateLimited where no place gets free."""
-
-    def taken(self, key: str) -> AbstractAsyncContextManager[None]: ...
-
-
 class Planners:
-    """Each plan runs in a place of `places`, where there are any."""
+    """Each plan runs in a place that `taken` gives to a key; it raises RateLimited where none gets
+    free."""
 
     def __init__(
-        self, places: Places | None = None, deadline_seconds: float = DEADLINE_SECONDS
+        self,
+        taken: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
-        self._places = places
-        self._deadline_seconds = deadline_seconds
+        self._taken = taken
 
     async def lines(self, job: Job) -> AsyncGenerator[Progress | Planned, None]:
         """Progress, and the plan as the last. Raise InvalidRequest, Overloaded or PlanTimeout."""
         async with AsyncExitStack() as stack:
-            if self._places is not None:
-                try:
-                    await stack.enter_async_context(self._places.taken(_ALL_KEYS))
-                except RateLimited:
-                    raise Overloaded("too many plans are being made") from None
+            try:
+                await stack.enter_async_context(self._taken(_ALL_KEYS))
+            except RateLimited:
+                raise Overloaded("too many plans are being made") from None
             try:
                 packed = await asyncio.to_thread(msgspec.msgpack.encode, job)
             except OverflowError:
                 raise InvalidRequest("config: integers must fit in 64 bits") from None
             output = await stack.enter_async_context(_process(packed))
-            ends = asyncio.get_running_loop().time() + self._deadline_seconds
+            ends = asyncio.get_running_loop().time() + DEADLINE_SECONDS
             while True:
                 try:
                     async with asyncio.timeout_at(ends):
@@ -77,14 +77,10 @@ class Planners:
                     return
 
     async def plan(self, job: Job) -> Plan:
-        lines = self.lines(job)
-        try:
+        async with aclosing(self.lines(job)) as lines:  # closing it ends the process
             async for line in lines:
                 if isinstance(line, Planned):
                     return line.plan
-        finally:
-            # Closing it ends the process.
-            await lines.aclose()
         raise Overloaded("the planner has ended early")
 
 

@@ -18,7 +18,6 @@ from gateway.base.errors import InvalidRequest
 FAMILIES = Path(__file__).parent / "families.toml"
 """The shapes of common models."""
 GPUS = Path(__file__).parent / "gpus.toml"
-
 MAX_TURNS = 100_000
 DEFAULT_MIN_TOKENS = 1024
 """Of engines whose setting says nothing else."""
@@ -38,11 +37,9 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 class MadeTraffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Conversations made up by a rule: tenants with a system prompt each, and gaps between turns.
-
     All conversations of a tenant begin with its `system_tokens`. Every turn adds `question_tokens`
     and the `answer_tokens` of the turn before. Gaps are exponential with a mean of `gap_seconds`.
-    Conversations start at random within `hours`.
-    """
+    Conversations start at random within `hours`."""
 
     tenants: _Count = 8
     conversations: _Count = 20
@@ -90,7 +87,6 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     the ledger measured. Shorter prefixes than `min_cache_tokens` are not cached; by default the
     least of what the engines of the range's models say, else DEFAULT_MIN_TOKENS. The traffic is
     `trace` (lines of JSON in Mooncake's format), `made`, or the turns of a range of the ledger.
-
     With a `target` the plan begins with the fewest engines of each of `gpus` (all of the list by
     default) that reach it, and goes on with the cheapest of these in place of `device_gib`,
     `engines` and the times."""
@@ -131,7 +127,6 @@ def known_gpus() -> dict[str, Gpu]:
 TRACE_UNIT = 512
 MAX_MADE_BLOCKS = 2_000_000
 ASSUMED_PREFILL_US, ASSUMED_DECODE_MS = 50.0, 20.0
-_TTLS: dict[str, Ttl] = {"5m": "5m", "1h": "1h"}
 
 
 class Turn(msgspec.Struct, array_like=True):
@@ -248,7 +243,8 @@ def made_up(asked: MadeTraffic) -> list[Turn]:
                 first = asked.system_tokens + asked.question_tokens
                 ends += [first + n * grown for n in range(turn + 1)]
                 places = [] if asked.ttl == "none" else sorted({0, len(ends) - 1})
-                marks = [(place, _TTLS[asked.ttl]) for place in places]
+                ttl: Ttl = "1h" if asked.ttl == "1h" else "5m"
+                marks = [(place, ttl) for place in places]
                 segments = list(range(len(ends)))
                 made = Turn(at, tenant, head + tail, ends, segments, marks, asked.answer_tokens)
                 turns.append(made)

@@ -6,15 +6,13 @@ what would the same traffic have cost there?
 """
 
 import asyncio
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from typing import Any
 
 from engine.protocol import TTLS, Ttl
 from gateway.base.background import pause
@@ -33,97 +31,67 @@ SHIPPED = Path(__file__).parent / "price_sheets.toml"
 HOSTED = Path(__file__).parent / "hosted_prices.toml"
 WRITES: dict[str, Ttl] = {f"write_{ttl}": ttl for ttl in TTLS}
 """The field of each TTL class."""
-
 _REFRESH_SECONDS = 5.0
-_PRICE = 'must be a price as a text, like "1.25"'
-_MUST = {
-    **dict.fromkeys(("input", *WRITES, "read", "output"), _PRICE),
-    "model": "must be a text of at most 72 characters, no `@`",
-    "from": "must be a day, like 2026-01-31",
-    "aliases": "must be a list of texts",
-    "band": "must be [[price.band]] tables",
-    "above_prompt_tokens": f"must be one of {', '.join(map(str, PROMPT_BANDS))}",
-    "price": "must be one or more [[price]] tables",
-    "source": "must be a text",
-    "as_of": "must be a day, like 2026-01-31",
-}
 
 
 class PriceError(Exception):
     """A price file is wrong; one line for each problem names the file, the entry and the field."""
 
 
-def _exact(value: Any) -> NanoDollars:
+Reader = Callable[[Any], Any]
+
+
+def _price(value: Any) -> NanoDollars:
+    """Dollars per million tokens in the file, nano-dollars per token here."""
     if not isinstance(value, str):
-        raise ValueError(_PRICE)
+        raise ValueError('must be a price as a text, like "1.25"')
     return per_token(value)
 
 
-def _is_band(value: int) -> int:
-    if value not in PROMPT_BANDS:
-        raise ValueError(_MUST["above_prompt_tokens"])
-    return value
+def _that(is_right: Callable[[Any], bool], must: str) -> Reader:
+    """A reader of values that are right; it raises ValueError with what others must be."""
+
+    def read(value: Any) -> Any:
+        if not is_right(value):
+            raise ValueError(must)
+        return value
+
+    return read
 
 
-_Nano = Annotated[NanoDollars, BeforeValidator(_exact)]
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+
+
+_DAY = _that(lambda value: type(value) is date, "must be a day, like 2026-01-31")
 # A model's name, the day and a digest together must fit the ledger's column.
-_Model = Annotated[str, Field(pattern=r"^[^@#\s]{1,72}\z")]
-
-
-class _Rates(BaseModel):
-    """Dollars per million tokens in the file, nano-dollars per token here."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    input: _Nano
-    write_5m: _Nano
-    write_30m: _Nano | None = None
-    write_1h: _Nano
-    read: _Nano
-    output: _Nano
-
-    @property
-    def prices(self) -> TokenPrices:
-        return TokenPrices(
-            input=self.input,
-            writes={
-                ttl: price
-                for name, ttl in WRITES.items()
-                if (price := getattr(self, name)) is not None
-            },
-            read=self.read,
-            output=self.output,
-        )
-
-
-class _BandTable(_Rates):
-    above_prompt_tokens: Annotated[int, Field(strict=True), BeforeValidator(_is_band)]
-
-
-class _PriceTable(_Rates):
-    model: _Model
-    valid_from: date = Field(alias="from")
-    aliases: list[Annotated[str, Field(min_length=1)]] = []
-    band: list[_BandTable] = []
-
-    @property
-    def price(self) -> Price:
-        bands = sorted(self.band, key=lambda band: band.above_prompt_tokens)
-        return Price(
-            model=self.model,
-            valid_from=self.valid_from,
-            rates=self.prices,
-            bands=tuple(Band(band.above_prompt_tokens, band.prices) for band in bands),
-            aliases=tuple(self.aliases),
-        )
-
-
-class _PriceFile(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    price: list[_PriceTable] = Field(min_length=1)
-    source: str | None = None
-    as_of: date | None = None
+_MODEL = re.compile(r"[^@#\s]{1,72}")
+# How the fields of each kind of table are read.
+_RATES: dict[str, Reader] = dict.fromkeys(("input", *WRITES, "read", "output"), _price)
+_BAND = _RATES | {
+    "above_prompt_tokens": _that(
+        lambda value: type(value) is int and value in PROMPT_BANDS,
+        f"must be one of {', '.join(map(str, PROMPT_BANDS))}",
+    )
+}
+_ENTRY = _RATES | {
+    "model": _that(
+        lambda value: isinstance(value, str) and _MODEL.fullmatch(value) is not None,
+        "must be a text of at most 72 characters, no `@`",
+    ),
+    "from": _DAY,
+    "aliases": _that(_are_texts, "must be a list of texts"),
+    "band": _that(lambda value: isinstance(value, list), "must be [[price.band]] tables"),
+}
+_FILE = {
+    "price": _that(
+        lambda value: isinstance(value, list) and bool(value),
+        "must be one or more [[price]] tables",
+    ),
+    "source": _that(lambda value: isinstance(value, str), "must be a text"),
+    "as_of": _DAY,
+}
+_MAY_LACK = {"write_30m", "aliases", "band", "source", "as_of"}
 
 
 def load_prices(path: Path = SHIPPED) -> PriceSheets:
@@ -132,57 +100,60 @@ def load_prices(path: Path = SHIPPED) -> PriceSheets:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PriceError(f"{path}: {error}") from None
-    problems = list(_rules_between_entries(document))
-    try:
-        read = _PriceFile.model_validate(document)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        problems = [*(_problem(each, document) for each in found), *problems]
+    problems: list[str] = []
+
+    def fields(table: Any, readers: dict[str, Reader], place: str) -> dict[str, Any]:
+        """What the table has; what is wrong with it becomes a problem."""
+        if not isinstance(table, dict):
+            problems.append(f"{place}must be a table")
+            return {}
+        problems.extend(f"{place}unknown field `{name}`" for name in table if name not in readers)
+        found = {}
+        for name, read in readers.items():
+            if name in table or name not in _MAY_LACK:
+                try:
+                    found[name] = read(table.get(name))
+                except ValueError as error:
+                    problems.append(f"{place}{name}: {error}")
+        return found
+
+    file, entries = fields(document, _FILE, ""), []
+    for number, table in enumerate(file.get("price", ()), start=1):
+        model = table.get("model") if isinstance(table, dict) else None
+        is_line = isinstance(model, str) and model.isprintable()
+        place = f"price {number} (`{model}`)" if is_line else f"price {number}"
+        entry = fields(table, _ENTRY, f"{place}: ")
+        bands = enumerate(entry.get("band", ()), start=1)
+        entries.append((entry, [fields(band, _BAND, f"{place}, band {n}: ") for n, band in bands]))
+    if "source" in document and "as_of" not in document:
+        problems.append("as_of: must be the day of `source`, like 2026-01-31")
+    counted = Counter((entry.get("model"), entry.get("from")) for entry, _ in entries)
+    for (model, day), count in counted.items():
+        if count > 1 and model is not None:
+            problems.append(f"price of `{model}` from {day}: is there {count} times")
     if problems:
         raise PriceError("\n".join(f"{path}: {problem}" for problem in problems))
-    return PriceSheets((table.price for table in read.price), read.source, read.as_of)
+    prices = [
+        Price(
+            model=entry["model"],
+            valid_from=entry["from"],
+            rates=_rates(entry),
+            bands=tuple(
+                Band(band["above_prompt_tokens"], _rates(band))
+                for band in sorted(bands, key=lambda band: int(band["above_prompt_tokens"]))
+            ),
+            aliases=tuple(entry.get("aliases", ())),
+        )
+        for entry, bands in entries
+    ]
+    return PriceSheets(prices, file.get("source"), file.get("as_of"))
 
 
-def _rules_between_entries(document: dict[str, Any]) -> Iterator[str]:
-    if "source" in document and "as_of" not in document:
-        yield "as_of: must be the day of `source`, like 2026-01-31"
-    counted = Counter((table.get("model"), str(table.get("from"))) for table in _tables(document))
-    for (model, day), count in counted.items():
-        if count > 1:
-            yield f"price of `{model}` from {day}: is there {count} times"
-
-
-def _tables(document: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """The entries that are tables and name a model."""
-    found = document.get("price")
-    tables = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return [table for table in tables if isinstance(table.get("model"), str)]
-
-
-def _problem(error: ErrorDetails, document: dict[str, Any]) -> str:
-    """One line: the entry, the field, and what it must be."""
-    match error["loc"]:
-        case ("price", int(number), "band", int(band), *rest):
-            place = f"{_entry(document, number)}, band {band + 1}"
-        case ("price", int(number), *rest):
-            place = _entry(document, number)
-        case (*rest,):
-            place = "the file"
-    if not rest:
-        return f"{place}: must be a table"
-    field = str(rest[0])
-    if error["type"] == "extra_forbidden":
-        return f"{place}: unknown field `{field}`"
-    reason = error["ctx"]["error"] if error["type"] == "value_error" else _MUST[field]
-    return f"{field}: {reason}" if place == "the file" else f"{place}: {field}: {reason}"
-
-
-def _entry(document: dict[str, Any], number: int) -> str:
-    """The entry's number, and its model's name if that is a single line."""
-    table = document["price"][number]
-    model = table.get("model") if isinstance(table, dict) else None
-    is_line = isinstance(model, str) and model.isprintable()
-    return f"price {number + 1} (`{model}`)" if is_line else f"price {number + 1}"
+def _rates(table: dict[str, Any]) -> TokenPrices:
+    writes = {ttl: table[name] for name, ttl in WRITES.items() if name in table}
+    return TokenPrices(
+        input=table["input"], writes=writes, read=table["read"], output=table["output"]
+    )
 
 
 class PriceBook:

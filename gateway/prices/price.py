@@ -15,7 +15,6 @@ from typing import NewType
 from engine.protocol import TTLS, InputUsage, Ttl
 
 NanoDollars = NewType("NanoDollars", int)
-
 _NANO_PER_TOKEN = Decimal(1000)
 _NANO_PER_DOLLAR = 1_000_000_000
 

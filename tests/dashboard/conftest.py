@@ -27,9 +27,7 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Gateways"]:
 @pytest.fixture(scope="session", autouse=True)
 def pages_begin_at_once() -> Iterator[None]:
     """Each harness would look through all installed packages, and rewrite the scripts of pages.
-
-    dashboard/.streamlit/config.toml has the latter off.
-    """
+    dashboard/.streamlit/config.toml has the latter off."""
     config.set_option("runner.magicEnabled", False)
     with pytest.MonkeyPatch.context() as patch:
         found_once = functools.cache(manifest_scanner.scan_component_manifests)

@@ -262,27 +262,6 @@ def test_plan_says_how_many_engines_of_which_gpu_reach_a_target(site: Site, admi
     assert 0 < float(rows[0]["First token p95 (s)"]) <= 5
 
 
-def test_a_miss_that_reused_says_so_in_full(site: Site, admin: Visit) -> None:
-    """What was in memory without a marker is reused, and no part of what is computed."""
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("words")
-    key = gateway.make_key("words")[1]
-    site.ask(BOOK, key)
-    turn_id = site.ask(BOOK + "And so on.", key)
-    eventually(lambda: site.is_recorded(turn_id))
-    turn = gateway.get(f"turns/{turn_id}")
-    reused = turn["automatic_tokens"]
-    assert reused > 500 and not turn["cache_read_tokens"]
-    page = admin.open("/requests?range=1h&workspace=words")
-    eventually(lambda: grid(page, "Missed because"))
-    row = next(row for row in grid(page, "Missed because") if row["Id"].endswith(turn_id))
-    assert row["Missed because"] == f"First time seen; {reused:,} tokens reused"
-    page = admin.open(f"/requests?request={turn_id}&range=1h")
-    page.get_by_text(f"First time seen; {reused:,} tokens reused").first.wait_for(
-        state="attached", timeout=WAIT_MS
-    )
-
-
 def test_what_a_limit_refused_is_counted_and_named(site: Site, admin: Visit) -> None:
     gateway = Admin(site.gateway, ADMIN_KEY)
     gateway.workspace("limited", requests_per_minute=1)

@@ -38,10 +38,8 @@ SEEDS = (7, 11, 23)
 
 def turns(seed: int) -> Iterator[Row]:
     """Two days of everything: hits, misses, both TTLs, errors, turns without a price or engine.
-
     What is frequent differs from seed to seed. None stands near a boundary of a day from now, so
-    that no second of delay moves one over it.
-    """
+    that no second of delay moves one over it."""
     chance = random.Random(seed)
     now = datetime.now(UTC)
     weights = [chance.uniform(0.5, 2) for _ in range(6)]

@@ -24,8 +24,6 @@ FaultKind = Literal[
     "moved_text",
     "sliding_history",
 ]
-
-
 DuplicateKind = Literal[
     "tool_order", "key_order", "date", "time", "nonce", "whitespace", "varying_text"
 ]
@@ -42,11 +40,9 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(CacheUsage, kw_only=True):
-    """The prompts' tokens and their cost under one way to place markers.
-
-    `name` is `observed`, `as_sent` or a placement; `saves` is against `as_sent`. All but `observed`
-    are computed for a cache that loses nothing before its time.
-    """
+    """The prompts' tokens and their cost under one way to place markers. `name` is `observed`,
+    `as_sent` or a placement; `saves` is against `as_sent`. All but `observed` are computed for a
+    cache that loses nothing before its time."""
 
     name: str
     requests_with_read: int
@@ -65,12 +61,10 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on.
-
-    `kind` is a fault's or one of `too_short`, `too_many`, `order`, `unmarked`, `changing_end`,
-    `suspect`. `path` is the block. `num_turns` are all turns, `turns` some of them, `earlier` the
-    turns that these were compared with.
-    """
+    """One sentence with its number, and the turns that it rests on. `kind` is a fault's or one of
+    `too_short`, `too_many`, `order`, `unmarked`, `changing_end`, `suspect`. `path` is the block.
+    `num_turns` are all turns, `turns` some of them, `earlier` the turns that these were compared
+    with."""
 
     kind: (
         FaultKind
@@ -102,11 +96,9 @@ class NearDuplicate(Finding, frozen=True, kw_only=True):
 
 
 class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether sending the shared prefix ahead (`max_tokens: 0`) pays.
-
-    `num_races` turns wrote what another turn was still writing. `saves` is what pre-warms before
-    those would have saved beside the advised markers, their own cost taken off.
-    """
+    """Whether sending the shared prefix ahead (`max_tokens: 0`) pays. `num_races` turns wrote what
+    another turn was still writing. `saves` is what pre-warms before those would have saved beside
+    the advised markers, their own cost taken off."""
 
     pays: bool
     num_races: int
@@ -174,11 +166,10 @@ class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """`streams` are the turns by key and model, those with the most tokens first, 50 at most.
-
     `requests` go with those that were given; two or more are compared as one stream too. `text`
     says what was looked at. `num_without_sketch` turns are of an earlier version and are left out.
-    `is_cut`: the range has more turns, which are older. `near_duplicates` come the dearest first.
-    """
+    `is_cut`: the range has more turns, which are older. `near_duplicates` come the dearest
+    first."""
 
     text: str
     num_turns: int
@@ -195,12 +186,10 @@ LineKind = Literal["ttl", "unpaid", "markers", "fault", "prewarm"]
 
 
 class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on.
-
-    `page` is the dashboard's page that shows the same, filtered by `workspace` and `model` (None
-    filters nothing). `multiples` is what it is worth in input tokens. `nano` is that in
-    nano-dollars, None where a turn has no price. `num_turns` are all turns, `turns` some of them.
-    """
+    """One sentence with its number, and the turns that it rests on. `page` is the dashboard's page
+    that shows the same, filtered by `workspace` and `model` (None filters nothing). `multiples` is
+    what it is worth in input tokens. `nano` is that in nano-dollars, None where a turn has no
+    price. `num_turns` are all turns, `turns` some of them."""
 
     kind: LineKind
     text: str
@@ -261,10 +250,8 @@ class LruPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of keys and values on one engine.
-
-    `lease_tokens` is the median of the marked prefixes, of which `leases_that_fit` at one time.
-    """
+    """Sizes of keys and values on one engine. `lease_tokens` is the median of the marked prefixes,
+    of which `leases_that_fit` at one time."""
 
     bytes_per_token: int
     kv_gib: float
@@ -328,12 +315,9 @@ class FleetAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`answers` are to the target, the cheapest first; the rest is about the first of them, or
     about what was asked where there is none. `warnings` say what makes the figures another's.
-
-    `whole` is the asked fleet under all turns. The curves compare points of one stretch.
-
-    `knee_gib` is the memory for keys and values, of all engines together, that gives 95 % of what
-    unlimited memory would give (by `lru`).
-    """
+    `whole` is the asked fleet under all turns. The curves compare points of one stretch. `knee_gib`
+    is the memory for keys and values, of all engines together, that gives 95 % of what unlimited
+    memory would give (by `lru`)."""
 
     simulated: Literal[True] = True
     text: str

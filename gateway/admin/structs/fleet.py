@@ -40,8 +40,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BreakerState = Literal["closed", "open", "half_open"]
-
-
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
 
 
@@ -159,12 +157,10 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine. `workspace` None: a scope of no workspace known here.
-
-    `prefix` is what the ledger knows of this prefix over its whole life, on all engines; None
-    where it came only once, or the engine does not know its name. `cached_content` is the name of
-    the cached content (Google's dialect) that it is held for.
-    """
+    """One live entry of one engine. `workspace` None: a scope of no workspace known here. `prefix`
+    is what the ledger knows of this prefix over its whole life, on all engines; None where it came
+    only once, or the engine does not know its name. `cached_content` is the name of the cached
+    content (Google's dialect) that it is held for."""
 
     engine: str
     workspace: str | None
@@ -185,21 +181,15 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 # `read_only_admin` reads all workspaces there, `admin` does everything, in other workspaces too. An
 # `inference` key may read what a `read_only` one may.
 KeyScope = Literal["inference", "read_only", "read_only_admin", "admin"]
-
-
 AutoCacheMode = Literal["off", "prefix", "conversation"]
-
-
 AutoCacheTtl = Literal["5m", "1h"]
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A null limit is no limit. Money is in nano-dollars, months are in UTC.
-
-    `auto_cache` says what is held of requests without markers; null is the installation's setting.
-    Prompts and answers are kept for `keep_days`, encrypted; with null none is. Requests of one that
-    `may_approximate` may ask that only a part of a prefix is kept.
-    """
+    """A null limit is no limit. Money is in nano-dollars, months are in UTC. `auto_cache` says what
+    is held of requests without markers; null is the installation's setting. Prompts and answers are
+    kept for `keep_days`, encrypted; with null none is. Requests of one that `may_approximate` may
+    ask that only a part of a prefix is kept."""
 
     id: str
     display_name: str
@@ -217,10 +207,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`spent_nano` is what this month's turns in the ledger cost, those without a price nothing.
-
-    A change counts on every gateway within `effective_within_seconds`, on this one at once.
-    """
+    """`spent_nano` is what this month's turns in the ledger cost, those without a price nothing. A
+    change counts on every gateway within `effective_within_seconds`, on this one at once."""
 
     workspace: Workspace
     month: datetime
@@ -257,10 +245,8 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revoked(msgspec.Struct, frozen=True, kw_only=True):
-    """This gateway refuses the key at once, others within `effective_within_seconds`.
-
-    A gateway that does not reach its database may take it for an hour.
-    """
+    """This gateway refuses the key at once, others within `effective_within_seconds`. A gateway
+    that does not reach its database may take it for an hour."""
 
     info: KeyInfo
     effective_within_seconds: int

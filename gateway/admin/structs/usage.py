@@ -12,10 +12,9 @@ from engine.protocol import CacheUsage, InputUsage
 
 class Totals(InputUsage, kw_only=True):
     """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
-
     `automatic_input_tokens` are those of `input_tokens` that were reused from memory all the same.
-    `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was timed.
-    """
+    `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was
+    timed."""
 
     requests: int = 0
     requests_with_read: int = 0
@@ -80,10 +79,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(Usage, frozen=True, kw_only=True):
-    """The usage of the last `seconds`.
-
-    `journal_backlog` is of all workspaces, and None for a key that sees only its own.
-    """
+    """The usage of the last `seconds`. `journal_backlog` is of all workspaces, and None for a key
+    that sees only its own."""
 
     now_ms: int
     seconds: int
@@ -104,10 +101,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices.
-
-    It contains the turns whose price is still in the file. `unexplained` counts the other requests.
-    """
+    """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices. It
+    contains the turns whose price is still in the file. `unexplained` counts the other requests."""
 
     counterfactual_nano: int
     write_premium_nano: int
@@ -129,11 +124,9 @@ class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Avoided(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill that reads avoided, on one engine for one model.
-
-    `tokens_per_second` is the rate of that engine's own timed prefills in the range. It and the
-    time are None if no prefill was timed. `gpu_hours` counts the engine as one GPU.
-    """
+    """Prefill that reads avoided, on one engine for one model. `tokens_per_second` is the rate of
+    that engine's own timed prefills in the range. It and the time are None if no prefill was timed.
+    `gpu_hours` counts the engine as one GPU."""
 
     engine: str | None
     model: str
@@ -145,10 +138,8 @@ class Avoided(msgspec.Struct, frozen=True, kw_only=True):
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
     """`own` is what this traffic cost and saved here. `hosted` is what it would have cost there.
-
     `prefill_seconds` and `gpu_hours` add up the engines that were timed; None where none was.
-    `unmeasured_tokens` were read on engines that timed nothing.
-    """
+    `unmeasured_tokens` were read on engines that timed nothing."""
 
     since_ms: int
     until_ms: int
@@ -162,12 +153,9 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix by its last request.
-
-    `num_tools`, `num_system` and `num_messages` count the blocks up to its end; None where the
-    request's fingerprint does not have that place. `tokens` are the marked ones of that request.
-    `name` is what the client called the request in its metadata.
-    """
+    """A prefix by its last request. `num_tools`, `num_system` and `num_messages` count the blocks
+    up to its end; None where the request's fingerprint does not have that place. `tokens` are the
+    marked ones of that request. `name` is what the client called the request in its metadata."""
 
     last_turn: str
     last_ms: int
@@ -314,8 +302,6 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
 DivergenceKind = Literal[
     "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
 ]
-
-
 Section = Literal["tools", "system", "messages"]
 
 
@@ -378,11 +364,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn whose answer began.
-
-    `overhead_seconds` is the time that gateway and network added to the engine's queue and prefill.
-    None if the engine sent no times.
-    """
+    """One turn whose answer began. `overhead_seconds` is the time that gateway and network added to
+    the engine's queue and prefill. None if the engine sent no times."""
 
     id: str
     opened_ms: int

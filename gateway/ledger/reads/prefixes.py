@@ -128,21 +128,14 @@ async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tup
         for start in range(0, len(wanted), _LOOKS):
             parts = []
             for workspace, prefix in wanted[start : start + _LOOKS]:
-                newest = (
-                    select(*columns, written_tokens(TurnRow).label("written"))
-                    .where(TurnRow.prefix == prefix, TurnRow.workspace_id == workspace)
-                    .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
-                    .limit(_SEARCHED_TURNS)
-                    .subquery()
-                )
-                writer = (
-                    select(newest.c.workspace_id, newest.c.prefix, newest.c.key_id)
-                    .where(newest.c.written > 0)
-                    .order_by(newest.c.opened_ms.desc(), newest.c.id.desc())
-                    .limit(1)
-                    .subquery()
-                )
-                parts.append(select(writer))
+                own = TurnRow.prefix == prefix, TurnRow.workspace_id == workspace
+                turns = select(*columns, written_tokens(TurnRow).label("written")).where(*own)
+                turns = turns.order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+                newest = turns.limit(_SEARCHED_TURNS).subquery().c
+                writer = select(newest.workspace_id, newest.prefix, newest.key_id)
+                writer = writer.where(newest.written > 0).limit(1)
+                writer = writer.order_by(newest.opened_ms.desc(), newest.id.desc())
+                parts.append(select(writer.subquery()))
             for row in await connection.execute(union_all(*parts)):
                 found[row.workspace_id, row.prefix] = row.key_id
     return found

@@ -13,42 +13,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.admin.structs.usage import (
-    Avoided,
-    Bucket,
-    HostedCost,
-    Latency,
-    LatencyCell,
-    LatencyPoint,
-    Percentiles,
-    Totals,
-    Waterfall,
-)
+from gateway.admin.structs import usage as structs
 from gateway.base.errors import InvalidRequest
+from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
-from gateway.ledger.rollups import (
-    DAY_SECONDS,
-    FIVE_MINUTES_SECONDS,
-    HOUR_SECONDS,
-    MEASURES,
-    PROMPT_EDGES,
-    WIDTHS_SECONDS,
-    IntervalTable,
-    dimensions,
-    has_read,
-    horizon_ms,
-    measures,
-    prompt_bucket,
-    reasons,
-    seconds_of,
-    ttft_bin,
-)
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
 from gateway.prices.price import PriceSheets, TokenPrices, cost_at
 
 _FINE_TURNS = 10_000
 """A range with more turns has no intervals shorter than those of the sums."""
-_DAY_MS = DAY_SECONDS * 1000
+_DAY_MS = rollups.DAY_SECONDS * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +60,8 @@ class Part(NamedTuple):
 
 
 def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
-    """Split a range so that the widest fitting intervals cover its middle.
-
-    `widths` are seconds, the widest first. Parts that no interval covers are read from the turns.
-    """
+    """Split a range so that the widest fitting intervals cover its middle. `widths` are seconds,
+    the widest first. Parts that no interval covers are read from the turns."""
     if since_ms >= until_ms:
         return []
     if not widths:
@@ -117,19 +89,22 @@ def is_by_engine(of: Range, by: Sequence[str] = ()) -> bool:
 
 
 def widths_for(
-    of: Range, by: Sequence[str], step_seconds: int | None, table: IntervalTable = TurnRollupRow
+    of: Range,
+    by: Sequence[str],
+    step_seconds: int | None,
+    table: rollups.IntervalTable = TurnRollupRow,
 ) -> list[int]:
     """The widths of the sums that can make intervals of that length; None asks for one number over
     all. The shortest of the sums by engine are of all workspaces."""
     by_engine = is_by_engine(of, by)
     is_apart = by_engine and (of.workspace is not None or "workspace_id" in by)
-    widths = [w for w in WIDTHS_SECONDS[table][by_engine] if not (step_seconds or w) % w]
-    return [width for width in widths if width >= HOUR_SECONDS or not is_apart]
+    widths = [w for w in rollups.WIDTHS_SECONDS[table][by_engine] if not (step_seconds or w) % w]
+    return [width for width in widths if width >= rollups.HOUR_SECONDS or not is_apart]
 
 
 async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     """Widen a range to whole days where its turns may have been deleted."""
-    horizon = await horizon_ms(connection)
+    horizon = await rollups.horizon_ms(connection)
     since, until = wanted.since_ms, wanted.until_ms
     if since < horizon:
         since = since // _DAY_MS * _DAY_MS
@@ -149,7 +124,7 @@ async def _parts(connection: AsyncConnection, of: Range, widths: Sequence[int]) 
 
 
 def within(
-    of: Range, part: Part, table: IntervalTable, by: Sequence[str] = ()
+    of: Range, part: Part, table: rollups.IntervalTable, by: Sequence[str] = ()
 ) -> list[ColumnElement[bool]]:
     """What a part's rows fulfil: of the table of sums, or of turns where the part has no width."""
     if part.width_seconds is None:
@@ -170,10 +145,14 @@ def rows_of(of: Range, part: Part) -> Select[Any]:
 def _sums_of(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     table: Any = TurnRollupRow
     if part.width_seconds is None:
-        known, values, moment = dimensions(), measures(), TurnRow.opened_ms.expression
+        known, values, moment = (
+            rollups.dimensions(),
+            rollups.measures(),
+            TurnRow.opened_ms.expression,
+        )
     else:
         known = {name: getattr(table, name) for name in by}
-        sums = ((name, func.sum(getattr(table, name))) for name in MEASURES)
+        sums = ((name, func.sum(getattr(table, name))) for name in rollups.MEASURES)
         values = {name: func.coalesce(total, 0) for name, total in sums}
         moment = table.start_ms.expression
     keys = [known[name].label(name) for name in by]
@@ -191,7 +170,7 @@ _BUCKETS_SECONDS = (5, 10, 30, 60, 300, 900, 3600, 10800, 86400)
 
 class Series(NamedTuple):
     bucket_seconds: int
-    buckets: list[Bucket]
+    buckets: list[structs.Bucket]
 
 
 class Reasons(NamedTuple):
@@ -205,16 +184,14 @@ class Queries:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
-    async def totals(self, of: Range) -> Totals:
-        return (await self.totals_by(of, ())).get((), Totals())
+    async def totals(self, of: Range) -> structs.Totals:
+        return (await self.totals_by(of, ())).get((), structs.Totals())
 
     async def totals_by(
         self, of: Range, by: Sequence[str], step_seconds: int | None = None
-    ) -> dict[tuple[Any, ...], Totals]:
+    ) -> dict[tuple[Any, ...], structs.Totals]:
         """The totals for each combination of values of the dimensions `by` (`rollups.dimensions`).
-
-        With a step also for each interval; then its start is the key's first value.
-        """
+        With a step also for each interval; then its start is the key's first value."""
         async with self.ledger.snapshot() as connection:
             return await totals_by(
                 connection, await widen_to_days(connection, of), by, step_seconds
@@ -223,16 +200,14 @@ class Queries:
     async def names(self, of: Range) -> Sequence[Any]:
         """Workspace, engine and model of each combination that had turns on the range's days."""
         table = TurnRollupRow
-        whole = Part(DAY_SECONDS, of.since_ms // _DAY_MS * _DAY_MS, of.until_ms)
+        whole = Part(rollups.DAY_SECONDS, of.since_ms // _DAY_MS * _DAY_MS, of.until_ms)
         columns = table.workspace_id, table.engine, table.model
         query = select(*columns).where(*within(of, whole, table, ["engine"]))
         return await self.ledger.rows(query.distinct())
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
-        """Equal intervals, aligned to the epoch.
-
-        Intervals without turns are included, with zeros.
-        """
+        """Equal intervals, aligned to the epoch. Intervals without turns are included, with
+        zeros."""
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
             width = width_seconds or bucket_seconds(int(of.seconds))
@@ -242,10 +217,10 @@ class Queries:
             found = await totals_by(connection, of, (), width)
         step = width * 1000
         buckets = [
-            Bucket(
+            structs.Bucket(
                 start_ms=start,
                 is_partial=start < of.since_ms or start + step > of.until_ms,
-                totals=(totals := found.get((start,), Totals())),
+                totals=(totals := found.get((start,), structs.Totals())),
                 saved_nano=totals.saved_nano,
             )
             for start in range(of.since_ms // step * step, of.until_ms, step)
@@ -263,7 +238,7 @@ class Queries:
                     select(literal(kind), column, func.count())
                     .where(column.is_not(None), *where)
                     .group_by(column)
-                    for kind, column in reasons().items()
+                    for kind, column in rollups.reasons().items()
                 ]
                 if part.width_seconds is not None:
                     found = select(table.kind, table.value, func.sum(table.requests))
@@ -291,12 +266,12 @@ def bucket_seconds(seconds: int) -> int:
 
 async def _has_many(connection: AsyncConnection, of: Range) -> bool:
     """Whether a range has too many turns to read each of them."""
-    return (await totals_by(connection, of, ())).get((), Totals()).requests > _FINE_TURNS
+    return any(t.requests > _FINE_TURNS for t in (await totals_by(connection, of, ())).values())
 
 
 async def totals_by(
     connection: AsyncConnection, of: Range, by: Sequence[str], step_seconds: int | None = None
-) -> dict[tuple[Any, ...], Totals]:
+) -> dict[tuple[Any, ...], structs.Totals]:
     """Keys are the interval's start, where there are intervals, and the values of `by`."""
     names = [*(["start_ms"] if step_seconds else []), *by]
     parts = await _parts(connection, of, widths_for(of, by, step_seconds))
@@ -304,8 +279,8 @@ async def totals_by(
     added: dict[tuple[Any, ...], Counter[str]] = {}
     for row in (await connection.execute(query)).mappings() if parts else ():
         own = added.setdefault(tuple(row[name] for name in names), Counter())
-        own.update({name: int(row[name]) for name in Totals.__struct_fields__})
-    return {key: Totals(**counted) for key, counted in added.items() if counted["requests"]}
+        own.update({name: int(row[name]) for name in structs.Totals.__struct_fields__})
+    return {key: structs.Totals(**counted) for key, counted in added.items() if counted["requests"]}
 
 
 class Priced(NamedTuple):
@@ -313,10 +288,10 @@ class Priced(NamedTuple):
 
     price: str
     prompt_above: int
-    totals: Totals
+    totals: structs.Totals
 
 
-def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
+def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
     premium = discount = actual = counterfactual = unexplained = 0
     for group in groups:
         price, totals = own.with_id(group.price), group.totals
@@ -329,7 +304,7 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
         discount += totals.cache_read_tokens * (rates.input - rates.read)
         actual += totals.cost_nano
         counterfactual += totals.cost_without_cache_nano
-    return Waterfall(
+    return structs.Waterfall(
         counterfactual_nano=counterfactual,
         write_premium_nano=premium,
         read_discount_nano=discount,
@@ -339,20 +314,23 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
     )
 
 
-def comparisons(groups: Collection[Priced], hosted: PriceSheets, on: date) -> list[HostedCost]:
+def comparisons(
+    groups: Collection[Priced], hosted: PriceSheets, on: date
+) -> list[structs.HostedCost]:
     """The whole traffic at each hosted model's price of that day, the cheapest first."""
     found = []
+    as_of = hosted.as_of.isoformat() if hosted.as_of else None
     for price in hosted.current(on):
         costs = [
             cost_at(price.rates_above(above), totals, totals.output_tokens)
             for _, above, totals in groups
         ]
         found.append(
-            HostedCost(
+            structs.HostedCost(
                 model=price.model,
                 price=price.id,
                 source=hosted.source,
-                as_of=hosted.as_of.isoformat() if hosted.as_of else None,
+                as_of=as_of,
                 nano=sum(cost.actual for cost in costs),
                 nano_without_cache=sum(cost.without_cache for cost in costs),
             )
@@ -360,12 +338,12 @@ def comparisons(groups: Collection[Priced], hosted: PriceSheets, on: date) -> li
     return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
 
 
-def avoided(engine: str | None, model: str, totals: Totals) -> Avoided:
+def avoided(engine: str | None, model: str, totals: structs.Totals) -> structs.Avoided:
     rate = None
     if totals.prefill_us and totals.prefill_tokens:
         rate = totals.prefill_tokens / (totals.prefill_us / 1e6)
     seconds = None if rate is None else totals.cache_read_tokens / rate
-    return Avoided(
+    return structs.Avoided(
         engine=engine,
         model=model,
         prefill_tokens=totals.cache_read_tokens,
@@ -375,7 +353,7 @@ def avoided(engine: str | None, model: str, totals: Totals) -> Avoided:
     )
 
 
-def costs_by_class(rates: TokenPrices, totals: Totals) -> dict[str, int]:
+def costs_by_class(rates: TokenPrices, totals: structs.Totals) -> dict[str, int]:
     """What each class of tokens cost, in nano-dollars; they add up to the cost."""
     return {
         "uncached_input_tokens": totals.input_tokens * rates.input,
@@ -394,17 +372,17 @@ _MAX_HOURLY_SECONDS = 48 * 3600
 _MAX_SHORT_SECONDS = 2 * 3600
 
 
-async def latency(ledger: Ledger, of: Range) -> Latency:
+async def latency(ledger: Ledger, of: Range) -> structs.Latency:
     async with ledger.snapshot() as connection:
         of = await widen_to_days(connection, of)
-        step, widths = DAY_SECONDS, widths_for(of, (), None, LatencyRollupRow)
+        step, widths = rollups.DAY_SECONDS, widths_for(of, (), None, LatencyRollupRow)
         # Before the horizon there are no turns, so even a short range is read from the sums.
-        has_turns = of.since_ms >= await horizon_ms(connection)
+        has_turns = of.since_ms >= await rollups.horizon_ms(connection)
         if has_turns and of.seconds <= _MAX_HOURLY_SECONDS:
             step, widths = max(bucket_seconds(int(of.seconds)), 60), []
             if of.engine is None and await _has_many(connection, of):
                 is_short = of.seconds <= _MAX_SHORT_SECONDS
-                step = FIVE_MINUTES_SECONDS if is_short else HOUR_SECONDS
+                step = rollups.FIVE_MINUTES_SECONDS if is_short else rollups.HOUR_SECONDS
                 widths = widths_for(of, (), step, LatencyRollupRow)
         parts = await _parts(connection, of, widths)
         selects = [_select(of, part, step * 1000) for part in parts]
@@ -416,12 +394,12 @@ async def latency(ledger: Ledger, of: Range) -> Latency:
         by_cell.setdefault((bucket, hit), Counter())[number] += int(requests)
         by_start.setdefault((start, hit), Counter())[number] += int(requests)
         by_hit[hit][number] += int(requests)
-    edges: tuple[int | None, ...] = (0, *PROMPT_EDGES, None)
-    return Latency(
+    edges: tuple[int | None, ...] = (0, *rollups.PROMPT_EDGES, None)
+    return structs.Latency(
         hits=percentiles(by_hit[1]),
         misses=percentiles(by_hit[0]),
         cells=[
-            LatencyCell(
+            structs.LatencyCell(
                 above_tokens=edges[bucket] or 0,
                 up_to_tokens=edges[bucket + 1],
                 is_hit=bool(hit),
@@ -431,7 +409,7 @@ async def latency(ledger: Ledger, of: Range) -> Latency:
         ],
         bucket_seconds=step,
         series=[
-            LatencyPoint(
+            structs.LatencyPoint(
                 start_ms=start,
                 hits=percentiles(by_start.get((start, 1), {})),
                 misses=percentiles(by_start.get((start, 0), {})),
@@ -441,9 +419,11 @@ async def latency(ledger: Ledger, of: Range) -> Latency:
     )
 
 
-def percentiles(bins: Mapping[int, int]) -> Percentiles:
+def percentiles(bins: Mapping[int, int]) -> structs.Percentiles:
     found = {p: percentile(bins, p / 100) for p in (50, 95, 99)}
-    return Percentiles(requests=sum(bins.values()), p50=found[50], p95=found[95], p99=found[99])
+    return structs.Percentiles(
+        requests=sum(bins.values()), p50=found[50], p95=found[95], p99=found[99]
+    )
 
 
 def percentile(bins: Mapping[int, int], share: float) -> float | None:
@@ -452,7 +432,7 @@ def percentile(bins: Mapping[int, int], share: float) -> float | None:
     for number in sorted(bins):
         left -= bins[number]
         if bins[number] and left <= 0:
-            return seconds_of(number)
+            return rollups.seconds_of(number)
     return None
 
 
@@ -460,7 +440,9 @@ def _select(of: Range, part: Part, step: int) -> Any:
     table = LatencyRollupRow
     if part.width_seconds is None:
         moment = TurnRow.opened_ms // step * step
-        query = select(moment, prompt_bucket(), has_read(), ttft_bin(), func.count())
+        query = select(
+            moment, rollups.prompt_bucket(), rollups.has_read(), rollups.ttft_bin(), func.count()
+        )
         query = query.where(TurnRow.first_token_seconds.is_not(None))
     else:
         keys = table.start_ms // step * step, table.prompt_bucket, table.has_read, table.bin

@@ -20,10 +20,8 @@ from gateway.ledger.schema import IS_ERROR, EpochRow, TurnRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFilter:
-    """The filters of a page besides its range. None filters nothing.
-
-    `outcome` `error` is any error, `miss_reason` `any` is any reason.
-    """
+    """The filters of a page besides its range. None filters nothing. `outcome` `error` is any
+    error, `miss_reason` `any` is any reason."""
 
     outcome: str | None = None
     miss_reason: str | None = None
@@ -70,10 +68,8 @@ def _newest(columns: Sequence[Any], of: Range, limit: int) -> Select[Any]:
 
 
 def _before(opened_ms: int, turn_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """What turns before this one fulfil.
-
-    The first condition follows from the second; SQLite looks it up in the index.
-    """
+    """What turns before this one fulfil. The first condition follows from the second; SQLite looks
+    it up in the index."""
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
     return TurnRow.opened_ms <= opened_ms, place < tuple_(opened_ms, turn_id)
 
@@ -81,10 +77,8 @@ def _before(opened_ms: int, turn_id: str) -> tuple[ColumnElement[bool], ColumnEl
 async def page(
     ledger: Ledger, of: Range, which: TurnFilter, limit: int, after: Cursor | None = None
 ) -> TurnPage:
-    """One page of a range's turns, the newest first.
-
-    Turns that arrive meanwhile shift no later page.
-    """
+    """One page of a range's turns, the newest first. Turns that arrive meanwhile shift no later
+    page."""
     async with ledger.snapshot() as connection:
         return await page_of(connection, of, which, limit, after)
 
@@ -134,10 +128,8 @@ MAX_AROUND = 5000
 
 async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:
     """Ids and fingerprints of a turn of its key, with at most `limit` before it and as many after
-    it, in order of time.
-
-    Of each side the workspace's MAX_AROUND turns are looked at: no index has the key.
-    """
+    it, in order of time. Of each side the workspace's MAX_AROUND turns are looked at: no index has
+    the key."""
     place, own = tuple_(TurnRow.opened_ms, TurnRow.id), tuple_(turn.opened_ms, turn.id)
     order = TurnRow.opened_ms, TurnRow.id
     reverse = [each.desc() for each in order]
@@ -174,10 +166,8 @@ async def first_ms(ledger: Ledger, workspace: str | None) -> int | None:
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
-    """A turn by its id, in the form of any dialect, or by the `req_…` of its response.
-
-    Only one of `workspace` if that is given.
-    """
+    """A turn by its id, in the form of any dialect, or by the `req_…` of its response. Only one of
+    `workspace` if that is given."""
     for prefix in _RESPONSE_PREFIXES:
         if turn_id.startswith(prefix):
             turn_id = f"msg_{turn_id.removeprefix(prefix)}"
@@ -240,26 +230,19 @@ async def observed(
 
 async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) -> list[str]:
     """The ids of a workspace's newest turns that wrote, among its newest 1,000 of the range."""
-    written = written_tokens(TurnRow)
-    columns = TurnRow.id, TurnRow.opened_ms, written.label("written")
-    newest = _newest(columns, replace(of, workspace=workspace), _SEARCHED_TURNS).subquery()
-    query = (
-        select(newest.c.id)
-        .where(newest.c.written > 0)
-        .order_by(newest.c.opened_ms.desc(), newest.c.id.desc())
-        .limit(limit)
-    )
-    return [row.id for row in await ledger.rows(query)]
+    columns = TurnRow.id, TurnRow.opened_ms, written_tokens(TurnRow).label("written")
+    newest = _newest(columns, replace(of, workspace=workspace), _SEARCHED_TURNS).subquery().c
+    query = select(newest.id).where(newest.written > 0).limit(limit)
+    rows = await ledger.rows(query.order_by(newest.opened_ms.desc(), newest.id.desc()))
+    return [row.id for row in rows]
 
 
 NUM_PARTS = 40
 
 
 async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
-    """At most `limit` turns of the range, in order of time.
-
-    They are the newest of each of 40 parts.
-    """
+    """At most `limit` turns of the range, in order of time. They are the newest of each of 40
+    parts."""
     span = of.until_ms - of.since_ms
     edges = [of.since_ms + span * number // NUM_PARTS for number in range(NUM_PARTS + 1)]
     parts = []
@@ -297,11 +280,8 @@ async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
     sums = func.count(), func.coalesce(func.sum(written_tokens(TurnRow)), 0)
     # Few turns missed so. By these keys no other index than the reason's looks better.
     lost_by = func.coalesce(TurnRow.engine, ""), func.coalesce(TurnRow.epoch, "")
-    missed = select(*lost_by, *sums).where(
-        TurnRow.miss_reason == "engine_restart",
-        TurnRow.opened_ms >= of.since_ms,
-        TurnRow.opened_ms < of.until_ms,
-    )
+    within = TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms
+    missed = select(*lost_by, *sums).where(TurnRow.miss_reason == "engine_restart", *within)
     found: dict[str, list[Epoch]] = {}
     async with ledger.snapshot() as connection:
         rows: Sequence[Any] = (await connection.execute(spans)).all()
@@ -312,14 +292,9 @@ async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
         }
     for (before, _, _, last_ms), (engine, epoch, first_ms, _) in pairwise(rows):
         if engine == before and first_ms >= of.since_ms:
-            found.setdefault(engine, []).append(
-                Epoch(
-                    engine=engine,
-                    epoch=epoch,
-                    last_ms=last_ms,
-                    first_ms=first_ms,
-                    lost=lost.get((engine, epoch), Lost(requests=0, written_tokens=0)),
-                )
-            )
+            own = lost.get((engine, epoch), Lost(requests=0, written_tokens=0))
+            moments = {"last_ms": last_ms, "first_ms": first_ms}
+            restart = Epoch(engine=engine, epoch=epoch, lost=own, **moments)
+            found.setdefault(engine, []).append(restart)
     kept = [one for each in found.values() for one in each[-limit:]]
     return sorted(kept, key=lambda each: (-each.first_ms, each.engine))

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.advice import AdviseRequest, PlanRequest
+from gateway.admin.advice import AdviseRequest
 from gateway.admin.controller import decode_body
 from gateway.base.errors import InvalidRequest, TooLarge
+from gateway.planning.traffic import PlanRequest
 from tests.gateway.conftest import Stack
 from tests.gateway.serving import ADMIN_KEY
 
