@@ -22,7 +22,7 @@ MAX_FILE_LINES = 900
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
 MAX_SHELL_LINES = 60
 PRODUCT = ("gateway/", "engine/", "dashboard/", "migrations/", "scripts/")
-MAX_MODULES = 384
+MAX_MODULES = 383
 MAX_MARKDOWN_WORDS = 25_000
 MAX_PAGE_LINES = {
     "README.md": 160,
@@ -32,10 +32,10 @@ MAX_PAGE_LINES = {
 }
 # Lines of Python.
 BUDGETS: dict[str, int] = {
-    "dashboard": 734,
-    "dashboard/access": 451,
-    "dashboard/ui": 1029,
-    "dashboard/views": 3937,
+    "dashboard": 704,
+    "dashboard/access": 443,
+    "dashboard/ui": 974,
+    "dashboard/views": 3763,
     "engine": 1313,
     "engine/backends": 8819,
     "engine/cache": 3883,
@@ -47,22 +47,22 @@ BUDGETS: dict[str, int] = {
     "engine/store": 1463,
     "engine/text": 6015,
     "gateway": 278,
-    "gateway/admin": 3926,
+    "gateway/admin": 3633,
     "gateway/admission": 1941,
     "gateway/advice": 2030,
     "gateway/base": 1611,
-    "gateway/cli": 1168,
+    "gateway/cli": 1146,
     "gateway/dialects": 6830,
     "gateway/http": 3690,
     "gateway/journal": 1088,
-    "gateway/ledger": 3605,
-    "gateway/planner": 1954,
-    "gateway/planning": 414,
-    "gateway/prices": 409,
+    "gateway/ledger": 3381,
+    "gateway/planner": 1908,
+    "gateway/planning": 406,
+    "gateway/prices": 379,
     "gateway/prompt": 1469,
     "gateway/routing": 2473,
     "gateway/turn": 1627,
-    "migrations": 256,
+    "migrations": 171,
     "scripts": 398,
     "scripts/bench": 2741,
     "scripts/compose": 572,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 192,
-    "tests": 59808,
+    "tests": 59784,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
