@@ -18,7 +18,7 @@ from engine.cache.ids import BlockId
 from engine.cache.kinds import Sibling
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.store_tier import PeerTier, StoreTier
+from engine.cache.store_tier import StoreTier
 from engine.clock import Clock
 from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
@@ -134,7 +134,7 @@ def new_memory(
     """
     plan = refused = host = tier = None
     # Of each other model that the store is read of, this one's first: its domain and its tier.
-    others: list[tuple[Sibling | None, PeerTier]] = []
+    others: list[tuple[Sibling | None, StoreTier]] = []
     pool = BlockPool(description.num_blocks, description.block_size)
     max_copies = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
     if settings.host_blocks:
@@ -155,7 +155,7 @@ def new_memory(
         if settings.store_shared:
             siblings = [parts.sibling] if parts.sibling is not None else []
             others = [
-                (one, PeerTier(*size, hasher, name_of, lower_than=[*above, tier.pool]))
+                (one, StoreTier(*size, hasher, name_of, lower_than=[*above, tier.pool]))
                 for one in (None, *siblings)
             ]
     entries = Entries(

@@ -105,14 +105,13 @@ class PromptDigests:
         hasher: ChainHasher,
         scope: str,
         tokens: Sequence[TokenId],
-        block_size: int,
         adapter: ActiveAdapter | None = None,
     ) -> None:
         self.adapter = adapter
         self.packed = pack(tokens)
         self.num_tokens = len(tokens)
         self._hasher = hasher
-        self._block_size = block_size
+        self._block_size = hasher.block_size
         self.root = hasher.root(scope)
         self.full = hasher.chain(self.root, self.packed, adapter)
 

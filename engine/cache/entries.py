@@ -17,10 +17,11 @@ With a store an entry's whole copy is kept there too, and may hold the lease (`s
 from collections.abc import Sequence
 
 from engine.cache.block import Block, Entry, Recorded, Refresh
-from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, PromptDigests
+from engine.cache.digests import TOKEN_BYTES, PromptDigests
 from engine.cache.ids import Digest
 from engine.cache.leases import EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
+from engine.cache.lookup import Mark
 from engine.cache.order import Order
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, StoreTier
@@ -149,25 +150,22 @@ class Entries:
     def write(
         self,
         scope: str,
-        key: Digest,
+        digests: PromptDigests,
+        mark: Mark,
         blocks: Sequence[Block],
         *,
-        tokens: int,
-        ttl: Ttl,
         arrived_at: float,
         now: float,
-        seconds: float | None = None,
-        adapter: ActiveAdapter | None = None,
     ) -> Entry | None:
         """Write a breakpoint's entry, or extend an equal one.
 
-        The TTL, or `seconds` in its place, counts from `arrived_at`. The entry is readable from
-        `now` on. None if the TTL is over.
+        The TTL, or a lifetime of its own, counts from `arrived_at`. The entry is readable from
+        `now` on. None if the time is over.
         """
-        expires_at = arrived_at + self.seconds(ttl, seconds)
+        key, expires_at = digests.at(mark.tokens), arrived_at + self.seconds(mark.ttl, mark.seconds)
         entry = self._by_key.get(key)
         if entry is not None and not entry.is_broken and entry.expires_at > now:
-            if entry.ready_at > arrived_at or (entry.seconds, seconds) != (None, None):
+            if entry.ready_at > arrived_at or (entry.seconds, mark.seconds) != (None, None):
                 # Written meanwhile by another that paid as well, or its end is told by the marker.
                 self._extend(entry, expires_at)
             else:
@@ -179,9 +177,9 @@ class Entries:
                 self.end(entry, "ttl_expired")
             if expires_at <= now:
                 return None
-            times = now, expires_at, expires_at
-            entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now)
-            entry.seconds, entry.adapter = seconds, adapter
+            what, times = (scope, key, mark.tokens, mark.ttl), (now, expires_at, expires_at)
+            entry = Entry(*what, list(blocks), *times, used_at=now, seconds=mark.seconds)
+            entry.adapter = digests.adapter_of(mark.tokens)
             self.take_in(entry)
         self._want_copy(entry)
         return entry
@@ -234,12 +232,7 @@ class Entries:
         while (due := self._by_expiry.first(until=now)) is not None:
             self.lifetimes.expired.add(due.expires_at - due.ready_at)
             if due.expires_at + self._grace_seconds > now:
-                # From now on only requests that arrived before can read it.
-                if due.is_leased:
-                    self._end_lease(due, "expired")
-                due.is_lapsed = True
-                self._num_lapsed += 1
-                self._by_removal.push(due)
+                self._lapse(due)
             else:
                 self.end(due, "ttl_expired", "expired")
         while (lapsed := self._by_removal.first(until=now)) is not None:
@@ -328,6 +321,14 @@ class Entries:
             self._num_lapsed -= entry.is_lapsed
             entry.is_lapsed = False
             self._by_expiry.push(entry)
+
+    def _lapse(self, entry: Entry) -> None:
+        """The entry's time is over. From now on only requests that arrived before can read it."""
+        if entry.is_leased:
+            self._end_lease(entry, "expired")
+        entry.is_lapsed = True
+        self._num_lapsed += 1
+        self._by_removal.push(entry)
 
     def _evict(self, entry: Entry, now: float) -> None:
         """End a best-effort entry whose content was reused for room."""

@@ -115,13 +115,6 @@ class Leases:
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[EndedLease] = []
 
-    def __len__(self) -> int:
-        return sum(len(scope.entries) for scope in self._scopes.values())
-
-    def __iter__(self) -> Iterator[Entry]:
-        for scope in self._scopes.values():
-            yield from scope.entries
-
     def set_share(self, scope: str, share: float | None) -> None:
         """Set a scope's own share of the budget, 0 to 1. None is the common share."""
         if share is None:
@@ -134,19 +127,33 @@ class Leases:
     def take(self, entry: Entry, *, may_end: bool = True) -> bool:
         """Lease this entry's blocks. False if there is no room.
 
-        Other leases make way (`_make_room`); with `may_end` false only those with a copy.
+        Leases with a copy make way first: the scope's own, and those of scopes above their share,
+        the least recently used first. Then, if `may_end`, those of scopes above their share end.
+        Others of its scope may share blocks with the new one, so their end may cost it some.
         """
-        if len(entry.blocks) > self.max_blocks or not self._make_room(entry, may_end):
+        pool = self._pool
+        if len(entry.blocks) > self.max_blocks:
             return False
+        while (excess := pool.num_leased + pool.num_unleased(entry.blocks) - self.max_blocks) > 0:
+            if (other := self._first_to_lower(entry.scope)) is not None:
+                self._lower(other)
+                continue
+            own = self._scopes.get(entry.scope)
+            held = (own.num_blocks if own is not None else 0) + pool.num_unleased(entry.blocks)
+            claim = Claim(held, self._share_of(entry.scope), excess)
+            other = next_to_end(self._held(), claim) if may_end else None
+            if other is None:
+                return False
+            self.end(other, "yielded")
         scope = self._scopes.setdefault(entry.scope, _Scope())
-        leased = self._pool.num_leased
-        self._pool.lease(entry.blocks)
+        leased = pool.num_leased
+        pool.lease(entry.blocks)
         entry.is_leased, entry.was_sacrificed, entry.why_unleased = True, False, None
         entry.lease_tier = "device"
         scope.entries[entry] = None
         scope.by_use.push(entry)
         scope.by_end.push(entry)
-        scope.num_blocks += self._pool.num_leased - leased
+        scope.num_blocks += pool.num_leased - leased
         return True
 
     def reorder(self, entry: Entry) -> None:
@@ -185,29 +192,6 @@ class Leases:
         return entry is not None
 
     # Inside.
-
-    def _make_room(self, needy: Entry, may_end: bool) -> bool:
-        """Lower and end leases until a new one fits. False if it does not.
-
-        Leases with a copy make way first: the scope's own, and those of scopes above their share,
-        the least recently used first. Then those of scopes above their share end. Others of its
-        scope may share blocks with the new one, so their end may cost it some.
-        """
-        pool = self._pool
-        while (excess := pool.num_leased + pool.num_unleased(needy.blocks) - self.max_blocks) > 0:
-            if (entry := self._first_to_lower(needy.scope)) is not None:
-                self._lower(entry)
-                continue
-            if not may_end:
-                return False
-            scope = self._scopes.get(needy.scope)
-            new = self._pool.num_unleased(needy.blocks)
-            held = (scope.num_blocks if scope is not None else 0) + new
-            entry = next_to_end(self._held(), Claim(held, self._share_of(needy.scope), excess))
-            if entry is None:
-                return False
-            self.end(entry, "yielded")
-        return True
 
     def _held(self) -> Iterator[ScopeLeases[Entry]]:
         for name, scope in self._scopes.items():

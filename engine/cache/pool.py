@@ -126,19 +126,7 @@ class BlockPool:
                 largest = own
             block = largest.pop()
         self.num_reclaimable -= 1
-        if block.has_content:
-            self.num_evicted += 1
-            if self.demote is not None and self.demote(block):
-                block.names.clear()
-                block.dependents = set()
-        self._unname(block)
-        block.tokens = bytearray()
-        if self.forgotten is not None:
-            self.forgotten(block)
-        dependents, block.dependents = block.dependents, set()
-        for entry in dependents:
-            entry.is_broken = True
-            self._broken.append(entry)
+        self._forget_content(block)
         self._give(block)
         block.owner = owner
         self._take(block)
@@ -358,3 +346,18 @@ class BlockPool:
             block.digest = None
         self.changes.gone(block.names)
         block.names.clear()
+
+    def _forget_content(self, block: Block) -> None:
+        if block.has_content:
+            self.num_evicted += 1
+            if self.demote is not None and self.demote(block):
+                block.names.clear()
+                block.dependents = set()
+        self._unname(block)
+        block.tokens = bytearray()
+        if self.forgotten is not None:
+            self.forgotten(block)
+        dependents, block.dependents = block.dependents, set()
+        for entry in dependents:
+            entry.is_broken = True
+            self._broken.append(entry)

@@ -195,7 +195,7 @@ class PrefixCache:
     def digests(
         self, scope: str, tokens: Sequence[TokenId], adapter: ActiveAdapter | None = None
     ) -> PromptDigests:
-        return PromptDigests(self._hasher, scope, tokens, self.pool.block_size, adapter)
+        return PromptDigests(self._hasher, scope, tokens, adapter)
 
     def resident(
         self, digests: PromptDigests, most: int | None = None, *, is_held: bool = False
@@ -387,12 +387,7 @@ class PrefixCache:
         if found.hit is not None:
             found.hit.reads += 1
             self.entries.bring_back(found.hit, self._blocks_of(found.hit, table))
-        reason, last = found.miss_reason, found.marks[-1].tokens if found.marks else 0
-        if last and (found.hit is None or found.hit.tokens < last):
-            # Another request may have computed or written the last mark's prefix since the look-up.
-            was_computed = found.raced and found.raced >= last - last % self.pool.block_size
-            if was_computed or self._find_readable(query, last, now) is not None:
-                reason = "in_progress_race"
+        reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
         cut = query.cut
         receipt, held = self._hold_names(query, table, now)
@@ -437,6 +432,15 @@ class PrefixCache:
                 here = sum(block is not None and block.ref_count > 0 for block in blocks)
                 spare += len(one.origin.tokens) // size + 2 - here
         return spare
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
+        """Whether another request wrote or computed the last mark's prefix after the look-up."""
+        last = found.marks[-1].tokens if found.marks else 0
+        if not last or (found.hit is not None and found.hit.tokens >= last):
+            return False
+        if found.raced and found.raced >= last - last % self.pool.block_size:
+            return True
+        return self._find_readable(query, last, now) is not None
 
     def _sources(
         self, query: CacheQuery, digests: PromptDigests, found: Found | None = None
@@ -508,7 +512,6 @@ class PrefixCache:
     def _write_mark(
         self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
     ) -> BreakpointReport:
-        key = query.digests.at(mark.tokens)
         if table.state is None:
             blocks = table.blocks[: -(-mark.tokens // self.pool.block_size)]
         elif (known := self.entries.find(query.digests, mark.tokens, now)) is not None:
@@ -520,15 +523,7 @@ class PrefixCache:
                 segment=mark.segment, state="none", tokens=mark.tokens, reason="no_boundary"
             )
         entry = self.entries.write(
-            query.scope,
-            key,
-            blocks,
-            tokens=mark.tokens,
-            ttl=mark.ttl,
-            seconds=mark.seconds,
-            arrived_at=query.arrived_at,
-            now=now,
-            adapter=query.digests.adapter_of(mark.tokens),
+            query.scope, query.digests, mark, blocks, arrived_at=query.arrived_at, now=now
         )
         if entry is None:
             return BreakpointReport(

@@ -180,6 +180,13 @@ class StoreHolds:
 
 
 class StoreTier:
+    """What this engine keeps in the store, or what other members of a shared store have.
+
+    Another member's file is written and deleted by that alone. Nothing of it is leased here, since
+    nothing here holds it: an entry is best-effort until a read has brought it to the device. A file
+    that is gone is a miss, as everywhere.
+    """
+
     def __init__(
         self,
         num_blocks: int,
@@ -360,22 +367,34 @@ class StoreTier:
             self._say(entry, "end")
             self.holds.end(entry)
 
-    def restore(self, entry: Entry, keys: Iterable[BlockKey]) -> bool:
+    def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
         """Hold an entry of an earlier epoch. False if there is no room."""
+        blocks = self.acquire_keys(keys) if self.has_room(keys) else None
+        if blocks is None:
+            return False
+        if self.holds.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
+            self.holds.add(entry, blocks)
+        self.pool.release_chain(blocks)
+        return entry.stored is not None
+
+    def has_room(self, keys: Sequence[BlockKey]) -> bool:
+        """Whether these files fit without another file making way here."""
+        return sum(key.name not in self._blocks for key in keys) <= self.pool.num_empty
+
+    def acquire_keys(self, keys: Sequence[BlockKey]) -> list[Block] | None:
+        """Blocks for these files, each with a reference. None where there is no room."""
         blocks: list[Block] = []
         for key in keys:
             if (block := self._blocks.get(key.name)) is not None:
                 self.pool.acquire(block)
-            elif self.pool.num_empty:
-                block = self._new_block(key)
             else:
-                break
+                try:
+                    block = self._new_block(key)
+                except NoFreeBlocks:
+                    self.pool.release_chain(blocks)
+                    return None
             blocks.append(block)
-        else:
-            if self.holds.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
-                self.holds.add(entry, list(blocks))
-        self.pool.release_chain(blocks)
-        return entry.stored is not None
+        return blocks
 
     def take_notes(self) -> list[Note]:
         notes, self._notes = list(self._notes.values()), OrderedDict()
@@ -552,31 +571,3 @@ class StoreTier:
             self.tell(block.names)
             block.names.clear()
         return not block.dependents and not block.names
-
-
-class PeerTier(StoreTier):
-    """What other members of a shared store have: entries that this engine may read from there.
-
-    A block here is another member's file, which that member alone writes and deletes. Nothing here
-    is leased, since nothing here holds it: an entry is best-effort until a read has brought it to
-    the device. A file that is gone is a miss, as everywhere.
-    """
-
-    def acquire_keys(self, keys: Sequence[BlockKey]) -> list[Block] | None:
-        """Blocks for these files, each with a reference. None where there is no room."""
-        blocks: list[Block] = []
-        for key in keys:
-            if (block := self._blocks.get(key.name)) is not None:
-                self.pool.acquire(block)
-            else:
-                try:
-                    block = self._new_block(key)
-                except NoFreeBlocks:
-                    self.pool.release_chain(blocks)
-                    return None
-            blocks.append(block)
-        return blocks
-
-    def has_room(self, keys: Sequence[BlockKey]) -> bool:
-        """Whether these files fit without another file making way here."""
-        return sum(key.name not in self._blocks for key in keys) <= self.pool.num_empty

@@ -63,54 +63,43 @@ def sample_rows(
     for index, one in enumerate(params):
         by_top_k[one.top_k if one.top_k < num_kept else 0].append(index)
     tokens = [0] * len(params)
+    rows_at_once = max(_MAX_NUMBERS // logits.shape[-1], 1)
+    column = partial(torch.tensor, dtype=torch.float64, device=logits.device)
     for top_k, indexes in by_top_k.items():
-        most = max(_MAX_NUMBERS // logits.shape[-1], 1)
-        for begin in range(0, len(indexes), most):
-            some = indexes[begin : begin + most]
-            drawn = _draw(logits[some], top_k, [params[i] for i in some], some, positions)
-            for index, token in zip(some, drawn, strict=True):
+        for begin in range(0, len(indexes), rows_at_once):
+            some = indexes[begin : begin + rows_at_once]
+            heat = column([[params[i].temperature] for i in some])
+            top_p = column([[params[i].top_p] for i in some])
+            min_p = column([[params[i].min_p] for i in some])
+            numbers = column([[uniform(params[i].seed, positions[i])] for i in some])
+            rows = logits[some].float()
+            # Most draws fall among few tokens, and sorting all of a large vocabulary takes long. A
+            # row whose draw is not decided by what is likelier than the head's last token is sorted
+            # whole.
+            head = min(_HEAD, rows.shape[-1])
+            values, order = torch.topk(rows, top_k or head)
+            if top_k:
+                weights = _weights(values, values, heat, min_p)
+                drawn = order.gather(-1, _places(weights, top_p, numbers)[0])[:, 0]
+            else:
+                order, by_token = order.sort(-1)
+                values = values.gather(-1, by_token)
+                values, by_value = values.sort(dim=-1, descending=True, stable=True)
+                order = order.gather(-1, by_value)
+                whole = _weights(rows, values, heat, min_p).sum(-1, keepdim=True)
+                weights = _weights(values, values, heat, min_p)
+                places, deepest = _places(weights, top_p, numbers, whole)
+                drawn = order.gather(-1, places.clamp(max=head - 1))[:, 0]
+                likelier = (values > values[:, -1:]).sum(-1, keepdim=True)
+                left = (deepest >= likelier)[:, 0].nonzero()[:, 0]
+                if len(left):
+                    values, order = torch.sort(rows[left], descending=True, stable=True)
+                    weights = _weights(values, values, heat[left], min_p[left])
+                    places, _ = _places(weights, top_p[left], numbers[left])
+                    drawn[left] = order.gather(-1, places)[:, 0]
+            for index, token in zip(some, drawn.tolist(), strict=True):
                 tokens[index] = token
     return tokens
-
-
-def _draw(
-    logits: torch.Tensor,
-    top_k: int,
-    params: Sequence[SampleParams],
-    indexes: Sequence[int],
-    positions: Sequence[int],
-) -> list[int]:
-    """A token of each row; all have the same `top_k`, 0 for all tokens."""
-    column = partial(torch.tensor, dtype=torch.float64, device=logits.device)
-    heat = column([[p.temperature] for p in params])
-    top_p = column([[p.top_p] for p in params])
-    min_p = column([[p.min_p] for p in params])
-    numbers = column(
-        [[uniform(p.seed, positions[i])] for p, i in zip(params, indexes, strict=True)]
-    )
-    rows = logits.float()
-    if top_k:
-        values, order = torch.topk(rows, top_k)
-        weights = _weights(values, values, heat, min_p)
-        return order.gather(-1, _places(weights, top_p, numbers)[0])[:, 0].tolist()
-    # Most draws fall among few tokens, and sorting all of a large vocabulary takes long. A row
-    # whose draw is not decided by what is likelier than the head's last token is sorted whole.
-    head = min(_HEAD, rows.shape[-1])
-    values, order = torch.topk(rows, head)
-    order, by_token = order.sort(-1)
-    values, by_value = values.gather(-1, by_token).sort(dim=-1, descending=True, stable=True)
-    order = order.gather(-1, by_value)
-    whole = _weights(rows, values, heat, min_p).sum(-1, keepdim=True)
-    weights = _weights(values, values, heat, min_p)
-    places, deepest = _places(weights, top_p, numbers, whole)
-    tokens = order.gather(-1, places.clamp(max=head - 1))[:, 0]
-    open_rows = (deepest >= (values > values[:, -1:]).sum(-1, keepdim=True))[:, 0].nonzero()[:, 0]
-    if len(open_rows):
-        values, order = torch.sort(rows[open_rows], descending=True, stable=True)
-        weights = _weights(values, values, heat[open_rows], min_p[open_rows])
-        places, _ = _places(weights, top_p[open_rows], numbers[open_rows])
-        tokens[open_rows] = order.gather(-1, places)[:, 0]
-    return tokens.tolist()
 
 
 def _weights(

@@ -100,7 +100,14 @@ class EngineLoop:
         works = [self._work(chunk) for chunk in chunks]
         tokens = self._runner.execute(works) if works else []
         self.scheduler.computed(chunks, self._clock.now() - begun)
-        is_copying = self._copy()
+        # Do a part of the work for one prompt of which what is copied is computed.
+        if (copier := self.scheduler.next_to_copy()) is not None:
+            copier.copying = copier.copying or self._parts(copier)
+            if (num_tokens := next(copier.copying, None)) is not None:
+                self.scheduler.charge(copier, num_tokens)
+            else:
+                copier.copying = None
+                self.scheduler.copied(copier)
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
         is_shared, stepped = self.scheduler.is_shared, [chunk.sequence for chunk in chunks]
@@ -113,7 +120,7 @@ class EngineLoop:
             self.accounting.ended(sequence)
         if self._store is not None:
             self._store.after_step(self._clock.now())
-        self._is_idle = not (chunks or self._num_arrived or is_copying)
+        self._is_idle = not (chunks or self._num_arrived or copier)
         self.accounting.publish()
 
     def _advance(self, chunk: PrefillChunk, work: Work, token: TokenId | None) -> None:
@@ -143,23 +150,6 @@ class EngineLoop:
                 if chunk.draft and sequence.drafter is not None:
                     sequence.drafter.verified(len(chunk.draft), len(work.behind))
                 self._sampled.add(sequence, [token, *work.behind])
-
-    def _copy(self) -> bool:
-        """Do a part of the work for one prompt of which what is copied is computed.
-
-        Return whether there was one.
-        """
-        sequence = self.scheduler.next_to_copy()
-        if sequence is None:
-            return False
-        sequence.copying = sequence.copying or self._parts(sequence)
-        num_tokens = next(sequence.copying, None)
-        if num_tokens is None:
-            sequence.copying = None
-            self.scheduler.copied(sequence)
-        else:
-            self.scheduler.charge(sequence, num_tokens)
-        return True
 
     def _parts(self, sequence: SequenceState) -> Iterator[int]:
         """What is left to do where a prompt that is copied is computed: copy all behind the last.

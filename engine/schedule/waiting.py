@@ -52,9 +52,7 @@ class WaitingQueue:
         for scope in sorted(self._lines, key=lambda one: (served[one], at.get(one, 0))):
             yield from self._lines[scope]
 
-    def __contains__(self, sequence: object) -> bool:
-        if not isinstance(sequence, SequenceState):
-            return False
+    def __contains__(self, sequence: SequenceState) -> bool:
         return sequence in self._preempted or sequence in self._lines.get(sequence.scope, ())
 
     @property

@@ -22,7 +22,7 @@ from engine.cache.digests import ActiveAdapter, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
-from engine.cache.store_tier import BlockKey, PeerTier
+from engine.cache.store_tier import BlockKey, StoreTier
 from engine.clock import Clock
 from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, other_members
 from engine.store.journal import Put, Told
@@ -96,7 +96,7 @@ class Peers:
         own: StoreDirectory,
         reader: BlockReader,
         hasher: ChainHasher,
-        tier: PeerTier,
+        tier: StoreTier,
         entries: Entries,
         above: Sequence[BlockPool],
         clock: Clock,

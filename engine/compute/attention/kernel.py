@@ -9,9 +9,7 @@ inference (arXiv 2402.05099).
 """
 
 from dataclasses import replace
-from functools import partial
 from subprocess import SubprocessError
-from typing import NamedTuple
 
 import torch
 from triton.errors import TritonError
@@ -37,18 +35,6 @@ _KEYS_DIM = 128
 _FOUR_WARPS_BYTES = 16 * 1024
 
 
-class _Tiles(NamedTuple):
-    """`Tiles` on the device, and the rows' positions; shapes as there."""
-
-    rows: torch.Tensor
-    table: torch.Tensor
-    wide: torch.Tensor
-    narrow: torch.Tensor
-    offsets: torch.Tensor
-    parts: torch.Tensor
-    positions: torch.Tensor
-
-
 class PagedKernel:
     """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
 
@@ -59,13 +45,70 @@ class PagedKernel:
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
         """What attends one step; `positions` (rows) are on the device."""
+        arrays = (tiles.rows, tiles.table, tiles.wide, tiles.narrow, tiles.offsets, tiles.parts)
+        rows_of, table, wide, narrow, offsets, parts = (
+            torch.from_numpy(one).to(positions.device, non_blocking=True) for one in arrays
+        )
+        places = positions.to(torch.int32)
 
-        moved = {
-            name: torch.from_numpy(getattr(tiles, name)).to(positions.device, non_blocking=True)
-            for name in ("rows", "table", "wide", "narrow", "offsets", "parts")
-        }
-        on_device = _Tiles(**moved, positions=positions.to(torch.int32))
-        return partial(_attend_tiles, on_device, self.tile_rows)
+        def attend(query: torch.Tensor, pool: KvPool, layer: Layer) -> torch.Tensor:
+            num_heads, num_rows, head_dim = query.shape
+            query = query if query.stride(2) == 1 else query.contiguous()
+            kv_heads = pool.layout.num_kv_heads
+            keys, values = pool.keys[layer.index], pool.values[layer.index]
+            outputs = query.new_empty((len(parts), num_heads, head_dim), dtype=torch.float32)
+            log_sums = query.new_empty((len(parts), num_heads), dtype=torch.float32)
+            group, padded_dim = _padded(num_heads // kv_heads), max(_padded(head_dim), _LEAST)
+            num_keys = max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
+            if query.dtype == torch.float32:
+                # Exact products have no tensor cores: they are unrolled into registers.
+                num_keys = _LEAST
+            for kind, rows in ((wide, self.tile_rows), (narrow, 1)):
+                if not len(kind):
+                    continue
+                scores = max(rows * group, _LEAST)
+                attend_tile[(len(kind), kv_heads)](
+                    query,
+                    keys,
+                    values,
+                    outputs,
+                    log_sums,
+                    kind,
+                    rows_of,
+                    places,
+                    table,
+                    layer.scaling,
+                    query.stride(0),
+                    query.stride(1),
+                    KV_HEADS=kv_heads,
+                    HEADS_OF_EACH=num_heads // kv_heads,
+                    GROUP=group,
+                    SCORES=scores,
+                    HEAD_DIM=head_dim,
+                    PADDED_DIM=padded_dim,
+                    BLOCK_SIZE=pool.block_size,
+                    KEYS=num_keys,
+                    SOFTCAP=layer.softcap or 0.0,
+                    WINDOW=layer.window or 0,
+                    num_warps=8 if scores * padded_dim * query.itemsize > _FOUR_WARPS_BYTES else 4,
+                )
+            merged = query.new_empty((num_heads, num_rows, head_dim))
+            merge_parts[(num_rows, num_heads)](
+                outputs,
+                log_sums,
+                offsets,
+                parts,
+                outputs if layer.sinks is None else layer.sinks,
+                merged,
+                num_heads,
+                num_rows,
+                HEAD_DIM=head_dim,
+                PADDED_DIM=padded_dim,
+                HAS_SINKS=layer.sinks is not None,
+            )
+            return merged
+
+        return attend
 
 
 def tried_kernel(layout: KvLayout, num_heads: int, device: torch.device) -> PagedKernel:
@@ -95,68 +138,3 @@ def tried_kernel(layout: KvLayout, num_heads: int, device: torch.device) -> Page
 def _padded(number: int) -> int:
     """The next power of two, which the shapes of Triton's tensors are."""
     return 1 << (number - 1).bit_length()
-
-
-def _num_keys(padded_dim: int, dtype: torch.dtype) -> int:
-    """How many keys a tile takes at a time."""
-    if dtype == torch.float32:
-        # Exact products have no tensor cores: they are unrolled into registers.
-        return _LEAST
-    return max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
-
-
-def _attend_tiles(
-    tiles: _Tiles, tile_rows: int, query: torch.Tensor, pool: KvPool, layer: Layer
-) -> torch.Tensor:
-    """All rows of a step (heads, rows, head_dim) to the keys before them; the same shape."""
-    num_heads, num_rows, head_dim = query.shape
-    query = query if query.stride(2) == 1 else query.contiguous()
-    kv_heads = pool.layout.num_kv_heads
-    keys, values = pool.keys[layer.index], pool.values[layer.index]
-    outputs = query.new_empty((len(tiles.parts), num_heads, head_dim), dtype=torch.float32)
-    log_sums = query.new_empty((len(tiles.parts), num_heads), dtype=torch.float32)
-    group, padded_dim = _padded(num_heads // kv_heads), max(_padded(head_dim), _LEAST)
-    for kind, rows in ((tiles.wide, tile_rows), (tiles.narrow, 1)):
-        if not len(kind):
-            continue
-        scores = max(rows * group, _LEAST)
-        attend_tile[(len(kind), kv_heads)](
-            query,
-            keys,
-            values,
-            outputs,
-            log_sums,
-            kind,
-            tiles.rows,
-            tiles.positions,
-            tiles.table,
-            layer.scaling,
-            query.stride(0),
-            query.stride(1),
-            KV_HEADS=kv_heads,
-            HEADS_OF_EACH=num_heads // kv_heads,
-            GROUP=group,
-            SCORES=scores,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded_dim,
-            BLOCK_SIZE=pool.block_size,
-            KEYS=_num_keys(padded_dim, query.dtype),
-            SOFTCAP=layer.softcap or 0.0,
-            WINDOW=layer.window or 0,
-            num_warps=8 if scores * padded_dim * query.itemsize > _FOUR_WARPS_BYTES else 4,
-        )
-    merged = torch.empty((num_heads, num_rows, head_dim), dtype=query.dtype, device=query.device)
-    merge_parts[(num_rows, num_heads)](
-        outputs,
-        log_sums,
-        tiles.offsets,
-        tiles.parts,
-        outputs if layer.sinks is None else layer.sinks,
-        merged,
-        num_heads,
-        num_rows,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
-        HAS_SINKS=layer.sinks is not None,
-    )
-    return merged

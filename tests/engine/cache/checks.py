@@ -182,7 +182,7 @@ def check_pool(pool: BlockPool) -> None:
 def check_entries(entries: Entries) -> None:
     """Entries, leases, dependents and the store's holds agree."""
     check_leases(entries.leases)
-    leased = set(entries.leases)
+    leased = {one for scope in entries.leases._scopes.values() for one in scope.entries}
     for key, entry in entries._by_key.items():
         assert entry.key == key
         assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])

@@ -5,34 +5,23 @@ those that wait. `journal` is what the journal's file would tell.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.cache.block import Block, Entry
-from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import Digest
 from engine.cache.store_tier import BlockKey
-from engine.protocol import Ttl
 from tests.engine.cache.lives import Expected, Life, Prefix, note_new_leases
 
 if TYPE_CHECKING:
     from tests.engine.cache.world import World
 
 
-@dataclass(frozen=True)
-class Told:
-    """An entry as the journal has it."""
+class Told(NamedTuple):
+    """An entry as the journal has it, and its files."""
 
-    scope: str
-    key: Digest
-    tokens: int
-    ttl: Ttl
+    entry: Entry
     names: tuple[str, ...]
-    ready_at: float
-    expires_at: float
-    used_at: float
-    is_leased: bool
-    adapter: ActiveAdapter | None
 
 
 @dataclass
@@ -79,18 +68,10 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
     if kind == "end" or entry.stored is None:
         return entry.key
     assert world.store is not None
-    return Told(
-        entry.scope,
-        entry.key,
-        entry.tokens,
-        entry.ttl,
-        tuple(world.store.key_of(block).name for block in entry.stored),
-        entry.ready_at,
-        entry.expires_at,
-        entry.used_at,
-        entry.is_leased,
-        entry.adapter,
-    )
+    end, what = entry.expires_at, (entry.scope, entry.key, entry.tokens, entry.ttl, [])
+    told = Entry(*what, entry.ready_at, end, kept_until=end, used_at=entry.used_at)
+    told.is_leased, told.adapter = entry.is_leased, entry.adapter
+    return Told(told, tuple(world.store.key_of(block).name for block in entry.stored))
 
 
 def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
@@ -113,7 +94,7 @@ def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
                 disk.damaged.discard(name)
                 disk.torn.discard(name)
             case "note", Told() as told:
-                disk.journal[told.key] = told
+                disk.journal[told.entry.key] = told
             case "note", bytes(key):
                 disk.journal.pop(Digest(key), None)
     _note_displaced(world)
@@ -228,8 +209,8 @@ def restart(world: "World", *, is_planned: bool) -> None:
         for entry in world.entries.live():
             told = disk.journal.get(entry.key)
             assert (told is not None) == (entry.stored is not None)
-            assert told is None or told.expires_at == entry.expires_at
-            assert told is None or told.is_leased == entry.is_leased
+            assert told is None or told.entry.expires_at == entry.expires_at
+            assert told is None or told.entry.is_leased == entry.is_leased
     before, world.expected = world.expected, {}
     disk.line.clear()
     world.begin_epoch()
@@ -251,31 +232,16 @@ def restart(world: "World", *, is_planned: bool) -> None:
 
 def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn: set[str]) -> bool:
     """False where the store has no room: an end that was not written left its place taken."""
-    if told.expires_at <= world.now or set(told.names) & torn:
+    entry = replace(told.entry, refreshed_until=[], blocks=[])
+    if entry.expires_at <= world.now or set(told.names) & torn:
         return True
     assert set(told.names) <= set(world.disk.files), "the journal tells of files that are gone"
     keys = [world.disk.files[name][0] for name in told.names]
-    entry = Entry(
-        told.scope,
-        told.key,
-        told.tokens,
-        told.ttl,
-        [],
-        told.ready_at,
-        told.expires_at,
-        kept_until=told.expires_at,
-        used_at=told.used_at,
-        is_leased=told.is_leased,
-        adapter=told.adapter,
-    )
     if not world.entries.restore(entry, keys):
         return False
-    prefix = world.meaning[told.key]
-    known = before.get(prefix)
-    assert known is None or known.expires_at >= told.expires_at, "given more than was promised"
-    world.expected[prefix] = Expected(
-        told.ttl, told.expires_at, told.ready_at, told.is_leased, used_at=told.used_at
-    )
-    if set(told.names) & world.disk.damaged:
-        world.expected[prefix].is_promised = False
+    prefix = world.meaning[entry.key]
+    known, end = before.get(prefix), entry.expires_at
+    assert known is None or known.expires_at >= end, "given more than was promised"
+    is_promised = entry.is_leased and not set(told.names) & world.disk.damaged
+    world.expected[prefix] = Expected(entry.ttl, end, entry.ready_at, is_promised, entry.used_at)
     return True

@@ -1,14 +1,17 @@
-"""Who makes way for whom: twelve blocks of four tokens and several scopes that want them."""
+"""Who makes way for whom among several scopes, at a cost that hardly grows."""
 
 import random
+import time
 from itertools import count
 
 import pytest
 
-from engine.cache.block import Block
+from engine.cache.block import Block, Entry
 from engine.cache.digests import pack
 from engine.cache.ids import Digest
-from tests.engine.cache.checks import check_pool
+from engine.cache.leases import Leases
+from engine.cache.pool import BlockPool
+from tests.engine.cache.checks import check_leases, check_pool
 from tests.engine.cache.watched import WatchedPool
 from tests.engine.cache.world import World
 
@@ -72,3 +75,39 @@ def test_of_many_scopes_none_loses_an_equal_part(seed: int) -> None:
         if number % 50 == 0:
             check_pool(pool)
     assert pool.num_evicted > 500
+
+
+def test_room_for_a_lease_costs_as_much_among_many_leases_as_among_few() -> None:
+    few, many = seconds_a_lease(500), seconds_a_lease(16_000)
+    # 32 times the entries: a look at each of them would be 32 times the work.
+    assert many < 8 * few, (few, many)
+
+
+def seconds_a_lease(count: int) -> float:
+    """CPU seconds to lease an entry where all room is leased, and to end the lease of another."""
+    pool = BlockPool(2 * count, 4)
+    leases = Leases(pool, lease_share=0.5, scope_lease_share=1.0)
+
+    def lease(index: int) -> None:
+        entry = new_entry(index)
+        entry.blocks = [pool.allocate(0, Digest(b"o" * 16))]
+        entry.stored = entry.blocks
+        assert leases.take(entry)
+
+    for index in range(count):
+        lease(index)
+    times = []
+    for turn in range(50):
+        began = time.thread_time()
+        lease(count + turn)
+        assert leases.sacrifice() and leases.sacrifice()
+        times.append(time.thread_time() - began)
+        for more in range(2):
+            lease(2 * count + 2 * turn + more)
+    check_leases(leases)
+    return sorted(times)[len(times) // 2]
+
+
+def new_entry(index: int) -> Entry:
+    key = Digest(index.to_bytes(16, "big"))
+    return Entry("s", key, 4, "1h", [], 0.0, 1e9 + index, used_at=1000.0 * index)

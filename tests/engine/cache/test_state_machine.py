@@ -172,7 +172,7 @@ class CacheMachine(RuleBasedStateMachine):
     def drop_adapter(self, digest) -> None:
         self.world.drop_adapter(digest)
 
-    @precondition(lambda self: len(self.world.entries.leases))
+    @precondition(lambda self: self.world.pool.num_leased)
     @rule()
     def sacrifice(self) -> None:
         self.world.sacrifice()

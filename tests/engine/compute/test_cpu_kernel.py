@@ -55,6 +55,14 @@ def test_the_kernel_equals_plain_attention(dtype: torch.dtype) -> None:
     assert_equals_plain(dtype, shapes, CpuKernel)
 
 
+def attended(
+    kernel: CpuKernel, works: Sequence[Work], query: torch.Tensor, pool: KvPool, layer: Layer
+) -> torch.Tensor:
+    batch = build_batch(works, 16, CPU, tile_rows=kernel.tile_rows)
+    assert batch.tiles is not None
+    return kernel.step(batch.tiles, batch.positions)(query, pool, layer)
+
+
 def random_pool(head_dim: int, num_blocks: int) -> KvPool:
     layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=torch.float32)
     pool = KvPool(layout, num_blocks, 16, CPU)
@@ -67,10 +75,7 @@ def random_pool(head_dim: int, num_blocks: int) -> KvPool:
 @needs_compiler
 def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_threads() -> None:
     pool = random_pool(head_dim=64, num_blocks=512)
-    kernel, layer = (
-        CpuKernel(pool.layout, 8),
-        Layer(index=0, scaling=0.125, window=None, softcap=None),
-    )
+    kernel, layer = CpuKernel(pool.layout, 8), Layer(0, 0.125, None, None)
     shapes = [(1030, 1), (200, 37), (0, 20), (2999, 1), (64, 1)]
     order, works = torch.randperm(512).tolist(), []
     for start, count in shapes:
@@ -79,18 +84,13 @@ def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_thr
         works.append(Work(token_ids=[1] * count, start=start, block_table=table, sample=GREEDY))
     queries = [torch.randn(8, count, 64) for _, count in shapes]
 
-    def attended(chosen: list[int]) -> torch.Tensor:
-        batch = build_batch([works[index] for index in chosen], 16, CPU, tile_rows=kernel.tile_rows)
-        assert batch.tiles is not None
-        query = torch.cat([queries[index] for index in chosen], dim=1)
-        return kernel.step(batch.tiles, batch.positions)(query, pool, layer)
-
-    together = attended([0, 1, 2, 3, 4]).split([count for _, count in shapes], dim=1)
+    whole, counts = torch.cat(queries, dim=1), [count for _, count in shapes]
+    together = attended(kernel, works, whole, pool, layer).split(counts, dim=1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        for index in range(len(shapes)):
-            assert torch.equal(attended([index]), together[index])
+        for work, query, row in zip(works, queries, together, strict=True):
+            assert torch.equal(attended(kernel, [work], query, pool, layer), row)
     finally:
         torch.set_num_threads(before)
 
@@ -103,19 +103,15 @@ def test_a_row_alone_is_the_same_to_the_bit_as_among_rows_of_its_sequence(group:
     kernel, table = CpuKernel(pool.layout, heads), torch.randperm(128).tolist()
     query = torch.randn(heads, count, 80)
 
-    def attended(layer: Layer, first: int, rows: int) -> torch.Tensor:
+    def of_rows(layer: Layer, first: int, rows: int) -> torch.Tensor:
         work = Work(token_ids=[1] * rows, start=start + first, block_table=table, sample=GREEDY)
-        batch = build_batch([work], 16, CPU, tile_rows=kernel.tile_rows)
-        assert batch.tiles is not None
-        return kernel.step(batch.tiles, batch.positions)(
-            query[:, first : first + rows], pool, layer
-        )
+        return attended(kernel, [work], query[:, first : first + rows], pool, layer)
 
     for window, softcap in ((None, None), (200, None), (None, 5.0)):
-        layer = Layer(index=0, scaling=0.1, window=window, softcap=softcap)
-        together = attended(layer, 0, count)
+        layer = Layer(0, 0.1, window, softcap)
+        together = of_rows(layer, 0, count)
         for first in range(count):
-            assert torch.equal(attended(layer, first, 1)[:, 0], together[:, first])
+            assert torch.equal(of_rows(layer, first, 1)[:, 0], together[:, first])
 
 
 def test_without_a_compiler_torch_attends_and_an_explicit_wish_is_refused(
