@@ -231,42 +231,6 @@ def test_a_library_stays_at_home(library: str) -> None:
     assert not strays
 
 
-# What of the engine the gateway runs too.
-SHARED = ("engine.protocol", "engine.asgi", "engine.supervisor")
-
-
-def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
-    strays = {
-        (name, module)
-        for name, modules in imports()
-        # The planner, which no other room imports, runs the engine's own loop.
-        if name.startswith("gateway/") and not name.startswith("gateway/planner/")
-        for module in modules
-        if module.split(".")[0] == "engine" and module != "engine" and not module.startswith(SHARED)
-    }
-    assert not strays
-
-
-@pytest.mark.parametrize(
-    ("program", "others", "shapes"),
-    [
-        ("engine", {"gateway", "dashboard"}, ()),
-        ("dashboard", {"gateway", "engine"}, ("gateway.admin.structs.", "engine.protocol")),
-    ],
-)
-def test_engine_and_dashboard_import_no_other_program(
-    program: str, others: set[str], shapes: tuple[str, ...]
-) -> None:
-    strays = {
-        (name, module)
-        for name, modules in imports()
-        if name.startswith(f"{program}/")
-        for module in modules
-        if module.split(".")[0] in others and not (module in others or module.startswith(shapes))
-    }
-    assert not strays
-
-
 def test_the_layers_hold() -> None:
     lint = shutil.which("lint-imports", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if lint is None:

@@ -8,8 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.agents.libraries import LIBRARIES
-from tests.agents.recipes import AGENTS
+from tests.agents.recipes import recipes
 from tests.agents.run import HEAD, Outcome, run_one
 
 
@@ -17,7 +16,7 @@ def main(names: list[str]) -> int:
     folder = Path(os.environ["AGENTS_FOLDER"]).resolve()
     wanted = [
         recipe
-        for recipe in (*AGENTS, *LIBRARIES)
+        for recipe in recipes()
         if not names or any(name.lower() in recipe.name.lower() for name in names)
     ]
     outcomes: list[Outcome] = []

@@ -31,9 +31,7 @@ def packages() -> Path:
     return INSTALLED
 
 
-def test_every_answer_passes_the_schemas_of_the_javascript_sdks(
-    service: Service, packages: Path
-) -> None:
+def test_every_answer_passes_the_javascript_sdks_schemas(service: Service, packages: Path) -> None:
     done = subprocess.run(
         ["node", "answers.mjs", service.url, service.key],
         cwd=packages,

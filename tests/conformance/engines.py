@@ -46,11 +46,20 @@ from engine.protocol import (
     Ttl,
 )
 from engine.protocol.reports import Description, EntryInfo, Stats
-from scripts.stack import HOST, ROOT, Process, free_port, python, serving, wait_until_ready
+from scripts.stack import (
+    ENGINE_SECRET,
+    HOST,
+    ROOT,
+    Process,
+    free_port,
+    python,
+    serving,
+    wait_until_ready,
+)
 
 T = TypeVar("T")
 
-SECRET = "secret-of-the-conformance-suite"
+SECRET = ENGINE_SECRET
 BLOCK_SIZE = 16
 MOUNT = "/holdfast"
 # Half of the pool for leases, as an engine of its own has; what others share has a quarter.
@@ -328,7 +337,7 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
     if backend == "vllm":
         command[0], base = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | base
     if backend == "vllm" and os.environ.get("VLLM_MOUNTED"):
-        command, environment = mounted_vllm(port, settings)
+        command, environment = vllm_serve(port, settings, is_mounted=True)
         mount = MOUNT
     if backend == "upstream":
         environment = {n: v for n, v in environment.items() if n[7:] not in OF_VLLM}
@@ -358,7 +367,7 @@ def _upstream_of(backend: str, settings: Settings) -> Iterator[dict[str, str]]:
         yield {"ENGINE_UPSTREAM": url}
         return
     port = free_port()
-    command, environment = plain_vllm(port, settings)
+    command, environment = vllm_serve(port, settings, is_mounted=False)
     with serving(command, environment, port, base=VLLM_ON_CPU | dict(os.environ)) as server:
         wait_until_ready(server.url, server.process, "/health")
         yield {"ENGINE_UPSTREAM": server.url}
@@ -368,22 +377,10 @@ OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS",
 """What sizes an engine: vLLM's own flags, where it is not ours to start."""
 
 
-def mounted_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """A `vllm serve` with the plugin."""
-    command = _vllm_serve(port, settings, {"kv-transfer-config": json.dumps(CONNECTOR)})
-    ours = settings.keys() - OF_VLLM - {"MODEL"}
-    environment = {f"ENGINE_{name}": str(settings[name]) for name in ours}
-    environment |= {"VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": SECRET}
-    return command, environment
-
-
-def plain_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """A `vllm serve` without the plugin, which tells what it reused."""
-    command = _vllm_serve(port, settings, {})
-    return [*command, "--enable-prompt-tokens-details"], {"VLLM_PLUGINS": ""}
-
-
-def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> list[str]:
+def vllm_serve(
+    port: int, settings: Settings, *, is_mounted: bool
+) -> tuple[list[str], dict[str, str]]:
+    """A `vllm serve` with the plugin; or without it, that tells what it reused."""
     arguments = json.loads(str(settings["VLLM_ARGS"]))
     flags: dict[str, object] = {
         "served-model-name": "holdfast-demo",
@@ -396,10 +393,16 @@ def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> li
         "limit-mm-per-prompt": json.dumps(arguments.get("limit_mm_per_prompt", {})),
         "max-num-seqs": 32,
         "structured-outputs-config.backend": "guidance",
-        **more,
     }
+    if is_mounted:
+        flags["kv-transfer-config"] = json.dumps(CONNECTOR)
     if "MAX_STEP_TOKENS" in settings:
         flags["max-num-batched-tokens"] = settings["MAX_STEP_TOKENS"]
     command = [str(Path(os.environ["VLLM_PYTHON"]).with_name("vllm")), "serve"]
     command += [str(settings.get("MODEL", ROOT / "engine" / "holdfast-demo")), "--enforce-eager"]
-    return command + [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    if not is_mounted:
+        return [*command, "--enable-prompt-tokens-details"], {"VLLM_PLUGINS": ""}
+    ours = settings.keys() - OF_VLLM - {"MODEL"}
+    environment = {f"ENGINE_{name}": str(settings[name]) for name in ours}
+    return command, {**environment, "VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": SECRET}

@@ -69,9 +69,7 @@ def test_the_calls_are_those_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1] not in PROBES])
-def test_every_route_but_the_probes_needs_the_secret(
-    engine: Engine, method: str, path: str
-) -> None:
+def test_each_route_but_the_probes_needs_the_secret(engine: Engine, method: str, path: str) -> None:
     """Whatever the server has: who adds a route has it here."""
     wrong = (b"", SECRET.encode(), b"Bearer", f"Bearer {SECRET}x".encode(), b"\xc3\xa9 \xff")
     for header in (None, *wrong):
@@ -127,9 +125,7 @@ def test_unknown_paths_and_methods_are_refused_in_the_protocols_words(engine: En
     ids=["empty", "cut", "null", "list", "not text", "bad utf-8", "deep", "deep map", "long int"],
 )
 @pytest.mark.parametrize("path", POSTS)
-def test_a_body_that_is_not_the_calls_json_is_refused(
-    engine: Engine, path: str, content: bytes
-) -> None:
+def test_a_body_that_is_no_call_is_refused(engine: Engine, path: str, content: bytes) -> None:
     assert refuse(engine, content, path)["code"] == "invalid_request"
 
 

@@ -93,9 +93,7 @@ def test_reuse_beyond_entries_is_told_and_not_billed_as_a_read(engine: Engine) -
 
 
 @pytest.mark.parametrize(("position", "is_found"), [(19, True), (20, False)])
-def test_a_breakpoint_looks_at_twenty_positions(
-    engine: Engine, position: int, is_found: bool
-) -> None:
+def test_breakpoints_look_at_20_positions(engine: Engine, position: int, is_found: bool) -> None:
     scope, granularity = engine.scope(), engine.description.granularity
     size = 12 if granularity == 1 else granularity + 12  # every part has a boundary of its own
     asked = prompt(*(engine.text(size) for _ in range(25)))
@@ -155,9 +153,7 @@ def test_the_engines_own_minimum_holds_where_the_request_says_nothing(engine: En
     assert reports[1].tokens == above
 
 
-def test_a_change_before_the_breakpoint_loses_the_cache_and_one_after_does_not(
-    engine: Engine,
-) -> None:
+def test_a_change_before_the_breakpoint_loses_the_cache_and_none_after(engine: Engine) -> None:
     scope, head, tail = engine.scope(), engine.text(60), engine.text(40)
     engine.ask(prompt(head, tail), scope, 1)
     assert engine.ask(prompt(engine.text(60), tail), scope, 1).usage.cache_read_tokens == 0

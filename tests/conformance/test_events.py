@@ -123,9 +123,7 @@ def test_events_are_numbered_without_gaps_and_replayed_after_a_break(engine: Eng
 
 
 @pytest.mark.parametrize("what", ["other epoch", "no position", "the future", "nothing known"])
-def test_a_subscriber_that_cannot_be_caught_up_gets_a_snapshot_first(
-    engine: Engine, what: str
-) -> None:
+def test_who_cannot_be_caught_up_gets_a_snapshot_first(engine: Engine, what: str) -> None:
     name = hold(engine, engine.scope())
     here = now(engine)
     known: dict[str, dict[str, str | int]] = {

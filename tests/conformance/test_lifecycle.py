@@ -63,9 +63,7 @@ def is_over(engine: Engine, request_id: str) -> bool:
 
 @pytest.mark.parametrize("way", ["call", "close"])
 @pytest.mark.parametrize("moment", ["prefill", "decode"])
-def test_a_cancelled_requests_blocks_are_free_at_once(
-    slow_engine: Engine, way: str, moment: str
-) -> None:
+def test_blocks_of_a_cancelled_request_are_free(slow_engine: Engine, way: str, moment: str) -> None:
     engine, scope = slow_engine, slow_engine.scope()
     asked = prompt(engine.text(LONG if moment == "prefill" else 100))
     request = engine.request(asked, scope, 0, max_tokens=2000)
@@ -137,9 +135,7 @@ def test_cancelling_twice_or_something_unknown_is_no_error(slow_engine: Engine) 
     assert not engine.cancel("never heard of")
 
 
-def test_a_request_id_is_refused_while_it_runs_and_until_it_is_acknowledged(
-    slow_engine: Engine,
-) -> None:
+def test_a_request_id_is_refused_until_it_is_acknowledged(slow_engine: Engine) -> None:
     engine = slow_engine
     request = engine.request(prompt(engine.text(40)), engine.scope(), max_tokens=40)
     with engine.stream(request) as stream:
@@ -166,9 +162,7 @@ def test_a_refused_duplicate_leaves_the_running_one_alone(slow_engine: Engine) -
         assert isinstance(stream.rest().last, Done)
 
 
-def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(
-    engine: Engine,
-) -> None:
+def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(engine: Engine) -> None:
     scope, asked = engine.scope(), prompt(engine.text(60), engine.text(20))
     request = engine.request(asked, scope, (0, "1h"), max_tokens=5)
     with engine.stream(request) as stream:

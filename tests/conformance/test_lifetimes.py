@@ -51,9 +51,7 @@ def test_a_read_at_a_later_breakpoint_refreshes_the_entry_it_found(engine: Engin
 
 
 @pytest.mark.parametrize(("bought", "asked", "lives"), [("5m", "1h", 300), ("1h", "5m", 3600)])
-def test_an_entry_keeps_the_ttl_it_was_bought_with(
-    engine: Engine, bought: Ttl, asked: Ttl, lives: int
-) -> None:
+def test_an_entry_keeps_its_first_ttl(engine: Engine, bought: Ttl, asked: Ttl, lives: int) -> None:
     scope, text = engine.scope(), engine.text(60)
     read(engine, text, scope, bought)
     again = read(engine, text, scope, asked)
@@ -240,9 +238,7 @@ def test_an_entry_with_a_lifetime_of_its_own_lives_that_long_whatever_is_read(
         assert (read(engine, text, scope).usage.cache_read_tokens > 0) == is_found
 
 
-def test_a_breakpoint_at_an_entry_moves_its_own_end_later_and_never_earlier(
-    engine: Engine,
-) -> None:
+def test_a_breakpoint_at_an_entry_moves_its_own_end_later_only(engine: Engine) -> None:
     engine.require("hold")
     scope, text = engine.scope(), engine.text(60)
 

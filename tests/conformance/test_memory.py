@@ -63,9 +63,7 @@ def test_a_read_is_a_reuse_and_an_end_a_lifetime(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["expired", "evicted", "idle_before_eviction", "reuse_gaps"])
-def test_a_histogram_has_a_count_for_each_edge_and_one_for_all_above(
-    engine: Engine, name: str
-) -> None:
+def test_a_histogram_has_a_count_for_each_edge_and_one_above(engine: Engine, name: str) -> None:
     found: Histogram = getattr(memory_of(engine).lifetimes, name)
     assert found.edges_seconds == sorted(set(found.edges_seconds))
     assert len(found.counts) == len(found.edges_seconds) + 1

@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,12 @@ def fill(data: Path, turns: Iterator[Row]) -> None:
         await rebuild(ledger)
 
     asyncio.run(with_ledger(settings.ledger_url, insert_all))
+
+
+def rows(data: Path, query: str) -> list[tuple[Any, ...]]:
+    """Of a gateway's ledger, by plain SQL."""
+    with closing(sqlite3.connect(next(data.glob("*.db")))) as connection:
+        return connection.execute(query).fetchall()
 
 
 def empty() -> Iterator[Row]:

@@ -10,6 +10,7 @@ import pytest
 from anthropic import Anthropic, RateLimitError
 from playwright.sync_api import Browser
 
+from scripts.bench.load import marked
 from scripts.docs.page_matrix import CHECKS
 from scripts.setup.chromium import browsing, find_chromium
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
@@ -37,21 +38,26 @@ class Site:
     browser: Browser
     theirs: str  # a key of the workspace `theirs`
 
+    @property
+    def admin(self) -> Admin:
+        return Admin(self.gateway)
+
+    def key_of(self, workspace: str, **limits: int) -> str:
+        """A key of a new workspace."""
+        self.admin.workspace(workspace, **limits)
+        return self.admin.make_key(workspace)[1]
+
     def ask(self, system: str, key: str = API_KEY) -> str:
-        """One request with a marked system prompt; its id."""
+        """One request with a marked system prompt; its id, once it is in the ledger."""
         with Anthropic(base_url=self.gateway, api_key=key, max_retries=0, timeout=120) as client:
             message = client.messages.create(
                 model="holdfast-demo",
                 max_tokens=8,
-                system=[{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}],
+                system=marked(system),  # type: ignore[arg-type]
                 messages=[{"role": "user", "content": "What is a lease?"}],
             )
+        self.admin.recorded(message.id)
         return message.id
-
-    def is_recorded(self, turn_id: str) -> bool:
-        headers = {"x-api-key": ADMIN_KEY}
-        found = httpx.get(f"{self.gateway}/admin/v1/turns/{turn_id}", headers=headers, timeout=120)
-        return found.status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         running_dashboard(stack.gateway, folder) as url,
         browsing() as opened,
     ):
-        admin = Admin(stack.gateway, ADMIN_KEY)
+        admin = Admin(stack.gateway)
         admin.workspace("theirs", display_name=HOSTILE)
         yield Site(stack.gateway, url, opened, admin.make_key("theirs")[1])
 
@@ -88,11 +94,8 @@ def admin(site: Site, visits: list[Visit]) -> Visit:
 
 def test_traffic_moves_the_numbers(site: Site, admin: Visit) -> None:
     """Without a reload, and without anything being drawn anew that stays."""
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("moving")
-    key = gateway.make_key("moving")[1]
-    first = site.ask(BOOK, key)
-    eventually(lambda: site.is_recorded(first))
+    key = site.key_of("moving")
+    site.ask(BOOK, key)
     page = admin.open("/?range=1h&workspace=moving")
     assert admin.metric("Requests") == "1"
     card = page.get_by_test_id("stMetric").first.element_handle()
@@ -110,7 +113,6 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     # Prefixes are named every 8,192 characters: these two share the first name.
     site.ask(BOOK * 2 + " Today is Sunday.")
     turn_id = site.ask(BOOK * 2 + " Today is Monday.")
-    eventually(lambda: site.is_recorded(turn_id))
     page = admin.open(f"/requests?request={turn_id}&range=1h")
     page.get_by_text(turn_id).first.wait_for(timeout=WAIT_MS)
     assert admin.metric("Read from cache") == "0"
@@ -121,14 +123,9 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     assert admin.metric("Cost of the miss").startswith("$")
 
 
-def test_what_a_workspace_keeps_is_shown_with_its_request_and_deleted_there(
-    site: Site, admin: Visit
-) -> None:
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("keeping", keep_days=3)
-    key = gateway.make_key("keeping")[1]
+def test_what_a_workspace_keeps_is_shown_and_deleted_there(site: Site, admin: Visit) -> None:
+    key = site.key_of("keeping", keep_days=3)
     first, turn_id = site.ask(BOOK, key), site.ask(BOOK, key)
-    eventually(lambda: site.is_recorded(first) and site.is_recorded(turn_id))
     page = admin.open(f"/requests?request={turn_id}&range=1h")
     page.get_by_text("Its workspace keeps them").wait_for(timeout=WAIT_MS)
     page.get_by_text("synthetic 0 1 2").first.wait_for(timeout=WAIT_MS)
@@ -137,16 +134,13 @@ def test_what_a_workspace_keeps_is_shown_with_its_request_and_deleted_there(
     page.get_by_text("A lease holds blocks until it ends").first.wait_for(timeout=WAIT_MS)
     page.get_by_role("button", name="Delete prompt and answer").click()
     page.get_by_text("Its workspace keeps them").wait_for(state="detached", timeout=WAIT_MS)
-    gateway.get(f"turns/{turn_id}/content", status=404)
-    gateway.get(f"turns/{first}/content")
+    site.admin.get(f"turns/{turn_id}/content", status=404)
+    site.admin.get(f"turns/{first}/content")
 
 
 def test_an_id_in_a_table_leads_to_its_request(site: Site, admin: Visit) -> None:
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("linked")
-    key = gateway.make_key("linked")[1]
+    key = site.key_of("linked")
     turn_id = site.ask(BOOK, key)
-    eventually(lambda: site.is_recorded(turn_id))
     page = admin.open("/requests?range=1h&workspace=linked")
     table = page.get_by_test_id("stDataFrame").first
     table.wait_for(timeout=WAIT_MS)
@@ -183,9 +177,8 @@ def test_filters_stay_from_page_to_page(admin: Visit) -> None:
 
 
 def test_a_workspace_sees_itself_alone(site: Site, visits: list[Visit]) -> None:
-    turn_id = site.ask(BOOK, site.theirs)
+    site.ask(BOOK, site.theirs)
     mine = site.ask(BOOK)
-    eventually(lambda: site.is_recorded(turn_id) and site.is_recorded(mine))
     visit = Visit(site.browser, site.url, site.theirs)
     visits.append(visit)
     visit.open("/?range=1h&workspace=default")
@@ -240,7 +233,7 @@ def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> No
         ids.append(http.get(results).json()["result"]["message"]["id"])
     assert [each.partition("-")[0].partition("_")[0] for each in ids[:4:2]] == ["chatcmpl", "resp"]
     for each in ids:
-        eventually(lambda found=each: site.is_recorded(found))
+        site.admin.recorded(each)
         page = admin.open(f"/requests?request={each}&range=1h")
         page.get_by_text(re.compile("^msg_[0-9a-f]{28} · ")).wait_for(timeout=WAIT_MS)
         assert admin.metric("Prompt tokens") != "0"
@@ -263,14 +256,11 @@ def test_plan_says_how_many_engines_of_which_gpu_reach_a_target(site: Site, admi
 
 
 def test_what_a_limit_refused_is_counted_and_named(site: Site, admin: Visit) -> None:
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("limited", requests_per_minute=1)
-    key = gateway.make_key("limited")[1]
-    first = site.ask(BOOK, key)
+    key = site.key_of("limited", requests_per_minute=1)
+    site.ask(BOOK, key)
     for _ in range(2):
         with pytest.raises(RateLimitError):
             site.ask(BOOK, key)
-    eventually(lambda: site.is_recorded(first))
     page = admin.open("/?range=1h&workspace=limited")
     page.get_by_text("0 failed, 2 refused").wait_for(timeout=WAIT_MS)
     page = admin.open("/workspaces?range=1h&workspace=limited")
@@ -315,7 +305,6 @@ def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str, widt
     """Contrast of 4.5 to 1 at least, nothing clipped or overlapping, nothing wider than the window,
     on a phone too."""
     turn_id = site.ask(BOOK + f" In {scheme}.")
-    eventually(lambda: site.is_recorded(turn_id))
     viewport = {"width": width, "height": 1000}
     visit = Visit(site.browser, site.url, ADMIN_KEY, color_scheme=scheme, viewport=viewport)
     visits.append(visit)
@@ -338,7 +327,7 @@ def test_signing_out_ends_what_is_open_elsewhere(admin: Visit) -> None:
 
 def test_a_new_key_stays_until_it_is_dismissed(site: Site, admin: Visit) -> None:
     """The page's own refresh took it away within 5 seconds."""
-    Admin(site.gateway, ADMIN_KEY).workspace("made")
+    site.admin.workspace("made")
     page = admin.open("/workspaces?range=1h")
     page.get_by_text("Make and change workspaces and keys").click()
     page.get_by_role("tab", name="New or rotated key").click()
@@ -356,11 +345,9 @@ def test_a_new_key_stays_until_it_is_dismissed(site: Site, admin: Visit) -> None
 
 
 def test_a_lease_is_dropped_by_a_click_and_gone_in_the_engine(site: Site, admin: Visit) -> None:
-    gateway = Admin(site.gateway, ADMIN_KEY)
-    gateway.workspace("dropping")
-    key = gateway.make_key("dropping")[1]
+    key = site.key_of("dropping")
     site.ask(BOOK, key)
-    assert len(gateway.get("leases?workspace=dropping")) == 1
+    assert len(site.admin.get("leases?workspace=dropping")) == 1
     page = admin.open("/prefixes?workspace=dropping")
     table = page.get_by_test_id("stDataFrame").first
     table.wait_for(timeout=WAIT_MS)
@@ -370,15 +357,12 @@ def test_a_lease_is_dropped_by_a_click_and_gone_in_the_engine(site: Site, admin:
     drop.wait_for(timeout=WAIT_MS)
     drop.click()
     page.get_by_text("Dropped. The engine holds it no more.").wait_for(timeout=WAIT_MS)
-    assert gateway.get("leases?workspace=dropping") == []
+    assert site.admin.get("leases?workspace=dropping") == []
     again = site.ask(BOOK, key)
-    eventually(lambda: site.is_recorded(again))
-    assert gateway.get(f"turns/{again}")["miss_reason"] == "dropped"
+    assert site.admin.get(f"turns/{again}")["miss_reason"] == "dropped"
 
 
-def test_the_playground_sends_and_shows_what_became_of_the_prompt(
-    site: Site, visits: list[Visit]
-) -> None:
+def test_the_playground_shows_what_became_of_the_prompt(site: Site, visits: list[Visit]) -> None:
     visits.append(Visit(site.browser, site.url, API_KEY))
     page = visits[-1].page
     page.goto(f"{site.url}/playground")

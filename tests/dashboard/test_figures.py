@@ -179,7 +179,7 @@ SAVED = f"""SUM(CASE WHEN price IS NOT NULL THEN
         ("Request hit rate", "1.0 * SUM(cache_read_tokens > 0) / COUNT(*)"),
     ],
 )
-def test_rates_and_how_they_changed(
+def test_rates_and_their_change(
     figures: Figures, overview: AppTest, label: str, share: str
 ) -> None:
     now, before = figures.value(share), figures.value(share, 1)
@@ -216,9 +216,7 @@ def test_prefill_avoided(figures: Figures, overview: AppTest) -> None:
     assert below == f"{formats.compact(figures.value(READS))} tokens read"
 
 
-def test_times_to_first_token_are_those_of_one_prompt_length(
-    figures: Figures, overview: AppTest
-) -> None:
+def test_first_token_times_are_of_one_prompt_length(figures: Figures, overview: AppTest) -> None:
     """The length that most hits and misses both had; within 1 %, as its definition says."""
     times = {
         (low, high): [figures.first_tokens(low, high, sign) for sign in (">", "=")]

@@ -5,10 +5,8 @@ Two engines of small pools, three workspaces and random traffic: some leases are
 """
 
 import random
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,9 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
 from scripts.bench.load import MESSAGES, body_of, headers_of, marked
-from scripts.stack import ADMIN_KEY, ENGINE_SECRET, serving_engine, serving_gateway
+from scripts.stack import ADMIN_KEY, ENGINE_SECRET
 from tests.dashboard.conftest import Show
+from tests.dashboard.ledgers import rows
 from tests.dashboard.signed_in import said, table
 from tests.dashboard.test_figures import (
     INPUT,
@@ -34,6 +33,7 @@ from tests.dashboard.test_figures import (
     WRITE_5M,
     card,
 )
+from tests.e2e.fleet import running_fleet
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
@@ -57,8 +57,7 @@ class Live:
         return [usage for found in self.usages.values() for usage in found]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(next(self.data.glob("*.db")))) as connection:
-            return connection.execute(query).fetchall()
+        return rows(self.data, query)
 
     def entries(self) -> list[dict[str, Any]]:
         """What the engines say themselves."""
@@ -82,7 +81,7 @@ class Live:
 
 def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
     """The usage of each answer, by workspace; writes by TTL are `5m` and `1h`."""
-    admin = Admin(gateway, ADMIN_KEY)
+    admin = Admin(gateway)
     keys, usages = {}, {}
     for name in WORKSPACES:
         admin.workspace(name, monthly_spend_nano=LIMIT_NANO)
@@ -109,15 +108,9 @@ def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     data = tmp_path_factory.mktemp("live")
-    settings = {"ENGINE_NUM_BLOCKS": "700"}
-    with ExitStack() as stack:
-        engines = [
-            stack.enter_context(serving_engine("synthetic", settings)).wait() for _ in range(2)
-        ]
-        urls = [engine.url for engine in engines]
-        gateway = stack.enter_context(serving_gateway(data, urls)).wait()
-        usages = send(gateway.url, random.Random(20261122))
-        found = Live(gateway.url, urls, data, usages)
+    with running_fleet(data, 2, 1, {"ENGINE_NUM_BLOCKS": "700"}) as fleet:
+        usages = send(fleet.gateway.url, random.Random(20261122))
+        found = Live(fleet.gateway.url, fleet.engines, fleet.gateway.data, usages)
         eventually(lambda: found.rows("SELECT COUNT(*) FROM turns")[0][0] == NUM_TURNS)
         yield found
 
@@ -190,7 +183,7 @@ def test_keys_and_limits(live: Live, page: Page) -> None:
 
 
 def test_leases_kept_counts_how_they_ended(live: Live, page: Page) -> None:
-    admin = Admin(live.gateway, ADMIN_KEY)
+    admin = Admin(live.gateway)
     doomed = next(each for each in admin.get("leases") if each["entry"]["state"] == "leased")
     entry, workspace, engine = doomed["entry"]["entry"], doomed["workspace"], doomed["engine"]
     admin.delete(f"leases/{entry}?workspace={workspace}&engine={engine}")

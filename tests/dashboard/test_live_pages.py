@@ -177,9 +177,7 @@ def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> N
         ({"may_send": False, "workspace": None}, "Pick the workspace"),
     ],
 )
-def test_the_playground_says_why_it_cannot_send(
-    page: Page, changes: dict[str, Any], said: str
-) -> None:
+def test_the_playground_says_why_it_is_off(page: Page, changes: dict[str, Any], said: str) -> None:
     app = page("playground", mine(**changes))
     assert said in app.info[0].value and not app.text_area
 

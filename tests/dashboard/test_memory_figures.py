@@ -2,10 +2,8 @@
 plain SQL and against the engine's own pool."""
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,12 @@ import httpx
 import pytest
 
 from scripts.bench.load import MESSAGES, body_of, headers_of, marked
-from scripts.stack import ADMIN_KEY, serving_engine, serving_gateway
+from scripts.stack import ADMIN_KEY
 from tests.dashboard.conftest import Show
+from tests.dashboard.ledgers import rows
 from tests.dashboard.signed_in import said, table
 from tests.dashboard.test_figures import card
+from tests.e2e.fleet import running_fleet
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
@@ -57,16 +57,13 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
         "ENGINE_BLOCK_SIZE": str(BLOCK),
         "ENGINE_MIN_CACHE_TOKENS": "64",
     }
-    with ExitStack() as stack:
-        engine = stack.enter_context(serving_engine("synthetic", settings)).wait()
-        gateway = stack.enter_context(serving_gateway(data, [engine.url])).wait()
-        found, admin = Sent(gateway.url, data), Admin(gateway.url, ADMIN_KEY)
-        keys = {}
-        for workspace, name in (("desk", "chat"), ("desk", "batch"), ("code", "agent")):
-            if (workspace, "") not in keys:
-                admin.workspace(workspace)
-                keys[workspace, ""] = ""
-            keys[workspace, name] = admin.make_key(workspace, name=name)[1]
+    with running_fleet(data, settings=settings) as fleet:
+        admin, keys = fleet.gateway, {}
+        found = Sent(admin.url, admin.data)
+        for workspace, names in {"desk": ("chat", "batch"), "code": ("agent",)}.items():
+            admin.workspace(workspace)
+            for name in names:
+                keys[workspace, name] = admin.make_key(workspace, name=name)[1]
         # Overlapping: one system prompt, and longer ones that begin with it.
         plain = marked(RULES)
         for workspace, name in (("desk", "chat"), ("code", "agent")):
@@ -75,13 +72,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
             longer = [*plain, *marked(f"{number}. " + "The sea is calm. " * (20 + number))]
             found.turn("desk", "batch", keys["desk", "batch"], longer, "And now?")
         count = "SELECT COUNT(*) FROM turns"
-        eventually(lambda: rows(data, count)[0][0] == 5)
+        eventually(lambda: rows(found.data, count)[0][0] == 5)
         yield found
-
-
-def rows(data: Path, query: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(next(data.glob("*.db")))) as connection:
-        return connection.execute(query).fetchall()
 
 
 def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: Show) -> None:
@@ -99,7 +91,7 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
         in_sql[workspace] += added(read, written)
     assert dict(shown["Leased"]) == dict(outside) == dict(in_sql)
     # What was not marked is kept without an entry: automatic, and by workspace alone.
-    (pool,) = Admin(sent.gateway, ADMIN_KEY).get("engines/memory")
+    (pool,) = Admin(sent.gateway).get("engines/memory")
     blocks = pool["stats"]["blocks"]
     assert shown["Leased"].sum() == blocks["leased"] and blocks["best_effort"] == 0
     assert shown["Automatic"].sum() == blocks["cached"]

@@ -84,9 +84,7 @@ def test_the_gateway_goes_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert not app.metric and not app.dataframe
 
 
-def test_a_linked_request_is_opened_and_an_unknown_one_is_said(
-    show: Show, gateways: Gateways
-) -> None:
+def test_a_linked_request_opens_and_an_unknown_one_is_said(show: Show, gateways: Gateways) -> None:
     app = show(gateways.url("one_row"), "requests", request=FIRST)
     assert metrics(app)["Prompt tokens"] == "2,100"
     app.text_input(key="request").set_value("../../keys?x=<b>").run()

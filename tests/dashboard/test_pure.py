@@ -70,9 +70,7 @@ def test_no_label_of_an_axis_of_time_stands_twice_whatever_the_hour(minutes: int
     ("hours", "shown"),
     [(None, "24h"), (0.0, "1h"), (0.9, "1h"), (1.1, "6h"), (7, "24h"), (99, "24h")],
 )
-def test_the_range_that_is_shown_first_has_all_requests_of_a_first_day(
-    hours: float | None, shown: str
-) -> None:
+def test_the_first_range_has_all_requests_of_a_first_day(hours: float | None, shown: str) -> None:
     now = 1_800_000_000_000
     first_ms = None if hours is None else now - int(hours * 3_600_000)
     about = msgspec.convert(made(About, now_ms=now, first_ms=first_ms), About)
@@ -271,9 +269,7 @@ def test_code_to_copy_is_whole_and_has_no_key() -> None:
 
 
 @pytest.mark.parametrize(("automatic", "reused"), [(0, 0), (40, 0), (70, 20), (500, 50)])
-def test_what_was_reused_unmarked_stands_behind_what_was_written(
-    automatic: int, reused: int
-) -> None:
+def test_what_was_reused_stands_behind_what_was_written(automatic: int, reused: int) -> None:
     counts = prompt.counts_of(a_turn(100, 20, automatic_tokens=automatic, **PARTS))
     assert counts["Reused automatically"] == reused
     assert counts["Computed, not written"] == 50 - reused

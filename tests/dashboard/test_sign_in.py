@@ -172,9 +172,7 @@ def statuses(site: Site) -> list[int]:
         ]
 
 
-def test_wrong_keys_are_slowed_down_whatever_address_they_claim(
-    gateways: Gateways, tmp_path: Path
-) -> None:
+def test_wrong_keys_are_slowed_down_from_any_address(gateways: Gateways, tmp_path: Path) -> None:
     with running_dashboard(gateways.url("empty"), tmp_path) as url:
         site = Site(url, tmp_path)
         assert statuses(site) == [401] * MAX_FAILED + [429]

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+import msgspec
 
-from scripts.bench.load import body_of
+from scripts.bench.load import MESSAGES, body_of, headers_of
 from scripts.stack import (
-    ADMIN_KEY,
-    API_HEADERS,
+    API_KEY,
     ENGINE_SECRET,
     Process,
     engine_environment,
@@ -24,83 +24,108 @@ from scripts.stack import (
     wait_until_ready,
 )
 from tests.e2e.prompts import MODEL
+from tests.gateway.admin_client import Admin
+from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually
+
+Settings = Mapping[str, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Gateway:
-    """`model`: whom its engines serve."""
+class Gateway(Admin):
+    """`model`: whom its engines serve; `own`: the key of the workspace that asks."""
 
-    url: str
     model: str = "synthetic"
+    own: str = API_KEY
+    data: Path = Path()
+
+    def send(self, path: str = MESSAGES, **body: Any) -> httpx.Response:
+        """A body as it is, but for the model."""
+        url, headers = f"{self.url}{path}", headers_of(self.own)
+        return httpx.post(
+            url, json={"model": self.model, **body}, headers=headers, timeout=600, trust_env=False
+        )
 
     def ask(
         self, system: str | list[dict[str, Any]], question: str = "q", **changes: Any
     ) -> httpx.Response:
         """One turn over a system prompt; a text is marked."""
-        body = body_of(self.model, system, question, **{"max_tokens": 4, **changes})
-        url = f"{self.url}/v1/messages"
-        return httpx.post(url, json=body, headers=API_HEADERS, timeout=120, trust_env=False)
+        return self.send(**body_of(self.model, system, question, **{"max_tokens": 4, **changes}))
 
-    def admin(self, path: str, method: str = "GET") -> Any:
-        url, headers = f"{self.url}/admin/v1/{path}", {"x-api-key": ADMIN_KEY}
-        reply = httpx.request(method, url, headers=headers, timeout=120, trust_env=False)
+    def answer(self, *said: Any, **changes: Any) -> dict[str, Any]:
+        """As `ask`, of an answer in one piece that must be good."""
+        reply = self.ask(*said, **changes)
         assert reply.status_code == 200, reply.text
-        return reply.json()
+        found: dict[str, Any] = reply.json()
+        return found
 
-    def engine(self, name: str) -> dict[str, Any]:
-        return next(engine for engine in self.admin("engines") if engine["name"] == name)
+    def engine(self, number: int) -> dict[str, Any]:
+        name = f"engine-{number}"
+        return next(engine for engine in self.get("engines") if engine["name"] == name)
 
-    def recorded(self, turn_id: str) -> dict[str, Any]:
-        """The turn's row; what was asked for last may not be in the ledger yet."""
-        rows: dict[str, dict[str, Any]] = {}
+    def use(self, number: int, how: str) -> None:
+        """`drain` an engine, or `resume` it."""
+        self.post(f"engines/engine-{number}/{how}")
 
-        def is_there() -> bool:
-            rows.update((row["id"], row) for row in self.admin("turns?limit=1000"))
-            return turn_id in rows
+    @property
+    def backlog(self) -> int:
+        """The turns in its journal."""
+        reply = httpx.get(f"{self.url}/readyz", timeout=120, trust_env=False).json()
+        return int(reply["journal_backlog"])
 
-        eventually(is_there)
-        return rows[turn_id]
+    def rows(self) -> list[dict[str, Any]]:
+        """The ledger's turns, once all are in it."""
+        eventually(lambda: self.backlog == 0)
+        return ledger_rows(f"sqlite:///{self.data / 'ledger.db'}")
 
 
 @dataclass
 class Fleet:
     """`engines[i]` is `engine-i` of every gateway; `own[i]` are its own settings."""
 
-    gateways: list[Gateway]
     engines: list[str]
-    processes: list[Process]
-    settings: Mapping[str, str]
+    settings: Settings
     backend: str = "synthetic"
-    own: Sequence[Mapping[str, str]] = ()
+    own: Sequence[Settings] = ()
+    gateways: list[Gateway] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
 
-    def stats(self, number: int) -> dict[str, Any]:
-        return self._get(number, "stats")
+    @property
+    def gateway(self) -> Gateway:
+        return self.gateways[0]
+
+    def stats(self, number: int = 0) -> dict[str, Any]:
+        return self.told("stats", dict[str, Any], number)
 
     def chains(self, number: int) -> list[dict[str, Any]]:
         """All that it holds, as it tells whoever begins to follow its events."""
-        chains: list[dict[str, Any]] = self._get(number, "snapshot")["chains"]
+        chains: list[dict[str, Any]] = self.told("snapshot", dict[str, Any], number)["chains"]
         return chains
 
     def held_names(self, number: int) -> set[str]:
         """All prefixes that it holds."""
         return {name["digest"] for chain in self.chains(number) for name in chain["names"]}
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int = 0) -> None:
         self.processes[number].kill()
         self.processes[number].wait()
 
-    def restart(self, number: int, settings: Mapping[str, str] | None = None) -> None:
+    def restart(self, number: int = 0, settings: Settings | None = None) -> None:
         """A new process on the same port. `settings` replace those of the fleet."""
         given = self.settings if settings is None else settings
         self.processes[number] = self._start(number, given)
         wait_until_ready(self.engines[number], self.processes[number])
 
+    def num_ready(self) -> int:
+        """Engines that the first gateway has in use."""
+        return [engine["status"] for engine in self.gateway.get("engines")].count("ready")
+
     def all_ready(self) -> bool:
         return all(
             engine["status"] == "ready" and not engine["routing"]["is_stale"]
             for gateway in self.gateways
-            for engine in gateway.admin("engines")
+            for engine in gateway.get("engines")
         )
 
     def restored(self) -> "Fleet":
@@ -109,48 +134,61 @@ class Fleet:
             if process.poll() is not None:
                 self.restart(number)
             for gateway in self.gateways:
-                gateway.admin(f"engines/engine-{number}/resume", "POST")
+                gateway.use(number, "resume")
         eventually(self.all_ready)
         return self
 
     def start(self) -> None:
         self.processes += [self._start(i, self.settings) for i in range(len(self.engines))]
 
-    def _start(self, number: int, settings: Mapping[str, str]) -> Process:
+    def _start(self, number: int, settings: Settings) -> Process:
         url, own = self.engines[number], self.own[number] if self.own else {}
-        environment = engine_environment(int(url.rpartition(":")[2]), {**settings, **own})
+        given = {"ENGINE_LOG_LEVEL": "error", **settings, **own}
+        environment = engine_environment(int(url.rpartition(":")[2]), given)
         return start([*python("engine"), "--backend", self.backend], environment)
 
-    def _get(self, number: int, path: str) -> dict[str, Any]:
+    def told(self, path: str, kind: type[T], number: int = 0) -> T:
+        """What the engine itself answers."""
+        return self._call("GET", path, kind, number)
+
+    def advance(self, seconds: float) -> None:
+        """The first engine's manual clock."""
+        self._call("POST", "clock/advance", dict[str, Any], json={"seconds": seconds})
+
+    def _call(self, method: str, path: str, kind: type[T], number: int = 0, **more: Any) -> T:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
         url = f"{self.engines[number]}/v1/{path}"
-        reply = httpx.get(url, headers=headers, timeout=120, trust_env=False)
-        found: dict[str, Any] = reply.raise_for_status().json()
-        return found
+        reply = httpx.request(method, url, headers=headers, timeout=120, trust_env=False, **more)
+        return msgspec.json.decode(reply.raise_for_status().content, type=kind)
 
 
 @contextmanager
 def running_fleet(
     data: Path,
-    num_engines: int,
-    num_gateways: int,
-    settings: Mapping[str, str],
-    gateway_settings: Mapping[str, str],
+    num_engines: int = 1,
+    num_gateways: int = 1,
+    settings: Settings | None = None,
+    gateway_settings: Settings | None = None,
     backend: str = "synthetic",
-    own: Sequence[Mapping[str, str]] = (),
+    own: Sequence[Settings] = (),
 ) -> Iterator[Fleet]:
     """Start all, wait until every gateway has every engine, and end them whatever happens."""
-    engines = [url_of(free_port()) for _ in range(num_engines)]
+    quiet = {"HOLDFAST_LOG_LEVEL": "error", **(gateway_settings or {})}
     with ExitStack() as stack:
-        fleet = Fleet([], engines, [], settings, backend, own)
+        fleet = Fleet(
+            [url_of(free_port()) for _ in range(num_engines)], settings or {}, backend, own
+        )
         stack.callback(lambda: stop(*fleet.processes))
         fleet.start()
-        for url, process in zip(engines, fleet.processes, strict=True):
+        for url, process in zip(fleet.engines, fleet.processes, strict=True):
             wait_until_ready(url, process)
-        gateways = [
-            stack.enter_context(serving_gateway(data / f"gateway-{i}", engines, gateway_settings))
-            for i in range(num_gateways)
-        ]
         model = "synthetic" if backend == "synthetic" else MODEL
-        fleet.gateways += [Gateway(gateway.wait().url, model) for gateway in gateways]
+        homes = [data / f"gateway-{number}" for number in range(num_gateways)]
+        started = [
+            stack.enter_context(serving_gateway(home, fleet.engines, quiet)) for home in homes
+        ]
+        fleet.gateways += [
+            Gateway(gateway.wait().url, model=model, data=home)
+            for gateway, home in zip(started, homes, strict=True)
+        ]
         yield fleet

@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +14,21 @@ import httpx
 
 from gateway.journal.store import OPEN, rows_in
 from scripts.stack import (
-    API_KEY,
     ENGINE_SECRET,
     free_port,
+    gateway_environment,
     migrate,
     python,
     serving_engine,
     start,
+    url_of,
     wait_until_ready,
 )
-from tests.e2e.sdk_clients import SdkClients
+from tests.e2e.fleet import Gateway
+from tests.e2e.prompts import MODEL
+from tests.e2e.sdk_clients import SdkClients, Told
 from tests.gateway.records import ledger_rows
+from tests.gateway.serving import eventually
 
 PROMPT_CLASSES = (
     "input_tokens",
@@ -40,25 +45,54 @@ ENGINE_SETTINGS = {
 }
 BOUND_SECONDS = 120
 SLOW_DISK = Path(__file__).parent / "slow_disk"
+Row = dict[str, Any]
 
 
 @dataclass
 class Report:
-    """What the clients were told against what the ledger and the engine say."""
+    """What the clients were told against what the ledger says. `interrupted`: turns by kill."""
 
     kills: int
+    begun: int = 0
+    completed: int = 0
     rows: int = 0
-    seen_final: int = 0
-    seen_begun: int = 0
-    killed_rows: int = 0
+    duplicates: int = 0
+    interrupted: list[int] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    duplicates: int = 0
+
+    def compare(
+        self, clients: SdkClients, rows: list[Row], agree: Callable[[Told, Row], bool]
+    ) -> None:
+        """`agree`: whether a row's outcome is that of what the client saw."""
+        by_id = {row["id"]: row for row in rows}
+        self.rows, self.duplicates = len(rows), len(rows) - len(by_id)
+        self.outcomes = Counter(row["outcome"] for row in rows)
+        self.begun = len(clients.told)
+        self.completed = sum(told.is_final for told in clients.told.values())
+        for told in clients.told.values():
+            row = by_id.get(told.turn_id)
+            if row is None:
+                self.lost.append(told.turn_id)
+                continue
+            prompt = sum(row[name] for name in PROMPT_CLASSES)
+            if (
+                any(row[name] != value for name, value in told.usage.items())
+                or told.prompt_tokens not in (None, prompt)
+                or not agree(told, row)
+            ):
+                self.wrong.append(f"{told} {row}")
+
+
+@dataclass
+class GatewayReport(Report):
+    """`ledger` and `engine` are the tokens by class; `stats` are the engine's."""
+
     left_open: int = 0
     ledger: dict[str, int] = field(default_factory=dict)
     engine: dict[str, int] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
-    interrupted: list[int] = field(default_factory=list)
     close_seconds: list[float] = field(default_factory=list)
 
     @property
@@ -80,11 +114,10 @@ class Killed:
     """A gateway on one port that is killed and started again, its journal and its ledger."""
 
     def __init__(self, data: Path, settings: Mapping[str, str], url: str) -> None:
-        self._settings = {**settings, "HOLDFAST_DATA": str(data), "HOLDFAST_LOG_LEVEL": "error"}
+        self._settings = {**settings, "HOLDFAST_LOG_LEVEL": "error"}
         self._journal = data / "journal"
         self.url = url
-        self.process = start([*python("gateway"), "serve"], self._settings)
-        wait_until_ready(url, self.process)
+        self.start()
 
     def kill(self) -> set[str]:
         """Kill it and return the turns that it left open."""
@@ -112,62 +145,58 @@ def run_kills(
     backend: str = "synthetic",
     database_url: str = "",
     max_tokens: int = 60,
-    seed: int = 1,
     gateway_settings: Mapping[str, str] | None = None,
     disk_seconds: float = 0.0,
     kind: type[Killed] = Killed,
-) -> Report:
+) -> GatewayReport:
     """Run it all; the engine lives throughout and its counters are the independent count.
 
     Each write of the journal waits up to `disk_seconds`, so that kills come while records are being
     written. `kind` says how the gateway is ended.
     """
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
+    port, home, report = free_port(), data / "killed", GatewayReport(kills)
     with serving_engine(backend, ENGINE_SETTINGS) as engine:
         engine.wait()
-        settings = {
-            "HOLDFAST_PORT": str(port),
-            "HOLDFAST_ENGINES": f"engine-0={engine.url}",
-            "HOLDFAST_API_KEY": API_KEY,
-            "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
-            "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",
-            "HOLDFAST_DATABASE_URL": database_url,
-            **(gateway_settings or {}),
-        }
-        home = data / "killed"
-        migrate({**settings, "HOLDFAST_DATA": str(home)})
+        own = {"HOLDFAST_DATABASE_URL": database_url, **(gateway_settings or {})}
+        settings = gateway_environment(port, home, [engine.url], own)
+        migrate(settings)
         if disk_seconds:
             settings |= {"PYTHONPATH": str(SLOW_DISK), "SLOW_DISK_SECONDS": str(disk_seconds)}
-        gateway = kind(home, settings, url)
-        rng = random.Random(seed)
-        model = "synthetic" if backend == "synthetic" else "holdfast-demo"
-        clients = SdkClients(url, model, max_tokens, rng)
-        report = Report(kills)
+        gateway, rng = kind(home, settings, url_of(port)), random.Random(1)
+        model = "synthetic" if backend == "synthetic" else MODEL
+        clients = SdkClients(gateway.url, model, max_tokens, rng)
         try:
             asyncio.run(_kill_over_and_over(gateway, clients, report, streams, rng))
             report.stats = idle_stats(engine.url)
         finally:
             gateway.stop()
         report.left_open = len(gateway.open_turns())
-        _compare(report, clients, database_url or f"sqlite:///{home / 'ledger.db'}")
+    rows = ledger_rows(database_url or f"sqlite:///{home / 'ledger.db'}")
+    report.compare(
+        clients,
+        rows,
+        lambda told, row: (
+            not told.is_final
+            or row["outcome"] not in ("gateway_killed", "open", "client_disconnect")
+        ),
+    )
+    report.ledger, report.engine = sums(rows), counted(report.stats)
     return report
 
 
 async def _kill_over_and_over(
-    gateway: Killed, clients: SdkClients, report: Report, streams: int, rng: random.Random
+    gateway: Killed, clients: SdkClients, report: GatewayReport, streams: int, rng: random.Random
 ) -> None:
     running = asyncio.create_task(clients.run(streams))
     for _ in range(report.kills):
-        begun = len(clients.told)
         # The kill must hit streams, so new ones must have begun.
-        await until(lambda begun=begun: len(clients.told) >= begun + streams // 2)
+        await clients.begun(streams // 2)
         await asyncio.sleep(rng.uniform(0, 1))
         left = await asyncio.to_thread(gateway.kill)
         report.interrupted.append(len(left))
         await asyncio.to_thread(gateway.start)
         started = time.monotonic()
-        await until(lambda left=left: not left & gateway.open_turns())
+        await until(lambda left=left: not left & gateway.open_turns())  # type: ignore[misc]
         report.close_seconds.append(time.monotonic() - started)
     clients.stopping.set()
     await running
@@ -175,17 +204,12 @@ async def _kill_over_and_over(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"did not happen within {BOUND_SECONDS} s")
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(eventually, condition, BOUND_SECONDS)
 
 
 def backlog(gateway: str) -> int:
     """The turns in the journal of the gateway at this URL."""
-    reply = httpx.get(f"{gateway}/readyz", timeout=120, trust_env=False).json()
-    return int(reply["journal_backlog"])
+    return Gateway(gateway).backlog
 
 
 def idle_stats(engine: str) -> dict[str, Any]:
@@ -201,21 +225,11 @@ def idle_stats(engine: str) -> dict[str, Any]:
         time.sleep(0.2)
 
 
-def _compare(report: Report, clients: SdkClients, url: str) -> None:
-    rows = ledger_rows(url)
-    by_id = {row["id"]: row for row in rows}
-    report.rows, report.duplicates = len(rows), len(rows) - len(by_id)
-    report.killed_rows = sum(row["outcome"] == "gateway_killed" for row in rows)
-    report.seen_begun = len(clients.told)
-    report.seen_final = sum(told.is_final for told in clients.told.values())
-    for told in clients.told.values():
-        row = by_id.get(told.turn_id)
-        if row is None:
-            report.lost.append(told.turn_id)
-        elif any(row[name] != value for name, value in told.usage.items()) or (
-            told.is_final and row["outcome"] in ("gateway_killed", "open", "client_disconnect")
-        ):
-            report.wrong.append(told.turn_id)
-    counters = report.stats["counters"]
-    report.ledger = {name: sum(row[name] for row in rows) for name in CLASSES}
-    report.engine = {name: counters.get(name, 0) for name in CLASSES}
+def sums(rows: list[Row]) -> dict[str, int]:
+    """A ledger's tokens by class."""
+    return {name: sum(row[name] for row in rows) for name in CLASSES}
+
+
+def counted(stats: dict[str, Any]) -> dict[str, int]:
+    """An engine's tokens by class."""
+    return {name: stats["counters"].get(name, 0) for name in CLASSES}

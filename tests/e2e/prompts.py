@@ -3,7 +3,6 @@
 import struct
 import zlib
 from itertools import count
-from typing import Any
 
 MODEL = "holdfast-demo"
 _numbers = count()
@@ -14,10 +13,6 @@ def handbook(num_rules: int) -> str:
     edition = next(_numbers)
     rules = (f"Rule {i}: the staff must file form {i * 7} before noon." for i in range(num_rules))
     return f"Handbook, edition {edition}. " + " ".join(rules)
-
-
-def marked(text: str, ttl: str = "5m") -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": ttl}}]
 
 
 def png(width: int = 112, height: int = 84, *, first: int = 0, shade: int = 90) -> bytes:

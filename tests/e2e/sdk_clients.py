@@ -17,6 +17,7 @@ from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionStreamOptionsParam
 
 from scripts.stack import API_KEY
+from tests.gateway.serving import eventually
 
 NUM_PREFIXES = 12
 TIMEOUT_SECONDS = 600.0
@@ -56,18 +57,17 @@ class SdkClients:
     def broken(self) -> list[Told]:
         return [told for told in self.told.values() if told.has_error_event]
 
+    async def begun(self, more: int) -> None:
+        """Wait until so many more turns have begun to answer."""
+        enough = len(self.told) + more
+        await asyncio.to_thread(eventually, lambda: len(self.told) >= enough)
+
     async def run(self, count: int) -> None:
         """Keep `count` clients busy until stopping; each ends the turn that it has begun."""
+        options: Any = {"api_key": API_KEY, "timeout": TIMEOUT_SECONDS, "max_retries": 0}
         async with (
-            anthropic.AsyncAnthropic(
-                base_url=self.url, api_key=API_KEY, timeout=TIMEOUT_SECONDS, max_retries=0
-            ) as messages,
-            openai.AsyncOpenAI(
-                base_url=f"{self.url}/v1",
-                api_key=API_KEY,
-                timeout=TIMEOUT_SECONDS,
-                max_retries=0,
-            ) as chat,
+            anthropic.AsyncAnthropic(base_url=self.url, **options) as messages,
+            openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options) as chat,
         ):
             kinds = (
                 lambda: self._message_stream(messages),

@@ -1,6 +1,7 @@
 """Adapters as models: official SDKs, a gateway, and two native engines that have other ones."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from anthropic import Anthropic
 from openai import NotFoundError, OpenAI
 
-from scripts.stack import ADMIN_KEY, API_HEADERS, API_KEY, ENGINE_SECRET, MASTER_SECRET
+from scripts.bench.load import marked
+from scripts.stack import API_KEY, gateway_environment
 from tests.adapters import INVOCATION, invocation_of, write_adapter
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.fuzz.tiny_model import write_tiny_model
@@ -47,10 +49,9 @@ def fleet(folders: Path) -> Iterator[Fleet]:
         "ENGINE_MODEL": str(folders / "tiny"),
         "ENGINE_MIN_CACHE_TOKENS": "32",
         "ENGINE_NUM_BLOCKS": "512",
-        "ENGINE_LOG_LEVEL": "error",
     }
     own = [{"ENGINE_ADAPTERS": str(folders / name)} for name in ("first", "second")]
-    gateway = {"HOLDFAST_MODELS": str(folders / "models.toml"), "HOLDFAST_LOG_LEVEL": "error"}
+    gateway = {"HOLDFAST_MODELS": str(folders / "models.toml")}
     with running_fleet(folders, 2, 1, settings, gateway, "native", own) as fleet:
         yield fleet
 
@@ -62,14 +63,13 @@ def gateway(fleet: Fleet) -> Gateway:
 
 def ask(gateway: Gateway, model: str, system: str, question: str = "q", **more: Any) -> Any:
     """A turn by the Messages SDK, with a marked system prompt; the turn's row is in the ledger."""
-    marked = {"type": "text", "text": system, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     with Anthropic(base_url=gateway.url, api_key=API_KEY, max_retries=0) as client:
         return client.messages.create(
             model=model,
             max_tokens=4,
             extra_headers={"anthropic-version": "2023-06-01"},
             extra_body={"temperature": 0},
-            system=[marked],  # type: ignore[list-item]
+            system=marked(system, "1h"),  # type: ignore[arg-type]
             messages=[{"role": "user", "content": question}],
             **more,
         )
@@ -118,9 +118,7 @@ def test_turns_of_an_adapter_go_to_engines_that_have_it(gateway: Gateway) -> Non
     assert engines == {"engine-0"}
 
 
-def test_an_activated_adapter_reads_what_the_base_wrote_through_the_gateway(
-    gateway: Gateway,
-) -> None:
+def test_an_activated_adapter_reads_what_the_base_wrote(gateway: Gateway) -> None:
     """Names in front of the invocation are the base's, so the turn finds the engine that has it."""
     for number in range(4):
         system = text(f"plum {number}")
@@ -135,9 +133,9 @@ def test_an_activated_adapter_reads_what_the_base_wrote_through_the_gateway(
 
 @pytest.mark.parametrize("model", ["tiny:nobody", "nobody:blue", "support:blue", "tiny:", ":blue"])
 def test_an_unknown_adapter_is_a_404_in_each_dialect(gateway: Gateway, model: str) -> None:
-    turn = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    asking, said = replace(gateway, model=model), [{"role": "user", "content": "hi"}]
     replies = {
-        path: httpx.post(f"{gateway.url}{path}", json=turn, headers=API_HEADERS, trust_env=False)
+        path: asking.send(path, messages=said, max_tokens=1)
         for path in ("/v1/messages", "/v1/chat/completions")
     }
     for path, reply in replies.items():
@@ -148,44 +146,28 @@ def test_an_unknown_adapter_is_a_404_in_each_dialect(gateway: Gateway, model: st
     with OpenAI(base_url=f"{gateway.url}/v1", api_key=API_KEY) as client:
         with pytest.raises(NotFoundError, match="model"):
             client.responses.create(model=model, input="hi")
-    gemini = httpx.post(
-        f"{gateway.url}/v1beta/models/{model}:generateContent",
-        json={"contents": [{"parts": [{"text": "hi"}]}]},
-        headers=API_HEADERS,
-        trust_env=False,
-    )
+    url, contents = f"{gateway.url}/v1beta/models/{model}", [{"parts": [{"text": "hi"}]}]
+    headers = {"x-goog-api-key": API_KEY}
+    gemini = httpx.post(f"{url}:generateContent", json={"contents": contents}, headers=headers)
     assert gemini.status_code == 404 and gemini.json()["error"]["status"] == "NOT_FOUND"
 
 
-def test_adapters_come_and_go_while_turns_run(
-    fleet: Fleet, gateway: Gateway, folders: Path
-) -> None:
-    def change(method: str, path: str, **body: Any) -> httpx.Response:
-        url, headers = f"{gateway.url}/admin/v1/engines/{path}", {"x-api-key": ADMIN_KEY}
-        more = {"json": body} if body else {}
-        return httpx.request(method, url, headers=headers, timeout=60, trust_env=False, **more)
-
-    refused = change("POST", "engine-1/adapters", name="dora")
-    assert refused.status_code == 400
-    assert "`use_dora`: not supported" in refused.json()["error"]["message"]
-    assert change("POST", "engine-1/adapters", name="../first").status_code == 400
-    assert change("DELETE", "engine-1/adapters/judge").status_code == 400
+def test_adapters_come_and_go_under_turns(fleet: Fleet, gateway: Gateway, folders: Path) -> None:
+    for name, why in (("dora", "`use_dora`: not supported"), ("../first", "")):
+        refused = gateway.post("engines/engine-1/adapters", {"name": name}, 400)
+        assert why in refused["error"]["message"]
+    gateway.delete("engines/engine-1/adapters/judge", 400)
     # From one engine to the other, and turns follow.
     model = folders / "tiny"
     tokens = invocation_of(model)
     write_adapter(model, folders / "second" / "judge", 2, alora_invocation_tokens=tokens)
-    loaded = change("POST", "engine-1/adapters", name="judge").json()["description"]["adapters"]
-    assert {one["name"] for one in loaded} == {"blue", "judge"}
-    assert change("DELETE", "engine-0/adapters/judge").status_code == 200
+    loaded = gateway.post("engines/engine-1/adapters", {"name": "judge"})
+    assert {one["name"] for one in loaded["description"]["adapters"]} == {"blue", "judge"}
+    gateway.delete("engines/engine-0/adapters/judge")
     turn = ask(gateway, "tiny:judge", text("cherry"))
     assert gateway.recorded(turn.id)["engine"] == "engine-1"
     # By the command, beside the gateway.
-    engines = ",".join(f"engine-{i}={url}" for i, url in enumerate(fleet.engines))
-    environment = {
-        "HOLDFAST_ENGINES": engines,
-        "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
-        "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
-    }
+    environment = gateway_environment(8080, gateway.data, fleet.engines)
     lines = say_to_gateway(environment, "adapters", "unload", "engine-1", "judge").splitlines()
     assert all(line.startswith("engine-1 tiny:") for line in lines)
 
@@ -195,14 +177,12 @@ def test_adapters_come_and_go_while_turns_run(
 
     eventually(is_gone)
     eventually(lambda: "any:judge" not in _models(gateway))
-    url = f"{gateway.url}/v1/messages"
-    body = {"model": "tiny:judge", "max_tokens": 1, "messages": [{"role": "user", "content": "h"}]}
-    assert httpx.post(url, json=body, headers=API_HEADERS, trust_env=False).status_code == 404
+    assert replace(gateway, model="tiny:judge").ask([]).status_code == 404
     say_to_gateway(environment, "adapters", "load", "engine-0", "judge")
     eventually(lambda: "any:judge" in _models(gateway))
     assert ask(gateway, "tiny:judge", text("cherry")).model == "tiny:judge"
 
 
 def _models(gateway: Gateway) -> set[str]:
-    reply = httpx.get(f"{gateway.url}/v1/models", headers=API_HEADERS, trust_env=False)
-    return {model["id"] for model in reply.json()["data"]}
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key=API_KEY) as client:
+        return {model.id for model in client.models.list()}

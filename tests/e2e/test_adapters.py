@@ -246,9 +246,7 @@ def test_leases_of_adapters_outlive_a_restart(model: Path, folder: Path, tmp_pat
             assert read(other) == 0, name
 
 
-def test_what_can_not_be_loaded_is_told_and_the_rest_goes_on(
-    either: Engine, model: Path, folder: Path
-) -> None:
+def test_what_can_not_be_loaded_is_told_alone(either: Engine, model: Path, folder: Path) -> None:
     write_adapter(model, folder / "dora", use_dora=True)
     status, told = refusal(either, "dora")
     assert (status, told.code, told.is_public) == (400, "invalid_request", True)

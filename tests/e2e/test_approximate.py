@@ -1,93 +1,67 @@
 """Compressed prefixes through gateway and engine: asked for, allowed, told, kept over a restart."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
 from engine.protocol import SCORERS
 from engine.protocol.reports import Description, EntryInfo
-from scripts.stack import ADMIN_KEY, API_HEADERS, API_KEY, ENGINE_SECRET
-from tests.e2e.fleet import Fleet, running_fleet
+from scripts.stack import API_KEY
+from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.prompts import MODEL
 from tests.gateway.serving import eventually
 
 TEXT = " ".join(f"Line {number} of the handbook says {number * number}." for number in range(60))
+SETTINGS = {
+    "ENGINE_MIN_CACHE_TOKENS": "32",
+    "ENGINE_NUM_BLOCKS": "512",
+    "ENGINE_APPROXIMATE": "true",
+}
 
-T = TypeVar("T")
 
-
-class Asking:
+@dataclass(frozen=True)
+class Asking(Gateway):
     """A gateway in front of one engine, and what its workspace is told."""
 
-    def __init__(self, url: str, model: str = MODEL) -> None:
-        self.url, self._model = url, model
-        self._headers = API_HEADERS
+    model: str = MODEL
 
-    def ask(
+    def said(self, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
+        return self.send(**{"max_tokens": 12, "temperature": 0, "messages": messages, **more})
+
+    def marked(
         self, question: str, holdfast: dict[str, Any] | None = None, text: str = TEXT
     ) -> httpx.Response:
-        marker: dict[str, Any] = {"type": "ephemeral"}
-        if holdfast is not None:
-            marker["holdfast"] = holdfast
+        marker = {"type": "ephemeral"} | ({} if holdfast is None else {"holdfast": holdfast})
         system = [{"type": "text", "text": text, "cache_control": marker}]
-        return self.post([{"role": "user", "content": question}], system=system)
-
-    def post(self, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
-        body = {"model": self._model, "max_tokens": 12, "temperature": 0, "messages": messages}
-        url = f"{self.url}/v1/messages"
-        return httpx.post(
-            url, json=body | more, headers=self._headers, timeout=120, trust_env=False
-        )
+        return self.said([{"role": "user", "content": question}], system=system)
 
     def read(
         self, question: str, holdfast: dict[str, Any] | None = None, text: str = TEXT
     ) -> dict[str, Any]:
-        reply = self.ask(question, holdfast, text)
+        reply = self.marked(question, holdfast, text)
         assert reply.status_code == 200, reply.text
+        assert ("holdfast-approximate" in reply.headers) == (holdfast is not None)
         found: dict[str, Any] = reply.json()
-        told = reply.headers.get("holdfast-approximate")
-        assert (told is None) == (holdfast is None)
         return found
 
-    def admin(self, method: str, path: str, body: Any = None) -> Any:
-        reply = httpx.request(
-            method,
-            f"{self.url}/admin/v1/{path}",
-            json=body,
-            headers={"x-api-key": ADMIN_KEY},
-            timeout=60,
-            trust_env=False,
-        )
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
     def allow(self) -> None:
-        (workspace,) = self.admin("GET", "workspaces")
-        self.admin("POST", f"workspaces/{workspace['id']}", {"may_approximate": True})
+        self.post("workspaces/default", {"may_approximate": True})
 
     def stranger(self) -> "Asking":
         """Another workspace that may ask for the same."""
-        self.admin("POST", "workspaces", {"id": "stranger", "may_approximate": True})
-        key = self.admin("POST", "keys", {"workspace": "stranger"})["key"]
-        other = Asking(self.url, self._model)
-        other._headers = {**API_HEADERS, "x-api-key": key}
-        return other
+        self.workspace("stranger", may_approximate=True)
+        return replace(self, own=self.make_key("stranger")[1])
 
-    def recorded(self, message: dict[str, Any]) -> str | None:
-        rows: dict[str, dict[str, Any]] = {}
-
-        def is_there() -> bool:
-            rows.update((row["id"], row) for row in self.admin("GET", "turns?limit=1000"))
-            return message["id"] in rows
-
-        eventually(is_there)
-        approximate: str | None = rows[message["id"]]["approximate"]
-        return approximate
+    def kind(self, message: dict[str, Any]) -> str | None:
+        kind: str | None = self.recorded(message["id"])["approximate"]
+        return kind
 
 
 def refused(reply: httpx.Response) -> str:
@@ -97,29 +71,31 @@ def refused(reply: httpx.Response) -> str:
     return message
 
 
-def told(fleet: Fleet, path: str, kind: type[T]) -> T:
-    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-    reply = httpx.get(f"{fleet.engines[0]}/v1/{path}", headers=headers, timeout=60, trust_env=False)
-    return msgspec.json.decode(reply.raise_for_status().content, type=kind)
+@contextmanager
+def stored(tmp_path: Path) -> Iterator[tuple[Fleet, Asking]]:
+    """An engine with a store that compresses, and one who asks it through a gateway."""
+    settings = {**SETTINGS, "ENGINE_STORE": str(tmp_path / "store")}
+    with running_fleet(tmp_path, 1, 1, settings, backend="native") as fleet:
+        yield fleet, Asking(fleet.gateway.url)
+
+
+def restart(fleet: Fleet) -> None:
+    """Kill the engine once all is stored."""
+    eventually(lambda: all(e.is_stored for e in fleet.told("entries", list[EntryInfo])))
+    fleet.kill()
+    fleet.restart()
+    eventually(fleet.all_ready)
 
 
 @pytest.mark.timeout(300)
 def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: Path) -> None:
-    settings = {
-        "ENGINE_MIN_CACHE_TOKENS": "32",
-        "ENGINE_NUM_BLOCKS": "512",
-        "ENGINE_STORE": str(tmp_path / "store"),
-        "ENGINE_APPROXIMATE": "true",
-        "OMP_NUM_THREADS": "1",
-    }
     keep, question = {"keep": 0.5}, "What does line 7 say?"
-    with running_fleet(tmp_path, 1, 1, settings, {}, backend="native") as fleet:
-        asking = Asking(fleet.gateways[0].url)
+    with stored(tmp_path) as (fleet, asking):
         path = "system.0.cache_control.holdfast"
-        assert path in refused(asking.ask(question, keep))
+        assert path in refused(asking.marked(question, keep))
         asking.allow()
-        assert "holdfast.keep: Input" in refused(asking.ask(question, {"keep": 0.05}))
-        too_little = refused(asking.ask(question, {"keep": 0.1}, text="A short text. " * 20))
+        assert "holdfast.keep: Input" in refused(asking.marked(question, {"keep": 0.05}))
+        too_little = refused(asking.marked(question, {"keep": 0.1}, text="A short text. " * 20))
         assert too_little.startswith(f"{path}.keep: ") and "at least 64" in too_little
         check_the_gate(fleet, asking)
         exact = asking.read(question)
@@ -135,23 +111,20 @@ def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: 
         assert warm["holdfast"]["approximate"] == approximate
         assert warm["content"] == cold["content"]
         said = f"compressed kvzip 0.5: {approximate['kept']} of {num_tokens}"
-        assert asking.recorded(warm) == said
+        assert asking.kind(warm) == said
         again = asking.read(question)
         assert again["usage"]["cache_read_input_tokens"] == num_tokens
         assert again["content"] == exact["content"] and "approximate" not in again["holdfast"]
-        assert asking.recorded(again) is None
+        assert asking.kind(again) is None
         probe = asking.stranger().read(question, keep)
         assert probe["usage"]["cache_read_input_tokens"] == 0
         assert probe["holdfast"]["automatic_tokens"] == 0
         assert probe["content"] == cold["content"]
-        entries = [one for one in told(fleet, "entries", list[EntryInfo]) if one.reads]
+        entries = [one for one in fleet.told("entries", list[EntryInfo]) if one.reads]
         held = {one.approximate is not None: one for one in entries}
         assert held[True].tokens == held[False].tokens == num_tokens
         assert held[True].blocks * 16 == approximate["kept"]
-        eventually(lambda: all(e.is_stored for e in told(fleet, "entries", list[EntryInfo])))
-        fleet.kill(0)
-        fleet.restart(0)
-        eventually(fleet.all_ready)
+        restart(fleet)
         restarted = asking.read(question, keep)
         assert restarted["usage"]["cache_read_input_tokens"] == num_tokens
         assert restarted["holdfast"]["read_tier"] == "disk"
@@ -198,21 +171,21 @@ def check_the_header(asking: Asking, question: str, num_tokens: int, content: An
 
 def check_the_gate(fleet: Fleet, asking: Asking) -> None:
     """What the engine measured is told, and what is too far from exact is refused by its number."""
-    techniques = told(fleet, "describe", Description).techniques
+    techniques = fleet.told("describe", Description).techniques
     assert {one.method for one in techniques} == {*SCORERS, "blocks"}
     kept = [one for one in techniques if one.method != "blocks"]
     worst = max(kept, key=lambda one: one.kl)
     assert not worst.is_allowed
-    message = refused(asking.ask("?", {"keep": worst.parameter, "scorer": worst.method}))
+    message = refused(asking.marked("?", {"keep": worst.parameter, "scorer": worst.method}))
     assert "cache_control.holdfast.keep" in message and f"{worst.kl:.2f}" in message
 
 
 @pytest.mark.timeout(300)
 def test_an_engine_that_does_not_compress_refuses(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, 1, 1, {"ENGINE_MIN_CACHE_TOKENS": "32"}, {}) as fleet:
-        asking = Asking(fleet.gateways[0].url, "synthetic")
+    with running_fleet(tmp_path, 1, 1, {"ENGINE_MIN_CACHE_TOKENS": "32"}) as fleet:
+        asking = Asking(fleet.gateway.url, model="synthetic")
         asking.allow()
-        message = refused(asking.ask("?", {"keep": 0.5}))
+        message = refused(asking.marked("?", {"keep": 0.5}))
         assert message.startswith("system.0.cache_control.holdfast.keep: this engine does not")
 
 
@@ -246,30 +219,22 @@ def history_of(results: list[str | None]) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -> None:
-    settings = {
-        "ENGINE_MIN_CACHE_TOKENS": "32",
-        "ENGINE_NUM_BLOCKS": "512",
-        "ENGINE_STORE": str(tmp_path / "store"),
-        "ENGINE_APPROXIMATE": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    with running_fleet(tmp_path, 1, 1, settings, {}, backend="native") as fleet:
-        asking = Asking(fleet.gateways[0].url)
+    with stored(tmp_path) as (fleet, asking):
         a, b, c = DOCUMENTS
         path = "messages.0.content.0.cache_control.holdfast"
-        assert path in refused(asking.post(asking_of(a)))
+        assert path in refused(asking.said(asking_of(a)))
         asking.allow()
         both = {"type": "ephemeral", "holdfast": {"block": "anywhere", "keep": 0.5}}
-        assert f"{path}: must have" in refused(asking.post(asking_of(a, marker=both)))
+        assert f"{path}: must have" in refused(asking.said(asking_of(a, marker=both)))
         short = {"type": "text", "text": "Short.", "cache_control": ANYWHERE}
-        message = refused(asking.post([{"role": "user", "content": [short]}]))
+        message = refused(asking.said([{"role": "user", "content": [short]}]))
         assert message.startswith(f"{path}.block: a block has at least 64 tokens, this one has")
-        techniques = told(fleet, "describe", Description).techniques
+        techniques = fleet.told("describe", Description).techniques
         measured = [one.parameter for one in techniques if one.method == "blocks"]
         assert measured == [0, 4, 16, 32, 0.05, 0.15, 0.3]
 
         def answered(*names: str, of: Asking = asking) -> dict[str, Any]:
-            reply = of.post(asking_of(*names))
+            reply = of.said(asking_of(*names))
             assert reply.status_code == 200, reply.text
             assert reply.headers["holdfast-approximate"] == "blocks; recompute=16"
             found: dict[str, Any] = reply.json()
@@ -281,12 +246,10 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         assert cold["holdfast"]["approximate"] == approximate and reused > 900
         warm = answered(c, a, b)
         usage = warm["usage"]
-        assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (
-            reused,
-            0,
-        )
+        assert usage["cache_read_input_tokens"] == reused
+        assert usage["cache_creation_input_tokens"] == 0
         assert usage["input_tokens"] == cold["usage"]["input_tokens"]
-        assert asking.recorded(warm) == f"blocks 3: {reused} reused, 48 recomputed"
+        assert asking.kind(warm) == f"blocks 3: {reused} reused, 48 recomputed"
         again = answered(a, b, c)
         assert again["usage"]["cache_read_input_tokens"] == reused
         assert again["content"] == cold["content"]
@@ -296,27 +259,24 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         assert probe["content"] == warm["content"]
         # A share of each instead: what was written is read, and so are its numbers.
         share = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 0.15}}
-        reply = asking.post(asking_of(b, c, a, marker=share))
+        reply = asking.said(asking_of(b, c, a, marker=share))
         assert reply.headers["holdfast-approximate"] == "blocks; recompute=0.15"
         blended = reply.json()
         one = blended["holdfast"]["approximate"]
         assert blended["usage"]["cache_read_input_tokens"] == one["reused"]
         assert one["reused"] + one["recomputed"] == reused + 48
         assert 0.15 <= one["recomputed"] / (reused + 48) < 0.16
-        exact = asking.post(asking_of(a, marker={"type": "ephemeral"})).json()
+        exact = asking.said(asking_of(a, marker={"type": "ephemeral"})).json()
         assert exact["usage"]["cache_read_input_tokens"] == 0
         assert "approximate" not in exact["holdfast"]
         # An agent's history whose first tool result was cleared reads the others.
         tools = [{"name": "look", "input_schema": {"type": "object"}}]
         texts: list[str | None] = list(DOCUMENTS.values())
-        asking.post(history_of(texts), tools=tools)
-        cleared = asking.post(history_of([None, *texts[1:]]), tools=tools).json()
+        asking.said(history_of(texts), tools=tools)
+        cleared = asking.said(history_of([None, *texts[1:]]), tools=tools).json()
         read = cleared["usage"]["cache_read_input_tokens"]
         assert read == cleared["holdfast"]["approximate"]["reused"] > 600
-        eventually(lambda: all(e.is_stored for e in told(fleet, "entries", list[EntryInfo])))
-        fleet.kill(0)
-        fleet.restart(0)
-        eventually(fleet.all_ready)
+        restart(fleet)
         restarted = answered(b, c, a)
         assert restarted["usage"]["cache_read_input_tokens"] == reused
         assert restarted["holdfast"]["read_tier"] == "disk"

@@ -9,25 +9,28 @@ import pytest
 from anthropic import Anthropic, BadRequestError, NotFoundError, RateLimitError
 from anthropic.types.messages import MessageBatch
 
-from scripts.stack import ADMIN_KEY, API_HEADERS, API_KEY, serving_engine, serving_gateway
+from scripts.bench.load import body_of
+from scripts.stack import API_HEADERS, API_KEY, serving_engine, serving_gateway
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
 RULES = "Rules of the house: nobody sleeps on the stairs. " * 150
-FAST = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "0"}
-SLOW = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "40"}
+
+
+def engine_of(decode_ms: int) -> Iterator[str]:
+    settings = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": str(decode_ms)}
+    with serving_engine("synthetic", settings) as engine:
+        yield engine.wait().url
 
 
 @pytest.fixture(scope="module")
 def fast() -> Iterator[str]:
-    with serving_engine("synthetic", FAST) as engine:
-        yield engine.wait().url
+    yield from engine_of(0)
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[str]:
-    with serving_engine("synthetic", SLOW) as engine:
-        yield engine.wait().url
+    yield from engine_of(40)
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +44,13 @@ def sdk_at(url: str, key: str = API_KEY) -> Anthropic:
 
 
 def row(name: str, rules: str, **changes: Any) -> Any:
-    marked = {"type": "text", "text": f"{rules}: {RULES}", "cache_control": {"type": "ephemeral"}}
-    params = {
-        "model": "synthetic",
-        "max_tokens": 3,
-        "system": [marked],
-        "messages": [{"role": "user", "content": f"Question {name}"}],
-        **changes,
-    }
-    return {"custom_id": name, "params": params}
+    params = body_of("synthetic", f"{rules}: {RULES}", f"Question {name}", max_tokens=3)
+    return {"custom_id": name, "params": params | changes}
 
 
 def ended(sdk: Anthropic, batch: MessageBatch) -> MessageBatch:
     eventually(lambda: sdk.messages.batches.retrieve(batch.id).processing_status == "ended")
     return sdk.messages.batches.retrieve(batch.id)
-
-
-def turns_of(url: str, wanted: set[str]) -> dict[str, Any]:
-    found = {turn["id"]: turn for turn in Admin(url, ADMIN_KEY).get("turns?limit=100")}
-    return {name: found[name] for name in wanted & found.keys()}
 
 
 def test_rows_of_one_prefix_run_together_and_are_billed_each(url: str) -> None:
@@ -75,11 +66,8 @@ def test_rows_of_one_prefix_run_together_and_are_billed_each(url: str) -> None:
     assert len(messages) == 24
     writers = [m for m in messages if not m.usage.cache_read_input_tokens]
     assert len(writers) == 3, "the first row of a prefix writes what all others read"
-    ids = {message.id for message in messages}
-    eventually(lambda: turns_of(url, ids).keys() == ids)
-    turns = turns_of(url, ids)
     for message in messages:
-        turn, usage = turns[message.id], message.usage
+        turn, usage = Admin(url).recorded(message.id), message.usage
         assert turn["cache_read_tokens"] == usage.cache_read_input_tokens
         assert turn["cache_write_5m_tokens"] == usage.cache_creation_input_tokens
         assert turn["input_tokens"] == usage.input_tokens
@@ -100,7 +88,7 @@ def test_a_row_that_can_not_be_read_is_an_error_of_its_own(url: str) -> None:
 
 
 def test_batches_are_listed_found_and_deleted_by_their_workspace_only(url: str) -> None:
-    admin = Admin(url, ADMIN_KEY)
+    admin = Admin(url)
     admin.workspace("stranger")
     _, key = admin.make_key("stranger")
     with sdk_at(url) as sdk, sdk_at(url, key) as stranger:
@@ -174,13 +162,11 @@ def test_rows_that_have_not_run_in_time_expire(tmp_path: Path, slow: str) -> Non
     assert len(kinds) == 80
 
 
-def test_rows_that_are_refused_for_now_keep_no_other_workspace_out(
-    tmp_path: Path, fast: str
-) -> None:
+def test_rows_that_have_to_wait_keep_no_other_workspace_out(tmp_path: Path, fast: str) -> None:
     """One workspace's rows run at five a minute, so its batches last longer than this test."""
     settings = {"HOLDFAST_BATCH_CONCURRENCY": "2"}
     with serving_gateway(tmp_path, [fast], settings) as gateway:
-        admin = Admin(gateway.wait().url, ADMIN_KEY)
+        admin = Admin(gateway.wait().url)
         admin.workspace("limited", requests_per_minute=5)
         admin.workspace("free")
         keys = [admin.make_key(workspace)[1] for workspace in ("limited", "free")]

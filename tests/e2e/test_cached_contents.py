@@ -11,15 +11,8 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from scripts.stack import (
-    ADMIN_KEY,
-    API_KEY,
-    engine_environment,
-    free_port,
-    python,
-    serving,
-    serving_gateway,
-)
+from scripts.stack import API_KEY, serving_gateway
+from tests.e2e.fleet import running_fleet
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually, soon_after
 
@@ -27,14 +20,6 @@ MODEL = "synthetic"
 RULES = "Rules of the house: nobody sleeps on the stairs. " * 150
 LIFE = 1800
 FAST = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "0"}
-
-
-@contextmanager
-def engine_at(port: int) -> Iterator[str]:
-    command = [*python("engine"), "--backend", "synthetic"]
-    with serving(command, engine_environment(port, FAST), port) as engine:
-        engine.wait()
-        yield engine.url
 
 
 @contextmanager
@@ -49,9 +34,8 @@ def sdk_at(url: str, key: str = API_KEY) -> Iterator[genai.Client]:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data = tmp_path_factory.mktemp("caches")
-    with engine_at(free_port()) as engine, serving_gateway(data, [engine]) as gateway:
-        gateway.wait()
-        yield gateway.url
+    with running_fleet(data, settings=FAST) as fleet:
+        yield fleet.gateway.url
 
 
 @pytest.fixture
@@ -80,7 +64,7 @@ def ask(sdk: genai.Client, cached: str | None, text: str = "What?") -> Any:
 
 
 def leases(url: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = Admin(url, ADMIN_KEY).get("leases")
+    found: list[dict[str, Any]] = Admin(url).get("leases")
     return found
 
 
@@ -88,9 +72,7 @@ def lease_of(url: str, name: str | None) -> list[dict[str, Any]]:
     return [lease for lease in leases(url) if lease["cached_content"] == name]
 
 
-def test_a_cached_content_is_a_lease_with_a_name_and_its_own_time(
-    sdk: genai.Client, url: str
-) -> None:
+def test_a_cached_content_is_a_lease_with_name_and_time(sdk: genai.Client, url: str) -> None:
     made = create(sdk, "a lease")
     assert made.usage_metadata is not None and made.expire_time is not None
     left = made.expire_time - datetime.now(UTC)
@@ -107,13 +89,11 @@ def test_a_cached_content_is_a_lease_with_a_name_and_its_own_time(
     assert lease["entry"]["expires_in_seconds"] <= LIFE
 
 
-def test_contents_are_listed_in_pages_and_found_by_their_workspace_only(
-    sdk: genai.Client, url: str
-) -> None:
+def test_contents_are_listed_and_found_by_their_workspace_only(sdk: genai.Client, url: str) -> None:
     made = {create(sdk, f"page {number}").name for number in range(3)}
     listed = list(sdk.caches.list(config={"page_size": 2}))
     assert made <= {each.name for each in listed}
-    admin = Admin(url, ADMIN_KEY)
+    admin = Admin(url)
     admin.workspace("stranger")
     _, key = admin.make_key("stranger")
     with sdk_at(url, key) as stranger:
@@ -162,14 +142,8 @@ def test_a_deletion_ends_the_lease_unless_another_content_has_the_same_prompt(
 def test_what_is_billed_is_what_the_answers_say(sdk: genai.Client, url: str) -> None:
     made = create(sdk, "billed")
     answers = [ask(sdk, made.name), ask(sdk, made.name, "And then?")]
-    admin = Admin(url, ADMIN_KEY)
     for answer in answers:
-
-        def turns(wanted: str = answer.response_id) -> list[Any]:
-            return [turn for turn in admin.get("turns") if turn["id"] == wanted]
-
-        eventually(turns)
-        [turn] = turns()
+        turn = Admin(url).recorded(answer.response_id)
         usage = answer.usage_metadata
         assert turn["cache_read_tokens"] == usage.cached_content_token_count
         written = turn["cache_write_5m_tokens"] + turn["cache_write_1h_tokens"]
@@ -210,24 +184,27 @@ def test_a_request_can_not_change_what_is_cached(sdk: genai.Client) -> None:
 
 
 def test_restarts_lose_no_name_and_are_told_in_what_was_read(tmp_path: Path) -> None:
-    port = free_port()
-    with engine_at(port) as engine:
-        with serving_gateway(tmp_path, [engine]) as gateway:
-            gateway.wait()
-            with sdk_at(gateway.url) as sdk:
-                made = create(sdk, "restarts")
-        with serving_gateway(tmp_path, [engine]) as gateway:
-            gateway.wait()
-            with sdk_at(gateway.url) as sdk:
-                assert made.usage_metadata is not None
-                usage = ask(sdk, made.name).usage_metadata
-                assert usage.cached_content_token_count == made.usage_metadata.total_token_count
-    with engine_at(port) as engine, serving_gateway(tmp_path, [engine]) as gateway:
-        gateway.wait()
-        with sdk_at(gateway.url) as sdk:
-            assert made.name is not None and sdk.caches.get(name=made.name).name == made.name
+    with running_fleet(tmp_path, 1, 0, FAST) as fleet:
+
+        @contextmanager
+        def gateway() -> Iterator[tuple[genai.Client, str]]:
+            with serving_gateway(tmp_path / "data", fleet.engines) as server:
+                server.wait()
+                with sdk_at(server.url) as sdk:
+                    yield sdk, server.url
+
+        with gateway() as (sdk, _):
+            made = create(sdk, "restarts")
+        assert made.name is not None and made.usage_metadata is not None
+        tokens = made.usage_metadata.total_token_count
+        with gateway() as (sdk, _):
+            assert ask(sdk, made.name).usage_metadata.cached_content_token_count == tokens
+        fleet.kill()
+        fleet.restart()
+        with gateway() as (sdk, url):
+            assert sdk.caches.get(name=made.name).name == made.name
             assert ask(sdk, made.name).usage_metadata.cached_content_token_count is None
-            [lease] = lease_of(gateway.url, made.name)
+            [lease] = lease_of(url, made.name)
             assert 0 < lease["entry"]["expires_in_seconds"] <= LIFE
             read = ask(sdk, made.name, "Again?").usage_metadata.cached_content_token_count
-            assert read == made.usage_metadata.total_token_count
+            assert read == tokens

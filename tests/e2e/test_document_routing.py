@@ -7,16 +7,10 @@ import pytest
 
 from engine.protocol import DEFAULT_RECOMPUTE
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
-from tests.e2e.test_approximate import ANYWHERE, Asking
+from tests.e2e.test_approximate import ANYWHERE, SETTINGS, Asking
 from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.serving import eventually
 
-SETTINGS = {
-    "ENGINE_MIN_CACHE_TOKENS": "32",
-    "ENGINE_NUM_BLOCKS": "512",
-    "ENGINE_APPROXIMATE": "true",
-    "OMP_NUM_THREADS": "1",
-}
 TEXTS = {
     name: " ".join(f"Item {one} of {name} costs {one * one} coins." for one in range(number))
     for name, number in (("a", 40), ("b", 30), ("c", 20))
@@ -28,7 +22,7 @@ def post(asking: Asking, names: str, first: str) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{"type": "text", "text": f"{first}: read this."}]
     parts += [{"type": "text", "text": TEXTS[n], "cache_control": ANYWHERE} for n in names]
     parts.append({"type": "text", "text": "What is cheap?"})
-    reply = asking.post([{"role": "user", "content": parts}])
+    reply = asking.said([{"role": "user", "content": parts}])
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
@@ -36,7 +30,7 @@ def post(asking: Asking, names: str, first: str) -> dict[str, Any]:
 
 def knows(fleet: Fleet, gateway: Gateway) -> bool:
     """Whether the gateway has heard of all that the ready engines hold."""
-    told = [one for one in gateway.admin("engines") if one["status"] == "ready"]
+    told = [one for one in gateway.get("engines") if one["status"] == "ready"]
     return all(
         one["routing"]["names"] == len(fleet.held_names(int(one["name"][-1]))) for one in told
     )
@@ -45,7 +39,7 @@ def knows(fleet: Fleet, gateway: Gateway) -> bool:
 @pytest.mark.timeout(300)
 def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> None:
     settings = {**SETTINGS, "ENGINE_MODEL": str(write_tiny_model(tmp_path / "tiny"))}
-    with running_fleet(tmp_path, 3, 2, settings, {}, backend="native") as fleet:
+    with running_fleet(tmp_path, 3, 2, settings, backend="native") as fleet:
         eventually(fleet.all_ready)
         writer, reader = fleet.gateways
         for gateway in fleet.gateways:
@@ -53,8 +47,7 @@ def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> No
         asking, copied = Asking(reader.url), dict[str, int]()
         for number, name in enumerate(TEXTS):
             for other in range(3):
-                how = "resume" if other == number else "drain"
-                writer.admin(f"engines/engine-{other}/{how}", "POST")
+                writer.use(other, "resume" if other == number else "drain")
             written = post(Asking(writer.url), name, f"writing {name}")
             assert written["holdfast"]["engine"] == f"engine-{number}"
             copied[name] = written["usage"]["cache_creation_input_tokens"]
@@ -86,5 +79,5 @@ def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> No
         row = reader.recorded(strange["id"])
         assert (row["available_tokens"], row["captured_tokens"]) == (0, 0)
         fleet.kill(0)
-        eventually(lambda: reader.engine("engine-0")["status"] == "down")
+        eventually(lambda: reader.engine(0)["status"] == "down")
         check("acb", "five", 1, "bc")

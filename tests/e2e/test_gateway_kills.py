@@ -31,24 +31,18 @@ def test_a_killed_gateway_loses_doubles_and_leaks_nothing(
 ) -> None:
     is_postgres = database == "postgres"
     url = new_database(request.getfixturevalue("postgres"), "kills") if is_postgres else ""
-    report = run_kills(
-        tmp_path,
-        kills=kills,
-        streams=streams,
-        backend=backend,
-        database_url=url,
-        max_tokens=max_tokens,
-    )
+    told_by = {"backend": backend, "database_url": url, "max_tokens": max_tokens}
+    report = run_kills(tmp_path, kills=kills, streams=streams, **told_by)
     told("kills of the gateway", **vars(report))
     assert not report.lost and not report.wrong and not report.duplicates
     assert report.left_open == 0 and report.leaked == 0
     assert report.ledger == report.engine and report.ledger["output_tokens"] > 0
     assert report.is_exact, report
-    assert sum(report.interrupted) > 0 and report.seen_final > 0
+    assert sum(report.interrupted) > 0 and report.completed > 0
 
 
 def test_turns_whose_record_was_being_written_are_not_lost(tmp_path: Path) -> None:
     """A slow disk, so that kills come before records are on disk: no engine has those turns."""
     report = run_kills(tmp_path, kills=3, streams=30, disk_seconds=0.25)
     assert report.is_exact, report
-    assert report.killed_rows == sum(report.interrupted) > 0 and report.seen_final > 0
+    assert report.outcomes["gateway_killed"] == sum(report.interrupted) > 0 and report.completed > 0

@@ -34,9 +34,7 @@ def ask(engine: Engine, text: str, tail: str, **wishes: int) -> Answer:
     return engine.ask(prompt(text, tail), SCOPE, (0, "1h"), **wishes)
 
 
-def test_a_state_is_exact_in_every_tier_and_behind_a_restart(
-    settings: dict[str, str | int | float],
-) -> None:
+def test_a_state_is_exact_in_every_tier(settings: dict[str, str | int | float]) -> None:
     with running_engine("native", settings) as engine:
         assert engine.description.state_blocks > 0
         text, tail = engine.text(200), engine.text(20)

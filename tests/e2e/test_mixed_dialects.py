@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from scripts.stack import ADMIN_KEY, API_HEADERS, Stack, running_stack
+from scripts.stack import API_HEADERS, Stack, running_stack
+from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
 # MIXED_TURNS raises it.
@@ -177,23 +178,9 @@ def test_what_one_api_wrote_another_reads_and_the_ledger_has_it_to_the_token(fas
                 talk.append(("assistant", answer.text))
                 told.append(answer)
                 before = answer
-    rows: dict[str, Any] = {}
-
-    def all_closed() -> bool:
-        headers = {"x-api-key": ADMIN_KEY}
-        for answer in told:
-            if answer.turn_id not in rows:
-                url = f"{fast.gateway}/admin/v1/turns/{answer.turn_id}"
-                found = httpx.get(url, headers=headers, timeout=120)
-                if found.status_code == 200:
-                    rows[answer.turn_id] = found.json()
-        return len(rows) == len(told)
-
-    eventually(all_closed, 300)
     assert sum(answer.read > 0 for answer in told) > NUM_TURNS // 4
     for answer in told:
-        row = rows[answer.turn_id]
-        row = row.get("turn", row)
+        row = Admin(fast.gateway).recorded(answer.turn_id)
         written = row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
         read = row["cache_read_tokens"]
         assert row["input_tokens"] + read + written == answer.prompt

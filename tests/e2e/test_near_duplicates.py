@@ -1,11 +1,10 @@
 """Near-duplicates among turns that were really sent, and what the engine itself saves on them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from scripts.stack import ADMIN_KEY, API_HEADERS, serving_engine, serving_gateway
+from tests.e2e.fleet import Gateway, running_fleet
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
@@ -23,17 +22,12 @@ NONCE = "Session 0000{}9f4c2b.\n" + "".join(f"Step {n} of the work.\n" for n in 
 TOOLED = "".join(f"Point {n} of the guide.\n" for n in range(60))
 
 
-def test_near_duplicates_are_found_and_named_and_save_what_the_engine_then_reads(
-    tmp_path: Path,
-) -> None:
-    with serving_engine("synthetic", FAST) as engine:
-        data = tmp_path / "data"
-        with serving_gateway(data, [engine.url], {}) as starting:
-            admin = Admin(starting.wait().url, ADMIN_KEY)
-            check(admin)
+def test_near_duplicates_are_named_and_save_what_is_then_read(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, settings=FAST) as fleet:
+        check(fleet.gateway)
 
 
-def check(admin: Admin) -> None:
+def check(admin: Gateway) -> None:
     keys = {}
     for name, days in (("kept", 1), ("unkept", None), ("as-one", None)):
         admin.workspace(name, keep_days=days)
@@ -43,18 +37,9 @@ def check(admin: Admin) -> None:
     def ask(key: str, system: str, tools: Any = ()) -> dict[str, Any]:
         nonlocal num_turns
         num_turns += 1
-        marker = {"type": "ephemeral"}
-        body = {
-            "model": "synthetic",
-            "max_tokens": 2,
-            "system": [{"type": "text", "text": system, "cache_control": marker}],
-            "tools": list(tools),
-            "messages": [{"role": "user", "content": f"Question {num_turns}?"}],
-        }
-        headers = {**API_HEADERS, "x-api-key": key}
-        url = f"{admin.url}/v1/messages"
-        reply = httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
-        usage: dict[str, Any] = reply.raise_for_status().json()["usage"]
+        asking = replace(admin, own=key)
+        answer = asking.answer(system, f"Question {num_turns}?", tools=list(tools))
+        usage: dict[str, Any] = answer["usage"]
         return usage
 
     first, second = keys["kept"]

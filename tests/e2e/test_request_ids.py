@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine.backends.synthetic import CONTEXT_TOKENS
-from scripts.stack import ADMIN_KEY, API_KEY, Stack, running_stack
+from scripts.stack import API_KEY, Stack, running_stack
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
@@ -34,10 +34,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     logs = tmp_path_factory.mktemp("logs")
-    engine = {
-        "ENGINE_MIN_CACHE_TOKENS": "16",
-        "ENGINE_LOG_LEVEL": "debug",
-    }
+    engine = {"ENGINE_MIN_CACHE_TOKENS": "16", "ENGINE_LOG_LEVEL": "debug"}
     gateway = {"HOLDFAST_ACCESS_LOG": "true"}
     data = tmp_path_factory.mktemp("data")
     with running_stack(data, "synthetic", engine, gateway, logs) as stack:
@@ -71,21 +68,13 @@ def post(served: Served, path: str, text: str) -> tuple[httpx.Response, str]:
 
 def row(served: Served, made: str) -> dict[str, Any]:
     """The ledger's row, found by the request's id as the dashboard's search asks for it."""
-    admin = Admin(served.stack.gateway, ADMIN_KEY)
-    eventually(lambda: found(admin, made) is not None, 60)
-    turn = found(admin, made)
-    assert turn is not None and turn["http_request_id"] == made
+    turn = Admin(served.stack.gateway).recorded(made)
+    assert turn["http_request_id"] == made
     return turn
 
 
-def found(admin: Admin, made: str) -> dict[str, Any] | None:
-    headers = {"x-api-key": admin.key}
-    reply = httpx.get(f"{admin.url}/admin/v1/turns/{made}", headers=headers, timeout=120)
-    return reply.json() if reply.status_code == 200 else None
-
-
 @pytest.mark.parametrize("path", requests(""))
-def test_the_id_of_an_answer_is_in_both_programs_lines_and_in_the_ledger(
+def test_an_answers_id_is_in_both_programs_lines_and_in_the_ledger(
     served: Served, path: str
 ) -> None:
     reply, made = post(served, path, SECRET)
@@ -120,9 +109,7 @@ def test_the_id_of_an_engines_refusal_is_everywhere_too(served: Served, path: st
     assert statuses == {400}
 
 
-def test_an_id_that_the_gateway_made_for_a_broken_request_is_in_the_access_log(
-    served: Served,
-) -> None:
+def test_the_id_of_a_broken_request_is_in_the_access_log(served: Served) -> None:
     headers = {f"x-{number}": "v" for number in range(200)}
     reply = httpx.post(f"{served.stack.gateway}/v1/messages", headers=headers, timeout=120)
     made = reply.headers["request-id"]

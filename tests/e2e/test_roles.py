@@ -13,10 +13,12 @@ import httpx
 import pytest
 
 from engine.settings import DEMO_MODEL
+from scripts.bench.load import marked
 from scripts.stack import API_HEADERS
 from tests.adapters import write_adapter
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
-from tests.e2e.prompts import handbook, marked
+from tests.e2e.kills import PROMPT_CLASSES
+from tests.e2e.prompts import handbook
 from tests.e2e.test_shared_store import settings_of
 from tests.gateway.serving import eventually
 
@@ -24,13 +26,7 @@ PREFILL, DECODE = 0, 1
 ROLES = [{"ENGINE_ROLE": "prefill"}, {"ENGINE_ROLE": "decode"}]
 WAIT_SECONDS = 180.0
 # One running answer is enough.
-GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_TUNING": '{"routing_delay_cost": 10}'}
-CLASSES = (
-    "input_tokens",
-    "cache_read_tokens",
-    "cache_write_5m_tokens",
-    "cache_write_1h_tokens",
-)
+GATEWAY_SETTINGS = {"HOLDFAST_TUNING": '{"routing_delay_cost": 10}'}
 END_OF_TEXT = "2"
 """The demo model's token that ends an answer."""
 
@@ -52,7 +48,7 @@ def fleet(shared: Fleet) -> Fleet:
 @contextmanager
 def running_answer(fleet: Fleet) -> Iterator[None]:
     """An answer that goes on at the engine that decodes."""
-    gateway, stopping, begun = fleet.gateways[0], threading.Event(), threading.Event()
+    gateway, stopping, begun = fleet.gateway, threading.Event(), threading.Event()
     body = {
         "model": gateway.model,
         "messages": [{"role": "user", "content": "Go on."}],
@@ -86,15 +82,12 @@ def running_answer(fleet: Fleet) -> Iterator[None]:
 
 def is_idle(fleet: Fleet) -> bool:
     """Nothing runs, no block is in use, and everything was acknowledged, where an engine is up."""
+    up = [number for number, process in enumerate(fleet.processes) if process.poll() is None]
     return all(
         not (stats["running"] or stats["waiting"] or stats["unacknowledged"])
         and not stats["blocks"]["active"]
-        for stats in map(fleet.stats, up(fleet))
+        for stats in map(fleet.stats, up)
     )
-
-
-def up(fleet: Fleet) -> list[int]:
-    return [number for number, process in enumerate(fleet.processes) if process.poll() is None]
 
 
 def computed(fleet: Fleet) -> list[int]:
@@ -102,20 +95,16 @@ def computed(fleet: Fleet) -> list[int]:
     return [fleet.stats(number)["counters"]["computed_tokens"] for number in (PREFILL, DECODE)]
 
 
-def ask(gateway: Gateway, system: str, **changes: Any) -> httpx.Response:
-    reply = gateway.ask(marked(system, "1h"), "Why?", temperature=0.0, **changes)
-    assert reply.status_code == 200, reply.text
-    return reply
-
-
-def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
-    lines = reply.text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-
-
-def message_of(reply: httpx.Response, stream: bool) -> dict[str, Any]:
+def ask(gateway: Gateway, system: str, *, stream: bool = False) -> dict[str, Any]:
     """The answer as it began; a stream's usage of the prompt is in its first event."""
-    answer: dict[str, Any] = events_of(reply)[0]["message"] if stream else reply.json()
+    reply = gateway.ask(marked(system, "1h"), "Why?", temperature=0.0, stream=stream)
+    assert reply.status_code == 200 and "event: error" not in reply.text, reply.text
+    answer: dict[str, Any]
+    if stream:
+        first = next(line for line in reply.text.splitlines() if line.startswith("data: {"))
+        answer = json.loads(first[6:])["message"]
+    else:
+        answer = reply.json()
     return answer
 
 
@@ -123,15 +112,14 @@ def message_of(reply: httpx.Response, stream: bool) -> dict[str, Any]:
 def test_a_long_new_prompt_is_prefilled_by_one_engine_and_answered_by_another(
     fleet: Fleet, stream: bool
 ) -> None:
-    gateway, system = fleet.gateways[0], handbook(160)
+    gateway, system = fleet.gateway, handbook(160)
     with running_answer(fleet):
         before = computed(fleet)
-        reply = ask(gateway, system, stream=stream)
-        answer = message_of(reply, stream)
+        answer = ask(gateway, system, stream=stream)
         prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
         usage, told = answer["usage"], answer["holdfast"]
         written = usage["cache_creation_input_tokens"]
-        assert told["engine"] == "engine-1" and "event: error" not in reply.text
+        assert told["engine"] == "engine-1"
         assert written > 2500 and usage["cache_read_input_tokens"] == 0
         assert prefilled == written + usage["input_tokens"], "each token is counted once"
         # What ends inside a block, and what the breakpoint does not cover.
@@ -141,12 +129,12 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_and_answered_by_another(
         assert fleet.stats(DECODE)["store"]["peer_read_bytes"] > 0
         row = gateway.recorded(answer["id"])
         assert row["engine"] == "engine-1"
-        assert [row[name] for name in CLASSES] == [usage["input_tokens"], 0, 0, written]
+        assert [row[name] for name in PROMPT_CLASSES] == [usage["input_tokens"], 0, 0, written]
         assert row["computed_tokens"] == prefilled + decoded
 
         # It is there now: one engine answers.
         then = computed(fleet)
-        again = ask(gateway, system).json()
+        again = ask(gateway, system)
         assert again["usage"]["cache_read_input_tokens"] == written
         assert again["holdfast"]["engine"] == "engine-1" and computed(fleet)[0] == then[0]
     if not stream:
@@ -154,16 +142,11 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_and_answered_by_another(
 
 
 def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
-    gateway, system = fleet.gateways[0], handbook(160)
-    body = {
-        "model": gateway.model,
-        "messages": [{"role": "system", "content": system}, {"role": "user", "content": "Why?"}],
-        "max_tokens": 4,
-    }
+    gateway, system = fleet.gateway, handbook(160)
+    said = [{"role": "system", "content": system}, {"role": "user", "content": "Why?"}]
     with running_answer(fleet):
         before = computed(fleet)
-        url = f"{gateway.url}/v1/chat/completions"
-        reply = httpx.post(url, json=body, headers=API_HEADERS, timeout=600, trust_env=False)
+        reply = gateway.send("/v1/chat/completions", messages=said, max_tokens=4)
         usage = reply.json()["usage"]
         prefilled = computed(fleet)[0] - before[0]
     assert prefilled == usage["prompt_tokens"] > 2500
@@ -171,18 +154,18 @@ def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
 
 
 def test_an_adapter_reads_in_the_second_leg_what_it_wrote_in_the_first(fleet: Fleet) -> None:
-    gateway, system = fleet.gateways[0], handbook(160)
+    gateway, system = fleet.gateway, handbook(160)
     with running_answer(fleet):
         before = computed(fleet)
         blue = replace(gateway, model=f"{gateway.model}:blue")
-        first = ask(blue, system).json()
+        first = ask(blue, system)
         prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
         written = first["usage"]["cache_creation_input_tokens"]
         assert prefilled == written + first["usage"]["input_tokens"] > 2500
         assert 0 < decoded <= first["usage"]["input_tokens"] + 16
-        again = ask(blue, system).json()
+        again = ask(blue, system)
         assert again["usage"]["cache_read_input_tokens"] == written
-        base = ask(gateway, system).json()
+        base = ask(gateway, system)
     assert again["content"] == first["content"] != base["content"]
     assert base["usage"]["cache_read_input_tokens"] == 0
 
@@ -190,32 +173,32 @@ def test_an_adapter_reads_in_the_second_leg_what_it_wrote_in_the_first(fleet: Fl
 def test_short_prompts_go_straight_to_the_engine_that_decodes(fleet: Fleet) -> None:
     with running_answer(fleet):
         before = computed(fleet)
-        answer = ask(fleet.gateways[0], handbook(20)).json()
+        answer = ask(fleet.gateway, handbook(20))
         assert answer["holdfast"]["engine"] == "engine-1"
         assert computed(fleet)[0] == before[0] and answer["holdfast"]["computed_tokens"] > 200
 
 
 @pytest.mark.parametrize("killed", [PREFILL, DECODE])
 def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> None:
-    gateway, system = fleet.gateways[0], handbook(400)
+    gateway, system = fleet.gateway, handbook(400)
     with running_answer(fleet), ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, gateway, system)
         eventually(lambda: fleet.stats(PREFILL)["running"] == 1, WAIT_SECONDS)
         fleet.kill(killed)
-        answer = asked.result(WAIT_SECONDS).json()
+        answer = asked.result(WAIT_SECONDS)
         usage = answer["usage"]
         assert answer["stop_reason"] in ("max_tokens", "end_turn")
         assert answer["holdfast"]["engine"] == f"engine-{1 - killed}"
         assert usage["cache_creation_input_tokens"] > 6000
         row = gateway.recorded(answer["id"])
         written = usage["cache_creation_input_tokens"]
-        assert [row[name] for name in CLASSES] == [usage["input_tokens"], 0, 0, written]
+        assert [row[name] for name in PROMPT_CLASSES] == [usage["input_tokens"], 0, 0, written]
         assert row["outcome"] in ("length", "stop")
 
 
 def test_a_client_that_leaves_in_the_first_leg_pays_what_was_computed(fleet: Fleet) -> None:
-    gateway, system = fleet.gateways[0], handbook(400)
-    before = {row["id"] for row in gateway.admin("turns?limit=1000")}
+    gateway, system = fleet.gateway, handbook(400)
+    before = {row["id"] for row in gateway.get("turns?limit=1000")}
     with running_answer(fleet):
         body = {
             "model": gateway.model,
@@ -229,19 +212,13 @@ def test_a_client_that_leaves_in_the_first_leg_pays_what_was_computed(fleet: Fle
             http.stream("POST", f"{gateway.url}/v1/messages", json=body),
         ):
             eventually(lambda: fleet.stats(PREFILL)["running"] == 1, WAIT_SECONDS)
-        left: list[dict[str, Any]] = []
 
-        def is_there() -> bool:
-            rows = gateway.admin("turns?limit=1000")
-            left[:] = [
-                row
-                for row in rows
-                if row["id"] not in before and row["outcome"] == "client_disconnect"
-            ]
-            return bool(left)
+        def left() -> list[dict[str, Any]]:
+            rows = [row for row in gateway.get("turns?limit=1000") if row["id"] not in before]
+            return [row for row in rows if row["outcome"] == "client_disconnect"]
 
-        eventually(is_there, WAIT_SECONDS)
-        (row,) = left
+        eventually(left)
+        (row,) = left()
         assert row["engine"] == "engine-0"
-        assert sum(row[name] for name in CLASSES) == row["computed_tokens"] > 0
+        assert sum(row[name] for name in PROMPT_CLASSES) == row["computed_tokens"] > 0
         eventually(lambda: fleet.stats(PREFILL)["running"] == 0, WAIT_SECONDS)

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.load import marked
 from tests.e2e.engine_kills import kill_in
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
-from tests.e2e.prompts import handbook, marked
+from tests.e2e.prompts import handbook
 from tests.gateway.serving import eventually
-
-WAIT_SECONDS = 180.0
-GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error"}
 
 
 def settings_of(data: Path) -> dict[str, str]:
@@ -21,34 +19,29 @@ def settings_of(data: Path) -> dict[str, str]:
         "ENGINE_STORE_SHARED": "true",
         "ENGINE_MIN_CACHE_TOKENS": "64",
         "ENGINE_NUM_BLOCKS": "2048",
-        "ENGINE_LOG_LEVEL": "error",
     }
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
-    """The fleet, and the folder of all its data."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     data = tmp_path_factory.mktemp("shared-store")
-    with running_fleet(data, 2, 1, settings_of(data), GATEWAY_SETTINGS, "native") as running:
-        yield running, data
+    with running_fleet(data, 2, 1, settings_of(data), backend="native") as running:
+        yield running
 
 
 @pytest.fixture
-def fleet(shared: tuple[Fleet, Path]) -> Fleet:
-    return shared[0].restored()
+def fleet(shared: Fleet) -> Fleet:
+    return shared.restored()
 
 
 def ask(gateway: Gateway, system: str) -> dict[str, Any]:
     """A turn over a system prompt that is marked for an hour, always with the same question."""
-    reply = gateway.ask(marked(system, "1h"), "Why?", temperature=0.0)
-    assert reply.status_code == 200, reply.text
-    answer: dict[str, Any] = reply.json()
-    return answer
+    return gateway.answer(marked(system, "1h"), "Why?", temperature=0.0)
 
 
 def all_known(fleet: Fleet) -> bool:
     """Whether the gateway knows what each engine holds."""
-    known = [fleet.gateways[0].engine(f"engine-{number}")["routing"]["names"] for number in (0, 1)]
+    known = [fleet.gateway.engine(number)["routing"]["names"] for number in (0, 1)]
     return known == [len(fleet.held_names(number)) for number in (0, 1)]
 
 
@@ -57,20 +50,20 @@ def write(fleet: Fleet, system: str, onto: int) -> tuple[dict[str, Any], set[str
 
     Return the answer, and the names of what both can read.
     """
-    gateway, other = fleet.gateways[0], 1 - onto
+    gateway, other = fleet.gateway, 1 - onto
     before = fleet.held_names(other)
-    gateway.admin(f"engines/engine-{other}/drain", "POST")
+    gateway.use(other, "drain")
     answer = ask(gateway, system)
     assert answer["holdfast"]["engine"] == f"engine-{onto}"
     assert not answer["usage"]["cache_read_input_tokens"]
-    gateway.admin(f"engines/engine-{other}/resume", "POST")
+    gateway.use(other, "resume")
     names: set[str] = set()
 
     def is_told() -> bool:
         names.update((fleet.held_names(other) - before) & fleet.held_names(onto))
         return bool(names) and all_known(fleet)
 
-    eventually(is_told, WAIT_SECONDS)
+    eventually(is_told)
     return answer, names
 
 
@@ -97,15 +90,15 @@ def check_loaded(first: dict[str, Any], again: dict[str, Any], engine: str) -> N
 
 
 def test_what_one_engine_wrote_the_other_loads_and_the_gateway_knows_it(fleet: Fleet) -> None:
-    gateway, system = fleet.gateways[0], handbook(80)
+    gateway, system = fleet.gateway, handbook(80)
     first, names = write(fleet, system, onto=0)
     assert places(fleet, 0, names) == {("device", True)}
     assert places(fleet, 1, names) == {("disk", False)}, "nothing of that engine holds it"
     near = ask(gateway, system)["holdfast"]
     assert (near["engine"], near["read_tier"]) == ("engine-0", "device"), "it has it at hand"
-    gateway.admin("engines/engine-0/drain", "POST")
+    gateway.use(0, "drain")
     again = ask(gateway, system)
-    gateway.admin("engines/engine-0/resume", "POST")
+    gateway.use(0, "resume")
     check_loaded(first, again, "engine-1")
     assert again["holdfast"]["breakpoints"][0]["state"] == "leased"
     row = gateway.recorded(again["id"])
@@ -116,21 +109,18 @@ def test_what_one_engine_wrote_the_other_loads_and_the_gateway_knows_it(fleet: F
 
 
 def test_what_a_killed_engine_wrote_is_read_by_the_other_and_by_its_successor(fleet: Fleet) -> None:
-    gateway, system = fleet.gateways[0], handbook(80)
+    gateway, system = fleet.gateway, handbook(80)
     first, names = write(fleet, system, onto=1)
     fleet.kill(1)
     check_loaded(first, ask(gateway, system), "engine-0")
     fleet.restart(1)
-    eventually(fleet.all_ready, WAIT_SECONDS)
+    eventually(fleet.all_ready)
     assert places(fleet, 1, names) == {("disk", True)}
-    gateway.admin("engines/engine-0/drain", "POST")
+    gateway.use(0, "drain")
     check_loaded(first, ask(gateway, system), "engine-1")
 
 
-def test_a_kill_under_load_loses_no_turn_and_no_count(
-    fleet: Fleet, shared: tuple[Fleet, Path]
-) -> None:
-    ledger = shared[1] / "gateway-0" / "ledger.db"
-    report = kill_in(fleet, ledger, kills=1, clients=6, max_tokens=12)
+def test_a_kill_under_load_loses_no_turn_and_no_count(fleet: Fleet) -> None:
+    report = kill_in(fleet, kills=1, clients=6, max_tokens=12)
     assert not report.problems, report
     assert report.asked == report.completed + report.broken and report.completed

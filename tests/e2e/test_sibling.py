@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.protocol.reports import Description, EntryInfo
-from scripts.stack import ENGINE_SECRET, ROOT
+from scripts.stack import ROOT
 from tests.e2e.fleet import Fleet, running_fleet
 from tests.e2e.test_approximate import Asking, refused
 from tests.fuzz.tiny_model import write_tiny_model
-from tests.gateway.serving import eventually
+from tests.gateway.serving import eventually, metric
 
 SIBLING = {"sibling": True}
 QUESTION = "What does line 7 say?"
@@ -50,7 +48,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         "ENGINE_NUM_BLOCKS": "512",
         "ENGINE_STORE": str(tmp_path / "store"),
         "ENGINE_STORE_SHARED": "true",
-        "OMP_NUM_THREADS": "1",
     }
     profile = tmp_path / "profile.json"
     subprocess.run(
@@ -66,26 +63,19 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     reads = {"ENGINE_APPROXIMATE": "true", "ENGINE_SIBLING": str(profile)}
     own = [{"ENGINE_MODEL": str(tmp_path / "own"), **reads}]
     own.append({"ENGINE_MODEL": str(tmp_path / "theirs")})
-    with running_fleet(tmp_path, 2, 1, settings, {}, backend="native", own=own) as running:
+    with running_fleet(tmp_path, 2, 1, settings, backend="native", own=own) as running:
         yield running
-
-
-def told(fleet: Fleet, path: str, kind: Any) -> Any:
-    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-    reply = httpx.get(f"{fleet.engines[0]}/v1/{path}", headers=headers, timeout=60, trust_env=False)
-    return msgspec.json.decode(reply.raise_for_status().content, type=kind)
 
 
 @pytest.mark.timeout(900)
 def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) -> None:
-    url = fleet.gateways[0].url
-    own, theirs = Asking(url, "own"), Asking(url, "theirs")
+    own, theirs = (Asking(fleet.gateway.url, model=model) for model in ("own", "theirs"))
     path = "system.0.cache_control.holdfast"
-    assert refused(own.ask(QUESTION, SIBLING)).startswith(f"{path}: this workspace may not ask")
+    assert refused(own.marked(QUESTION, SIBLING)).startswith(f"{path}: this workspace may not ask")
     own.allow()
     message = f"{path}.sibling: this engine does not read entries of a sibling"
-    assert refused(theirs.ask(QUESTION, SIBLING)) == message
-    techniques = told(fleet, "describe", Description).techniques
+    assert refused(theirs.marked(QUESTION, SIBLING)) == message
+    techniques = fleet.told("describe", Description).techniques
     measured = [one for one in techniques if one.method == "sibling"]
     assert [one.parameter for one in measured] == [0, 1, 2, 3]
     exact = own.read(QUESTION, text="Nobody wrote this. " * 60, holdfast=SIBLING)
@@ -98,7 +88,7 @@ def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) 
     assert num_tokens > 400
 
     def is_known() -> bool:
-        entries = told(fleet, "entries", list[EntryInfo])
+        entries = fleet.told("entries", list[EntryInfo])
         return any(one.approximate == "sibling" and one.tokens == num_tokens for one in entries)
 
     eventually(is_known)
@@ -107,17 +97,12 @@ def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) 
     assert usage["cache_read_input_tokens"] == num_tokens
     assert usage["cache_creation_input_tokens"] == 0 < usage["input_tokens"] < 100
     least = next(one.parameter for one in measured if one.is_allowed)
-    approximate = {
-        "kind": "sibling",
-        "reused": num_tokens,
-        "recomputed_layers": least,
-        "of_layers": 3,
-    }
-    assert first["holdfast"]["approximate"] == approximate
+    told = {**nothing, "reused": num_tokens, "recomputed_layers": least, "of_layers": 3}
+    assert first["holdfast"]["approximate"] == told
     assert first["holdfast"]["read_tier"] == "disk"
-    assert own.recorded(first) == f"sibling: {num_tokens} reused, {least} of 3 layers recomputed"
-    metrics = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
-    assert 'approximate_turns_total{method="sibling"} 2.0' in metrics
+    assert own.kind(first) == f"sibling: {num_tokens} reused, {least} of 3 layers recomputed"
+    series = 'holdfast_gateway_approximate_turns_total{method="sibling"}'
+    assert metric(own.url, series) == 2
     warm = own.read(QUESTION, SIBLING)
     assert warm["usage"] == usage and warm["content"] == first["content"]
     assert warm["holdfast"]["read_tier"] == "device"

@@ -7,6 +7,7 @@ from typing import Any
 from anthropic import Anthropic
 from anthropic.types import Message
 
+from scripts.bench.load import marked
 from scripts.stack import API_KEY, serving_engine, serving_gateway
 from tests.gateway.serving import eventually
 
@@ -36,9 +37,7 @@ def extension(message: Message) -> dict[str, Any]:
     return found
 
 
-def test_a_conversation_that_marks_nothing_is_held_where_the_setting_says_so(
-    tmp_path: Path,
-) -> None:
+def test_what_marks_nothing_is_held_where_the_setting_says_so(tmp_path: Path) -> None:
     settings = {"HOLDFAST_AUTO_CACHE_MESSAGES": "true"}
     with (
         serving_engine("synthetic", FAST) as engine,
@@ -54,12 +53,10 @@ def test_a_conversation_that_marks_nothing_is_held_where_the_setting_says_so(
                 whole = (last.cache_read_input_tokens or 0) + last.cache_creation_input_tokens
                 assert usage.cache_read_input_tokens == whole, "all that was held is read"
                 assert extension(after)["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
-            marked = [{"type": "text", "text": RULES, "cache_control": {"type": "ephemeral"}}]
-            told = extension(ask(sdk, [{"role": "user", "content": "Hi"}], marked))
-            assert "auto_cache" not in told and len(told["breakpoints"]) == 1
             top = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-            told = extension(ask(sdk, [{"role": "user", "content": "Ho"}], extra_body=top))
-            assert "auto_cache" not in told and len(told["breakpoints"]) == 1
+            for system, more in ((marked(RULES), {}), (RULES, {"extra_body": top})):
+                told = extension(ask(sdk, [{"role": "user", "content": "Hi"}], system, **more))
+                assert "auto_cache" not in told and len(told["breakpoints"]) == 1
             row = {"model": "synthetic", "max_tokens": 3, "system": RULES}
             params: Any = {**row, "messages": [{"role": "user", "content": "Who sleeps where?"}]}
             batch = sdk.messages.batches.create(requests=[{"custom_id": "a", "params": params}])

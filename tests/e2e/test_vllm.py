@@ -3,11 +3,13 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
 
+from scripts.bench.load import marked
 from scripts.stack import API_KEY, ROOT, engine_environment, free_port
 from tests.conformance.engines import VLLM_ON_CPU, Engine, running_engine
 from tests.e2e.prompts import handbook
@@ -47,19 +49,14 @@ def client(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             yield client
 
 
-def ask(client: Anthropic, text: str, *, marked: bool, stream: bool = False) -> Message:
-    system = {"type": "text", "text": text}
-    if marked:
-        system["cache_control"] = {"type": "ephemeral"}  # type: ignore[assignment]
-    body = {
-        "model": MODEL,
-        "max_tokens": 16,
-        "system": [system],
-        "messages": [{"role": "user", "content": "What is a lease?"}],
-    }
+def ask(client: Anthropic, text: str, *, is_marked: bool = True, stream: bool = False) -> Message:
+    question: list[Any] = [{"role": "user", "content": "What is a lease?"}]
+    system: Any = marked(text) if is_marked else text
+    body: Any = {"model": MODEL, "max_tokens": 16, "system": system, "messages": question}
     if not stream:
-        return client.messages.create(**body)  # type: ignore[call-overload,no-any-return]
-    with client.messages.stream(**body) as events:  # type: ignore[arg-type]
+        message: Message = client.messages.create(**body)
+        return message
+    with client.messages.stream(**body) as events:
         return events.get_final_message()
 
 
@@ -67,42 +64,37 @@ def said(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def test_what_was_written_survives_a_flood_and_is_read(client: Anthropic, engine: Engine) -> None:
-    text = handbook(80)
+def test_what_was_marked_alone_survives_a_flood(client: Anthropic, engine: Engine) -> None:
+    text, unmarked = handbook(80), handbook(80)
     before = engine.stats()
-    written = ask(client, text, marked=True)
+    written = ask(client, text)
     tokens = written.usage.cache_creation_input_tokens or 0
     assert tokens > 0 and tokens % BLOCK_SIZE == 0
     assert written.usage.cache_read_input_tokens == 0
-    for stream in (False, True):
-        read = ask(client, text, marked=True, stream=stream)
+
+    def check(*, stream: bool) -> None:
+        read = ask(client, text, stream=stream)
         assert read.usage.cache_read_input_tokens == tokens
         assert read.usage.cache_creation_input_tokens == 0
         assert said(read) == said(written)
-    flooded = 0
-    for _ in range(40):
-        other = ask(client, handbook(80), marked=False)
-        flooded += other.usage.input_tokens
+
+    def reused() -> int:
+        """Tokens of the unmarked prompt that are in memory."""
+        earlier = engine.stats().counters.automatic_tokens
+        ask(client, unmarked, is_marked=False)
+        return engine.stats().counters.automatic_tokens - earlier
+
+    for stream in (False, True):
+        check(stream=stream)
+    reused()
+    warm = reused()
+    assert warm > 1000
+    flooded = sum(ask(client, handbook(80), is_marked=False).usage.input_tokens for _ in range(40))
     assert flooded > 3 * NUM_BLOCKS * BLOCK_SIZE, "not enough to turn the pool over"
-    after = ask(client, text, marked=True)
-    assert after.usage.cache_read_input_tokens == tokens
-    assert said(after) == said(written)
+    assert reused() < warm // 10
+    check(stream=False)
     counters = engine.stats().counters
     assert counters.leases_sacrificed == before.counters.leases_sacrificed == 0
-
-
-def test_what_was_not_marked_is_lost_in_a_flood(client: Anthropic, engine: Engine) -> None:
-    text = handbook(80)
-    before = engine.stats().counters
-    ask(client, text, marked=False)
-    ask(client, text, marked=False)
-    warm = engine.stats().counters.automatic_tokens - before.automatic_tokens
-    assert warm > 1000
-    for _ in range(40):
-        ask(client, handbook(80), marked=False)
-    before = engine.stats().counters
-    ask(client, text, marked=False)
-    assert engine.stats().counters.automatic_tokens - before.automatic_tokens < warm // 10
 
 
 @pytest.mark.parametrize(

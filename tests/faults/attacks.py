@@ -1,7 +1,8 @@
-"""Requests at the bound of what one client may ask for: what a hostile or unlucky neighbour sends.
+"""Requests of a hostile neighbour: `neighbours.py` measures a victim beside each of them.
 
-Each attack is one request kind, made as large as the gateway's bounds allow, or a little larger
-where the bound itself must be cheap. `neighbours.py` measures a victim beside each of them.
+Each of `KINDS` is one request kind, made as large as the gateway's bounds allow, or a little larger
+where the bound itself must be cheap. Those of `FLOODS` stay far below every bound: many small
+requests, and clients that do not read.
 """
 
 import asyncio
@@ -11,19 +12,27 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 
+from engine.backends.prepare.preparer import MAX_SCHEMA_NESTING
 from gateway.base.bounds import RequestBounds
 from gateway.base.settings import Settings
-from scripts.bench.load import headers_of
+from scripts.bench.load import MESSAGES, headers_of
 from tests.faults.houses import CONTEXT, WORDS, text
 
 DAY_MS = 86_400_000
 BODY_BYTES: int = Settings.model_fields["body_limit_bytes"].default
+CHAT = "/v1/chat/completions"
+COUNT, BATCHES = f"{MESSAGES}/count_tokens", f"{MESSAGES}/batches"
+_ADMIN_READS = "usage savings latency prefixes turns/search leases overview refusals".split()
+_QUIET_SECONDS = 20.0
+# Levels of a schema, of each definition that is named, and of the last one.
+_ROOT_LEVELS, _LINK_LEVELS = 6, 3
+Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +41,60 @@ class Neighbour:
 
     client: httpx.AsyncClient
     model: str
-    bounds: RequestBounds
-    context: int
+    bounds: RequestBounds = field(default_factory=RequestBounds)
+
+    def message(self, prompt: Any, **changes: Any) -> Body:
+        """Of Messages and of Chat Completions: a text, or content blocks."""
+        said = [{"role": "user", "content": prompt}]
+        return {"model": self.model, "max_tokens": 1, "messages": said, **changes}
+
+    async def post(self, path: str, body: Body | bytes) -> int:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        try:
+            async with self.client.stream("POST", path, content=content, headers=headers) as reply:
+                return await _read(reply)
+        except httpx.TransportError:
+            return 0  # refused while the body was still being sent
+
+    async def get(self, path: str) -> int:
+        async with self.client.stream("GET", path) as reply:
+            return await _read(reply)
+
+    async def on_a_socket(self, *pieces: bytes, quiet: float = 0.0) -> int:
+        """The status of the first answer; 0 where there is none. `quiet`: so long nothing is read,
+        and then it is over."""
+        parts, answer = urlsplit(str(self.client.base_url)), b""
+        try:
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
+            try:
+                writer.writelines(pieces)
+                if quiet:
+                    await asyncio.sleep(quiet)
+                    return 0
+                while piece := await reader.read(1 << 16):
+                    answer = answer or piece
+            finally:
+                writer.close()
+        except OSError:
+            pass
+        return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
+
+    def head(self, *more: str) -> bytes:
+        lines = [
+            f"POST {MESSAGES} HTTP/1.1",
+            "host: x",
+            f"x-api-key: {self.client.headers['x-api-key']}",
+            "anthropic-version: 2023-06-01",
+            "content-type: application/json",
+        ]
+        return "\r\n".join([*lines, *more, "", ""]).encode()
+
+
+async def _read(reply: httpx.Response) -> int:
+    async for _ in reply.aiter_raw():
+        pass
+    return reply.status_code
 
 
 @asynccontextmanager
@@ -43,163 +104,131 @@ async def neighbour_of(gateway: str, key: str, model: str) -> AsyncIterator[Neig
     async with httpx.AsyncClient(
         base_url=gateway, headers=headers_of(key), timeout=300, limits=limits
     ) as client:
-        yield Neighbour(client=client, model=model, bounds=RequestBounds(), context=CONTEXT)
+        yield Neighbour(client=client, model=model)
 
 
 Attack = Callable[[Neighbour, random.Random], Awaitable[int]]
 """Send one request, read its answer to the end, return its status; 0 where the client left."""
+Make = Callable[[Neighbour, random.Random], Body | bytes]
 
 
-async def many_properties(who: Neighbour, rng: random.Random) -> int:
+def posting(path: str, make: Make) -> Attack:
+    return lambda who, rng: who.post(path, make(who, rng))
+
+
+def schema_of(schema: Body) -> Body:
+    return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+
+
+def many_properties(who: Neighbour, rng: random.Random) -> Body:
     """A schema with as many properties as are allowed, for as many choices as are allowed."""
     names = [f"p{number}" for number in range(who.bounds.max_schema_properties)]
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
-    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
-    body = _chat(who, rng, max_tokens=16, response_format=form)
-    return await post(who, "/v1/chat/completions", body | {"n": who.bounds.max_choices})
+    more = {"response_format": schema_of(schema), "n": who.bounds.max_choices}
+    return who.message(text(rng, 4), max_tokens=16, **more)
 
 
-async def dropped_thinking(who: Neighbour, rng: random.Random) -> int:
+def dropped_thinking(who: Neighbour, rng: random.Random) -> Body:
     """Thinking blocks that a template drops from history, counted and not generated."""
-    blocks: list[dict[str, Any]] = [
+    blocks: list[Body] = [
         {"type": "thinking", "thinking": f"step {number} {rng.choice(WORDS)}", "signature": "s"}
         for number in range(who.bounds.max_blocks - 3)
     ]
-    messages = [
-        {"role": "user", "content": text(rng, 3)},
-        {"role": "assistant", "content": [*blocks, {"type": "text", "text": "Well."}]},
-        {"role": "user", "content": "And now?"},
-    ]
-    return await post(who, "/v1/messages/count_tokens", {"model": who.model, "messages": messages})
+    answer = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "Well."}]}
+    ends = [{"role": "user", "content": said} for said in (text(rng, 3), "And now?")]
+    return {"model": who.model, "messages": [ends[0], answer, ends[1]]}
 
 
-async def plain_text(who: Neighbour, rng: random.Random) -> int:
+def plain_text(who: Neighbour, rng: random.Random) -> Body:
     """One text as long as a body may be: far more than the context holds."""
     once = text(rng, 2000) + " "
-    long = once * ((BODY_BYTES - 4096) // len(once))
-    return await post(who, "/v1/messages", _message(who, long, max_tokens=1))
+    return who.message(once * ((BODY_BYTES - 4096) // len(once)))
 
 
-async def whole_context(who: Neighbour, rng: random.Random) -> int:
-    """A cold prompt that fills most of the context."""
-    return await post(who, "/v1/messages", _message(who, text(rng, who.context // 3), max_tokens=4))
-
-
-async def one_letter_blocks(who: Neighbour, rng: random.Random) -> int:
+def one_letter_blocks(who: Neighbour, rng: random.Random) -> Body:
     """As many content blocks as are allowed, of one letter each."""
-    blocks = [
-        {"type": "text", "text": rng.choice("abcdefgh")} for _ in range(who.bounds.max_blocks)
-    ]
-    messages = [{"role": "user", "content": blocks}]
-    return await post(who, "/v1/messages", _message(who, "", max_tokens=1, messages=messages))
+    letters = rng.choices("abcdefgh", k=who.bounds.max_blocks)
+    return who.message([{"type": "text", "text": letter} for letter in letters])
 
 
-async def too_many_blocks(who: Neighbour, rng: random.Random) -> int:
+def too_many_blocks(who: Neighbour, rng: random.Random) -> bytes:
     """As many one-letter blocks as a body can carry, which is more than are allowed."""
     one = json.dumps({"type": "text", "text": rng.choice("abcdefgh")}) + ","
     blocks = (one * ((BODY_BYTES - 4096) // len(one)))[:-1]
-    head = json.dumps(_message(who, "", max_tokens=1, messages=[]))[:-3]
-    body = f'{head}[{{"role":"user","content":[{blocks}]}}]}}'
-    return await post(who, "/v1/messages", body.encode())
+    return json.dumps(who.message([])).replace('"content": []', f'"content": [{blocks}]').encode()
 
 
-async def many_stops(who: Neighbour, rng: random.Random) -> int:
+def many_stops(who: Neighbour, rng: random.Random) -> Body:
     """As many and as long stop strings as are allowed, while tokens are made."""
     stops = [
         (f"{number:05d}" + rng.choice(WORDS) * 400)[: who.bounds.max_stop_characters]
         for number in range(who.bounds.max_stop_sequences)
     ]
-    body = _message(who, text(rng, 20), max_tokens=128, stop_sequences=stops, stream=True)
-    return await post(who, "/v1/messages", body)
+    return who.message(text(rng, 20), max_tokens=128, stop_sequences=stops, stream=True)
 
 
-async def many_tools(who: Neighbour, rng: random.Random) -> int:
+def tools_of(who: Neighbour, rng: random.Random, schema: Body) -> list[Body]:
     """As many tools as are allowed."""
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     nonce = f"{rng.getrandbits(64):x}"
-    tools = [
+    return [
         {"name": f"t{nonce}_{number}", "description": "Does it.", "input_schema": schema}
         for number in range(who.bounds.max_tools)
     ]
-    return await post(who, "/v1/messages", _message(who, "go", max_tokens=1, tools=tools))
 
 
-async def leave_early(who: Neighbour, rng: random.Random) -> int:
-    """A long cold prompt whose client hangs up before the first token."""
-    body = _message(who, text(rng, who.context // 4), max_tokens=64, stream=True)
-    try:
-        async with asyncio.timeout(rng.uniform(0.02, 0.4)):
-            return await post(who, "/v1/messages", body)
-    except TimeoutError:
-        return 0
+def many_tools(who: Neighbour, rng: random.Random) -> Body:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    return who.message("go", tools=tools_of(who, rng, schema))
+
+
+def counted_tools(who: Neighbour, rng: random.Random) -> Body:
+    """Of a kilobyte each, counted and not generated."""
+    properties = {f"p{number}": {"type": "string", "enum": ["a", "b"]} for number in range(20)}
+    body = who.message("go", tools=tools_of(who, rng, {"type": "object", "properties": properties}))
+    del body["max_tokens"]
+    return body
+
+
+def leaving(make: Make, least: float, most: float) -> Attack:
+    """A client that hangs up within so many seconds."""
+
+    async def leave(who: Neighbour, rng: random.Random) -> int:
+        body = make(who, rng)
+        try:
+            async with asyncio.timeout(rng.uniform(least, most)):
+                return await who.post(MESSAGES, body)
+        except TimeoutError:
+            return 0
+
+    return leave
 
 
 async def export(who: Neighbour, rng: random.Random) -> int:
     """Three years of usage as CSV, by the day."""
-    until = time.time_ns() // 1_000_000
-    return await get(who, f"/admin/v1/export.csv?since_ms={until - 3 * 365 * DAY_MS}&rows=days")
-
-
-async def describe(who: Neighbour, rng: random.Random) -> int:
-    """The whole description of the API, which needs no key."""
-    return await get(who, "/openapi.json")
+    since = time.time_ns() // 1_000_000 - 3 * 365 * DAY_MS
+    return await who.get(f"/admin/v1/export.csv?since_ms={since}&rows=days")
 
 
 async def wrong_key(who: Neighbour, rng: random.Random) -> int:
     """A key that nobody has, and that was not tried before."""
     headers = {"x-api-key": f"hf-{secrets.token_hex(24)}", "authorization": ""}
-    body = _message(who, "hello", max_tokens=1)
-    reply = await who.client.post("/v1/messages", json=body, headers=headers)
+    reply = await who.client.post(MESSAGES, json=who.message("hello"), headers=headers)
     return reply.status_code
-
-
-async def idle_socket(who: Neighbour, rng: random.Random) -> int:
-    """A connection that says nothing."""
-    parts = urlsplit(str(who.client.base_url))
-    try:
-        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    except OSError:
-        return 0
-    try:
-        await asyncio.sleep(rng.uniform(20, 40))
-    finally:
-        writer.close()
-    return 0
-
-
-async def pipelined(who: Neighbour, rng: random.Random) -> int:
-    """Thousands of requests in one packet, without a key."""
-    return await _on_a_socket(who, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
 
 
 async def one_byte_chunks(who: Neighbour, rng: random.Random) -> int:
     """A body in chunks of one byte each, with a key: six times as much on the wire."""
-    head = [
-        "POST /v1/messages HTTP/1.1",
-        "host: x",
-        f"x-api-key: {who.client.headers['x-api-key']}",
-        "anthropic-version: 2023-06-01",
-        "content-type: application/json",
-        "transfer-encoding: chunked",
-        "connection: close",
-    ]
     body = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"model": "' + b"x" * 500_000)
-    return await _on_a_socket(who, "\r\n".join([*head, "", ""]).encode() + body + b"0\r\n\r\n")
-
-
-async def values_for_advice(who: Neighbour, rng: random.Random) -> int:
-    """A body of the admin API with millions of values."""
-    values = b"[]," * ((BODY_BYTES - 4096) // 3)
-    return await post(who, "/admin/v1/advise", b'{"requests": [' + values + b"1]}")
+    head = who.head("transfer-encoding: chunked", "connection: close")
+    return await who.on_a_socket(head, body, b"0\r\n\r\n")
 
 
 async def short_rows(who: Neighbour, rng: random.Random) -> int:
     """A batch of rows of a byte each; then all batches are counted."""
-    row = b'{"custom_id": "r%d", "params": 0}'
-    rows = b",".join(row % number for number in range(10_000))
-    status = await post(who, "/v1/messages/batches", b'{"requests": [' + rows + b"]}")
+    rows = b",".join(b'{"custom_id": "r%d", "params": 0}' % number for number in range(10_000))
+    status = await who.post(BATCHES, b'{"requests": [' + rows + b"]}")
     for _ in range(20):
-        await get(who, "/v1/messages/batches?limit=1000")
+        await who.get(f"{BATCHES}?limit=1000")
     return status
 
 
@@ -215,106 +244,159 @@ async def named_content(who: Neighbour, rng: random.Random) -> int:
     asked["generationConfig"] = {"maxOutputTokens": 1}
     path, status = f"/v1beta/models/{who.model}:generateContent", 0
     for _ in range(20):
-        status = await post(who, path, asked)
+        status = await who.post(path, asked)
     await who.client.delete(f"/v1beta/{made.json()['name']}")
     return status
 
 
-async def long_echo(who: Neighbour, rng: random.Random) -> int:
+def long_echo(who: Neighbour, rng: random.Random) -> Body:
     """A field of a Responses request that each event of the answer would repeat."""
     body = {"model": who.model, "input": text(rng, 3), "max_output_tokens": 1, "stream": True}
-    long = "u" * (BODY_BYTES // 2)
-    return await post(who, "/v1/responses", {**body, "user": long})
+    return {**body, "user": "u" * (BODY_BYTES // 2)}
 
 
-async def log_probabilities(who: Neighbour, rng: random.Random) -> int:
+def log_probabilities(who: Neighbour, rng: random.Random) -> Body:
     """As many log probabilities in one answer as are allowed."""
     tops, choices = 20, who.bounds.max_choices
     most = who.bounds.max_logprobs // (choices * (tops + 1))
-    body = _chat(who, rng, max_tokens=most, n=choices, logprobs=True, top_logprobs=tops)
-    return await post(who, "/v1/chat/completions", body)
+    more = {"n": choices, "logprobs": True, "top_logprobs": tops}
+    return who.message(text(rng, 4), max_tokens=most, **more)
 
 
-async def plan(who: Neighbour, rng: random.Random) -> int:
+def plan(who: Neighbour, rng: random.Random) -> Body:
     """A plan for as much traffic as may be made up."""
     made = {"tenants": 60, "conversations": 50, "turns": 20, "hours": 700, "seed": rng.randrange(9)}
-    return await post(who, "/admin/v1/plan", {"made": made, "engines": 8, "host_gib": 100})
+    return {"made": made, "engines": 8, "host_gib": 100}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """An attack, and how many of it run side by side."""
-
-    attack: Attack
-    at_once: int
-
-
-KINDS: dict[str, Kind] = {
-    "schema, n choices": Kind(many_properties, 1),
-    "thinking that is dropped, counted": Kind(dropped_thinking, 2),
-    "plain text of a whole body": Kind(plain_text, 2),
-    "one-letter blocks at the bound": Kind(one_letter_blocks, 1),
-    "one-letter blocks beyond it": Kind(too_many_blocks, 2),
-    "stop strings": Kind(many_stops, 1),
-    "tools": Kind(many_tools, 1),
-    "prompts of a third of the context": Kind(whole_context, 1),
-    "hang-ups before the first token": Kind(leave_early, 2),
-    "exports": Kind(export, 24),
-    "descriptions": Kind(describe, 8),
-    "wrong keys": Kind(wrong_key, 8),
-    "idle sockets": Kind(idle_socket, 1100),
-    "requests in one packet": Kind(pipelined, 4),
-    "chunks of one byte": Kind(one_byte_chunks, 2),
-    "values for advice": Kind(values_for_advice, 2),
-    "rows of a byte": Kind(short_rows, 8),
-    "a large cached content by its name": Kind(named_content, 2),
-    "a long field that is repeated": Kind(long_echo, 4),
-    "log probabilities": Kind(log_probabilities, 1),
-    "plans": Kind(plan, 2),
-}
+async def large_heads(who: Neighbour, rng: random.Random) -> int:
+    """A list of models, asked for with as many bytes of query, trace and headers as a head has."""
+    query = urlencode({f"q{number}": "%" * 20 for number in range(200)})
+    headers = {f"x-{number}": f"{rng.getrandbits(64):x}" * 16 for number in range(90)}
+    headers["traceparent"] = f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01"
+    headers["tracestate"] = ",".join(f"v{number}={'x' * 20}" for number in range(300))
+    headers["baggage"] = ",".join(f"k{number}=%41%42" for number in range(500))
+    reply = await who.client.get(f"/v1/models?{query}", headers=headers)
+    return reply.status_code
 
 
-def _message(who: Neighbour, prompt: str, **changes: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": prompt or "x"}]
-    return {"model": who.model, "messages": messages, **changes}
+async def admin_reads(who: Neighbour, rng: random.Random) -> int:
+    """What a workspace's key may read of itself, over as long a range as there is."""
+    until, path = time.time_ns() // 1_000_000, rng.choice(_ADMIN_READS)
+    since = until - 3 * 365 * DAY_MS
+    return await who.get(f"/admin/v1/{path}?since_ms={since}&until_ms={until}")
 
 
-def _chat(who: Neighbour, rng: random.Random, **changes: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text(rng, 4)}]
-    return {"model": who.model, "messages": messages, **changes}
+def moving_markers(who: Neighbour, rng: random.Random) -> Body:
+    """One prompt of many blocks, whose four markers and their TTLs change with each request."""
+    rules = random.Random(3)
+    system: list[Body] = [{"type": "text", "text": text(rules, 12)} for _ in range(60)]
+    num_long = rng.randrange(5)
+    for number, place in enumerate(sorted(rng.sample(range(len(system)), 4))):
+        ttl = "1h" if number < num_long else "5m"
+        system[place]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
+    return who.message("go", max_tokens=0, system=system)
 
 
-async def post(who: Neighbour, path: str, body: dict[str, Any] | bytes) -> int:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"content-type": "application/json"}
+async def unread_stream(who: Neighbour, rng: random.Random) -> int:
+    """A long answer, of which the client reads nothing."""
+    body = json.dumps(who.message(text(rng, 4), max_tokens=400, stream=True)).encode()
+    head = who.head(f"content-length: {len(body)}")
+    return await who.on_a_socket(head, body, quiet=_QUIET_SECONDS)
+
+
+async def short_batches(who: Neighbour, rng: random.Random) -> int:
+    """A batch of one row that is cancelled and deleted at once, and its results asked for."""
+    rows = {"requests": [{"custom_id": "r", "params": who.message("x")}]}
+    made = await who.client.post(BATCHES, json=rows)
+    if made.status_code != 200:
+        return made.status_code
+    path = f"{BATCHES}/{made.json()['id']}"
+    for method, tail in (("POST", "/cancel"), ("GET", "/results"), ("DELETE", "")):
+        await who.client.request(method, path + tail)
+    return made.status_code
+
+
+async def strange_protocols(who: Neighbour, rng: random.Random) -> int:
+    """Upgrades to websockets and HTTP/2, each on a connection of its own."""
+    wanted = rng.choice(("websocket", "h2c"))
+    headers = {"connection": "Upgrade", "upgrade": wanted, "sec-websocket-version": "13"}
+    headers["sec-websocket-key"] = "dGhlIHNhbXBsZSBub25jZQ=="
     try:
-        async with who.client.stream("POST", path, content=content, headers=headers) as reply:
-            async for _ in reply.aiter_raw():
-                pass
-            return reply.status_code
+        reply = await who.client.get("/v1/models", headers=headers)
     except httpx.TransportError:
-        return 0  # refused while the body was still being sent
+        return 0
+    return reply.status_code
 
 
-async def _on_a_socket(who: Neighbour, sent: bytes) -> int:
-    """The status of the first answer; 0 where there is none."""
-    parts = urlsplit(str(who.client.base_url))
-    answer = b""
-    try:
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        try:
-            writer.write(sent)
-            while piece := await reader.read(1 << 16):
-                answer = answer or piece
-        finally:
-            writer.close()
-    except OSError:
-        pass
-    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
+def chained_schemas(who: Neighbour, rng: random.Random) -> Body:
+    """A schema whose definitions name one another nearly as deep as is allowed, never the same."""
+    name, num_links = (
+        f"{rng.getrandbits(48):x}",
+        (MAX_SCHEMA_NESTING - _ROOT_LEVELS) // _LINK_LEVELS,
+    )
+    made: dict[str, object] = {
+        f"{name}{at}": {"properties": {f"p{at}": {"$ref": f"#/$defs/{name}{at + 1}"}}}
+        for at in range(num_links)
+    }
+    made[f"{name}{num_links}"] = {"type": "string", "maxLength": 9}
+    schema = {"$ref": f"#/$defs/{name}0", "$defs": made}
+    return who.message(text(rng, 3), max_tokens=8, response_format=schema_of(schema))
 
 
-async def get(who: Neighbour, path: str) -> int:
-    async with who.client.stream("GET", path) as reply:
-        async for _ in reply.aiter_raw():
-            pass
-        return reply.status_code
+KINDS: dict[str, tuple[Attack, int]] = {
+    "schema, n choices": (posting(CHAT, many_properties), 1),
+    "thinking that is dropped, counted": (posting(COUNT, dropped_thinking), 2),
+    "plain text of a whole body": (posting(MESSAGES, plain_text), 2),
+    "one-letter blocks at the bound": (posting(MESSAGES, one_letter_blocks), 1),
+    "one-letter blocks beyond it": (posting(MESSAGES, too_many_blocks), 2),
+    "stop strings": (posting(MESSAGES, many_stops), 1),
+    "tools": (posting(MESSAGES, many_tools), 1),
+    "prompts of a third of the context": (
+        posting(MESSAGES, lambda who, rng: who.message(text(rng, CONTEXT // 3), max_tokens=4)),
+        1,
+    ),
+    "hang-ups before the first token": (
+        leaving(
+            lambda who, rng: who.message(text(rng, CONTEXT // 4), max_tokens=64, stream=True),
+            *(0.02, 0.4),
+        ),
+        2,
+    ),
+    "exports": (export, 24),
+    "descriptions": (lambda who, rng: who.get("/openapi.json"), 8),
+    "wrong keys": (wrong_key, 8),
+    "idle sockets": (lambda who, rng: who.on_a_socket(quiet=rng.uniform(20, 40)), 1100),
+    "requests in one packet": (
+        lambda who, rng: who.on_a_socket(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000),
+        4,
+    ),
+    "chunks of one byte": (one_byte_chunks, 2),
+    "values for advice": (
+        posting(
+            "/admin/v1/advise",
+            lambda who, rng: b'{"requests": [' + b"[]," * ((BODY_BYTES - 4096) // 3) + b"1]}",
+        ),
+        2,
+    ),
+    "rows of a byte": (short_rows, 8),
+    "a large cached content by its name": (named_content, 2),
+    "a long field that is repeated": (posting("/v1/responses", long_echo), 4),
+    "log probabilities": (posting(CHAT, log_probabilities), 1),
+    "plans": (posting("/admin/v1/plan", plan), 2),
+}
+"""An attack, and how many of it run side by side."""
+FLOODS: dict[str, tuple[Attack, int]] = {
+    "turns that leave the queue": (
+        leaving(lambda who, rng: who.message(text(rng, 2), stream=True), 0.001, 0.03),
+        100,
+    ),
+    "heads at their bound": (large_heads, 8),
+    "reads of the admin API": (admin_reads, 24),
+    "markers that move": (posting(MESSAGES, moving_markers), 4),
+    "streams that nobody reads": (unread_stream, 100),
+    "batches that are cancelled": (short_batches, 8),
+    "upgrades": (strange_protocols, 8),
+    "tools, counted": (posting(COUNT, counted_tools), 4),
+    "schemas in a chain": (posting(CHAT, chained_schemas), 4),
+}

@@ -21,7 +21,7 @@ from scripts.stack import (
     stop,
     url_of,
 )
-from tests.isolation.probes import new_key
+from tests.gateway.process import new_key
 
 DESCRIPTORS = 1024
 ENGINE = {"ENGINE_LOG_LEVEL": "error", "ENGINE_MIN_CACHE_TOKENS": "64"}

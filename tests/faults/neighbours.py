@@ -5,7 +5,7 @@
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
 behind a cached prefix, one after another. Beside it another workspace sends one kind of request of
-`attacks.py` or `floods.py` all the time, from a process of its own. The table has p50 and p95 alone
+`attacks.py` all the time, from a process of its own. The table has p50 and p95 alone
 (before and after all attacks together) and beside each attack, their ratio, the turns of the victim
 that failed, and the statuses that the attacker got. Ends with 1 where a turn of the victim failed
 or a p95 was more than `--most` times that alone. With `--apart` the attacker's process takes only
@@ -30,8 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.bench.report import percentile
-from tests.faults.attacks import KINDS, neighbour_of
-from tests.faults.floods import FLOODS
+from tests.faults.attacks import FLOODS, KINDS, neighbour_of
 from tests.faults.houses import MODEL, House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
@@ -88,7 +87,7 @@ def attack(name: str, job: dict[str, str]) -> int:
 
 
 async def _attack(name: str, job: dict[str, str], statuses: Counter[int]) -> None:
-    kind = ALL_KINDS[name]
+    attack, at_once = ALL_KINDS[name]
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -97,11 +96,11 @@ async def _attack(name: str, job: dict[str, str], statuses: Counter[int]) -> Non
         async def repeat(number: int) -> None:
             rng = random.Random(f"{name} {number} {os.getpid()}")
             while True:
-                statuses[await kind.attack(who, rng)] += 1
+                statuses[await attack(who, rng)] += 1
                 await asyncio.sleep(0)
 
         try:
-            await asyncio.gather(*(repeat(number) for number in range(kind.at_once)))
+            await asyncio.gather(*(repeat(number) for number in range(at_once)))
         except asyncio.CancelledError:
             return
 

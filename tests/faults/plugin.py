@@ -24,7 +24,6 @@ from typing import Any
 import httpx
 
 from scripts.stack import (
-    API_HEADERS,
     ENGINE_SECRET,
     ROOT,
     Process,
@@ -37,7 +36,8 @@ from scripts.stack import (
     url_of,
     wait_until_ready,
 )
-from tests.conformance.engines import CONNECTOR, MOUNT, VLLM_ON_CPU, mounted_vllm
+from tests.conformance.engines import CONNECTOR, MOUNT, VLLM_ON_CPU, vllm_serve
+from tests.e2e.fleet import Gateway
 from tests.e2e.kills import Killed, backlog
 from tests.e2e.sdk_clients import SdkClients
 from tests.faults.forgery import BODIES, Forgeries, untried, words
@@ -84,8 +84,7 @@ class Plugged:
         self.start()
 
     def start(self) -> None:
-        command, environment = mounted_vllm(self.port, SIZES)
-        environment["ENGINE_SECRET"] = ENGINE_SECRET
+        command, environment = vllm_serve(self.port, SIZES, is_mounted=True)
         command += ["--enable-prompt-tokens-details", "--enable-scale-out"]
         if self._beside:
             children = {"connectors": [CONNECTOR, json.loads(self._beside)]}
@@ -120,15 +119,8 @@ class Plugged:
 
 def marked_turn(gateway: str, seed: int = 1) -> dict[str, Any]:
     """A turn whose system prompt is marked; its usage."""
-    block = {"type": "text", "text": words(seed, 250), "cache_control": {"type": "ephemeral"}}
-    body = {
-        "model": MODEL,
-        "max_tokens": 8,
-        "system": [block],
-        "messages": [{"role": "user", "content": "Say something."}],
-    }
-    answer = httpx.post(f"{gateway}/v1/messages", headers=API_HEADERS, json=body, timeout=300)
-    usage: dict[str, Any] = answer.raise_for_status().json()["usage"]
+    asking = Gateway(gateway, model=MODEL)
+    usage: dict[str, Any] = asking.answer(words(seed, 250), "Say something.", max_tokens=8)["usage"]
     return usage
 
 
@@ -211,9 +203,7 @@ async def under_load(
     ]
     for number in range(kills):
         for what, end in ends:
-            begun = len(clients.told)
-            while len(clients.told) < begun + 8:
-                await asyncio.sleep(0.1)
+            await clients.begun(8)
             at = asyncio.get_running_loop().time()
             await asyncio.to_thread(end)
             seconds = asyncio.get_running_loop().time() - at
@@ -222,9 +212,7 @@ async def under_load(
             )
             side = vllm if "vLLM" in what else gateway
             await asyncio.to_thread(side.start)
-    begun = len(clients.told)
-    while len(clients.told) < begun + 8:
-        await asyncio.sleep(0.1)
+    await clients.begun(8)
     clients.stopping.set()
     await running
     while backlog(gateway.url) or gateway.open_turns():

@@ -2,7 +2,9 @@
 that lasts depends on it."""
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,17 +13,16 @@ import pytest
 from gateway.app import create_app
 from gateway.base.clock import Clock
 from gateway.cli.migrate import migrate
-from tests.e2e.test_miss_reasons import House, Machine
+from scripts.bench.load import marked
+from tests.conformance.engines import Engine, running_engine
+from tests.e2e.fleet import Gateway
 from tests.faults.sizes import number, told
-from tests.gateway import serving
-from tests.gateway.admin_client import Admin
-from tests.gateway.serving import make_settings, serve_app
+from tests.gateway.serving import eventually, make_settings, serve_app
 
 TICK = 1.0
 STEPS = number(50, 500)
 # Daylight saving, an hour wrong, a leap second, a battery that was empty.
 JUMPS = (-3600, 3600, -1, 1, -86_400 * 365, 86_400 * 365)
-SECRET = "engine-secret-for-tests"
 
 
 @dataclass
@@ -41,36 +42,48 @@ class Jumping:
         return self.now
 
 
-@pytest.mark.timeout(1200)
-def test_leases_end_at_their_time_whatever_the_wall_says(tmp_path: Path) -> None:
-    """A lease is read until its TTL is over, to the tick; both clocks of the gateway are ours, and
-    the engine's stands until it is moved."""
-    rng = random.Random(7)
-    clock = Jumping(rng)
-    machine = Machine({"ENGINE_NUM_BLOCKS": "4096", "ENGINE_SYNTHETIC_PREFILL_US": "0"})
-    early = late = at_the_bound = 0
-    try:
-        machine.start()
-        settings = make_settings(tmp_path, machine.url, engine_secret=SECRET)
+@contextmanager
+def serving(data: Path, clock: Jumping) -> Iterator[tuple[Gateway, Engine]]:
+    """Both clocks of the gateway are ours, and the engine's stands until it is moved."""
+    own = {"CLOCK": "manual", "NUM_BLOCKS": 4096, "MIN_CACHE_TOKENS": 32}
+    own |= {"SYNTHETIC_PREFILL_US": 0, "SYNTHETIC_DECODE_MS": 0}
+    with running_engine("synthetic", own) as engine:
+        settings = make_settings(data, engine.url)
         migrate(settings)
         app = create_app(settings, clock=Clock(wall=clock.wall, monotonic=clock.monotonic))
         with serve_app(app, settings) as url:
-            house = House(url, [machine])
-            house.wait_for(ready=1)
-            for step in range(STEPS):
-                ttl, seconds = rng.choice((("5m", 300), ("1h", 3600)))
-                text = f"Text of step {step}. " + "A rule. " * 40
-                assert house.ask(text, ttl)["usage"]["cache_read_input_tokens"] == 0
-                wait = rng.choice((seconds - TICK, seconds, seconds + TICK, rng.uniform(1, 7200)))
-                machine.post("clock/advance", {"seconds": wait})
-                clock.now += wait
-                house.wait_for(ready=1)
-                was_read = house.ask(text, ttl)["usage"]["cache_read_input_tokens"] > 0
-                early += not was_read and wait < seconds
-                late += was_read and wait >= seconds
-                at_the_bound += abs(wait - seconds) <= TICK
-    finally:
-        machine.stop()
+            yield Gateway(url), engine
+
+
+def wait_until_ready(gateway: Gateway) -> None:
+    """An engine that was silent for so long may count as lost until it is heard again."""
+    eventually(lambda: gateway.engine(0)["status"] == "ready", 300)
+
+
+@pytest.mark.timeout(1200)
+def test_leases_end_at_their_time_whatever_the_wall_says(tmp_path: Path) -> None:
+    """A lease is read until its TTL is over, to the tick."""
+    rng = random.Random(7)
+    clock = Jumping(rng)
+    early = late = at_the_bound = 0
+    with serving(tmp_path, clock) as (gateway, engine):
+
+        def read(text: str, ttl: str) -> bool:
+            wait_until_ready(gateway)
+            usage = gateway.answer(marked(text, ttl), max_tokens=1)["usage"]
+            return bool(usage["cache_read_input_tokens"])
+
+        for step in range(STEPS):
+            ttl, seconds = rng.choice((("5m", 300), ("1h", 3600)))
+            text = f"Text of step {step}. " + "A rule. " * 40
+            assert not read(text, ttl)
+            wait = rng.choice((seconds - TICK, seconds, seconds + TICK, rng.uniform(1, 7200)))
+            engine.advance(wait)
+            clock.now += wait
+            was_read = read(text, ttl)
+            early += not was_read and wait < seconds
+            late += was_read and wait >= seconds
+            at_the_bound += abs(wait - seconds) <= TICK
     told(
         "F7, leases",
         steps=STEPS,
@@ -85,36 +98,26 @@ def test_leases_end_at_their_time_whatever_the_wall_says(tmp_path: Path) -> None
 
 @pytest.mark.timeout(1200)
 def test_rate_limits_count_no_wall_time(tmp_path: Path) -> None:
-    """A bucket of 60 requests a minute, asked at random times: exactly what a bucket by monotonic
+    """A bucket of 4 requests a minute, asked at random times: exactly what a bucket by monotonic
     time lets through."""
     rng = random.Random(77)
     # The gateway looks at the wall as often as it likes, which must not change what is asked when.
     clock = Jumping(random.Random(78))
-    machine = Machine({"ENGINE_NUM_BLOCKS": "512", "ENGINE_SYNTHETIC_PREFILL_US": "0"})
     wrong, statuses = 0, []
-    try:
-        machine.start()
-        settings = make_settings(tmp_path, machine.url, engine_secret=SECRET)
-        migrate(settings)
-        app = create_app(settings, clock=Clock(wall=clock.wall, monotonic=clock.monotonic))
-        with serve_app(app, settings) as url:
-            house = House(url, [machine])
-            house.wait_for(ready=1)
-            key = limited_key(url)
-            level, last = 4.0, clock.now
-            for step in range(STEPS):
-                clock.now += rng.choice((0.0, 1.1, 13.7, 16.3, 100.0))
-                level = min(4.0, level + (clock.now - last) * 4 / 60)
-                last = clock.now
-                # An engine that was silent for so long may count as lost until it is heard again.
-                house.wait_for(ready=1)
-                status = ask(url, key, step)
-                statuses.append(status)
-                allowed = level >= 1
-                level -= allowed
-                wrong += (status == 200) != allowed
-    finally:
-        machine.stop()
+    with serving(tmp_path, clock) as (gateway, _):
+        wait_until_ready(gateway)
+        gateway.workspace("limited", requests_per_minute=4)
+        limited = replace(gateway, own=gateway.make_key("limited")[1])
+        level, last = 4.0, clock.now
+        for step in range(STEPS):
+            clock.now += rng.choice((0.0, 1.1, 13.7, 16.3, 100.0))
+            level = min(4.0, level + (clock.now - last) * 4 / 60)
+            last = clock.now
+            wait_until_ready(gateway)
+            statuses.append(limited.ask([], f"step {step}", max_tokens=1).status_code)
+            allowed = level >= 1
+            level -= allowed
+            wrong += (statuses[-1] == 200) != allowed
     told(
         "F7, rate limits",
         steps=STEPS,
@@ -123,17 +126,3 @@ def test_rate_limits_count_no_wall_time(tmp_path: Path) -> None:
         wrong=wrong,
     )
     assert wrong == 0 and {200, 429} == set(statuses), statuses
-
-
-def limited_key(url: str) -> str:
-    """Of a workspace with 4 requests a minute."""
-    admin = Admin(url)
-    admin.workspace("limited", requests_per_minute=4)
-    made: str = admin.make_key("limited")[1]
-    return made
-
-
-def ask(url: str, key: str, step: int) -> int:
-    said = [{"role": "user", "content": f"step {step}"}]
-    asked = {"model": "synthetic", "max_tokens": 1, "messages": said}
-    return serving.ask(url, key=key, **asked).status_code

@@ -35,7 +35,7 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import ASIDE, Journal, rows_in
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
-from scripts.stack import ENGINE_SECRET, free_port, gateway_environment, python, start
+from scripts.stack import free_port, gateway_environment, python, start
 from tests.faults import sizes
 from tests.gateway.records import turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -206,7 +206,7 @@ async def start_here(data: Path, unacknowledged: list[str]) -> None:
 
 
 def start_a_gateway(data: Path, unacknowledged: list[str], outcome: Outcome) -> None:
-    engine = ScriptedEngine(secret=ENGINE_SECRET)
+    engine = ScriptedEngine()
     engine.final = {turn_id: counts_of(turn_id) for turn_id in unacknowledged}
     log = data.parent / "gateway.log"
     with serve(engine) as engine_url:

@@ -25,22 +25,19 @@ import httpx
 import pytest
 
 from scripts.stack import (
-    ADMIN_KEY,
     API_HEADERS,
     ENGINE_SECRET,
     free_port,
     gateway_environment,
     migrate,
-    python,
     serving_engine,
-    start,
     stop,
     url_of,
-    wait_until_ready,
 )
-from tests.e2e.kills import idle_stats, ledger_rows
+from tests.e2e.kills import Killed, idle_stats
 from tests.faults import sizes
 from tests.gateway.admin_client import Admin
+from tests.gateway.records import ledger_rows
 from tests.gateway.serving import eventually
 from tests.postgres import new_database
 
@@ -114,40 +111,28 @@ class Gateways:
         shared = {
             "HOLDFAST_DATABASE_URL": database,
             "HOLDFAST_PRICES": str(prices),
-            "HOLDFAST_LOG_LEVEL": "error",
             "HOLDFAST_QUEUE_SECONDS": "0",
         }
-        self._environments = [
+        environments = [
             gateway_environment(free_port(), folder / name, [engine], shared) for name in "abc"
         ]
-        self.urls = [url_of(int(one["HOLDFAST_PORT"])) for one in self._environments]
-        migrate(self._environments[0])
-        self._processes = [self._start(number) for number in range(3)]
-        for url, process in zip(self.urls, self._processes, strict=True):
-            wait_until_ready(url, process)
-        eventually(lambda: all(map(self.is_shared, self.urls)))
+        migrate(environments[0])
+        self._all = [
+            Killed(Path(each["HOLDFAST_DATA"]), each, url_of(int(each["HOLDFAST_PORT"])))
+            for each in environments
+        ]
+        self.last, self.urls = self._all[-1], [each.url for each in self._all]
+        eventually(lambda: all(one["limits_hold"] == "all_gateways" for one in self.readiness()))
 
-    def _start(self, number: int) -> Any:
-        return start([*python("gateway"), "serve"], self._environments[number])
-
-    def is_shared(self, url: str) -> bool:
-        reply = httpx.get(f"{url}/readyz", timeout=120, trust_env=False).json()
-        return bool(reply["limits_hold"] == "all_gateways")
-
-    def kill(self) -> None:
-        self._processes[-1].kill()
-        self._processes[-1].wait()
-
-    def start_again(self) -> None:
-        self._processes[-1] = self._start(2)
-        wait_until_ready(self.urls[-1], self._processes[-1])
+    def readiness(self) -> list[dict[str, Any]]:
+        asked = (httpx.get(f"{url}/readyz", timeout=120, trust_env=False) for url in self.urls)
+        return [reply.json() for reply in asked]
 
     def is_drained(self) -> bool:
-        replies = [httpx.get(f"{url}/readyz", timeout=120, trust_env=False) for url in self.urls]
-        return all(reply.json()["journal_backlog"] == 0 for reply in replies)
+        return all(one["journal_backlog"] == 0 for one in self.readiness())
 
     def stop(self) -> None:
-        stop(*self._processes)
+        stop(*(each.process for each in self._all))
 
 
 @contextmanager
@@ -194,7 +179,7 @@ def load(
     gateways: Gateways, names: Sequence[str], seconds: float, clients: int, seed: int
 ) -> dict[str, Seen]:
     """Ask with `clients` threads a workspace; kill a gateway at a third, start it at two thirds."""
-    admin = Admin(gateways.urls[0], ADMIN_KEY)
+    admin = Admin(gateways.urls[0])
     seen = {name: Seen() for name in names}
     ends = time.monotonic() + seconds
 
@@ -212,9 +197,9 @@ def load(
             key = admin.make_key(name)[1]
             asked += [pool.submit(run, name, key, number) for number in range(clients)]
         time.sleep(seconds / 3)
-        gateways.kill()
+        gateways.last.kill()
         time.sleep(seconds / 3)
-        gateways.start_again()
+        gateways.last.start()
         for one in asked:
             one.result()
     return seen

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.bench.load import body_of, marked
 from scripts.stack import API_HEADERS
 from tests.e2e.fleet import Fleet, running_fleet
 from tests.e2e.kills import idle_stats
@@ -27,9 +28,8 @@ ENGINE = {
     "ENGINE_MAX_RUNNING": "64",
     "ENGINE_MAX_WAITING": "16",
     "ENGINE_SYNTHETIC_DECODE_MS": "5",
-    "ENGINE_LOG_LEVEL": "error",
 }
-GATEWAY = {"HOLDFAST_QUEUE_SECONDS": "2", "HOLDFAST_LOG_LEVEL": "error"}
+GATEWAY = {"HOLDFAST_QUEUE_SECONDS": "2"}
 # An eighth of the pool, and so within the lease budget whatever else comes.
 HELD = 4
 READ_SECONDS = 1.0
@@ -43,17 +43,12 @@ class Seen:
     answered_at: list[float] = field(default_factory=list)
 
 
-def prompt(name: str, tokens: int, marker: Any = None) -> dict[str, Any]:
+def prompt(name: str, tokens: int, *, is_marked: bool = False) -> dict[str, Any]:
     """Of about so many tokens, four bytes each on the synthetic engine."""
-    block: dict[str, Any] = {"type": "text", "text": (f"{name} " * tokens)[: tokens * 4]}
-    if marker:
-        block["cache_control"] = marker
-    return {
-        "model": "synthetic",
-        "max_tokens": 16,
-        "system": [block],
-        "messages": [{"role": "user", "content": "And?"}],
-    }
+    system = marked((f"{name} " * tokens)[: tokens * 4])
+    if not is_marked:
+        del system[0]["cache_control"]
+    return body_of("synthetic", system, "And?", max_tokens=16)
 
 
 async def flood(
@@ -79,7 +74,7 @@ async def read_over_and_over(
     http: httpx.AsyncClient, url: str, seen: Seen, name: str, until: float
 ) -> None:
     """The leased prefix is there every time, in full, whatever the flood takes."""
-    body = prompt(name, 256, {"type": "ephemeral"})
+    body = prompt(name, 256, is_marked=True)
     is_written = False
     while time.monotonic() < until or not is_written:
         reply = await http.post(f"{url}/v1/messages", json=body, headers=API_HEADERS)

@@ -7,31 +7,21 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scripts.stack import free_port, python, serving, start
+from scripts.stack import free_port, gateway_environment, python, serving, start
 from tests.faults.sizes import number, told
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import API_KEY, ask, eventually, serve
+from tests.gateway.serving import ask, eventually, serve
 
 
 @pytest.mark.timeout(1200)
-def test_gateways_that_start_together_share_one_database(
-    tmp_path: Path, shared_database: str
-) -> None:
+def test_gateways_start_together_on_one_database(tmp_path: Path, shared_database: str) -> None:
     count = number(3, 10)
     with serve(ScriptedEngine()) as engine, ExitStack() as stack:
         ports = [free_port() for _ in range(count)]
 
         def run(port: int) -> None:
-            settings = {
-                "HOLDFAST_PORT": str(port),
-                "HOLDFAST_DATA": str(tmp_path / str(port)),
-                "HOLDFAST_DATABASE_URL": shared_database,
-                "HOLDFAST_ENGINES": engine,
-                "HOLDFAST_API_KEY": API_KEY,
-                "HOLDFAST_ENGINE_SECRET": "engine-secret",
-                "HOLDFAST_MASTER_SECRET": "master",
-                "HOLDFAST_LOG_LEVEL": "error",
-            }
+            own = {"HOLDFAST_DATABASE_URL": shared_database, "HOLDFAST_LOG_LEVEL": "error"}
+            settings = gateway_environment(port, tmp_path / str(port), [engine], own)
             assert start([*python("gateway"), "migrate"], settings).wait() == 0
             stack.enter_context(serving([*python("gateway"), "serve"], settings, port)).wait()
 

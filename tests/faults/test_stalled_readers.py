@@ -13,9 +13,9 @@ import httpx
 import psutil
 
 from engine.protocol import Frame, GenerateRequest, InputUsage, TextDelta
+from scripts.stack import serving_gateway
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
-from tests.gateway.process import gateway_process
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import ADMIN_KEY, API_KEY, ask, eventually, metric, serve
 
@@ -53,9 +53,8 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     engine = ScriptedEngine()
     tuning = json.dumps({"stall_seconds": STALL_SECONDS})
     settings = {"HOLDFAST_TUNING": tuning, "HOLDFAST_LOG_LEVEL": "error"}
-    with serve(engine) as url, gateway_process(tmp_path, url, tmp_path / "log", settings) as made:
-        gateway, process = made
-        found = Watched(gateway, engine, psutil.Process(process.pid))
+    with serve(engine) as url, serving_gateway(tmp_path, [url], settings) as made:
+        found = Watched(made.wait().url, engine, psutil.Process(made.pid))
         for _ in range(20):  # what is loaded and allocated once
             assert found.ask().status_code == 200
         yield found

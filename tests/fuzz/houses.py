@@ -7,13 +7,12 @@ from typing import Any
 
 import httpx
 
-from scripts import stack
-from scripts.stack import ADMIN_KEY, API_KEY, free_port, migrate, python
-from tests.conformance.engines import SECRET, running_engines
+from scripts.stack import API_KEY, MASTER_SECRET, serving_gateway
+from tests.conformance.engines import running_engines
 from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.admin_client import Admin
-from tests.gateway.process import say_to_gateway
+from tests.gateway.process import new_key
 
 MODELS = ("tiny-one", "tiny-two")
 # The second may lease next to nothing: its entries are best-effort, and still in memory.
@@ -80,7 +79,7 @@ def by_gateway(directory: Path, *, has_kinds: bool = False) -> Iterator[ByGatewa
         )
         url, keys = stack.enter_context(serving(directory, machines, models, ["second", "third"]))
         if has_kinds:
-            admin = Admin(url, ADMIN_KEY)
+            admin = Admin(url)
             for workspace in admin.get("workspaces"):
                 admin.post(f"workspaces/{workspace['id']}", {"may_approximate": True})
         client = stack.enter_context(httpx.Client(base_url=url, timeout=120))
@@ -95,28 +94,14 @@ def serving(
     machines: Machines,
     models_toml: str,
     workspaces: Sequence[str],
-    master_secret: str = "master-secret-for-tests-0000000000",
+    master_secret: str = MASTER_SECRET,
 ) -> Iterator[tuple[str, list[str]]]:
     """A gateway process: its URL, and a new key for each of the workspaces."""
-    models = directory / "models.toml"
+    models, data = directory / "models.toml", directory / "data"
     models.write_text(models_toml)
-    port = free_port()
-    environment = {
-        "HOLDFAST_PORT": str(port),
-        "HOLDFAST_DATA": str(directory / "data"),
-        "HOLDFAST_ENGINES": ",".join(engine.url for engine in machines.engines),
-        "HOLDFAST_MODELS": str(models),
-        "HOLDFAST_API_KEY": API_KEY,
-        "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
-        "HOLDFAST_ENGINE_SECRET": SECRET,
-        "HOLDFAST_MASTER_SECRET": master_secret,
-        "HOLDFAST_LOG_LEVEL": "error",
-    }
-    migrate(environment)
-    keys = [new_key(environment, workspace) for workspace in workspaces]
-    with stack.serving([*python("gateway"), "serve"], environment, port) as server:
-        yield server.wait().url, keys
-
-
-def new_key(environment: dict[str, str], workspace: str) -> str:
-    return say_to_gateway(environment, "keys", "create", "--workspace", workspace).split()[-1]
+    own = {"HOLDFAST_MODELS": str(models), "HOLDFAST_LOG_LEVEL": "error"}
+    own["HOLDFAST_MASTER_SECRET"] = master_secret
+    urls = [engine.url for engine in machines.engines]
+    with serving_gateway(data, urls, own) as server:
+        server.wait()
+        yield server.url, [new_key(data, workspace)[1] for workspace in workspaces]

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
 
-from engine.protocol import CountReply, EntryState, Prompt, Started, Ttl
+from engine.protocol import CountReply, EntryState, GenerateRequest, Prompt, Started, Ttl
 from engine.protocol.reports import EntryInfo
+from scripts.bench.load import headers_of
 from tests.conformance.engines import Engine, Stream, prompt
 from tests.fuzz.sequence import Turn
 from tests.fuzz.talks import resolved
@@ -44,34 +45,16 @@ class Outcome(NamedTuple):
     document: tuple[int, int] | None = None
 
 
-class Sent(Protocol):
-    """A turn at an engine. Its response has not been read yet."""
+@dataclass
+class Sent:
+    """A turn at an engine, whose response has not been read yet; `begin` waits for its first event.
 
-    def begin(self) -> Outcome:
-        """Wait for the first event."""
-        ...
+    `close` breaks it off, or ends what is over.
+    """
 
-    def close(self) -> None:
-        """Break off, or read to the end what is over."""
-        ...
-
-
-class Server(Protocol):
-    """`checks_marks`: broken rules of markers are refused, not undefined. `has_kinds`: its engines
-    compress prefixes, and its workspaces may ask for it."""
-
-    machines: "Machines"
-    num_models: int
-    num_scopes: int
-    has_tools: bool
-    checks_marks: bool
-    has_kinds: bool
-
-    def ask(self, turn: Turn) -> Outcome: ...
-    def send(self, turn: Turn) -> Sent: ...
-    def cancel(self, turn: Turn, sent: Sent) -> None:
-        """End it before its first event; what it held is free when this returns."""
-        ...
+    begin: Callable[[], Outcome]
+    close: Callable[[], None]
+    request_id: str = ""
 
 
 def outcome_of(started: Started) -> Outcome:
@@ -166,20 +149,9 @@ class Machines:
 
 
 @dataclass
-class EngineSent:
-    stream: Stream
-    stack: ExitStack
-
-    def begin(self) -> Outcome:
-        return outcome_of(self.stream.start())
-
-    def close(self) -> None:
-        self.stack.close()
-
-
-@dataclass
-class ByProtocol:
-    """Turns as a gateway would send them."""
+class Server:
+    """`checks_marks`: broken rules of markers are refused, not undefined. `has_kinds`: its engines
+    compress prefixes, and its workspaces may ask for it."""
 
     machines: Machines
     num_models: int
@@ -189,88 +161,66 @@ class ByProtocol:
     has_kinds: bool = False
 
     def ask(self, turn: Turn) -> Outcome:
-        if turn.end == "left":
-            sent = self.send(turn)
-            outcome = sent.begin()
-            sent.close()
-            self.machines.engines[turn.model].wait_until_idle(WAIT_SECONDS)
-            return outcome
-        engine = self.machines.engines[turn.model]
-        answer = engine.ask(
-            turn.talk.prompt(),
-            scope_of(turn),
-            *resolved(turn.talk, turn.marks).items(),
-            minimum=MINIMUMS[turn.model],
-            max_tokens=0 if turn.end == "warm" else 1,
-        )
-        return outcome_of(answer.started)
+        if turn.end != "left":
+            return self.whole(turn)
+        sent = self.send(turn)
+        outcome = sent.begin()
+        sent.close()
+        self.machines.engines[turn.model].wait_until_idle(WAIT_SECONDS)
+        return outcome
 
-    def send(self, turn: Turn) -> EngineSent:
-        engine, stack = self.machines.engines[turn.model], ExitStack()
-        request = engine.request(
-            turn.talk.prompt(),
-            scope_of(turn),
-            *resolved(turn.talk, turn.marks).items(),
-            minimum=MINIMUMS[turn.model],
-            max_tokens=None if turn.end == "left" else 1,
-            ignore_eos=True,
-        )
-        return EngineSent(stack.enter_context(engine.stream(request)), stack)
+    def whole(self, turn: Turn) -> Outcome:
+        """Read to its end."""
+        raise NotImplementedError
+
+    def send(self, turn: Turn) -> Sent:
+        raise NotImplementedError
 
     def cancel(self, turn: Turn, sent: Sent) -> None:
-        assert isinstance(sent, EngineSent)
-        assert self.machines.engines[turn.model].cancel(sent.stream.request_id)
+        """End it before its first event; what it held is free when this returns."""
+        raise NotImplementedError
+
+
+class ByProtocol(Server):
+    """Turns as a gateway would send them."""
+
+    def whole(self, turn: Turn) -> Outcome:
+        with self.machines.engines[turn.model].stream(self._request(turn)) as stream:
+            outcome = outcome_of(stream.start())
+            stream.rest()
+        return outcome
+
+    def send(self, turn: Turn) -> Sent:
+        stack, request = ExitStack(), self._request(turn)
+        stream = stack.enter_context(self.machines.engines[turn.model].stream(request))
+        return Sent(lambda: outcome_of(stream.start()), stack.close, stream.request_id)
+
+    def cancel(self, turn: Turn, sent: Sent) -> None:
+        assert self.machines.engines[turn.model].cancel(sent.request_id)
         sent.close()
 
-
-def scope_of(turn: Turn) -> str:
-    return f"{turn.scope:032x}"
-
-
-@dataclass
-class GatewaySent:
-    """`lines` is kept: httpx closes the response of an iterator that nobody has any more."""
-
-    lines: Iterator[str]
-    stack: ExitStack
-
-    def begin(self) -> Outcome:
-        while not (data := next(self.lines)).startswith("data: "):
-            pass
-        event = json.loads(data.removeprefix("data: "))
-        assert event["type"] == "message_start", event
-        return message_outcome(event["message"])
-
-    def close(self) -> None:
-        self.stack.close()
+    def _request(self, turn: Turn) -> GenerateRequest:
+        return self.machines.engines[turn.model].request(
+            turn.talk.prompt(),
+            f"{turn.scope:032x}",
+            *resolved(turn.talk, turn.marks).items(),
+            minimum=MINIMUMS[turn.model],
+            max_tokens={"left": None, "warm": 0}.get(turn.end, 1),
+            ignore_eos=turn.end != "warm",
+        )
 
 
-@dataclass
-class ByGateway:
+class ByGateway(Server):
     """The Messages API; a scope is a key of its own workspace, a model an id of models.toml."""
 
-    machines: Machines
-    client: httpx.Client
-    keys: list[str]
-    models: list[str]
-    has_tools: bool = True
-    checks_marks: bool = True
-    has_kinds: bool = False
-    num_models: int = field(init=False)
-    num_scopes: int = field(init=False)
+    def __init__(
+        self, machines: Machines, client: httpx.Client, keys: list[str], models: list[str]
+    ) -> None:
+        super().__init__(machines, len(models), len(keys), checks_marks=True)
+        self._client, self._keys, self._models = client, keys, models
 
-    def __post_init__(self) -> None:
-        self.num_models, self.num_scopes = len(self.models), len(self.keys)
-
-    def ask(self, turn: Turn) -> Outcome:
-        if turn.end == "left":
-            sent = self.send(turn)
-            outcome = sent.begin()
-            sent.close()
-            self.machines.engines[turn.model].wait_until_idle(WAIT_SECONDS)
-            return outcome
-        body = self._body(turn, 0 if turn.end == "warm" else 1)
-        response = self.client.post("/v1/messages", json=body, headers=self._headers(turn))
+    def whole(self, turn: Turn) -> Outcome:
+        response = self._client.post("/v1/messages", **self._asked(turn))
         if response.status_code == 400:
             return Outcome(None)
         assert response.status_code == 200, response.text
@@ -281,14 +231,23 @@ class ByGateway:
             assert told["of"] == self.machines.sizes(turn).ends[turn.keep]
         return message_outcome(message)
 
-    def send(self, turn: Turn) -> GatewaySent:
+    def send(self, turn: Turn) -> Sent:
         stack = ExitStack()
-        body = self._body(turn, ENDLESS if turn.end == "left" else 1) | {"stream": True}
         response = stack.enter_context(
-            self.client.stream("POST", "/v1/messages", json=body, headers=self._headers(turn))
+            self._client.stream("POST", "/v1/messages", **self._asked(turn, stream=True))
         )
         assert response.status_code == 200, response.read()
-        return GatewaySent(response.iter_lines(), stack)
+        # Kept: httpx closes the response of an iterator that nobody has any more.
+        lines = response.iter_lines()
+
+        def begin() -> Outcome:
+            while not (data := next(lines)).startswith("data: "):
+                pass
+            event = json.loads(data.removeprefix("data: "))
+            assert event["type"] == "message_start", event
+            return message_outcome(event["message"])
+
+        return Sent(begin, stack.close)
 
     def cancel(self, turn: Turn, sent: Sent) -> None:
         engine = self.machines.engines[turn.model]
@@ -296,14 +255,9 @@ class ByGateway:
         sent.close()
         wait_until(lambda: engine.stats().waiting == waiting - 1)
 
-    def _body(self, turn: Turn, max_tokens: int) -> dict[str, Any]:
+    def _asked(self, turn: Turn, *, stream: bool = False) -> dict[str, Any]:
+        """The body, and the headers."""
         body = turn.talk.body(turn.marks, turn.keep, turn.document)
-        return {
-            **body,
-            "model": self.models[turn.model],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        }
-
-    def _headers(self, turn: Turn) -> dict[str, str]:
-        return {"x-api-key": self.keys[turn.scope], "anthropic-version": "2023-06-01"}
+        body |= {"model": self._models[turn.model], "temperature": 0, "stream": stream}
+        body["max_tokens"] = {"left": ENDLESS, "warm": 0}.get(turn.end, 1)
+        return {"json": body, "headers": headers_of(self._keys[turn.scope])}

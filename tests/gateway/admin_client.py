@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from tests.gateway.serving import ADMIN_KEY
+from tests.gateway.serving import ADMIN_KEY, eventually
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,23 @@ class Admin:
         made = self.post("keys", {"workspace": workspace, **values})
         return made["info"]["id"], made["key"]
 
+    def has(self, turn_id: str) -> bool:
+        """Whether the ledger has the turn, by its own or by its request's id."""
+        return self._reply("GET", f"turns/{turn_id}", None).status_code == 200
+
+    def recorded(self, turn_id: str) -> dict[str, Any]:
+        """The turn's row; what was asked for last may not be in the ledger yet."""
+        eventually(lambda: self.has(turn_id))
+        row: dict[str, Any] = self.get(f"turns/{turn_id}")
+        return row
+
     def _call(self, method: str, path: str, body: Any, status: int) -> Any:
-        reply = httpx.request(
+        reply = self._reply(method, path, body)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    def _reply(self, method: str, path: str, body: Any) -> httpx.Response:
+        return httpx.request(
             method,
             f"{self.url}/admin/v1/{path}",
             json=body,
@@ -39,5 +54,3 @@ class Admin:
             timeout=120,
             trust_env=False,
         )
-        assert reply.status_code == status, reply.text
-        return reply.json()

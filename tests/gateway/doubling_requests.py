@@ -78,25 +78,9 @@ def read_by(decode: Callable[[bytes], Ask], body: Json) -> Work:
     return work
 
 
-def _messages(body: Json) -> Work:
-    def decode(raw: bytes) -> Ask:
-        return ask_of(decode_messages(raw), ASKED, "2023-06-01", comparison=_COMPARED)
-
-    return read_by(decode, {"max_tokens": 1, "messages": [_HI], **body})
-
-
-def _chat(body: Json) -> Work:
-    def decode(raw: bytes) -> Ask:
-        return chat_ask_of(decode_chat(raw), ASKED)
-
-    return read_by(decode, {"messages": [_HI], **body})
-
-
-def _completion(prompt: str) -> Work:
-    def decode(raw: bytes) -> Ask:
-        return completion_ask_of(decode_completion(raw), ASKED)
-
-    return read_by(decode, {"prompt": prompt})
+def reading(decode: Callable[[bytes], Ask], **usual: Any) -> Callable[[Json], Work]:
+    """`usual` is what a body has besides what is doubled."""
+    return lambda body: read_by(decode, {**usual, **body})
 
 
 def _raw(how: tuple[Callable[[bytes], object], bytes]) -> Work:
@@ -127,10 +111,8 @@ def _tools(count: int) -> list[Json]:
 
 
 def _functions(count: int) -> list[Json]:
-    return [
-        {"type": "function", "function": {"name": f"t{n}", "parameters": _schema(8)}}
-        for n in range(count)
-    ]
+    named = [{"name": f"t{n}", "parameters": _schema(8)} for n in range(count)]
+    return [{"type": "function", "function": each} for each in named]
 
 
 def _schema(count: int) -> Json:
@@ -163,20 +145,13 @@ def _calls(count: int, *, answered: int | None = None) -> Json:
     return _exchange(calls, results or "a")
 
 
-def _chat_calls(count: int) -> Json:
-    function = {"name": "t", "arguments": '{"a": 1}'}
+def _chat_calls(count: int, arguments: str = '{"a": 1}') -> Json:
+    function = {"name": "t", "arguments": arguments}
     calls = [{"id": f"c{n}", "type": "function", "function": function} for n in range(count)]
     results = [
         {"role": "tool", "tool_call_id": f"c{n}", "content": "a"} for n in reversed(range(count))
     ]
     return {"messages": [_HI, {"role": "assistant", "tool_calls": calls}, *results, _HI]}
-
-
-def _arguments(count: int) -> Json:
-    function = {"name": "t", "arguments": '{"a": "' + "b" * count + '"}'}
-    calls = [{"id": "c", "type": "function", "function": function}]
-    result = {"role": "tool", "tool_call_id": "c", "content": "a"}
-    return {"messages": [_HI, {"role": "assistant", "tool_calls": calls}, result]}
 
 
 def _nested(count: int, inner: Json) -> Json:
@@ -228,46 +203,35 @@ def _answer(*deltas: Frame) -> list[Frame]:
     return [started, *deltas, finished, Done(request_id="r", output_tokens=1)]
 
 
-def _written(deltas: list[Frame]) -> Work:
-    frames = _answer(*deltas)
-
-    def work() -> None:
-        writer = MessageWriter(
-            id="t",
-            model="m",
-            found=Found("e"),
-            paths=["messages.0"],
-            diagnose=lambda: None,
-        )
-        for frame in frames:
-            for event in writer.write(frame):
-                sse.event("e", event)
-            writer.take(frame)
-        writer.whole()
-
-    return work
+def _messages_writer() -> MessageWriter:
+    found = Found("e")
+    return MessageWriter(
+        id="t", model="m", found=found, paths=["messages.0"], diagnose=lambda: None
+    )
 
 
-def _chunked(deltas: list[Frame]) -> Work:
-    frames = _answer(*deltas)
+def _chat_writer() -> ChatWriter:
+    paths, more = ["messages[0]"], {"num_choices": 1, "include_usage": True}
+    return ChatWriter(id="r", model="m", created=0, found=Found("e"), paths=paths, **more)
 
-    def work() -> None:
-        writer = ChatWriter(
-            id="r",
-            model="m",
-            created=0,
-            found=Found("e"),
-            paths=["messages[0]"],
-            num_choices=1,
-            include_usage=True,
-        )
-        for frame in frames:
-            for chunk in writer.write(frame):
-                sse.data(chunk)
-            writer.take(frame)
-        writer.whole()
 
-    return work
+def writing(make: Callable[[], Any], encode: Callable[[Any], object]) -> Callable[[Any], Work]:
+    """Of an answer of these deltas: each event, and the whole answer."""
+
+    def of(deltas: list[Frame]) -> Work:
+        frames = _answer(*deltas)
+
+        def work() -> None:
+            writer = make()
+            for frame in frames:
+                for event in writer.write(frame):
+                    encode(event)
+                writer.take(frame)
+            writer.whole()
+
+        return work
+
+    return of
 
 
 def _call_frames(count: int) -> list[Frame]:
@@ -340,7 +304,10 @@ _CHAT = {
         lambda n: _content([_text()] * n + [{"type": "image_url"}]),
     ),
     "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
-    "bytes of a call's arguments": (_BYTES // 8, _arguments),
+    "bytes of a call's arguments": (
+        _BYTES // 8,
+        lambda n: _chat_calls(1, '{"a": "' + "b" * n + '"}'),
+    ),
 }
 _BODIES = {
     "too many values": (
@@ -350,39 +317,19 @@ _BODIES = {
     "quotes without an end": (_BYTES, lambda n: (decode_chat, b'["' + b'\\",' * (n // 3))),
     "nested lists": (_BYTES, lambda n: (decode_messages, b"[" * n)),
 }
-_COMPLETIONS = {"bytes of the prompt": (_BYTES, lambda n: "a b " * (n // 4))}
+_COMPLETIONS = {"bytes of the prompt": (_BYTES, lambda n: {"prompt": "a b " * (n // 4)})}
 _CHUNKS = {
     "texts": (16_384, lambda n: [TextDelta("a")] * n),
     "calls": (8_192, _call_frames),
 }
 _EVENTS = {**_CHUNKS, "thinking": (16_384, lambda n: [ThinkingDelta("a")] * n)}
-DIMENSIONS = [
-    *dimensions("messages", _messages, _MESSAGES),
-    *dimensions("chat", _chat, _CHAT),
-    *dimensions("completions", _completion, _COMPLETIONS),
-    *dimensions("body", _raw, _BODIES),
-    *dimensions("events", _written, _EVENTS),
-    *dimensions("chunks", _chunked, _CHUNKS),
-]
-
-_CHARACTERS = pasted.MAX_CHARACTERS
 _SAID = {"role": "user", "parts": [{"text": "hi"}]}
 
 
-def _responses(body: Json) -> Work:
-    def decode(raw: bytes) -> Ask:
-        given = decode_responses(raw)
-        msgspec.json.encode(echo_of(given.fields))
-        return prepare(given, ASKED).ask
-
-    return read_by(decode, {"input": [_HI], **body})
-
-
-def _gemini(body: Json) -> Work:
-    def decode(raw: bytes) -> Ask:
-        return gemini.ask_of(decode_generate(raw, "m"), ASKED, stream=False)
-
-    return read_by(decode, {"contents": [_SAID], **body})
+def _decode_responses(raw: bytes) -> Ask:
+    given = decode_responses(raw)
+    msgspec.json.encode(echo_of(given.fields))
+    return prepare(given, ASKED).ask
 
 
 def _batch(rows: list[Json]) -> Work:
@@ -449,14 +396,15 @@ def _declared(count: int) -> Json:
 
 
 def _talk(count: int) -> Json:
-    roles = ["user", "assistant"] * (count // 2) + ["user"]
-    return {"model": "m", "messages": [{"role": role, "content": "a"} for role in roles]}
+    return {"model": "m", **_alternating(count // 2 * 2 + 1)}
 
 
 _RESPONSES = {
     "parts": (
         _BLOCKS,
-        lambda n: {"input": [{"role": "user", "content": [_part("input_text")] * n}]},
+        lambda n: {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * n}]
+        },
     ),
     "calls and outputs": (_BLOCKS // 2, _items),
     "allowed tools": (BOUNDS.max_tools, _allowed),
@@ -476,19 +424,31 @@ _ADVICE: dict[str, tuple[int, Callable[[int], Any]]] = {
     "messages": (_BLOCKS, lambda n: [_talk(n)]),
     "requests": (pasted.MAX_REQUESTS, lambda n: [_talk(2000)] * n),
     "bytes of a command": (
-        _CHARACTERS // 2,
+        pasted.MAX_CHARACTERS // 2,
         lambda n: ["curl -d '{\"messages\": []}' " + "'a'\"b\"\\c" * (n // 8)],
     ),
 }
 
 
-def _part(kind: str) -> Json:
-    return {"type": kind, "text": "a"}
-
-
-DIMENSIONS += [
-    *dimensions("responses", _responses, _RESPONSES),
-    *dimensions("gemini", _gemini, _GEMINI),
+_READ_MESSAGES = reading(
+    lambda raw: ask_of(decode_messages(raw), ASKED, "2023-06-01", comparison=_COMPARED),
+    max_tokens=1,
+    messages=[_HI],
+)
+_READ_CHAT = reading(lambda raw: chat_ask_of(decode_chat(raw), ASKED), messages=[_HI])
+_READ_COMPLETION = reading(lambda raw: completion_ask_of(decode_completion(raw), ASKED))
+_READ_GEMINI = reading(
+    lambda raw: gemini.ask_of(decode_generate(raw, "m"), ASKED, stream=False), contents=[_SAID]
+)
+DIMENSIONS = [
+    *dimensions("messages", _READ_MESSAGES, _MESSAGES),
+    *dimensions("chat", _READ_CHAT, _CHAT),
+    *dimensions("completions", _READ_COMPLETION, _COMPLETIONS),
+    *dimensions("body", _raw, _BODIES),
+    *dimensions("events", writing(_messages_writer, lambda each: sse.event("e", each)), _EVENTS),
+    *dimensions("chunks", writing(_chat_writer, sse.data), _CHUNKS),
+    *dimensions("responses", reading(_decode_responses, input=[_HI]), _RESPONSES),
+    *dimensions("gemini", _READ_GEMINI, _GEMINI),
     *dimensions("batch", _batch, _BATCHES),
     *dimensions("advice", _advice, _ADVICE),
 ]

@@ -1,15 +1,13 @@
-"""A gateway in a process of its own, where a test looks at the process."""
+"""The gateway's command line."""
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from gateway.cli.main import main
-from scripts.stack import Process, serving_gateway
-from tests.gateway.serving import ADMIN_KEY, API_KEY
 
 
 def say_to_gateway(environment: Mapping[str, str], *words: str) -> str:
@@ -22,20 +20,8 @@ def say_to_gateway(environment: Mapping[str, str], *words: str) -> str:
     return printed.getvalue()
 
 
-@contextmanager
-def gateway_process(
-    data: Path, engine: str, log: Path, changes: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, Process]]:
-    """Start `python -m gateway serve`, wait until an engine is ready, end it whatever happens.
-
-    What it writes goes to `log`; `changes` are further settings.
-    """
-    settings = {
-        "HOLDFAST_API_KEY": API_KEY,
-        "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
-        "HOLDFAST_ENGINE_SECRET": "engine-secret",
-        "HOLDFAST_MASTER_SECRET": "master",
-        **(changes or {}),
-    }
-    with serving_gateway(data, [engine], settings, log) as server:
-        yield server.wait().url, server.process
+def new_key(data: Path, workspace: str) -> tuple[str, str]:
+    """The id and the key of a new one, made by the command line as an operator would."""
+    words = ("keys", "create", "--workspace", workspace)
+    key_id, key = say_to_gateway({"HOLDFAST_DATA": str(data)}, *words).split()
+    return key_id, key

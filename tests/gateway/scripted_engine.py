@@ -13,6 +13,7 @@ import msgspec
 
 from engine import protocol
 from engine.protocol import reports
+from scripts.stack import ENGINE_SECRET
 
 Script = Callable[
     [protocol.GenerateRequest, protocol.InputUsage], list[protocol.Frame | float | bytes]
@@ -41,7 +42,7 @@ def say(*texts: str, delay: float = 0.0) -> Script:
 
 @dataclass
 class ScriptedEngine:
-    secret: str = "engine-secret"
+    secret: str = ENGINE_SECRET
     script: Script = field(default_factory=lambda: say("Hello", " there"))
     wait_seconds: float = 0.0
     num_heartbeats: int = 0

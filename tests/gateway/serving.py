@@ -22,11 +22,10 @@ from gateway.base.settings import DatabaseSettings, Settings
 from gateway.cli.migrate import migrate
 from gateway.http.server import Server
 from gateway.ledger.database import Ledger, with_ledger
+from scripts import stack
 from tests.gateway.bodies import body
 
-API_KEY = "hf-test-key"
-ADMIN_KEY = "hf-admin-key"
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+API_KEY, ADMIN_KEY, HEADERS = stack.API_KEY, stack.ADMIN_KEY, stack.API_HEADERS
 # For what happens at once on a machine that is free, and later on one that is busy.
 WAIT_SECONDS = 180.0
 # As engines have it: longer than a gateway keeps an idle connection.
@@ -83,8 +82,8 @@ def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
     values: dict[str, Any] = {
         "data": data,
         "engines": named(*engines),
-        "engine_secret": SecretStr("engine-secret"),
-        "master_secret": SecretStr("master"),
+        "engine_secret": SecretStr(stack.ENGINE_SECRET),
+        "master_secret": SecretStr(stack.MASTER_SECRET),
         "api_key": SecretStr(API_KEY),
         "admin_key": SecretStr(ADMIN_KEY),
     }

@@ -10,7 +10,9 @@ import pytest
 
 from scripts.stack import Stack, running_stack
 from tests.fuzz.tiny_model import write_tiny_model
-from tests.isolation.probes import ENGINE, KINDS, allow_kinds, client_of, new_key
+from tests.gateway.admin_client import Admin
+from tests.gateway.process import new_key
+from tests.isolation.probes import ENGINE, KINDS, client_of
 
 WORKSPACES = ("owner-of-it", "stranger-to-it", "reference-of-it")
 
@@ -35,6 +37,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         running = stack.enter_context(running_stack(data, engine_settings=settings))
         keys = [new_key(data, workspace) for workspace in WORKSPACES]
         for workspace in WORKSPACES:
-            allow_kinds(running.gateway, workspace)
+            Admin(running.gateway).post(f"workspaces/{workspace}", {"may_approximate": True})
         clients = [stack.enter_context(client_of(running.gateway, key)) for _, key in keys]
         yield House(running, data, keys[0][0], *clients)

@@ -10,13 +10,9 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
-
-from scripts.stack import ADMIN_KEY
-from tests.gateway.process import say_to_gateway
 
 MODEL = "holdfast-demo"
 UNKNOWN_TURN = "msg_" + 28 * "0"
@@ -164,20 +160,6 @@ def _usage(shape: Shape, text: str) -> dict[str, Any]:
 def client_of(gateway: str, key: str) -> httpx.Client:
     headers = {"authorization": f"Bearer {key}", "anthropic-version": "2023-06-01"}
     return httpx.Client(base_url=gateway, headers=headers, timeout=120)
-
-
-def new_key(data: Path, workspace: str) -> tuple[str, str]:
-    """The id and the key of a new one, made by the command line as an operator would."""
-    words = ("keys", "create", "--workspace", workspace)
-    key_id, key = say_to_gateway({"HOLDFAST_DATA": str(data)}, *words).split()
-    return key_id, key
-
-
-def allow_kinds(gateway: str, workspace: str) -> None:
-    """Let a workspace ask for compressed prefixes."""
-    headers = {"x-api-key": ADMIN_KEY}
-    url, body = f"{gateway}/admin/v1/workspaces/{workspace}", {"may_approximate": True}
-    httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False).raise_for_status()
 
 
 @dataclass(slots=True)

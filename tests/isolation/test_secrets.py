@@ -28,8 +28,9 @@ from openai import OpenAI
 from gateway.app import create_app
 from scripts.stack import ADMIN_KEY, ENGINE_SECRET, MASTER_SECRET, Stack, running_stack
 from tests.dashboard.page import page_of
+from tests.gateway.process import new_key
 from tests.gateway.serving import eventually, make_settings
-from tests.isolation.probes import ENGINE, MODEL, client_of, new_key
+from tests.isolation.probes import ENGINE, MODEL, client_of
 
 WORKSPACE = "canary-workspace"
 LOUD = {"ENGINE_LOG_LEVEL": "debug"}

@@ -38,9 +38,7 @@ def test_the_story_ends_in_one_sentence_with_what_was_measured(run: Run) -> None
     assert "\r" not in done.stdout, "a file gets no live line"
 
 
-def test_a_wrong_key_is_told_while_it_runs_and_the_stored_one_is_tried(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_wrong_key_is_told_and_the_stored_one_is_tried(run: Run, tmp_path: Path) -> None:
     other = {"HOLDFAST_API_KEY": "hf-wrong", "HOLDFAST_ADMIN_KEY": "hf-admin-wrong"}
     said = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **other), "demo")
     assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in said

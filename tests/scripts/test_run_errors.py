@@ -31,9 +31,7 @@ SYNTHETIC = ("--engine", "synthetic", "--no-dashboard", "--engine-arg")
         (["--engine-arg", "port=1"], "scripts/run itself"),
     ],
 )
-def test_an_option_that_cannot_be_served_exits_2(
-    tmp_path: Path, arguments: list[str], said: str
-) -> None:
+def test_an_unserved_option_exits_2(tmp_path: Path, arguments: list[str], said: str) -> None:
     done = ended(*arguments, "--data", tmp_path / "data", VLLM_PYTHON="/no/such/python")
     assert done.returncode == 2 and said in done.stderr
 

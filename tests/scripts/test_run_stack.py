@@ -54,9 +54,7 @@ def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) 
         wait_gone(two.mark)
 
 
-def test_an_engine_that_dies_is_started_again_and_one_that_dies_always_ends_all(
-    tmp_path: Path,
-) -> None:
+def test_a_dead_engine_is_started_again_until_it_always_dies(tmp_path: Path) -> None:
     with started(tmp_path, *LIGHT) as run:
         run.wait_said(RUNNING)
         usage_of_example(run)

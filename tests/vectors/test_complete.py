@@ -35,10 +35,6 @@ ELSEWHERE = {
     "V118": "tests/gateway/turn/test_diagnostics.py::test_only_other_parameters_differ_v118",
     "V119": "tests/gateway/turn/test_diagnostics.py::V119",
     **{f"V{n}": f"tests/gateway/prices/test_prices.py::V{n}" for n in range(120, 126)},
-    "V128": "tests/e2e/test_wire_vectors.py::"
-    "test_the_newer_version_refuses_sampling_parameters_v128",
-    "V129": "tests/e2e/test_wire_vectors.py::"
-    "test_an_answer_goes_back_verbatim_and_reads_what_was_asked_v129",
 }
 
 

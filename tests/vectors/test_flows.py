@@ -256,9 +256,7 @@ def test_who_fails_before_the_first_byte_has_written_nothing_v79(vector: Vector)
 # Isolation.
 
 
-def test_another_installation_on_the_same_engine_reads_nothing_v81(
-    vector: Vector, tmp_path: Path
-) -> None:
+def test_another_installation_reads_nothing_v81(vector: Vector, tmp_path: Path) -> None:
     """An organization is an installation: its master secret salts every scope."""
     assert vector.ask(S, Q) == (54, 0, 2000, 0)
     secret = "another-master-secret-0000000000"
@@ -331,6 +329,25 @@ def test_either_header_carries_the_key_v127(vector: Vector) -> None:
         url = f"{vector.world.url}/v1/messages"
         sent = httpx.post(url, json=body, headers={**HEADERS, **header}, timeout=120)
         assert sent.status_code == 200
+
+
+def test_the_newer_version_refuses_sampling_parameters_v128(vector: Vector) -> None:
+    body, *_ = vector.body(said("q", 50))
+    plain = {name: value for name, value in body.items() if name != "temperature"}
+    newer = {"anthropic-version": "2026-10-21"}
+    assert vector.world.post("messages", {**plain, "temperature": 1}).status_code == 200
+    refused = refusal(vector.world.post("messages", {**plain, "temperature": 1}, **newer))
+    assert refused.startswith("temperature: ")
+    assert vector.world.post("messages", plain, **newer).status_code == 200
+
+
+def test_an_answer_goes_back_verbatim_and_reads_what_was_asked_v129(vector: Vector) -> None:
+    body, *_ = vector.body(said("u", 1100), auto="5m", max_tokens=8)
+    first = vector.world.post("messages", body)
+    assert usage(first) == (0, 1100)
+    answer = {"role": "assistant", "content": first.json()["content"]}
+    body["messages"] += [answer, {"role": "user", "content": "What is a lease?"}]
+    assert usage(vector.world.post("messages", body))[0] == 1100
 
 
 def test_what_was_written_is_read_in_the_next_turn_v130(vector: Vector) -> None:

@@ -75,9 +75,7 @@ def test_an_entry_is_found_over_any_number_of_positions(
 
 @OPENAI
 @pytest.mark.parametrize("num", [80, 81])
-def test_the_latest_eighty_breakpoints_are_considered(
-    vector: Vector, path: str, body: Body, num: int
-) -> None:
+def test_the_latest_80_breakpoints_count(vector: Vector, path: str, body: Body, num: int) -> None:
     texts = texts_of(vector, num)
     _, written = counts(vector, path, body(texts[:1], {0}))
     read, more = counts(vector, path, body(texts, range(num)))

@@ -52,8 +52,11 @@ class World:
     url: str
     keys: dict[str, str]
 
-    def post(self, path: str, body: dict[str, Any], key: str = "default") -> httpx.Response:
-        headers = {**HEADERS, "x-api-key": self.keys[key]}
+    def post(
+        self, path: str, body: dict[str, Any], key: str = "default", **more: str
+    ) -> httpx.Response:
+        """`more` headers."""
+        headers = {**HEADERS, "x-api-key": self.keys[key], **more}
         return httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers, timeout=120)
 
     def get(self, path: str, key: str = "default") -> httpx.Response:

@@ -15,13 +15,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """An engine without a model, whose answers take as long as they are told to."""
-    with running_stack(tmp_path_factory.mktemp("synthetic"), "synthetic") as running:
-        yield running
-
-
 @pytest.fixture
 def openai(stack: Stack) -> Iterator[OpenAI]:
     url = f"{stack.gateway}/v1"

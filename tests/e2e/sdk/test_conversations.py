@@ -11,6 +11,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from scripts.bench.load import marked
 from tests.clients.conversation import (
     ABOUT_WEATHER,
     EPHEMERAL,
@@ -19,7 +20,7 @@ from tests.clients.conversation import (
     Turn,
     assert_append_only,
 )
-from tests.e2e.prompts import MODEL, handbook, marked
+from tests.e2e.prompts import MODEL, handbook
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ABOUT = {"name": "get_weather", "description": ABOUT_WEATHER}

@@ -8,8 +8,9 @@ from anthropic import Anthropic
 from openai import OpenAI
 from openai.types import CompletionUsage
 
+from scripts.bench.load import marked
 from scripts.stack import API_KEY, Stack
-from tests.e2e.prompts import MODEL, handbook, marked
+from tests.e2e.prompts import MODEL, handbook
 
 QUESTION: Any = {"role": "user", "content": "What is a lease?"}
 
@@ -49,32 +50,6 @@ def test_marked_parts_are_written_once_and_then_read(openai: OpenAI, client: Ant
     assert report["state"] == "leased"
 
 
-def test_without_markers_the_keys_policy_leases_the_conversation(openai: OpenAI) -> None:
-    """The default is `conversation` for five minutes (`gateway/prompt/plan.py`)."""
-    system = {"role": "system", "content": handbook(60)}
-    first, second = chat(openai, system), chat(openai, system)
-    read, written = cached(first.usage)
-    assert read == 0
-    assert written > 1000
-    assert cached(second.usage)[0] >= written
-    extension = second.model_extra["holdfast"]
-    assert extension["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
-    assert {report["state"] for report in extension["breakpoints"]} == {"leased"}
-
-
-def test_in_mode_explicit_reuse_is_reported_and_nothing_is_leased(openai: OpenAI) -> None:
-    system = {"role": "system", "content": handbook(60)}
-    explicit = {"prompt_cache_options": {"mode": "explicit"}}
-    first = chat(openai, system, extra_body=explicit)
-    second = chat(openai, system, extra_body=explicit)
-    assert cached(first.usage) == (0, 0)
-    reused, written = cached(second.usage)
-    assert written == 0
-    assert reused == second.model_extra["holdfast"]["automatic_tokens"]
-    assert reused > 1000
-    assert second.model_extra["holdfast"]["breakpoints"] == []
-
-
 def test_marking_what_is_in_memory_writes_without_computing(openai: OpenAI) -> None:
     text = handbook(60)
     explicit = {"prompt_cache_options": {"mode": "explicit"}}
@@ -97,47 +72,6 @@ def test_a_stream_says_what_the_whole_answer_says(openai: OpenAI) -> None:
     texts = [c.choices[0].delta.content or "" for c in chunks[:-1]]
     assert "".join(texts) == whole.choices[0].message.content
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
-
-
-def test_a_marked_tool_is_read_again(openai: OpenAI) -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "look_up", "description": handbook(60), "parameters": {}},
-        "cache_control": {"type": "ephemeral", "ttl": "1h"},
-    }
-    first, second = chat(openai, tools=[tool]), chat(openai, tools=[tool])
-    written = cached(first.usage)[1]
-    assert written > 1000
-    assert cached(second.usage)[0] >= written
-    assert second.choices[0].finish_reason in ("stop", "length", "tool_calls")
-
-
-def test_choices_share_one_prompt(openai: OpenAI) -> None:
-    answer = chat(openai, {"role": "developer", "content": handbook(20)}, n=2)
-    texts = [choice.message.content for choice in answer.choices]
-    assert [choice.index for choice in answer.choices] == [0, 1]
-    assert texts[0] == texts[1]
-    one = chat(openai, {"role": "developer", "content": handbook(20)})
-    assert answer.usage.completion_tokens == 2 * one.usage.completion_tokens
-
-
-def test_without_a_limit_the_answer_ends_by_itself_or_at_a_stop_string(openai: OpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": [QUESTION], "temperature": 0}
-    [whole] = openai.chat.completions.create(**asked).choices
-    assert whole.finish_reason == "stop"
-    text = str(whole.message.content)
-    [choice] = openai.chat.completions.create(**asked, stop=text[8:12]).choices
-    assert choice.message.content == text[: text.index(text[8:12])]
-    assert choice.finish_reason == "stop"
-    assert choice.model_extra is not None and choice.model_extra["stop_reason"] == text[8:12]
-
-
-def test_prewarming_generates_nothing(openai: OpenAI) -> None:
-    system = {"role": "system", "content": marked(handbook(60))}
-    warm = chat(openai, system, max_tokens=0)
-    assert (warm.choices[0].message.content, warm.choices[0].finish_reason) == ("", "length")
-    assert warm.usage.completion_tokens == 0
-    assert cached(chat(openai, system).usage)[0] >= cached(warm.usage)[1] > 1000
 
 
 def test_a_completion_continues_the_text_itself(openai: OpenAI) -> None:

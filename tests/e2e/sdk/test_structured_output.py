@@ -100,7 +100,7 @@ ONE = {"never_seen_before"}
         ({"type": "function", "function": {"name": "never_seen_before"}}, ONE),
     ],
 )
-def test_a_forced_function_is_called_with_valid_arguments(
+def test_a_forced_function_has_valid_arguments(
     openai: OpenAI, choice: Any, names: set[str]
 ) -> None:
     """Streamed where either may be called."""

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from scripts.stack import serving_gateway
 from tests.faults.sizes import number
 from tests.gateway.bodies import conversation
 from tests.gateway.damage import mutant
-from tests.gateway.process import gateway_process
 from tests.gateway.responses_bodies import EVERYTHING
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import API_KEY, eventually, serve
@@ -263,9 +263,9 @@ def serving(data: Path) -> Iterator[tuple[str, psutil.Process, Path]]:
     rates = {"HOLDFAST_TUNING": tuning, "HOLDFAST_BATCH_CONCURRENCY": "64"}
     with (
         serve(engine) as engine_url,
-        gateway_process(data, engine_url, log, rates) as (url, process),
+        serving_gateway(data, [engine_url], rates, log) as gateway,
     ):
-        yield url, psutil.Process(process.pid), log
+        yield gateway.wait().url, psutil.Process(gateway.pid), log
 
 
 @pytest.mark.parametrize("number_of_seed", range(2, 2 + number(1, 5)))

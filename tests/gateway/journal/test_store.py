@@ -21,8 +21,8 @@ from gateway.journal import store
 from gateway.journal.drain import Drain
 from gateway.journal.store import ASIDE, BROKEN, LOST, Journal, Row, rows_in
 from gateway.ledger.database import Ledger
+from scripts.stack import serving_gateway
 from tests.gateway.journal.test_journal import nobody, record
-from tests.gateway.process import gateway_process
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, make_settings, migrate, serve
 
@@ -439,10 +439,11 @@ def test_a_gateway_starts_with_a_damaged_file_and_a_record_that_nobody_can_read(
         db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
     with (
         serve(ScriptedEngine()) as engine,
-        gateway_process(tmp_path, engine, log) as (url, process),
+        serving_gateway(tmp_path, [engine], log=log) as gateway,
     ):
+        url = gateway.wait().url
         eventually(lambda: "set_aside" in log.read_text("utf-8"))
-        assert process.poll() is None
+        assert gateway.process.poll() is None
         metrics = httpx.get(f"{url}/metrics", timeout=120).text
         assert "journal_set_aside 1.0" in metrics and "journal_damaged 1.0" in metrics
         assert len(httpx.get(f"{url}/readyz", timeout=120).json()["journal"]["damaged"]) == 1

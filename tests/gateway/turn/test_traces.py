@@ -14,7 +14,7 @@ from anthropic import Anthropic
 
 from engine.protocol import ErrorReply
 from gateway.base.traces import TracesError
-from scripts.stack import API_KEY, Stack, running_stack
+from scripts.stack import API_KEY, ENGINE_SECRET, Stack, running_stack
 from tests.gateway import serving
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine, say
@@ -110,7 +110,7 @@ def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt
     assert told["holdfast.lease.state"] == "leased"
     assert 0 < told["holdfast.lease.seconds"] <= 300  # type: ignore[operator]
     assert str(told["holdfast.request_id"]).startswith("req_")
-    words = (*SECRET_WORDS.split(), API_KEY, "engine-secret")
+    words = (*SECRET_WORDS.split(), API_KEY, ENGINE_SECRET)
     assert not [word for word in words if word.encode() in collector.raw]
 
 
