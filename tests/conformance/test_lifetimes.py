@@ -219,9 +219,7 @@ def test_an_entry_that_nothing_holds_promises_no_end_and_says_why(tiny_engine: E
 
 
 @pytest.mark.parametrize("own", [40.0, 1800.0, 86_400.0])
-def test_an_entry_with_a_lifetime_of_its_own_lives_that_long_whatever_is_read(
-    engine: Engine, own: float
-) -> None:
+def test_an_entry_lives_its_own_lifetime_whatever_is_read(engine: Engine, own: float) -> None:
     for wait, is_found in ((own - TICK, True), (own, False)):
         scope, text = engine.scope(), engine.text(60)
         # Words differ in tokens: two entries of one length would be one entry.

@@ -269,7 +269,7 @@ def test_what_a_limit_refused_is_counted_and_named(site: Site, admin: Visit) -> 
     assert row["Refused requests"] == "2" and row["Limit"] == "requests per minute"
 
 
-def test_prefixes_are_told_by_what_they_are_and_their_rest_is_within_their_ttl(
+def test_prefixes_are_told_by_kind_and_their_rest_is_within_their_ttl(
     site: Site, admin: Visit
 ) -> None:
     site.ask(f"A prefix. {BOOK}")

@@ -74,9 +74,7 @@ def row(served: Served, made: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", requests(""))
-def test_an_answers_id_is_in_both_programs_lines_and_in_the_ledger(
-    served: Served, path: str
-) -> None:
+def test_an_answers_id_is_in_both_programs_logs_and_the_ledger(served: Served, path: str) -> None:
     reply, made = post(served, path, SECRET)
     assert reply.status_code == 200, reply.text
     turn = row(served, made)

@@ -109,7 +109,7 @@ def ask(gateway: Gateway, system: str, *, stream: bool = False) -> dict[str, Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_long_new_prompt_is_prefilled_by_one_engine_and_answered_by_another(
+def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
     fleet: Fleet, stream: bool
 ) -> None:
     gateway, system = fleet.gateway, handbook(160)

@@ -30,7 +30,7 @@ def slow(wire: Wire) -> Iterator[Wire]:
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("num_before", [1, 2])
-def test_a_wrong_request_is_refused_behind_the_answers_before_it(
+def test_a_wrong_request_is_refused_behind_earlier_answers(
     slow: Wire, kind: str, num_before: int
 ) -> None:
     """Or the refusal would be taken for the answer of the first, whose turn would end."""

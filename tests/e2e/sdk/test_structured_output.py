@@ -147,7 +147,7 @@ def test_a_forced_tool_is_called_and_its_result_goes_back(
     assert again.stop_reason in ("end_turn", "tool_use", "max_tokens")
 
 
-def test_what_cannot_be_guaranteed_is_refused_in_the_clients_own_names(
+def test_what_cannot_be_guaranteed_is_refused_in_the_clients_names(
     client: Anthropic, openai: OpenAI
 ) -> None:
     tool: Any = {"name": "strange", "input_schema": IMPOSSIBLE}

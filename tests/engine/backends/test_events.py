@@ -59,9 +59,7 @@ async def test_what_the_snapshot_has_is_not_told_again() -> None:
 @pytest.mark.parametrize(
     ("epoch", "after"), [("other", 0), ("e", 1), ("e", 99_999), ("e", None), (None, None)]
 )
-async def test_who_cannot_be_caught_up_gets_a_snapshot(
-    epoch: str | None, after: int | None
-) -> None:
+async def test_who_cant_be_caught_up_gets_a_snapshot(epoch: str | None, after: int | None) -> None:
     log = EventLog("e")
     log.publish([gone("a")] * (REPLAY_EVENTS + 2))
     async with aclosing(subscribe(log, "e", 2)) as oldest:

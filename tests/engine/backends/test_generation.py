@@ -39,9 +39,7 @@ async def test_a_reader_that_closes_or_is_cancelled_cancels_once() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_a_generation_that_nobody_ever_reads_is_cancelled_unless_it_was_refused(
-    is_open: bool,
-) -> None:
+async def test_a_generation_nobody_reads_is_cancelled_unless_refused(is_open: bool) -> None:
     opened = Opened()
     opened.generation.is_open = is_open
     del opened.generation

@@ -69,9 +69,7 @@ def test_every_failure_has_the_one_envelope(
     "path, status",
     [("/healthz", 200), ("/v1/models", 200), ("/v1/messages", 405), ("/none", 404)],
 )
-def test_head_has_the_status_and_headers_of_get_and_no_body(
-    stack: Stack, path: str, status: int
-) -> None:
+def test_head_has_gets_status_and_headers_and_no_body(stack: Stack, path: str, status: int) -> None:
     with stack.http() as http:
         head, get = http.head(path), http.get(path)
         assert (head.status_code, get.status_code) == (status, status)
@@ -149,9 +147,7 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
         ("/" + "a" * 5000, "not found: /" + "a" * 99),
     ],
 )
-def test_a_path_that_is_not_served_is_told_with_the_nearest_one(
-    stack: Stack, path: str, told: str
-) -> None:
+def test_a_path_not_served_is_told_with_the_nearest_one(stack: Stack, path: str, told: str) -> None:
     reply = stack.post(path, json={})
     assert reply.status_code == 404
     message = reply.json()["error"]["message"]

@@ -90,9 +90,7 @@ def test_omitted_thinking_keeps_its_block_and_signature(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
-def test_thinking_that_nobody_asked_for_is_counted_and_not_shown(
-    stack: Stack, thinking: Any
-) -> None:
+def test_thinking_nobody_asked_for_is_counted_and_not_shown(stack: Stack, thinking: Any) -> None:
     stack.engine.script = rich
     asked = {} if thinking is None else {"thinking": thinking}
     plain, live = create(stack, **asked), streamed(stack, **asked)

@@ -233,9 +233,7 @@ def test_counting_has_a_rate_of_its_own(counted: Stack) -> None:
         assert sdk.messages.create(**COUNTED, max_tokens=1).usage.input_tokens > 0
 
 
-def test_a_workspace_counts_a_few_at_one_time_and_a_client_that_leaves_ends_its_count(
-    counted: Stack,
-) -> None:
+def test_a_workspace_counts_a_few_at_once_and_who_leaves_ends_its_count(counted: Stack) -> None:
     counted.engine.count_seconds = 60.0
     path = "/v1/messages/count_tokens"
     with asking(counted.url, path, COUNTED), asking(counted.url, path, COUNTED):

@@ -111,9 +111,7 @@ def test_what_is_answered_is_what_is_described(stack: Stack, schema: Any, operat
     "path, stream",
     [(p, s) for p in ("/v1/chat/completions", "/v1/completions") for s in (False, True)],
 )
-def test_a_whole_answer_of_openais_conforms_too(
-    stack: Stack, schema: Any, path: str, stream: bool
-) -> None:
+def test_a_whole_openai_answer_conforms(stack: Stack, schema: Any, path: str, stream: bool) -> None:
     asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once"}
     case = schema[path]["POST"].Case(
         body={"model": "holdfast-demo", **asked, "stream": stream, "user": "u", "logprobs": None},

@@ -72,9 +72,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_that_breaks_says_its_id_and_its_row_has_the_error(
-    stack: Stack, path: str
-) -> None:
+def test_a_broken_stream_says_its_id_and_its_row_has_the_error(stack: Stack, path: str) -> None:
     stack.engine.script = breaks
     reply = stack.post(path, json=STREAMS[path])
     made = reply.headers.get("request-id") or reply.headers["x-request-id"]

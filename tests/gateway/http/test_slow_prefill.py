@@ -44,9 +44,7 @@ def test_heartbeats_keep_a_stream_alive_in_both_sdks(slow: Stack) -> None:
     assert "".join(texts) == "Hello there"
 
 
-def test_a_client_that_gave_up_before_the_first_token_retries_as_if_for_the_first_time(
-    slow: Stack,
-) -> None:
+def test_a_client_that_gave_up_before_the_first_token_retries_as_if_new(slow: Stack) -> None:
     """The first try is cancelled on the engine and recorded; the second is a whole answer."""
     engine = slow.engine
 

@@ -47,9 +47,7 @@ def test_a_request_without_a_body_is_answered_and_not_logged(
 
 @pytest.mark.parametrize("upgrade", UPGRADES)
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_is_never_taken_for_the_next_request(
-    stack: Stack, upgrade: str, is_chunked: bool
-) -> None:
+def test_a_body_is_never_the_next_request(stack: Stack, upgrade: str, is_chunked: bool) -> None:
     """A proxy before the gateway would give the second answer to another client."""
     smuggled = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
     framing = f"content-length: {len(smuggled)}"

@@ -79,9 +79,7 @@ def test_what_the_engine_wrote_for_the_client_is_said_in_the_clients_names(
     assert refused_chat(stack)["message"] == "the engine could not read the prompt"
 
 
-def test_an_answer_that_outgrows_its_schema_is_the_clients_error_and_its_row_says_so(
-    stack: Stack,
-) -> None:
+def test_an_answer_outgrowing_its_schema_is_the_clients_error_as_its_row_says(stack: Stack) -> None:
     """It was a 500 that clients send again, and its row said 200 without an error."""
 
     def ends(asked: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:

@@ -177,9 +177,7 @@ def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -
     assert pair.engine("engine-1")["breaker"] == "closed"
 
 
-def test_what_the_prompt_is_to_blame_for_and_what_had_begun_is_not_tried_elsewhere(
-    pair: Pair,
-) -> None:
+def test_what_the_prompt_is_to_blame_for_and_what_began_is_not_tried_elsewhere(pair: Pair) -> None:
     for reply in (
         ErrorReply("prompt_too_long", "200 tokens > 100"),
         ErrorReply("too_costly", "takes too much to prepare: more than 8 seconds"),
@@ -218,9 +216,7 @@ def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair) -> Non
     assert not [turn for turn in pair.admin.get("turns") if turn["outcome"] != "stop"]
 
 
-def test_the_breaker_opens_lets_a_probe_through_and_closes_also_for_a_new_process(
-    pair: Pair,
-) -> None:
+def test_the_breaker_opens_lets_a_probe_through_and_closes_for_a_new_process(pair: Pair) -> None:
     pair.first.breaks_early = True
     for number in range(FAILURES):
         assert pair.ask_until(pair.first, f"breaks {number}").status_code == 200

@@ -223,9 +223,7 @@ def test_a_traceparent_that_is_not_one_begins_a_new_trace(
             assert len({span.trace for span in made.values()}) == 1
 
 
-def test_a_collector_that_is_slow_or_away_holds_no_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_collector_holds_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue has room for four spans, and each turn has six.
 
     The first collector answers when all turns are over. A turn that waited for it would wait for
@@ -252,9 +250,7 @@ def ask_often(url: str) -> None:
     assert all(post(url, os.urandom(16).hex()).status_code == 200 for _ in range(12))
 
 
-def test_a_wrong_protocol_stops_the_start_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_protocol_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
     with pytest.raises(TracesError, match="carrier-pigeon"), serve_gateway(tmp_path, traces=True):
         pass

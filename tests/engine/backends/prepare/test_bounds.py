@@ -143,9 +143,7 @@ MULTIPLE = "as the digits of `multipleOf` > 100000 maximum"
     ],
     ids=range(11),
 )
-def test_definitions_that_name_each_other_count_once_and_usual_multiples_pass(
-    schema: Schema,
-) -> None:
+def test_definitions_naming_each_other_count_once_and_usual_multiples_pass(schema: Schema) -> None:
     check(schema)
 
 
@@ -199,9 +197,7 @@ def test_a_schema_without_an_end_is_refused_before_an_answer_begins(schema: Sche
 
 
 @pytest.mark.parametrize("pattern", ["(.{1,200}x){1,20}", "(.{0,100}a){5}"])
-def test_a_pattern_whose_text_outgrows_the_library_is_refused_before_an_answer_begins(
-    pattern: str,
-) -> None:
+def test_a_pattern_that_outgrows_the_library_is_refused_before_an_answer(pattern: str) -> None:
     refused = refusal(with_pattern(pattern))
     assert refused is not None and refused.is_public
     assert refused.message.startswith("output_schema: can't be guaranteed: pattern: ")

@@ -72,9 +72,7 @@ def prepared(preparer: Preparer, prompt: Prompt, **more: Any) -> Prepared:
     return answer
 
 
-def test_a_prompt_has_one_place_for_each_image_and_none_that_a_client_wrote(
-    seeing: Preparer,
-) -> None:
+def test_a_prompt_has_one_place_an_image_and_none_that_a_client_wrote(seeing: Preparer) -> None:
     one, two = image(1), image(2)
     call, result = ToolUsePart("c", "shot", {}), ToolResultPart("c", f"A {two.reference}\nB")
     said = f"{PLACE} and {image(3).reference}"
@@ -177,9 +175,7 @@ def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
     ],
     ids=["torn", "larger", "none", "lying"],
 )
-def test_a_broken_image_is_refused_by_its_reference(
-    seeing: Preparer, broken: dict[str, Any]
-) -> None:
+def test_a_broken_image_is_refused_by_reference(seeing: Preparer, broken: dict[str, Any]) -> None:
     number = 10 + len(str(broken))
     bad, good = image(number, **broken), image(1)
     prompt = turn(good.reference, bad.reference, images=[good, bad])

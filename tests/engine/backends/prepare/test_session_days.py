@@ -96,9 +96,7 @@ async def engine(
         yield made
 
 
-async def test_a_session_keeps_its_day_until_its_lease_ends_whichever_worker_renders_it(
-    model: Path,
-) -> None:
+async def test_a_session_keeps_its_day_until_its_lease_ends_on_any_worker(model: Path) -> None:
     async with engine(model) as made:
         first = await made.ask("Where is it?")
         written = first.usage.cache_write_1h_tokens
@@ -146,9 +144,7 @@ async def test_of_two_first_uses_at_midnight_the_first_decides() -> None:
     assert memory.known("s").day_of(b"b") == "2026-01-31"
 
 
-async def test_what_is_remembered_is_bounded_by_scope_and_in_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "MAX_SCOPE_BEGINNINGS", 4)
     monkeypatch.setattr(preparation, "MAX_BEGINNINGS", 10)
     memory = SessionDays(ManualClock(), lambda: NEW, seconds=HOUR)

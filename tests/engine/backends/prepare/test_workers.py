@@ -99,9 +99,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_neither_tokenizing_nor_compiling_keeps_another_thread_from_running(
-    engine: LoopedBackend,
-) -> None:
+async def test_neither_tokenizing_nor_compiling_stops_other_threads(engine: LoopedBackend) -> None:
     """Some 200,000 tokens, which hold the interpreter's lock for a second in one process."""
     await finish(engine, request())
     gaps, is_over = [0.0], threading.Event()

@@ -44,9 +44,7 @@ def test_a_scope_reads_what_its_slot_kept(engine: Engine) -> None:
     assert second.started.breakpoints[0].reason == "no_hold"
 
 
-def test_a_slot_that_another_scope_used_is_computed_anew(
-    engine: Engine, script: SlotScript
-) -> None:
+def test_a_slot_another_scope_used_is_computed_anew(engine: Engine, script: SlotScript) -> None:
     asked = prompt(engine.text(100))
     for _ in range(SLOTS + 1):
         usage = engine.ask(asked, engine.scope(), 0).usage
@@ -66,9 +64,7 @@ def test_a_slot_that_was_taken_away_gives_no_read(engine: Engine) -> None:
     assert again.started.miss_reason == "best_effort_evicted"
 
 
-def test_more_requests_than_slots_wait_and_all_are_answered(
-    engine: Engine, script: SlotScript
-) -> None:
+def test_requests_beyond_the_slots_wait_for_one(engine: Engine, script: SlotScript) -> None:
     answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200, num_choices=5)
     assert [answer.text(choice) for choice in range(5)] == [ANSWER] * 5
     assert answer.finished[0].reason == "stop"
@@ -98,9 +94,7 @@ def test_a_wrong_answer_fails_the_request(engine: Engine, script: SlotScript, fa
     assert (engine.entries(scope), list(engine.unacknowledged().values())[-1].usage) == ([], None)
 
 
-def test_a_server_that_reuses_what_it_must_not_fails_the_request(
-    engine: Engine, script: SlotScript
-) -> None:
+def test_a_server_that_reuses_wrongly_fails_the_request(engine: Engine, script: SlotScript) -> None:
     asked = prompt(engine.text(100))
     for _ in range(SLOTS):
         engine.ask(asked, engine.scope(), 0)

@@ -88,9 +88,7 @@ def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> N
     }
 
 
-def test_a_prompt_that_the_server_counts_otherwise_is_no_read(
-    engine: Engine, script: Script
-) -> None:
+def test_a_prompt_the_server_counts_otherwise_is_no_read(engine: Engine, script: Script) -> None:
     scope, asked = engine.scope(), prompt(engine.text(100))
     engine.ask(asked, scope, 0)
     script.fault = Fault(usage={"prompt_tokens": 5})

@@ -109,9 +109,7 @@ def test_a_server_that_does_not_see_them_is_shown_none(kind: type[Sees], tmp_pat
         assert engine.keeps("exact_read") and not engine.has("images")
 
 
-def test_where_the_server_counts_otherwise_a_prompt_with_an_image_is_no_read(
-    tmp_path: Path,
-) -> None:
+def test_where_the_server_counts_otherwise_an_image_is_no_read(tmp_path: Path) -> None:
     with engine_of(CountsOtherwise, tmp_path) as engine:
         assert engine.has("images")
         (note,) = (g.note for g in engine.description.guarantees if g.name == "exact_read")

@@ -21,9 +21,7 @@ def stage(server: Server) -> str:
 
 
 @pytest.mark.parametrize("how", [{"is_down": True}, {"status": 503}])
-def test_a_server_that_is_down_at_the_start_is_waited_for(
-    how: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_server_down_at_the_start_is_waited_for(how: dict[str, int], tmp_path: Path) -> None:
     script, log = Script(**how), tmp_path / "log"  # type: ignore[arg-type]
     with (
         serving_script(script) as url,
@@ -45,9 +43,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_an_engine_that_waits_for_its_server_can_be_told_to_end(
-    end: signal.Signals, tmp_path: Path
-) -> None:
+def test_an_engine_that_waits_for_its_server_can_end(end: signal.Signals, tmp_path: Path) -> None:
     script, log = Script(is_down=True), tmp_path / "log"
     with (
         serving_script(script) as url,

@@ -54,9 +54,7 @@ def test_no_entry_is_ever_leased(engine: Engine) -> None:
     assert not any(chain.num_leased for chain in engine.snapshot().chains)
 
 
-def test_what_the_server_evicted_is_no_read_and_is_written_anew(
-    engine: Engine, script: Script
-) -> None:
+def test_what_the_server_evicted_is_not_read_but_written(engine: Engine, script: Script) -> None:
     scope, asked = engine.scope(), prompt(engine.text(100))
     engine.ask(asked, scope, 0)
     script.cached.clear()
@@ -196,9 +194,7 @@ def test_a_wrong_answer_fails_the_request_and_counts_nothing_wrong(
         assert final.output_tokens == answer.finished[0].output_tokens <= 8
 
 
-def test_comments_of_a_slow_server_are_no_answer_and_no_error(
-    engine: Engine, script: Script
-) -> None:
+def test_a_slow_servers_comments_are_no_answer_and_no_error(engine: Engine, script: Script) -> None:
     script.fault = Fault(comments=30, only_streams=True)
     assert engine.ask(prompt("Count."), engine.scope(), max_tokens=200).text() == ANSWER
 
