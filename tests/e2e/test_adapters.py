@@ -1,7 +1,6 @@
 """Adapters on the native engine and on vLLM, over the protocol: whose keys are read by whom."""
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from engine.protocol.reports import AdapterInfo, Description
 from tests.adapters import INVOCATION, invocation_of, write_adapter
 from tests.conformance.engines import Answer, Engine, Refused, prompt, running_engine
 from tests.fuzz.tiny_model import write_tiny_model
+from tests.gateway.serving import eventually
 
 needs_vllm = [
     pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter"),
@@ -216,10 +216,7 @@ def test_unloading_waits_for_its_requests_and_ends_its_leases(either: Engine) ->
         rest = stream.rest()
     (finished,) = [frame for frame in rest.frames if isinstance(frame, Finished)]
     assert finished.output_tokens == 3000 and rest.text().startswith(short)
-    deadline = time.monotonic() + 60
-    while "blue" in adapters_of(either):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: "blue" not in adapters_of(either))
     # The base's lease stays; the adapter's was ended by the operator, and is counted so.
     assert len(either.entries(SCOPE)) == 1
     assert either.stats().counters.leases_dropped == 1
@@ -304,8 +301,5 @@ def test_adapters_have_a_bound_in_bytes_together(model: Path, folder: Path) -> N
             f"adapter red: {WEIGHTS} {words} ENGINE_ADAPTER_BYTES lets all have {room}",
         )
         engine.client.delete("/v1/adapters/blue")
-        deadline = time.monotonic() + 60
-        while "blue" in adapters_of(engine):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: "blue" not in adapters_of(engine))
         assert engine.post("adapters", {"name": "red"}, AdapterInfo).name == "red"

@@ -1,7 +1,6 @@
 """What the sequences are played on: engines by their protocol, or a gateway before them by HTTP."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +15,13 @@ from scripts.bench.load import headers_of
 from tests.conformance.engines import Engine, Stream, prompt
 from tests.fuzz.sequence import Turn
 from tests.fuzz.talks import resolved
+from tests.gateway.serving import eventually
 
 SLOTS = 2
 GATEWAY_SLOTS = 4
 """So many, and one more, the gateway sends to an engine; beyond that they would wait there."""
 MINIMUMS = (32, 48)
 ENDLESS = 100_000
-WAIT_SECONDS = 180
 
 
 class Sizes(NamedTuple):
@@ -82,13 +81,6 @@ def message_outcome(message: dict[str, Any]) -> Outcome:
     return Outcome(counts, extension["miss_reason"], entries, document)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.002)
-
-
 @dataclass
 class Machines:
     """Engines on manual clocks that move together; each serves one model, `slots` turns at once."""
@@ -142,7 +134,7 @@ class Machines:
         """Nothing is left of what was played."""
         self._counted.clear()
         for engine in self.engines:
-            engine.wait_until_idle(WAIT_SECONDS)
+            engine.wait_until_idle()
             for scope in {entry.scope for entry in engine.get("entries", list[EntryInfo])}:
                 engine.drop(scope)
             engine.acknowledge(*engine.unacknowledged())
@@ -166,7 +158,7 @@ class Server:
         sent = self.send(turn)
         outcome = sent.begin()
         sent.close()
-        self.machines.engines[turn.model].wait_until_idle(WAIT_SECONDS)
+        self.machines.engines[turn.model].wait_until_idle()
         return outcome
 
     def whole(self, turn: Turn) -> Outcome:
@@ -253,7 +245,7 @@ class ByGateway(Server):
         engine = self.machines.engines[turn.model]
         waiting = engine.stats().waiting
         sent.close()
-        wait_until(lambda: engine.stats().waiting == waiting - 1)
+        eventually(lambda: engine.stats().waiting == waiting - 1)
 
     def _asked(self, turn: Turn, *, stream: bool = False) -> dict[str, Any]:
         """The body, and the headers."""

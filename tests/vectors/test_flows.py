@@ -13,8 +13,8 @@ import pytest
 from anthropic import Anthropic
 
 from tests.fuzz.houses import serving
-from tests.fuzz.servers import wait_until
 from tests.gateway.prompt.test_breakpoints import BROKEN
+from tests.gateway.serving import eventually
 from tests.vectors.conftest import MODELS_TOML
 from tests.vectors.test_counts import TURN1, Q, S, held, levels
 from tests.vectors.world import HEADERS, MODEL, Block, Vector, World, said, system, tool
@@ -207,10 +207,10 @@ def test_twins_that_overlap_both_write_and_the_third_reads_v73_v74(vector: Vecto
     body, tail, total = vector.body(*held("5m"))
     with ThreadPoolExecutor(2) as pool, world.machines.full(0) as blockers:
         first = pool.submit(world.post, "messages", body)
-        wait_until(lambda: engine.stats().waiting == 1)
+        eventually(lambda: engine.stats().waiting == 1)
         vector.wait_until(1)
         second = pool.submit(world.post, "messages", body)
-        wait_until(lambda: engine.stats().waiting == 2)
+        eventually(lambda: engine.stats().waiting == 2)
         vector.wait_until(2)
         for blocker in blockers:
             engine.cancel(blocker.request_id)
@@ -248,8 +248,8 @@ def test_who_fails_before_the_first_byte_has_written_nothing_v79(vector: Vector)
     body, *_ = vector.body(*held("5m"))
     with world.machines.full(0):
         with streamed(vector, body):
-            wait_until(lambda: engine.stats().waiting == 1)
-        wait_until(lambda: engine.stats().waiting == 0)
+            eventually(lambda: engine.stats().waiting == 1)
+        eventually(lambda: engine.stats().waiting == 0)
     assert vector.ask(*held("5m"), at=1) == (104, 0, 2000, 0)
 
 
@@ -319,7 +319,7 @@ def test_batches_are_taken_and_regions_are_refused_v126(vector: Vector) -> None:
     refused = refusal(vector.world.post("messages", {**body, "inference_geo": "us"}))
     assert refused.startswith("inference_geo: ")
     path = f"messages/batches/{taken.json()['id']}"  # what it writes must not meet another vector
-    wait_until(lambda: vector.world.get(path).json()["processing_status"] == "ended")
+    eventually(lambda: vector.world.get(path).json()["processing_status"] == "ended")
 
 
 def test_either_header_carries_the_key_v127(vector: Vector) -> None:
