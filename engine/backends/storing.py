@@ -180,7 +180,7 @@ def new_memory(
     told = replay(lines, reader.model.hex(), reader.keys)
     restored = restore(
         told,
-        entries,
+        entries.restore,
         lambda put: put.keys(hasher, reader.keys),
         partial(reader.miss_of, directory.path),
         clock.now(),
@@ -210,7 +210,7 @@ def new_memory(
         tier,
         entries,
         pool,
-        parts.runner,
+        parts.runner.save,
         threads,
         StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_copies),
         clock=clock,

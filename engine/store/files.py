@@ -29,19 +29,17 @@ import secrets
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeVar
+from typing import IO, Literal, NamedTuple
 
 from xxhash import xxh3_128
 
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.store_tier import BlockKey, Payload
 from engine.protocol.reports import StoreRefusal
-
-T = TypeVar("T")
 
 SECRET_BYTES = 32
 FINGERPRINT_BYTES = 16
@@ -61,14 +59,6 @@ _OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 Damage = Literal["missing", "unreadable", "short", "checksum"]
 """Why a file is no block: it is gone, can't be read, has another length, or has other bytes than
 such a block has, as one that was changed, or is another model's or installation's."""
-
-
-class Damaged(Exception):
-    """A file has not the content that its key asks for. The message is one of the reasons above."""
-
-    def __init__(self, reason: Damage) -> None:
-        super().__init__(reason)
-        self.reason: Damage = reason
 
 
 class Arrived(NamedTuple):
@@ -140,15 +130,13 @@ def encode_header(key: BlockKey, payload: Payload, model: bytes) -> bytes:
     return fixed + key.packed + checksum.digest()
 
 
-def decode(data: bytes, key: BlockKey, model: bytes, payload_bytes: int) -> bytes:
-    """The payload of a whole file, which must be of this key, model and size. Raise Damaged."""
+def decode(data: bytes, key: BlockKey, model: bytes, payload_bytes: int) -> bytes | Damage:
+    """The payload of a whole file, which must be of this key, model and size, or what is wrong."""
     start = header_bytes(len(key.packed) // TOKEN_BYTES)
     if len(data) != start + payload_bytes:
-        raise Damaged("short")
+        return "short"
     payload = data[start:]
-    if data[:start] != encode_header(key, payload, model):
-        raise Damaged("checksum")
-    return payload
+    return payload if data[:start] == encode_header(key, payload, model) else "checksum"
 
 
 class BlockReader(NamedTuple):
@@ -160,35 +148,27 @@ class BlockReader(NamedTuple):
 
     def miss_of(self, root: Path, key: BlockKey) -> Missed | None:
         """Why there is no file of this key and of its size. Its content is not looked at."""
-
-        def look() -> None:
-            if _size_of(root, key.name) != self._file_bytes(key):
-                raise Damaged("short")
-
-        return _or_missed(key.name, look)
+        try:
+            is_whole = _size_of(root, key.name) == self._file_bytes(key)
+        except OSError as error:
+            return _missed(key.name, error)
+        return None if is_whole else Missed(key.name, "short")
 
     def read(self, root: Path, key: BlockKey) -> Arrived | Missed:
         """The payload of a whole file of this key, or why there is none."""
-
-        def look() -> Arrived:
+        try:
             data = _read_block(root, key.name, self._file_bytes(key) + 1)
-            return Arrived(key.name, decode(data, key, self.model, self.payload_bytes))
-
-        return _or_missed(key.name, look)
+        except OSError as error:
+            return _missed(key.name, error)
+        found = decode(data, key, self.model, self.payload_bytes)
+        return Arrived(key.name, found) if isinstance(found, bytes) else Missed(key.name, found)
 
     def _file_bytes(self, key: BlockKey) -> int:
         return header_bytes(len(key.packed) // TOKEN_BYTES) + self.payload_bytes
 
 
-def _or_missed(name: str, look: Callable[[], T]) -> T | Missed:
-    try:
-        return look()
-    except FileNotFoundError:
-        return Missed(name, "missing")
-    except OSError:
-        return Missed(name, "unreadable")
-    except Damaged as damaged:
-        return Missed(name, damaged.reason)
+def _missed(name: str, error: OSError) -> Missed:
+    return Missed(name, "missing" if isinstance(error, FileNotFoundError) else "unreadable")
 
 
 # The directory. Raises OSError as files do.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Protocol
 
 import msgspec
 
@@ -148,12 +147,6 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 Record = Put | Touch | End
 
 
-class Restoring(Protocol):
-    """What takes back entries whose files are all there; False if it can't."""
-
-    def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool: ...
-
-
 # What tells of an entry in a line that is damaged elsewhere.
 _KEY, _NO_LEASE = re.compile(rb'"key":"([0-9a-f]+)"'), b'"is_leased":false'
 _encoder = msgspec.json.Encoder()
@@ -247,7 +240,7 @@ class Restored:
 
 def restore(
     told: Told,
-    entries: Restoring,
+    take_back: Callable[[Entry, Sequence[BlockKey]], bool],
     keys_of: Callable[[Put], list[BlockKey] | None],
     miss_of: Callable[[BlockKey], Missed | None],
     now: float,
@@ -255,8 +248,8 @@ def restore(
 ) -> Restored:
     """Take the entries of an earlier epoch back whose files are there, of their sizes.
 
-    `now` is the engine's clock, `wall` the same moment in seconds since 1970. `miss_of` looks for a
-    file, at each once.
+    `now` is the engine's clock, `wall` the same moment in seconds since 1970. `take_back` is False
+    if it can't. `miss_of` looks for a file, at each once.
     """
     result = Restored(num_lost=len(told.lost - told.entries.keys()))
     result.misses.update({f"journal_{reason}": n for reason, n in told.damages.items()})
@@ -270,7 +263,7 @@ def restore(
                     missed[key.name] = miss_of(key)
             is_whole = bool(keys) and not any(missed[key.name] for key in keys)
             entry = put.entry(now, wall, is_leased=is_leased)
-            if is_whole and entries.restore(entry, keys):
+            if is_whole and take_back(entry, keys):
                 result.num_entries += 1
                 result.num_leases += is_leased
                 for index, names in put.names.items():

@@ -7,7 +7,7 @@ engine's thread, all but `close`, and never waits for a file.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -203,12 +203,6 @@ def _told(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-class BlockMemory(Protocol):
-    """The part of a runner that gives a block's content."""
-
-    def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]: ...
-
-
 class StoreBounds(NamedTuple):
     """`bytes_per_second` are written at most, `max_loads` blocks brought to the device in a step.
 
@@ -221,14 +215,14 @@ class StoreBounds(NamedTuple):
 
 
 class DiskStore:
-    """An `engine.schedule.loop.StoreWork`."""
+    """An `engine.schedule.loop.StoreWork`. `contents` gives blocks' contents, a runner's `save`."""
 
     def __init__(
         self,
         tier: StoreTier,
         entries: Entries,
         device: BlockPool,
-        memory: BlockMemory,
+        contents: Callable[[Sequence[BlockId]], Sequence[Payload]],
         threads: StoreThreads,
         bounds: StoreBounds,
         *,
@@ -240,7 +234,7 @@ class DiskStore:
         self._tier = tier
         self._entries = entries
         self._device = device
-        self._memory = memory
+        self._contents = contents
         self._threads = threads
         self._bounds = bounds
         self._clock = clock
@@ -423,7 +417,7 @@ class DiskStore:
         self._write_notes(now)
         if not saves:
             return
-        payloads = self._memory.save([save.source for save in saves])
+        payloads = self._contents([save.source for save in saves])
         for save, payload in zip(saves, payloads, strict=True):
             self._allowance -= self._bounds.file_bytes
             self._queued_bytes += self._bounds.file_bytes

@@ -247,14 +247,8 @@ class ChatRenderer:
         shown_ends = probe.find_turn_end(self.traits)
         self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
         self._opens_thinking = {
-            (thinking, after_result): self.formats.tags is not None
-            and probe.opens_tag(
-                self.formats.tags.open,
-                self.formats.tags.close,
-                self.traits,
-                thinking=thinking,
-                after_result=after_result,
-            )
+            (thinking, after_result): (tags := self.formats.tags) is not None
+            and probe.opens_tag(tags, self.traits, thinking=thinking, after_result=after_result)
             for thinking in (False, True)
             for after_result in (False, True)
         }

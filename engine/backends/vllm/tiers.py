@@ -204,7 +204,7 @@ class LeaseTier(SecondaryTierManager):
         now = clock()
         self._restored = restore(
             self._puts,
-            self,
+            self.restore,
             lambda put: list(map(self._block_of, put.files)),
             partial(self._reader.miss_of, self._directory.path),
             now,

@@ -151,20 +151,14 @@ class TemplateProbe:
         return tool.end is not None and system.begin is not None and tool.end <= system.begin
 
     def opens_tag(
-        self,
-        opening: str,
-        closing: str,
-        traits: TemplateTraits,
-        *,
-        thinking: bool,
-        after_result: bool,
+        self, of: ReasoningFormat, traits: TemplateTraits, *, thinking: bool, after_result: bool
     ) -> bool:
         """Does the prompt of a new turn end behind an opening tag?"""
         prompt = Prompt(_calling([_ONE])) if after_result else Prompt([_USER])
         text = self.text(prompt, traits, thinking=thinking)
         last = _RESULT if after_result else _QUESTION
         end = "" if text is None else text.rpartition(last)[2]
-        return end.rfind(opening) > end.rfind(closing)
+        return end.rfind(of.open) > end.rfind(of.close)
 
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
         """The control token right behind an assistant's text."""

@@ -155,7 +155,20 @@ def _in_messages(name: str, *ways: Written, calls: CallFormat | None = None) -> 
     return replace(of, written=ways, messages=messages, markers=of.markers | messages.markers)
 
 
+def _between(
+    begin: str,
+    call: str,
+    end: str,
+    separator: str = "",
+    arguments: TagSyntax | LiteralSyntax | None = None,
+    **flags: Any,
+) -> CallFormat:
+    way = Written(begin=begin, call=call, separator=separator, end=end)
+    return format_of(way, arguments=arguments, **flags)
+
+
 _OBJECT = '{"name": "{name}", "arguments": {input}}'
+_PARAMETERS = '{"name": "{name}", "parameters": {input}}'
 
 
 def _objects(opening: str, closing: str, *more: str) -> CallFormat:
@@ -171,23 +184,13 @@ def _objects(opening: str, closing: str, *more: str) -> CallFormat:
 
 def _python(opening: str, closing: str, separator: str = ", ") -> CallFormat:
     begin, end = (f"{opening}[", f"]{closing}") if separator == ", " else (opening, closing)
-    return format_of(
-        Written(begin=begin, call="{name}‹\n›({input})", separator=separator, end=end),
-        arguments=LiteralSyntax(assign="="),
-        knows_names=not opening,
-    )
+    call, arguments = "{name}‹\n›({input})", LiteralSyntax(assign="=")
+    return _between(begin, call, end, separator, arguments, knows_names=not opening)
 
 
 def _gemma(opening: str, closing: str, quote: str) -> CallFormat:
-    return format_of(
-        Written(
-            begin=opening,
-            call="call:{name}‹\n›{{input}}",
-            separator=closing + opening,
-            end=closing,
-        ),
-        arguments=LiteralSyntax(assign=":", quote=quote),
-    )
+    call, arguments = "call:{name}‹\n›{{input}}", LiteralSyntax(assign=":", quote=quote)
+    return _between(opening, call, closing, closing + opening, arguments)
 
 
 def _qwen3_coder(opens: str, closes: str, *, has_lines: bool) -> CallFormat:
@@ -208,19 +211,13 @@ def _invoke(
     block: str, tag: str, kind: str = "", kinds: dict[str, str] | None = None
 ) -> CallFormat:
     """MiniMax's M2 and DeepSeek's since V3.2: `tag` stands in front of the names of tags."""
-    return format_of(
-        Written(
-            begin=f"<{block}>\n",
-            call=f'<{tag}invoke name="{{name}}">\n{{input}}</{tag}invoke>',
-            separator="\n",
-            end=f"\n</{block}>",
-        ),
-        arguments=TagSyntax(
-            open=f'<{tag}parameter name="{{key}}"{kind}>',
-            close=f"</{tag}parameter>",
-            kinds=kinds or {},
-        ),
+    call = f'<{tag}invoke name="{{name}}">\n{{input}}</{tag}invoke>'
+    tags = TagSyntax(
+        open=f'<{tag}parameter name="{{key}}"{kind}>',
+        close=f"</{tag}parameter>",
+        kinds=kinds or {},
     )
+    return _between(f"<{block}>\n", call, f"\n</{block}>", "\n", tags)
 
 
 _DSML = "｜DSML｜"
@@ -260,7 +257,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
             *(
                 Written(call=call, separator="; ")
                 for call in (
-                    '{"name": "{name}", "parameters": {input}}',
+                    _PARAMETERS,
                     '{"type": "function", "name": "{name}", "parameters": {input}}',
                     _OBJECT,
                 )
@@ -271,13 +268,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     # What Llama 4 writes beside its Python.
     "llama4_json": replace(
-        format_of(
-            Written(
-                begin="<|python_start|>",
-                call='{"name": "{name}", "parameters": {input}}',
-                end="<|python_end|>",
-            )
-        ),
+        _between("<|python_start|>", _PARAMETERS, "<|python_end|>"),
         ways=(
             CallSyntax(
                 opens=("<|python_start|>", SPACE),
@@ -287,13 +278,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
             ),
         ),
     ),
-    "internlm2": format_of(
-        Written(
-            begin="<|action_start|><|plugin|>\n",
-            call='{"name": "{name}", "parameters": {input}}',
-            end="<|action_end|>",
-        )
-    ),
+    "internlm2": _between("<|action_start|><|plugin|>\n", _PARAMETERS, "<|action_end|>"),
     "openai": _in_messages(
         "openai",
         Written(call=" to=functions.{name}<|channel|>commentary json<|message|>{input}<|call|>"),
@@ -329,12 +314,10 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     "minimax_m2": _invoke("minimax:tool_call", ""),
     # Each tag stands behind a token of its own; lists and objects are elements in elements.
-    "minimax_m3": format_of(
-        Written(
-            begin=f"{_ELEMENT}<tool_call>\n",
-            call=f'{_ELEMENT}<invoke name="{{name}}">{{input}}{_ELEMENT}</invoke>\n',
-            end=f"{_ELEMENT}</tool_call>",
-        ),
+    "minimax_m3": _between(
+        f"{_ELEMENT}<tool_call>\n",
+        f'{_ELEMENT}<invoke name="{{name}}">{{input}}{_ELEMENT}</invoke>\n',
+        f"{_ELEMENT}</tool_call>",
         arguments=TagSyntax(
             open=f"{_ELEMENT}<{{key}}>", close=f"{_ELEMENT}</{{key}}>", elements=_ELEMENT
         ),
@@ -342,30 +325,22 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     "deepseek_v32": _invoke(f"{_DSML}function_calls", _DSML, ' string="{kind}"', _DSML_KINDS),
     "deepseek_v4": _invoke(f"{_DSML}tool_calls", _DSML, ' string="{kind}"', _DSML_KINDS),
-    "deepseek_v31": format_of(
-        Written(begin=_DEEPSEEK[0], call=_CALL.format("{name}", "{input}"), end=_DEEPSEEK[1])
+    "deepseek_v31": _between(_DEEPSEEK[0], _CALL.format("{name}", "{input}"), _DEEPSEEK[1]),
+    "deepseek_v3": _between(
+        _DEEPSEEK[0],
+        _CALL.format("function", "{name}\n```json\n{input}\n```‹\n›"),
+        _DEEPSEEK[1],
+        "\n",
     ),
-    "deepseek_v3": format_of(
-        Written(
-            begin=_DEEPSEEK[0],
-            call=_CALL.format("function", "{name}\n```json\n{input}\n```‹\n›"),
-            separator="\n",
-            end=_DEEPSEEK[1],
-        )
+    "kimi_k2": _between(
+        "<|tool_calls_section_begin|>",
+        _KIMI_BEGIN + "{input}<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
     ),
-    "kimi_k2": format_of(
-        Written(
-            begin="<|tool_calls_section_begin|>",
-            call=_KIMI_BEGIN + "{input}<|tool_call_end|>",
-            end="<|tool_calls_section_end|>",
-        )
-    ),
-    "kimi_k3": format_of(
-        Written(
-            begin="«<|close|>response<|sep|>»<|open|>tools<|sep|>",
-            call='<|open|>call tool="{name}" index="{digits}"<|sep|>{input}<|close|>call<|sep|>',
-            end="<|close|>tools<|sep|>‹<|close|>message<|sep|>›",
-        ),
+    "kimi_k3": _between(
+        "«<|close|>response<|sep|>»<|open|>tools<|sep|>",
+        '<|open|>call tool="{name}" index="{digits}"<|sep|>{input}<|close|>call<|sep|>',
+        "<|close|>tools<|sep|>‹<|close|>message<|sep|>›",
         arguments=TagSyntax(
             open='<|open|>argument key="{key}" type="{kind}"<|sep|>',
             close="<|close|>argument<|sep|>",
@@ -376,13 +351,11 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
     "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
     "functionary": format_of(Written(call="<function={name}>{input}</function>")),
-    "cohere": format_of(
-        Written(
-            begin="<|START_ACTION|>[\n    ",
-            call='{"tool_call_id": "{digits}", "tool_name": "{name}", "parameters": {input}}',
-            separator=",\n    ",
-            end="\n]<|END_ACTION|>",
-        )
+    "cohere": _between(
+        "<|START_ACTION|>[\n    ",
+        '{"tool_call_id": "{digits}", "tool_name": "{name}", "parameters": {input}}',
+        "\n]<|END_ACTION|>",
+        ",\n    ",
     ),
     "lfm2": _python("<|tool_call_start|>", "<|tool_call_end|>"),
     "lfm2_json": _objects("<|tool_call_start|>", "<|tool_call_end|>"),
