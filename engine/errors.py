@@ -3,7 +3,7 @@
 EngineError            500 internal
 ├── InvalidRequest     400 invalid_request
 │   ├── PromptTooLong  400 prompt_too_long
-│   └── PublicRefusal  400 invalid_request       of a schema, image, keep, document, adapter
+│   └── PublicRefusal  400 invalid_request       of a schema, image, field, adapter
 ├── TooCostly          400 too_costly
 ├── Unsupported        400 unsupported
 ├── Unauthorized       401 unauthorized
@@ -15,7 +15,7 @@ EngineError            500 internal
 
 from typing import ClassVar
 
-from engine.protocol import KEEP_FIELD, SIBLING_FIELD, STATUS_OF, ErrorCode, Image
+from engine.protocol import STATUS_OF, ErrorCode, Image
 
 
 class EngineError(Exception):
@@ -55,25 +55,11 @@ class ImageRefused(PublicRefusal):
         super().__init__(f"{image.reference}: Could not process image")
 
 
-class KeepRefused(PublicRefusal):
-    """No such part can be kept of the marked prefix."""
+class FieldRefused(PublicRefusal):
+    """What a field asks for can't be done with this prompt, or by this engine."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{KEEP_FIELD}: {why}")
-
-
-class SiblingRefused(PublicRefusal):
-    """A sibling's entries can't be read."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{SIBLING_FIELD}: {why}")
-
-
-class DocumentRefused(PublicRefusal):
-    """A document can't be placed."""
-
-    def __init__(self, number: int, why: str) -> None:
-        super().__init__(f"documents[{number}]: {why}")
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
 
 
 class AdapterRefused(PublicRefusal):

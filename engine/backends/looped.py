@@ -54,17 +54,17 @@ from engine.cache.kinds import LEAST_KEPT, SiblingAsked, new_compression
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import (
-    DocumentRefused,
+    FieldRefused,
     InvalidRequest,
-    KeepRefused,
     NotFound,
     NotReady,
-    SiblingRefused,
     Unsupported,
 )
 from engine.protocol import (
+    KEEP_FIELD,
     MAX_CELLS,
     NEUTRAL,
+    SIBLING_FIELD,
     TTLS,
     ChainHeld,
     CountReply,
@@ -224,8 +224,7 @@ class EngineBackend:
         return generation
 
     async def cancel(self, request_id: str) -> bool:
-        loaded = self._ready()
-        return await self._call(loaded, partial(loaded.loop.cancel, request_id))
+        return await self._ask(lambda loaded: loaded.loop.cancel(request_id))
 
     async def count(self, body: Body, scope: str = "") -> CountReply:
         answer = await self._ready().preparation.run(COUNT, *_prepared_as(body, scope))
@@ -312,16 +311,13 @@ class EngineBackend:
         return self._adapters.unload(name, partial(self._call, loaded), loaded.accounting)
 
     async def unacknowledged(self) -> list[FinalCounts]:
-        loaded = self._ready()
-        return await self._call(loaded, loaded.accounting.totals.unacknowledged)
+        return await self._ask(lambda loaded: loaded.accounting.totals.unacknowledged())
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
-        loaded = self._ready()
-        await self._call(loaded, partial(loaded.accounting.totals.acknowledge, request_ids))
+        await self._ask(lambda loaded: loaded.accounting.totals.acknowledge(request_ids))
 
     async def records(self, request_ids: Sequence[str]) -> list[KeptRecord]:
-        loaded = self._ready()
-        return await self._call(loaded, partial(loaded.accounting.totals.records, request_ids))
+        return await self._ask(lambda loaded: loaded.accounting.totals.records(request_ids))
 
     async def advance_clock(self, seconds: float) -> float:
         clock = self._clock
@@ -329,15 +325,14 @@ class EngineBackend:
             raise NotFound("the clock is not manual")
         if not 0 <= seconds < 1e9:
             raise InvalidRequest("seconds: must not be negative")
-        loaded = self._ready()
 
-        def advance() -> float:
+        def advance(loaded: Loaded) -> float:
             clock.advance(seconds)
             loaded.accounting.expire(clock.now())
             loaded.accounting.publish()
             return clock.now()
 
-        return await self._call(loaded, advance)
+        return await self._ask(advance)
 
     # Inside.
 
@@ -408,6 +403,10 @@ class EngineBackend:
             future.add_done_callback(take_back)
             raise
 
+    async def _ask(self, function: Callable[[Loaded], T]) -> T:
+        loaded = self._ready()
+        return await self._call(loaded, partial(function, loaded))
+
     async def _call(self, loaded: Loaded, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
 
@@ -452,8 +451,7 @@ class LoopedBackend(EngineBackend):
         self._begin(self._assemble(parts, self._whole(parts.description)))
 
     async def stats(self) -> Stats:
-        loaded = self._ready()
-        return await self._call(loaded, partial(self._stats, loaded))
+        return await self._ask(self._stats)
 
     async def memory(self) -> Memory:
         """A part of the pool between two steps, so that none waits long for it."""
@@ -582,10 +580,11 @@ def query_of(
     if borrowing := [point for point in request.breakpoints if point.sibling]:
         sibling = cache.sibling
         if sibling is None:
-            raise SiblingRefused("this engine does not read entries of a sibling")
+            raise FieldRefused(SIBLING_FIELD, "this engine does not read entries of a sibling")
         if len(borrowing) > 1 or asked or request.documents or request.adapter or prepared.keys:
-            raise SiblingRefused(
-                "in one marker of a request, not beside `keep`, `block`, adapters or images"
+            raise FieldRefused(
+                SIBLING_FIELD,
+                "in one marker of a request, not beside `keep`, `block`, adapters or images",
             )
         theirs = cache.digests(request.scope, tokens, sibling.domain)
         return replace(
@@ -593,31 +592,33 @@ def query_of(
         )
     if request.documents:
         if asked:
-            raise KeepRefused("not beside a block from anywhere")
+            raise FieldRefused(KEEP_FIELD, "not beside a block from anywhere")
         return _placed(query, request, prepared, cache, description)
     if not asked:
         return query
     if len(asked) > 1 or request.adapter or prepared.keys:
-        raise KeepRefused("in one marker of a request, and in none with an adapter or images")
+        raise FieldRefused(
+            KEEP_FIELD, "in one marker of a request, and in none with an adapter or images"
+        )
     keep, scorer = asked[0].keep, asked[0].scorer
     assert keep is not None
     if (why := why_refused(description.techniques, scorer, keep)) is not None:
-        raise KeepRefused(why)
+        raise FieldRefused(KEEP_FIELD, why)
     end = query.segments[asked[0].segment].end
     if end is None:
-        raise KeepRefused("the marked prefix has no end in tokens")
+        raise FieldRefused(KEEP_FIELD, "the marked prefix has no end in tokens")
     least = query.min_tokens
     if not least <= end < len(tokens):
         why = f"a marked prefix has {least} to {len(tokens) - 1} tokens, this one has {end}"
-        raise KeepRefused(why)
+        raise FieldRefused(KEEP_FIELD, why)
     how = new_compression(scorer, keep, end, description.block_size)
     if how is None:
         why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
-        raise KeepRefused(why)
+        raise FieldRefused(KEEP_FIELD, why)
     # The prefix and the prompt behind what is kept of it are in memory at once.
     needed = 2 - (how.cut - len(tokens)) // (size := description.block_size) - -end // size
     if needed > (most := cache.pool.num_blocks):
-        raise KeepRefused(f"the prefix and the prompt take {needed} blocks, of {most}")
+        raise FieldRefused(KEEP_FIELD, f"the prefix and the prompt take {needed} blocks, of {most}")
     return compressed(query, cache, how)
 
 
@@ -628,29 +629,33 @@ def _placed(
     cache: PrefixCache,
     description: Description,
 ) -> CacheQuery:
-    """The prompt with its documents. Raise DocumentRefused."""
+    """The prompt with its documents. Raise FieldRefused."""
     size, found = description.block_size, list[tuple[Document, int, int]]()
     needed = -(-len(query.tokens) // size)
     for number, one in enumerate(request.documents):
         if why := why_refused(description.techniques, "blocks", one.recompute):
-            raise DocumentRefused(number, why)
+            raise FieldRefused(f"documents[{number}]", why)
         if request.adapter or prepared.keys:
-            raise DocumentRefused(number, "not with an adapter or images")
+            raise FieldRefused(f"documents[{number}]", "not with an adapter or images")
         # The first token is what documents stand behind; the last one is always computed.
         start, end = max(prepared.begins[number], 1), query.segments[one.segment].end
         end = None if end is None else min(end, len(query.tokens) - 1)
         least = max(LEAST_TOKENS, one.num_recomputed(LEAST_TOKENS) + LEAST_COPIED)
         if end is None or end <= start:
-            raise DocumentRefused(number, "only a text stands anywhere, no tool and no call")
+            raise FieldRefused(
+                f"documents[{number}]", "only a text stands anywhere, no tool and no call"
+            )
         if end - start < least:
             why = f"a block has at least {least} tokens, this one has {end - start} tokens"
-            raise DocumentRefused(number, why)
+            raise FieldRefused(f"documents[{number}]", why)
         needed += -(-(end - start) // size) + 2
         found.append((one, start, end))
     if len({start for _, start, _ in found}) < len(found):
-        raise DocumentRefused(0, "two documents stand in one place")
+        raise FieldRefused("documents[0]", "two documents stand in one place")
     if needed > (most := cache.pool.num_blocks):
-        raise DocumentRefused(0, f"it, the others and the prompt take {needed} blocks, of {most}")
+        raise FieldRefused(
+            "documents[0]", f"it, the others and the prompt take {needed} blocks, of {most}"
+        )
     return with_documents(query, cache, sorted(found, key=lambda one: one[1]))
 
 

@@ -402,7 +402,7 @@ class UpstreamBackend(EngineBackend):
         said, pause = "", FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await asyncio.wait_for(self._ask(renderer, files), FIND_SECONDS)
+                return await asyncio.wait_for(self._examine(renderer, files), FIND_SECONDS)
             except UpstreamDenied as error:
                 raise UpstreamRefused(str(error)) from None
             except (UpstreamError, TimeoutError) as error:
@@ -414,7 +414,7 @@ class UpstreamBackend(EngineBackend):
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _ask(self, renderer: ChatRenderer, files: ModelFacts) -> _Parts:
+    async def _examine(self, renderer: ChatRenderer, files: ModelFacts) -> _Parts:
         settings = self._settings
         wire = Wire(settings.upstream, settings.upstream_key.get_secret_value(), SILENCE_SECONDS)
         async with AsyncExitStack() as closing:

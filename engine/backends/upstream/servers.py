@@ -80,6 +80,7 @@ class Server:
     NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
     UNPROVEN: ClassVar[str] = "the server knows no scopes"
     TAKES_IMAGES: ClassVar[bool] = False
+    MAX_TOKEN_EVENT_BYTES: ClassVar[int] = 0
 
     def __init__(self, wire: Wire, files: ModelFacts, model: str, block_size: int) -> None:
         """`model`: the server's name of it, or empty for its only one.
@@ -122,8 +123,10 @@ class Server:
                 raise UpstreamError("the server ended the stream with an error")
             if (piece := self._piece(event, order, place)) is None:
                 continue
-            size += self._size(piece, data)
-            if size > self._most(order):
+            # Of a server that tells no tokens, bytes are bounded.
+            is_text, most = self.MAX_TOKEN_EVENT_BYTES > 0, order.max_tokens
+            size += len(data) if is_text else len(piece.token_ids)
+            if size > ((most + 16) * self.MAX_TOKEN_EVENT_BYTES if is_text else most):
                 raise UpstreamError("more than was asked for")
             yield piece
             if piece.finish_reason is not None:
@@ -146,12 +149,6 @@ class Server:
 
     def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
         raise NotImplementedError
-
-    def _size(self, piece: Piece, data: bytes) -> int:
-        return len(piece.token_ids)
-
-    def _most(self, order: Order) -> int:
-        return order.max_tokens
 
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -311,12 +308,6 @@ class ChatServer(Server):
         """Whether the server must have computed just our tokens."""
         return usage.prompt_tokens == len(order.token_ids)
 
-    def _size(self, piece: Piece, data: bytes) -> int:
-        return len(data)
-
-    def _most(self, order: Order) -> int:
-        return (order.max_tokens + 16) * self.MAX_TOKEN_EVENT_BYTES
-
 
 class VllmServer(ChatServer):
     """An unmodified `vllm serve`: token ids to `/v1/completions`, token ids back.
@@ -331,6 +322,7 @@ class VllmServer(ChatServer):
     # vLLM's CPU build ends when a prompt with a seed is computed in several steps.
     PREFILLS_SEEDED = True
     READS_TOKENS = True
+    MAX_TOKEN_EVENT_BYTES = 0
 
     async def find_facts(self) -> Facts:
         model = await self._find_model()
@@ -405,8 +397,6 @@ class VllmServer(ChatServer):
 
     def _is_ours(self, usage: _Usage, order: Order) -> bool:
         return order.shown is None or super()._is_ours(usage, order)
-
-    _size, _most = Server._size, Server._most
 
     async def _metrics(self) -> tuple[dict[str, str], str]:
         """The labels of the cache's configuration, and when the process was started."""

@@ -211,14 +211,14 @@ def test_clients_that_leave_while_a_worker_starts_do_not_start_it_again_and_agai
     """In the event loop that vLLM's server runs in."""
 
     started: list[int] = []
-    spawn = pool._spawn
+    spawn = asyncio.create_subprocess_exec
 
-    async def spawned() -> asyncio.subprocess.Process:
-        process = await spawn()
+    async def spawned(*given: Any, **more: Any) -> asyncio.subprocess.Process:
+        process = await spawn(*given, **more)
         started.append(process.pid)
         return process
 
-    monkeypatch.setattr(pool, "_spawn", spawned)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawned)
 
     async def run() -> None:
         async with backend() as engine:
