@@ -55,7 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, UnicodeError):  # the second is of a name that is too long
         print("ENGINE_HOST: must be an address of this machine", file=sys.stderr)
         return 2
-    _configure_logs(settings.log_level)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[settings.log_level.upper()]
+        ),
+        cache_logger_on_first_use=True,
+    )
     for line in misspelt(os.environ, [PREFIX + name.upper() for name in Settings.model_fields]):
         log.warning("setting_unknown", error=line)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -101,22 +113,6 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], EngineBacken
     else:
         from engine.backends.native import load_native as load_parts
     return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
-
-
-def _configure_logs(level: str) -> None:
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[level.upper()]
-        ),
-        cache_logger_on_first_use=True,
-    )
 
 
 if __name__ == "__main__":

@@ -200,33 +200,31 @@ class AdapterShelf:
     def _leave(
         self, parts: AdapterParts, info: AdapterInfo, call: Call[None], accounting: Accounting
     ) -> AdapterInfo:
-        if not self._is_named(info.digest):
-            info = msgspec.structs.replace(info, is_leaving=True)
-            self._leaving[info.digest] = info
-            task = asyncio.create_task(self._end(parts, info.digest, call, accounting))
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
-        return info
-
-    async def _end(
-        self, parts: AdapterParts, digest: str, call: Call[None], accounting: Accounting
-    ) -> None:
-        """Wait for the requests that have an adapter. Then end its entries."""
+        if self._is_named(digest := info.digest):
+            return info
+        info = self._leaving[digest] = msgspec.structs.replace(info, is_leaving=True)
 
         def try_to_end() -> None:
             if digest in self._held and accounting.drop_adapter(digest):
                 parts.model.let_go(digest)
                 self._held.pop(digest, None)
 
-        while True:
-            async with self._changing:
-                # It may have come back, under this name or another.
-                if not self._is_named(digest):
-                    await call(try_to_end)
-                if self._is_named(digest) or digest not in self._held:
-                    self._leaving.pop(digest, None)
-                    return
-            await asyncio.sleep(_LOOK_SECONDS)
+        async def end() -> None:
+            """Wait for the requests that have it. Then end its entries."""
+            while True:
+                async with self._changing:
+                    # It may have come back, under this name or another.
+                    if not self._is_named(digest):
+                        await call(try_to_end)
+                    if self._is_named(digest) or digest not in self._held:
+                        self._leaving.pop(digest, None)
+                        return
+                await asyncio.sleep(_LOOK_SECONDS)
+
+        task = asyncio.create_task(end())
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+        return info
 
     def _is_named(self, digest: str) -> bool:
         return any(info.digest == digest for info, _ in self._by_name.values())

@@ -219,7 +219,22 @@ class EngineBackend:
             inexact=answer.inexact,
             shown=shown,
         )
-        await self._submit(loaded, state, new_samples(request, loaded.description))
+        samples = new_samples(request, loaded.description)
+
+        def submit() -> None:
+            self._adapters.check_held(state.query.adapter)
+            loaded.loop.submit(state, samples)
+
+        def take_back(submitted: "Future[None]") -> None:
+            if not submitted.cancelled() and submitted.exception() is None:
+                self._cancel_soon(loaded, state.request_id)
+
+        future = loaded.loop.call(submit)
+        try:
+            await asyncio.wrap_future(future)
+        except asyncio.CancelledError:  # it ends here or there
+            future.add_done_callback(take_back)
+            raise
         generation.is_open = True
         return generation
 
@@ -383,26 +398,6 @@ class EngineBackend:
             return await self._event_loop.run_in_executor(self._compilers, make)
         return await asyncio.to_thread(make)
 
-    async def _submit(
-        self, loaded: Loaded, state: RequestState, samples: list[SampleParams]
-    ) -> None:
-        """Hand the request over; one that was cancelled on the way ends here or there."""
-
-        def take_back(submitted: "Future[None]") -> None:
-            if not submitted.cancelled() and submitted.exception() is None:
-                self._cancel_soon(loaded, state.request_id)
-
-        def submit() -> None:
-            self._adapters.check_held(state.query.adapter)
-            loaded.loop.submit(state, samples)
-
-        future = loaded.loop.call(submit)
-        try:
-            await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(take_back)
-            raise
-
     async def _ask(self, function: Callable[[Loaded], T]) -> T:
         loaded = self._ready()
         return await self._call(loaded, partial(function, loaded))
@@ -448,38 +443,7 @@ class LoopedBackend(EngineBackend):
     def load(self, progress: Progress) -> None:
         parts = self._load_parts(self._settings, progress)
         self._adapters = AdapterShelf(parts.adapters)
-        self._begin(self._assemble(parts, self._whole(parts.description)))
-
-    async def stats(self) -> Stats:
-        return await self._ask(self._stats)
-
-    async def memory(self) -> Memory:
-        """A part of the pool between two steps, so that none waits long for it."""
-        loaded = self._ready()
-        pool, host = loaded.cache.pool, loaded.cache.host
-        blocks_per_cell = -(-pool.num_blocks // MAX_CELLS)
-        owners = await self._owners(loaded)
-        parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
-        held = sum((part.held for part in parts), start=Count())
-
-        def report() -> Memory:
-            return Memory(
-                epoch=loaded.description.epoch,
-                block_size=pool.block_size,
-                blocks_per_cell=blocks_per_cell,
-                cells=[cell for part in parts for cell in part.cells],
-                referenced_blocks=sum(part.num_referenced for part in parts),
-                unused_tokens=sum(part.unused_tokens for part in parts),
-                host=None if host is None else pool_stats(host.pool),
-                holdings=holdings_of(held),
-                lifetimes=loaded.cache.entries.lifetimes.report(),
-            )
-
-        return await self._call(loaded, report)
-
-    def _assemble(self, parts: Parts, description: Description) -> Loaded:
-        """The composition of one engine."""
-        settings = self._settings
+        settings, description = self._settings, self._whole(parts.description)
         memory = new_memory(settings, parts, description, self._clock)
         cache, store = memory.cache, memory.store
         max_step_tokens = settings.max_step_tokens or parts.step_tokens
@@ -516,34 +480,62 @@ class LoopedBackend(EngineBackend):
             # Let the engine's thread take what the store's threads did.
             store.wake_by(partial(loop.call, lambda: None))
         pool = new_pool(parts.renderer, parts.worker, description, settings, self._days)
-        return Loaded(
-            description, parts.renderer, pool, cache, accounting, loop, store, memory.store_stats
+        stats = memory.store_stats
+        self._begin(
+            Loaded(description, parts.renderer, pool, cache, accounting, loop, store, stats)
         )
 
-    def _stats(self, loaded: Loaded) -> Stats:
-        scheduler, cache = self._scheduler, loaded.cache
-        assert scheduler is not None
-        pool, leases, host = cache.pool, cache.entries.leases, cache.host
-        counters = {
-            "copied_blocks": pool.num_copied,
-            "evicted_blocks": pool.num_evicted,
-            "leases_lowered": leases.num_lowered,
-            "preempted_requests": scheduler.num_preempted,
-            "demoted_blocks": host.num_demoted if host is not None else 0,
-            "promoted_blocks": host.num_promoted if host is not None else 0,
-        }
-        return self._report(
-            loaded,
-            counters,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            blocks=pool_stats(pool),
-            leases=LeaseStats(blocks=pool.num_leased, max_blocks=leases.max_blocks),
-            num_leases=cache.entries.num_leases,
-            host_blocks=host.pool.num_blocks if host is not None else 0,
-            host_blocks_used=host.num_used if host is not None else 0,
-            store=loaded.store_stats(),
-        )
+    async def stats(self) -> Stats:
+        def look(loaded: Loaded) -> Stats:
+            scheduler, cache = self._scheduler, loaded.cache
+            assert scheduler is not None
+            pool, leases, host = cache.pool, cache.entries.leases, cache.host
+            counters = {
+                "copied_blocks": pool.num_copied,
+                "evicted_blocks": pool.num_evicted,
+                "leases_lowered": leases.num_lowered,
+                "preempted_requests": scheduler.num_preempted,
+                "demoted_blocks": host.num_demoted if host is not None else 0,
+                "promoted_blocks": host.num_promoted if host is not None else 0,
+            }
+            return self._report(
+                loaded,
+                counters,
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                blocks=pool_stats(pool),
+                leases=LeaseStats(blocks=pool.num_leased, max_blocks=leases.max_blocks),
+                num_leases=cache.entries.num_leases,
+                host_blocks=host.pool.num_blocks if host is not None else 0,
+                host_blocks_used=host.num_used if host is not None else 0,
+                store=loaded.store_stats(),
+            )
+
+        return await self._ask(look)
+
+    async def memory(self) -> Memory:
+        """A part of the pool between two steps, so that none waits long for it."""
+        loaded = self._ready()
+        pool, host = loaded.cache.pool, loaded.cache.host
+        blocks_per_cell = -(-pool.num_blocks // MAX_CELLS)
+        owners = await self._owners(loaded)
+        parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
+        held = sum((part.held for part in parts), start=Count())
+
+        def report() -> Memory:
+            return Memory(
+                epoch=loaded.description.epoch,
+                block_size=pool.block_size,
+                blocks_per_cell=blocks_per_cell,
+                cells=[cell for part in parts for cell in part.cells],
+                referenced_blocks=sum(part.num_referenced for part in parts),
+                unused_tokens=sum(part.unused_tokens for part in parts),
+                host=None if host is None else pool_stats(host.pool),
+                holdings=holdings_of(held),
+                lifetimes=loaded.cache.entries.lifetimes.report(),
+            )
+
+        return await self._call(loaded, report)
 
 
 def _prepared_as(body: Body, scope: str) -> tuple[bytes, str]:

@@ -273,8 +273,13 @@ def cells_of(
                 entry = owners.get(block)
                 if entry is not None and (entry.is_broken or not cache.entries.is_live(entry)):
                     entry = None
-                states[cell_state_of(block)] += 1
                 state = state_of(block, entry)
+                if block.ref_count:
+                    states[state_of(block, None)] += 1
+                elif block.dependents:
+                    states["best_effort"] += 1
+                else:
+                    states["cached" if block.has_content else "free"] += 1
                 if state != "free":
                     scope = entry.scope if entry else cache.scopes.get(block.owner)
                     held[scope, entry, state] += 1
@@ -282,15 +287,6 @@ def cells_of(
         referenced = [block for block in looked_at if block.ref_count]
         unused = sum(pool.block_size - pool.num_tokens(block) for block in referenced)
         yield CellsPart(part, len(referenced), unused, held)
-
-
-def cell_state_of(block: Block) -> str:
-    """The field of `BlockStats` that counts the block."""
-    if block.ref_count:
-        return state_of(block, None)
-    if block.dependents:
-        return "best_effort"
-    return "cached" if block.has_content else "free"
 
 
 def state_of(block: Block, entry: Entry | None) -> str:

@@ -43,7 +43,12 @@ class SyntheticRenderer:
             start, data = len(tokens), text.encode()
             # Four bytes are a token; 0xFF, which is in no UTF-8 text, fills the last one up.
             tokens.extend(array("I", data + b"\xff" * (-len(data) % BYTES_PER_TOKEN)))
-            spans.append(SegmentSpan(len(tokens), start, _character_ends(text)))
+            # The characters that each token ends behind.
+            ends = range(BYTES_PER_TOKEN, len(data) + BYTES_PER_TOKEN, BYTES_PER_TOKEN)
+            characters: Sequence[int] = ends
+            if not text.isascii():
+                characters = [len(data[:end].decode(errors="ignore")) for end in ends]
+            spans.append(SegmentSpan(len(tokens), start, characters))
         scaffold = _SCAFFOLD if prompt.text is None else []
         return RenderedPrompt(tokens + scaffold, spans)
 
@@ -93,14 +98,3 @@ def segment_texts(prompt: Prompt) -> list[str]:
                 case ToolUsePart():
                     texts.append(msgspec.json.encode(part).decode())
     return texts
-
-
-def _character_ends(text: str) -> Sequence[int]:
-    """Exact for ASCII; for other text the characters are counted per token."""
-    num_tokens = -(-len(text.encode()) // BYTES_PER_TOKEN)
-    if text.isascii():
-        return range(BYTES_PER_TOKEN, BYTES_PER_TOKEN * num_tokens + 1, BYTES_PER_TOKEN)
-    data = text.encode()
-    return [
-        len(data[: (i + 1) * BYTES_PER_TOKEN].decode(errors="ignore")) for i in range(num_tokens)
-    ]

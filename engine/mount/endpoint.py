@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -147,40 +147,39 @@ class Refused(RuntimeError):
 
 def check(llm: Any, settings: Settings) -> None:
     """Raise Refused, naming everything that is wrong, and the flag to change."""
-    problems = list(_problems(llm))
-    if settings.adapters and llm.vllm_config.lora_config is None:
-        problems.append("ENGINE_ADAPTERS needs --enable-lora")
-    if problems:
-        raise Refused("holdfast: " + "; ".join(problems))
-
-
-def _problems(llm: Any) -> Iterator[str]:
+    wrong = list[str]()
     config = llm.vllm_config
     parallel, cache = config.parallel_config, config.cache_config
     if getattr(cache, "kv_offloading_size", None):
-        yield "--kv-offloading-size puts its own connector in the place of ours: leave it out"
+        wrong.append(
+            "--kv-offloading-size puts its own connector in the place of ours: leave it out"
+        )
     elif _our_config(config.kv_transfer_config) is None:
-        yield f"vLLM has no {NAME}: add {WANTED}"
+        wrong.append(f"vLLM has no {NAME}: add {WANTED}")
     if getattr(parallel, "_api_process_count", 1) > 1:
-        yield "several API servers would each keep books of their own: --api-server-count 1"
+        wrong.append("several API servers would each keep books of their own: --api-server-count 1")
     if parallel.data_parallel_size > 1 and not getattr(
         parallel, "data_parallel_external_lb", False
     ):
-        yield (
+        wrong.append(
             "each data-parallel rank would be an engine of its own: start as many servers without "
             "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
         )
     if not cache.enable_prefix_caching:
-        yield "prefix caching is off: leave --no-enable-prefix-caching out"
+        wrong.append("prefix caching is off: leave --no-enable-prefix-caching out")
     elif not str(cache.prefix_caching_hash_algo).startswith("sha256"):
         # Other hashes can be made to collide, and then one prompt would read another's blocks.
-        yield "--prefix-caching-hash-algo must be sha256 or sha256_cbor"
+        wrong.append("--prefix-caching-hash-algo must be sha256 or sha256_cbor")
     if not llm.log_stats:
-        yield "--disable-log-stats hides how long a request waits: leave it out"
+        wrong.append("--disable-log-stats hides how long a request waits: leave it out")
     if config.structured_outputs_config.backend != "guidance":
-        yield "our grammars need --structured-outputs-config.backend guidance"
+        wrong.append("our grammars need --structured-outputs-config.backend guidance")
     if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
-        yield f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}"
+        wrong.append(f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}")
+    if settings.adapters and config.lora_config is None:
+        wrong.append("ENGINE_ADAPTERS needs --enable-lora")
+    if wrong:
+        raise Refused("holdfast: " + "; ".join(wrong))
 
 
 # What `engine.text.files` reads.

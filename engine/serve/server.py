@@ -240,20 +240,6 @@ def _host_of(state: State) -> Any:
     return state.host
 
 
-def guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
-    """Let requests with the engine secret through. Others get a 401."""
-    wanted = f"Bearer {secret}".encode()
-
-    def check_secret(
-        connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
-    ) -> None:
-        given = connection.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, wanted):
-            raise Unauthorized("the engine secret is missing or wrong")
-
-    return check_secret
-
-
 def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorReply]:
     code: ErrorCode
     is_public = False
@@ -285,6 +271,13 @@ def create_app(
 ) -> Litestar:
     """The application over one backend, which is made and loaded when the server starts."""
 
+    wanted = f"Bearer {secret}".encode()
+
+    def check_secret(asking: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        given = asking.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, wanted):
+            raise Unauthorized("the engine secret is missing or wrong")
+
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.host, app.state.backend = host, backend_of(host)
@@ -294,7 +287,7 @@ def create_app(
     calls: list[HTTPRouteHandler] = [generate, count, cancel, describe, unacknowledged, acknowledge]
     calls += [records, events, snapshot, entries, names, stats, memory, drop]
     calls += [load_adapter, unload_adapter, advance_clock]
-    guarded = Router(path="/v1", guards=[guard(secret)], route_handlers=calls)
+    guarded = Router(path="/v1", guards=[check_secret], route_handlers=calls)
     return Litestar(
         [guarded, healthz, readyz, render_metrics],
         lifespan=[lifespan],

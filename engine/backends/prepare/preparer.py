@@ -67,6 +67,8 @@ MAX_SCHEMA_MULTIPLE = 100_000
 def check_request(request: GenerateRequest, description: Description) -> None:
     """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later.
 
+    InvalidRequest also for too many or too long stop strings, and for schemas beyond bounds.
+
     The protocol's types bound what stands in one field.
     """
     num_segments, sampling = request.prompt.num_segments, request.sampling
@@ -133,29 +135,13 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     ):
         if is_wrong:
             raise InvalidRequest(message)
-
-
-def check_prompt(prompt: Prompt) -> None:
-    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once, or has more
-    segments than an engine takes."""
-    if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
-        raise InvalidRequest("prompt.text: excludes messages, tools and system")
-    if prompt.num_segments + len(prompt.named_tools) > MAX_SEGMENTS:
-        raise InvalidRequest(f"prompt: at most {MAX_SEGMENTS} tools, blocks and parts")
-
-
-def check_demand(request: GenerateRequest) -> None:
-    """Raises InvalidRequest for too many or too long stop strings, and for schemas beyond bounds.
-
-    Only schemas that the output must keep to are bounded here: others are text of the prompt.
-    """
-    stops = request.sampling.stop_sequences
+    stops = sampling.stop_sequences
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOPS}")
     if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
-    choice, schemas = request.tool_choice, list[tuple[str, dict[str, Any]]]()
-    is_forced = choice.mode in ("any", "tool")
+    # Only schemas that the output must keep to are bounded: others are text of the prompt.
+    schemas = list[tuple[str, dict[str, Any]]]()
     if is_forced or (request.binds_text and choice.mode == "auto"):
         schemas += [
             (f"tools[{index}].input_schema", tool.input_schema)
@@ -165,6 +151,15 @@ def check_demand(request: GenerateRequest) -> None:
     if request.output_schema is not None:
         schemas.append(("output_schema", request.output_schema))
     check_schemas(schemas)
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once, or has more
+    segments than an engine takes."""
+    if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
+        raise InvalidRequest("prompt.text: excludes messages, tools and system")
+    if prompt.num_segments + len(prompt.named_tools) > MAX_SEGMENTS:
+        raise InvalidRequest(f"prompt: at most {MAX_SEGMENTS} tools, blocks and parts")
 
 
 def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -359,7 +354,6 @@ class Preparer:
     def _generate(self, request: GenerateRequest, days: KnownDays | None) -> Prepared:
         check_prompt(request.prompt)
         check_request(request, self._description)
-        check_demand(request)
         rendered = self._rendered(request, days)
         if is_bound(request):
             self._compile(request)

@@ -399,10 +399,28 @@ class UpstreamBackend(EngineBackend):
         self, renderer: ChatRenderer, files: ModelFacts, progress: Progress
     ) -> _Parts:
         """Ask until the server answers. Raises UpstreamRefused where no waiting helps."""
+        settings = self._settings
+
+        async def ask() -> _Parts:
+            key = settings.upstream_key.get_secret_value()
+            wire = Wire(settings.upstream, key, SILENCE_SECONDS)
+            async with AsyncExitStack() as closing:
+                closing.push_async_callback(wire.close)
+                kind = await find_kind(wire, settings.upstream_model)
+                server = SERVERS[kind](wire, files, settings.upstream_model, settings.block_size)
+                facts = await examined(server, renderer)
+                closing.pop_all()
+            if facts.isolation == "none":
+                log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
+            description = self._description(facts, renderer, files)
+            workers = new_pool(renderer, self._worker, description, settings, self._days)
+            images = _image_counts(server, renderer, facts)
+            return _Parts(server, facts, renderer, description, workers, images)
+
         said, pause = "", FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await asyncio.wait_for(self._examine(renderer, files), FIND_SECONDS)
+                return await asyncio.wait_for(ask(), FIND_SECONDS)
             except UpstreamDenied as error:
                 raise UpstreamRefused(str(error)) from None
             except (UpstreamError, TimeoutError) as error:
@@ -413,22 +431,6 @@ class UpstreamBackend(EngineBackend):
             said = why
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-    async def _examine(self, renderer: ChatRenderer, files: ModelFacts) -> _Parts:
-        settings = self._settings
-        wire = Wire(settings.upstream, settings.upstream_key.get_secret_value(), SILENCE_SECONDS)
-        async with AsyncExitStack() as closing:
-            closing.push_async_callback(wire.close)
-            kind = await find_kind(wire, settings.upstream_model)
-            server = SERVERS[kind](wire, files, settings.upstream_model, settings.block_size)
-            facts = await examined(server, renderer)
-            closing.pop_all()
-        if facts.isolation == "none":
-            log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
-        description = self._description(facts, renderer, files)
-        workers = new_pool(renderer, self._worker, description, settings, self._days)
-        images = _image_counts(server, renderer, facts)
-        return _Parts(server, facts, renderer, description, workers, images)
 
     async def _watch_server(self, _stopping: asyncio.Event) -> None:
         """Raises UpstreamGone while the server is away: a failing loop is no ready engine."""

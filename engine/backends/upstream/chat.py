@@ -110,19 +110,16 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
     return messages
 
 
-def chat_tools(prompt: Prompt) -> dict[str, Any]:
-    if not prompt.tools:
-        return {}
-    functions = [
-        {"name": t.name, "description": t.description or "", "parameters": t.input_schema}
-        for t in prompt.tools
-    ]
-    return {"tools": [{"type": "function", "function": function} for function in functions]}
-
-
 def conversation(order: Order) -> dict[str, Any]:
     prompt, images = order.request.prompt, () if order.shown is None else order.shown.images
-    return {"messages": chat_messages(prompt, images), **chat_tools(prompt)}
+    told: dict[str, Any] = {"messages": chat_messages(prompt, images)}
+    if prompt.tools:
+        functions = [
+            {"name": t.name, "description": t.description or "", "parameters": t.input_schema}
+            for t in prompt.tools
+        ]
+        told["tools"] = [{"type": "function", "function": function} for function in functions]
+    return told
 
 
 class ChatParser:

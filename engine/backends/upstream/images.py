@@ -52,7 +52,16 @@ class ImageCounts:
 
     async def expand(self, shown: Shown) -> Expanded:
         """Raises ImageRefused for what the server does not take, and UpstreamError."""
-        lengths = [await self._length(image) for image in shown.images]
+        if len(self._lengths) > MAX_KNOWN:
+            self._lengths.clear()
+        lengths = list[int]()
+        for image in shown.images:
+            if image.id not in self._lengths:
+                length = await self._ask([image]) - self._num_around
+                if length <= 0:
+                    raise UpstreamError("the server counted no tokens of an image")
+                self._lengths[image.id] = length
+            lengths.append(self._lengths[image.id])
         if len(shown.images) > self._most:
             await self._ask(shown.images)
             self._most = max(self._most, len(shown.images))
@@ -68,16 +77,6 @@ class ImageCounts:
             end = place + 1
         token_ids += given[end:]
         return Expanded(token_ids, spans, places)
-
-    async def _length(self, image: Image) -> int:
-        if image.id not in self._lengths:
-            if len(self._lengths) > MAX_KNOWN:
-                self._lengths.clear()
-            length = await self._ask([image]) - self._num_around
-            if length <= 0:
-                raise UpstreamError("the server counted no tokens of an image")
-            self._lengths[image.id] = length
-        return self._lengths[image.id]
 
     async def _ask(self, images: Sequence[Image]) -> int:
         request = trial_request(*(image.reference for image in images), images=images)

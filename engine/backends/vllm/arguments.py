@@ -60,7 +60,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         defaults |= {"max_loras": 4}
     if is_cpu:
         defaults |= {"block_size": 32, "enforce_eager": True, "dtype": "float32"}
-    ours = {
+    ours: dict[str, Any] = {
         "kv_connector": NAME,
         "kv_role": "kv_producer",
         "kv_connector_module_path": MODULE,
@@ -69,6 +69,24 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             "scope_lease_share": LEASE_SHARES["scope_lease_share"],
         },
     }
+    # Ours alone, or in a MultiConnector in front of the given one or its children.
+    transfer, beside = ours, settings.vllm_args.get("kv_transfer_config")
+    if beside is not None:
+        others: Any = [beside]
+        if isinstance(beside, Mapping) and beside.get("kv_connector") == "MultiConnector":
+            extra = beside.get("kv_connector_extra_config")
+            others = extra.get("connectors") if isinstance(extra, Mapping) else None
+        if not isinstance(others, list) or not all(
+            isinstance(one, Mapping) and one.get("kv_connector") for one in others
+        ):
+            message = "ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`"
+            raise ArgumentRefused(message)
+        children = [ours, *(one for one in others if one["kv_connector"] != NAME)]
+        transfer = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": children},
+        }
     return {
         **defaults,
         **settings.vllm_args,
@@ -77,27 +95,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         "enable_prefix_caching": True,
         **({"enable_lora": True} if settings.adapters else {}),
         "disable_log_stats": False,
-        "kv_transfer_config": _with_ours(ours, settings.vllm_args.get("kv_transfer_config")),
-    }
-
-
-def _with_ours(ours: dict[str, Any], given: Any) -> dict[str, Any]:
-    """Ours alone, or in a MultiConnector in front of the given one or its children."""
-    if given is None:
-        return ours
-    beside: Any = [given]
-    if isinstance(given, Mapping) and given.get("kv_connector") == "MultiConnector":
-        extra = given.get("kv_connector_extra_config")
-        beside = extra.get("connectors") if isinstance(extra, Mapping) else None
-    if not isinstance(beside, list) or not all(
-        isinstance(one, Mapping) and one.get("kv_connector") for one in beside
-    ):
-        raise ArgumentRefused("ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`")
-    children = [ours, *(one for one in beside if one["kv_connector"] != NAME)]
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": children},
+        "kv_transfer_config": transfer,
     }
 
 

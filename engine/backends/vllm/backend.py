@@ -24,7 +24,6 @@ from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.core import VllmAdapters, VllmCore
-from engine.backends.vllm.directive import Bound
 from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
 from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
 from engine.cache.digests import ChainHasher
@@ -86,13 +85,12 @@ class VllmBackend(EngineBackend):
         self._load_vllm = load_parts or load_vllm
         self._parts: VllmParts | None = None
         self._closing = ExitStack()
-        self._bound = Bound()
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
         # The connector knows our directives by a token, so it hears of that before any of them.
         binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
-        self._bound = binding.result(BIND_SECONDS)
+        bound = binding.result(BIND_SECONDS)
         description = parts.description
         if parts.renderer.image_text:
             if asyncio.run_coroutine_threadsafe(sees_images(parts), self._event_loop).result():
@@ -107,7 +105,37 @@ class VllmBackend(EngineBackend):
             shelved = AdapterParts(folder, given, spelled, room, parts.adapters)
             self._adapters = AdapterShelf(shelved)
             self._closing.callback(given.close)
-        self._begin(self._assemble(parts, self._whole(description)))
+        settings, description = self._settings, self._whole(description)
+        # Room for what vLLM has evicted and not told yet.
+        num_spare = 2 * description.max_context_tokens // description.block_size
+        num_blocks = description.num_blocks + bound.max_blocks + num_spare
+        pool = MirrorPool(num_blocks, description.block_size)
+        entries = HeldEntries(
+            pool, grace_seconds=ARRIVAL_GRACE_SECONDS, is_recorded=bound.max_blocks > 0
+        )
+        hasher = ChainHasher(bound.chain or os.urandom(32), description.block_size)
+        cache = HeldCache(pool, entries, hasher, has_states=parts.has_states)
+        cache.restore(bound.entries, self._clock.now(), time.time())
+        accounting = Accounting(
+            cache,
+            self._clock,
+            self._events.publish,
+            epoch=description.epoch,
+            max_context_tokens=description.max_context_tokens,
+            counts_prefill=False,
+        )
+        loop = VllmLoop(
+            parts.core,
+            accounting,
+            cache,
+            self._event_loop,
+            self._supervisor,
+            max_waiting=settings.max_waiting,
+            max_leased_blocks=int(description.num_blocks * settings.lease_share),
+            max_context_tokens=description.max_context_tokens,
+        )
+        workers = new_pool(parts.renderer, parts.worker, description, settings, self._days)
+        self._begin(Loaded(description, parts.renderer, workers, cache, accounting, loop))
 
     async def _expand(self, shown: Shown) -> Expanded:
         assert self._parts is not None
@@ -146,40 +174,6 @@ class VllmBackend(EngineBackend):
             num_leases=loaded.cache.entries.num_leases,
             store=core.store,
         )
-
-    def _assemble(self, parts: VllmParts, description: Description) -> Loaded:
-        settings = self._settings
-        # Room for what vLLM has evicted and not told yet.
-        num_spare = 2 * description.max_context_tokens // description.block_size
-        bound = self._bound
-        num_blocks = description.num_blocks + bound.max_blocks + num_spare
-        pool = MirrorPool(num_blocks, description.block_size)
-        entries = HeldEntries(
-            pool, grace_seconds=ARRIVAL_GRACE_SECONDS, is_recorded=bound.max_blocks > 0
-        )
-        hasher = ChainHasher(bound.chain or os.urandom(32), description.block_size)
-        cache = HeldCache(pool, entries, hasher, has_states=parts.has_states)
-        cache.restore(bound.entries, self._clock.now(), time.time())
-        accounting = Accounting(
-            cache,
-            self._clock,
-            self._events.publish,
-            epoch=description.epoch,
-            max_context_tokens=description.max_context_tokens,
-            counts_prefill=False,
-        )
-        loop = VllmLoop(
-            parts.core,
-            accounting,
-            cache,
-            self._event_loop,
-            self._supervisor,
-            max_waiting=settings.max_waiting,
-            max_leased_blocks=int(description.num_blocks * settings.lease_share),
-            max_context_tokens=description.max_context_tokens,
-        )
-        workers = new_pool(parts.renderer, parts.worker, description, settings, self._days)
-        return Loaded(description, parts.renderer, workers, cache, accounting, loop)
 
 
 def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
@@ -272,63 +266,57 @@ def parts_of(
     config = llm.vllm_config
     if settings.adapters or adapters:
         check_version(__version__, ADAPTERS_SINCE)
-    worker = msgspec.structs.replace(worker, image_text=image_text(config.model_config))
+    model, cache = config.model_config, config.cache_config
+    worker = msgspec.structs.replace(worker, image_text=image_text(model))
     renderer = chat_renderer(worker)
+    sampling: dict[str, Any] = model.get_diff_sampling_param()
+    if model.try_get_generation_config().get("do_sample") is False:
+        sampling |= {"temperature": 0.0, **model.override_generation_config}
     return VllmParts(
         core=VllmCore(
             llm,
-            config.model_config.get_vocab_size(),
+            model.get_vocab_size(),
             takes_seeds=not current_platform.is_cpu(),
             is_owner=is_owner,
         ),
         renderer=renderer,
         worker=worker,
-        description=_description(config, renderer, settings, model_name),
-        has_states=config.cache_config.mamba_cache_mode != "none",
+        description=Description(
+            backend="vllm",
+            model=model_name,
+            epoch="",
+            max_context_tokens=model.max_model_len,
+            block_size=cache.block_size,
+            num_blocks=cache.num_gpu_blocks - 1,
+            granularity=cache.block_size,
+            min_cache_tokens=settings.min_cache_tokens,
+            # As the native engine's, but that blocks are shared whole only.
+            capabilities=capabilities_of(
+                renderer,
+                {
+                    "multiple_choices": True,
+                    "own_template": True,
+                    **dict.fromkeys(SAMPLING_CAPABILITIES, True),
+                    "service_class": config.scheduler_config.policy == "priority",
+                },
+            ),
+            prefix_order=renderer.prefix_order,
+            tool_format=renderer.tool_format,
+            reasoning_format=renderer.reasoning_format,
+            kv_bytes_per_token=kv_bytes(
+                json.loads(model.hf_config.to_json_string(use_diff=False)),
+                str(model.dtype).removeprefix("torch."),
+                cache.cache_dtype,
+            ),
+            device=str(config.device_config.device_type),
+            default_sampling=recommended(sampling),
+            max_running=config.scheduler_config.max_num_seqs,
+            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+        ),
+        has_states=cache.mamba_cache_mode != "none",
         adapters={
             name: Path(get_adapter_absolute_path(path)) for name, path in (adapters or {}).items()
         },
-    )
-
-
-def _description(
-    config: Any, renderer: ChatRenderer, settings: Settings, model_name: str
-) -> Description:
-    model, cache = config.model_config, config.cache_config
-    sampling: dict[str, Any] = model.get_diff_sampling_param()
-    if model.try_get_generation_config().get("do_sample") is False:
-        sampling |= {"temperature": 0.0, **model.override_generation_config}
-    return Description(
-        backend="vllm",
-        model=model_name,
-        epoch="",
-        max_context_tokens=model.max_model_len,
-        block_size=cache.block_size,
-        num_blocks=cache.num_gpu_blocks - 1,
-        granularity=cache.block_size,
-        min_cache_tokens=settings.min_cache_tokens,
-        # As the native engine's, but that blocks are shared whole only.
-        capabilities=capabilities_of(
-            renderer,
-            {
-                "multiple_choices": True,
-                "own_template": True,
-                **dict.fromkeys(SAMPLING_CAPABILITIES, True),
-                "service_class": config.scheduler_config.policy == "priority",
-            },
-        ),
-        prefix_order=renderer.prefix_order,
-        tool_format=renderer.tool_format,
-        reasoning_format=renderer.reasoning_format,
-        kv_bytes_per_token=kv_bytes(
-            json.loads(model.hf_config.to_json_string(use_diff=False)),
-            str(model.dtype).removeprefix("torch."),
-            cache.cache_dtype,
-        ),
-        device=str(config.device_config.device_type),
-        default_sampling=recommended(sampling),
-        max_running=config.scheduler_config.max_num_seqs,
-        longest_token_bytes=longest_token_bytes(renderer.tokenizer),
     )
 
 

@@ -14,7 +14,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import vllm
@@ -44,9 +44,6 @@ from engine.backends.vllm.plugin import register
 from engine.schedule.request import Ranges
 from engine.store.journal import Record
 from engine.supervisor import trace_of
-
-if TYPE_CHECKING:
-    from engine.backends.vllm.tiers import LeaseTier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -506,24 +503,19 @@ def cut_at_marks() -> None:
 def _bind(core: Any, token: str) -> Any:
     found = _running(core)
     leases, bound = found.leases, Bound()
-    below = leases.below = _find_below(core.scheduler)
+    # A tier of ours in an OffloadingConnector beside us (`tiers.py`).
+    below = None
+    for connector in getattr(core.scheduler.get_kv_connector(), "sub_connectors", ()):
+        manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+        for tier in getattr(manager, "secondary_tiers", ()):
+            if below is None and hasattr(tier, "take_restored"):
+                below, tier.above = tier, manager.primary_tier._policy
+    leases.below = below
     found.tracker.bind(token)
     if below is not None:
         entries = leases.restore()
         bound = Bound(max_blocks=below.max_blocks, chain=below.chain, entries=entries)
     return msgspec.to_builtins(bound)
-
-
-def _find_below(scheduler: Any) -> "LeaseTier | None":
-    """A tier of ours in an OffloadingConnector beside us (`tiers.py`)."""
-    for connector in getattr(scheduler.get_kv_connector(), "sub_connectors", ()):
-        manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
-        for tier in getattr(manager, "secondary_tiers", ()):
-            if hasattr(tier, "take_restored"):
-                ours: LeaseTier = tier
-                ours.above = manager.primary_tier._policy
-                return ours
-    return None
 
 
 def _running(core: Any) -> HoldfastConnector:

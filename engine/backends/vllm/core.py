@@ -152,6 +152,9 @@ class VllmCore:
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
         prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
         if has_images := order.shown is not None:
             async with self._decoding:
@@ -160,7 +163,23 @@ class VllmCore:
         # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
         salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
         try:
-            params = self._params(order, directive)
+            known = msgspec.structs.replace(directive, token=self._token)
+            structured = None
+            if order.grammar is not None:
+                structured = StructuredOutputsParams(grammar=order.grammar)
+            params = SamplingParams(
+                **vllm_sampling(order, self._vocabulary_size, takes_seeds=self._takes_seeds),
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                structured_outputs=structured,
+                extra_args={
+                    "kv_transfer_params": {
+                        PARAM_KEY: msgspec.to_builtins(known),
+                        # For vLLM's OffloadingConnector: what is not marked stays where it is.
+                        "max_offload_tokens": max((want.tokens for want in known.wants), default=0),
+                    }
+                },
+            )
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
             # would leave it unapplied until the model ends its thinking.
             adding = self._llm.add_request(
@@ -245,28 +264,6 @@ class VllmCore:
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         return await self._llm.engine_core.call_utility_async(CALL.format(name), *arguments)
-
-    def _params(self, order: Order, directive: Directive) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-        known = msgspec.structs.replace(directive, token=self._token)
-        structured = None
-        if order.grammar is not None:
-            structured = StructuredOutputsParams(grammar=order.grammar)
-        return SamplingParams(
-            **vllm_sampling(order, self._vocabulary_size, takes_seeds=self._takes_seeds),
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            structured_outputs=structured,
-            extra_args={
-                "kv_transfer_params": {
-                    PARAM_KEY: msgspec.to_builtins(known),
-                    # For vLLM's OffloadingConnector: what is not marked stays where it is.
-                    "max_offload_tokens": max((want.tokens for want in known.wants), default=0),
-                }
-            },
-        )
 
 
 class TakenAdapter(NamedTuple):

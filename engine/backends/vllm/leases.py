@@ -260,7 +260,18 @@ class LeaseManager:
 
         Places that names stand on come last, without those that have come back.
         """
-        self._end_gone()
+        # What stood on copies that the tier below has lost ends.
+        gone = set() if self.below is None else self.below.take_gone()
+        for hold in list(self._holds.values()) if gone else ():
+            if gone.isdisjoint(hold.below):
+                continue
+            hold.below = ()
+            if not hold.blocks:
+                self._remove(hold)
+                self._note_loss(hold, "evicted")
+            elif hold.is_lowered:
+                hold.is_lowered = False
+                self._note_loss(hold, "yielded")
         told = [*self._losses, *(Loss(key=key, reason="evicted") for key in self._lost_watches)]
         self._lost_watches = {}
         self._losses.clear()
@@ -394,9 +405,19 @@ class LeaseManager:
         new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
         while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
             held = len(self._scope_refs.get(hold.scope, ())) + new
-            other = self._first_to_lower(hold.scope) or next_to_end(
-                self._held(), Claim(held, self._share(hold.scope), excess)
-            )
+            # Of the scope's own next lease to end, and those of scopes above their share, one that
+            # has a copy below loses nothing.
+            firsts = [
+                one.first
+                for scope, one in zip(self._leases, self._held(), strict=True)
+                if one.first is not None
+                and (scope == hold.scope or one.num_blocks > one.share)
+                and self._has_copy(one.first)
+            ]
+            other = min(firsts, key=lambda first: first.expires_at, default=None)
+            if other is None:
+                claim = Claim(held, self._share(hold.scope), excess)
+                other = next_to_end(self._held(), claim)
             if other is None:
                 return False
             self._lose_lease(other, "yielded")
@@ -412,18 +433,6 @@ class LeaseManager:
             self._by_end[hold.scope] = Order(lambda h: (h.expires_at, 0.0) if h.is_leased else None)
         self._by_end[hold.scope].push(hold)
         return True
-
-    def _first_to_lower(self, needy: str) -> Hold | None:
-        """Of the scope's own next leases to end, and those of scopes above their share, one that
-        has a copy below: it loses nothing."""
-        firsts = [
-            one.first
-            for scope, one in zip(self._leases, self._held(), strict=True)
-            if one.first is not None
-            and (scope == needy or one.num_blocks > one.share)
-            and self._has_copy(one.first)
-        ]
-        return min(firsts, key=lambda hold: hold.expires_at, default=None)
 
     def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[Hold]]:
         """Each scope's leases, but for those that only have blocks of `hit`."""
@@ -460,20 +469,6 @@ class LeaseManager:
         if self.below is not None and not hold.below and keys and self.below.keeps(keys):
             hold.below = keys
         return bool(hold.below)
-
-    def _end_gone(self) -> None:
-        """End what stood on copies that the tier below has lost."""
-        gone = set() if self.below is None else self.below.take_gone()
-        for hold in list(self._holds.values()) if gone else ():
-            if gone.isdisjoint(hold.below):
-                continue
-            hold.below = ()
-            if not hold.blocks:
-                self._remove(hold)
-                self._note_loss(hold, "evicted")
-            elif hold.is_lowered:
-                hold.is_lowered = False
-                self._note_loss(hold, "yielded")
 
     def _end_lease(self, hold: Hold) -> None:
         """The books only: the caller gives the references back."""

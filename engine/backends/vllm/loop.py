@@ -39,7 +39,11 @@ _WATCH = "name:"
 
 
 class HeldEntries(Entries):
-    """Entries whose leases the connector holds. It reports which got one and which lost it."""
+    """Entries whose leases the connector holds. It reports which got one and which lost it.
+
+    `removed` are the keys of those that ended since it was emptied last, `unleased` of those that
+    lapsed, and which the connector may still lease.
+    """
 
     def __init__(
         self, pool: MirrorPool, *, grace_seconds: float = 0.0, is_recorded: bool = False
@@ -52,8 +56,8 @@ class HeldEntries(Entries):
             grace_seconds=grace_seconds,
         )
         self._states: dict[Digest, HoldState] = {}
-        self._removed: list[Digest] = []
-        self._unleased: dict[Digest, None] = {}
+        self.removed: list[Digest] = []
+        self.unleased: dict[Digest, None] = {}
         self._is_recorded = is_recorded
         self._changed: dict[Entry, None] = {}
 
@@ -110,22 +114,9 @@ class HeldEntries(Entries):
             records.append(Put.of(entry, times, packed, names))
         return records
 
-    def take_removed(self) -> list[Digest]:
-        """The keys of the entries that ended since the last call."""
-        removed, self._removed = self._removed, []
-        return removed
-
-    def take_unleased(self, is_due: Callable[[Digest], bool]) -> list[Digest]:
-        """The keys of lapsed entries that the connector still leases. Others wait until due."""
-        due = [key for key in self._unleased if is_due(key)]
-        for key in due:
-            del self._unleased[key]
-        entries = ((key, self.get(key)) for key in due)
-        return [key for key, entry in entries if entry is not None and not entry.is_leased]
-
     def _lapse(self, entry: Entry) -> None:
         if entry.is_leased:
-            self._unleased[entry.key] = None
+            self.unleased[entry.key] = None
         super()._lapse(entry)
 
     def _try_lease(self, entry: Entry) -> bool:
@@ -158,12 +149,11 @@ class HeldEntries(Entries):
         if self._is_recorded:
             self._changed[entry] = None
 
-    def _want_copy(self, entry: Entry) -> None:
-        self._note(entry)
+    _want_copy = _note
 
     def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         super().end(entry, why, reason)
-        self._removed.append(entry.key)
+        self.removed.append(entry.key)
 
 
 class HeldCache(MirrorCache):
@@ -243,14 +233,20 @@ class HeldCache(MirrorCache):
 
     def take_released(self) -> list[Digest]:
         """The keys of ended entries that nobody waits for: the connector may let them go."""
-        return self._idle(self.entries.take_removed())
+        removed, self.entries.removed = self.entries.removed, []
+        return self._idle(removed)
 
     def take_unleased(self) -> list[Digest]:
         """The keys whose leases are over and whose entries are kept for turns that came before.
 
         One that a request waits for is kept until that request has started: it may hold it anew.
         """
-        return self.entries.take_unleased(lambda key: not self._wanted[key])
+        unleased, entries = self.entries.unleased, self.entries
+        due = [key for key in unleased if not self._wanted[key]]
+        for key in due:
+            del unleased[key]
+        lapsed = ((key, entries.get(key)) for key in due)
+        return [key for key, entry in lapsed if entry is not None and not entry.is_leased]
 
     def admit(self, query: CacheQuery, found: Found, table: BlockTable, report: Report) -> None:
         """The request has its first token: what it reused, and what the connector holds for it.

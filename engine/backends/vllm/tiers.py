@@ -315,7 +315,27 @@ class LeaseTier(SecondaryTierManager):
         results = list[JobResult]()
         with suppress(queue.Empty):
             while True:
-                results.append(self._take(self._finished.get_nowait()))
+                done = self._finished.get_nowait()
+                self._counts["loaded" if done.is_load else "written"] += len(done.done)
+                if done.is_load:
+                    self._misses.update(done.failed.values())
+                    for key in done.failed:
+                        self._forget(key)
+                else:
+                    self._counts["failed"] += len(done.failed)
+                    self._writing.difference_update(done.done, done.failed)
+                    self._stored.update(dict.fromkeys(done.done))
+                    for key in done.done:
+                        if key not in self._wanted.until:  # its time is over already
+                            self._forget(key)
+                result = JobResult(
+                    done.job_id,
+                    success=not done.failed,
+                    successful_keys=done.done if done.is_load and done.failed else None,
+                    transfer_time=done.seconds,
+                    transfer_bytes=len(done.done) * self._block_size_bytes,
+                )
+                results.append(result)
         return results
 
     def has_pending_work(self) -> bool:
@@ -343,27 +363,6 @@ class LeaseTier(SecondaryTierManager):
             del self._stored[key]
             self._gone.append(key)
             self._threads.delete(self._reader.keys.name_of(key))
-
-    def _take(self, done: Done) -> JobResult:
-        self._counts["loaded" if done.is_load else "written"] += len(done.done)
-        if done.is_load:
-            self._misses.update(done.failed.values())
-            for key in done.failed:
-                self._forget(key)
-        else:
-            self._counts["failed"] += len(done.failed)
-            self._writing.difference_update(done.done, done.failed)
-            self._stored.update(dict.fromkeys(done.done))
-            for key in done.done:
-                if key not in self._wanted.until:  # its time is over already
-                    self._forget(key)
-        return JobResult(
-            done.job_id,
-            success=not done.failed,
-            successful_keys=done.done if done.is_load and done.failed else None,
-            transfer_time=done.seconds,
-            transfer_bytes=len(done.done) * self._block_size_bytes,
-        )
 
     # In the threads.
 

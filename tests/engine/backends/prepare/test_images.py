@@ -1,7 +1,5 @@
 """Images of a prompt in the preparing process, and where tokens are when they have theirs."""
 
-import struct
-import zlib
 from array import array
 from typing import Any
 
@@ -28,24 +26,15 @@ from engine.protocol import (
 )
 from engine.text.files import read_prompt_files
 from engine.text.renderer import ChatRenderer
+from tests.e2e.prompts import png
 from tests.engine.backends.looped import SCOPE, description, request
 from tests.engine.text.templates import DEMO_MODEL
 
 PLACE = "<image>"
 
 
-def png(width: int = 20, height: int = 10) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-    rows = chunk(b"IDAT", zlib.compress((b"\0" + bytes(width)) * height))
-    return b"\x89PNG\r\n\x1a\n" + header + rows + chunk(b"IEND", b"")
-
-
 def image(number: int, **changed: Any) -> Image:
-    fields = {"id": f"{number:064x}", "media_type": "image/png", "width": 20, "height": 10}
+    fields = {"id": f"{number:064x}", "media_type": "image/png", "width": 112, "height": 84}
     return Image(**{**fields, "data": png(), **changed})
 
 
@@ -169,7 +158,7 @@ def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
     "broken",
     [
         {"data": png()[:-30]},
-        {"data": png(21, 10)},
+        {"data": png(113, 84)},
         {"data": b"<svg></svg>"},
         {"data": png(), "width": MAX_IMAGE_PIXELS},
     ],

@@ -1,15 +1,21 @@
-"""Starts of an engine whose server is not there yet, or can't be used."""
+"""Starts of an engine whose server is not there yet, or can't be used, and what its log says."""
 
+import json
 import signal
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from engine.protocol import Sampling
 from scripts.stack import ENGINE_SECRET, Server, serving_engine
+from tests.engine.backends.looped import request
 from tests.engine.backends.upstream.conftest import wait_until
-from tests.engine.backends.upstream.scripted import Script, serving_script
+from tests.engine.backends.upstream.scripted import Fault, Script, serving_script
 
+HEADERS = {"authorization": f"Bearer {ENGINE_SECRET}"}
+MADE = "req_0123456789abcdef01234567"
 WAITING = "waiting for the upstream server"
 
 
@@ -28,10 +34,8 @@ def test_a_server_down_at_the_start_is_waited_for(how: dict[str, int], tmp_path:
         serving_engine("upstream", {"ENGINE_UPSTREAM": url}, log) as server,
     ):
         wait_until(lambda: WAITING in stage(server))
-        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        refused = httpx.post(
-            f"{server.url}/v1/generate", content=b"{}", headers=headers, timeout=30
-        )
+        asking = f"{server.url}/v1/generate"
+        refused = httpx.post(asking, content=b"{}", headers=HEADERS, timeout=30)
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         # It is asked again and again, and told once.
         with pytest.raises(AssertionError):
@@ -56,13 +60,42 @@ def test_an_engine_that_waits_for_its_server_can_end(end: signal.Signals, tmp_pa
         assert "Traceback" not in log.read_text("utf-8")
 
 
-def test_a_server_that_wants_a_key_ends_the_start_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [(Script(status=401), "ENGINE_UPSTREAM_KEY"), (Script(other_tokenizer=True), "tokenizer")],
+    ids=["key", "tokenizer"],
+)
+def test_a_server_that_cannot_be_used_ends_the_start_with_one_line(
+    script: Script, why: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with (
-        serving_script(Script(status=401)) as url,
+        serving_script(script) as url,
         serving_engine("upstream", {"ENGINE_UPSTREAM": url}, log) as server,
     ):
         wait_until(lambda: server.process.poll() is not None)
         assert server.process.poll() == 1
         said = log.read_text("utf-8")
-        assert "ENGINE_UPSTREAM_KEY" in said and "Traceback" not in said
+        assert why in said and "Traceback" not in said
+
+
+def test_the_lines_of_a_request_that_its_server_failed_have_its_id(tmp_path: Path) -> None:
+    """The line of the loop that asks the server, in a task of its own, and the call's own."""
+    script, log = Script(), tmp_path / "log"
+
+    def events() -> list[str]:
+        lines = [line for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
+        told = map(json.loads, lines)
+        return [line["event"] for line in told if line.get("request_id") == MADE]
+
+    with (
+        serving_script(script) as url,
+        serving_engine("upstream", {"ENGINE_UPSTREAM": url}, log) as server,
+    ):
+        server.wait()
+        script.fault = Fault(after=3)
+        content = msgspec.json.encode(request("Count.", sampling=Sampling(max_tokens=50)))
+        headers = {**HEADERS, "x-request-id": MADE}
+        asking = f"{server.url}/v1/generate"
+        httpx.post(asking, content=content, headers=headers, timeout=120)
+        wait_until(lambda: "the upstream server failed a request" in events())

@@ -54,25 +54,17 @@ def test_no_entry_is_ever_leased(engine: Engine) -> None:
     assert not any(chain.num_leased for chain in engine.snapshot().chains)
 
 
-def test_what_the_server_evicted_is_not_read_but_written(engine: Engine, script: Script) -> None:
+@pytest.mark.parametrize("kept", [0, 2 * BLOCK_SIZE])
+def test_what_the_server_evicted_is_not_read_but_written(
+    engine: Engine, script: Script, kept: int
+) -> None:
     scope, asked = engine.scope(), prompt(engine.text(100))
     engine.ask(asked, scope, 0)
-    script.cached.clear()
-    again = engine.ask(asked, scope, 0)
-    assert again.usage.cache_read_tokens == 0
-    assert again.started.miss_reason == "best_effort_evicted"
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
-
-
-def test_a_read_is_never_more_than_the_server_reused(engine: Engine, script: Script) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    engine.ask(asked, scope, 0)
-    kept = 2 * BLOCK_SIZE
     script.cached = {(salt, tokens) for salt, tokens in script.cached if len(tokens) <= kept}
-    again = engine.ask(asked, scope, 0)
-    assert again.usage.cache_read_tokens == kept
-    assert again.usage.cache_write_5m_tokens == engine.ends(asked)[0] - kept
+    (end,), again = engine.ends(asked), engine.ask(asked, scope, 0)
+    assert (again.usage.cache_read_tokens, again.usage.cache_write_5m_tokens) == (kept, end - kept)
     assert again.started.miss_reason == "best_effort_evicted"
+    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == end
 
 
 def test_a_read_is_never_more_than_the_entry(engine: Engine) -> None:
@@ -106,13 +98,6 @@ def test_the_server_gets_token_ids_and_every_wish(engine: Engine, script: Script
     assert body["presence_penalty"] == 0.25
 
 
-def test_the_answer_is_the_servers(engine: Engine) -> None:
-    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200)
-    assert answer.text() == ANSWER
-    (finished,) = answer.finished
-    assert finished.reason == "stop"
-
-
 def test_prewarming_computes_and_tells_nothing(engine: Engine) -> None:
     scope, asked = engine.scope(), prompt(engine.text(100))
     warmed = engine.ask(asked, scope, 0, max_tokens=0)
@@ -123,6 +108,7 @@ def test_prewarming_computes_and_tells_nothing(engine: Engine) -> None:
 def test_choices_are_requests_of_their_own(engine: Engine) -> None:
     answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200, num_choices=3)
     assert [answer.text(choice) for choice in range(3)] == [ANSWER] * 3
+    assert [finished.reason for finished in answer.finished] == ["stop"] * 3
 
 
 def test_a_cancel_closes_the_connection_to_the_server(engine: Engine, script: Script) -> None:
@@ -238,12 +224,3 @@ def test_a_server_that_mixes_scopes_is_found_out_and_tells_nobody_of_others() ->
         engine.ask(asked, engine.scope(), 0)
         usage = engine.ask(asked, engine.scope(), 0).usage
         assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
-
-
-def test_another_tokenizer_is_refused_at_the_start() -> None:
-    with (
-        serving_script(Script(other_tokenizer=True)) as url,
-        pytest.raises(BaseException, match="ended"),
-        engine_before(url),
-    ):
-        pass

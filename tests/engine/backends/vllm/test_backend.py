@@ -17,7 +17,7 @@ from engine.backends.external import Order
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm import backend as vllm_backend
 from engine.backends.vllm.backend import VllmBackend, VllmParts
-from engine.backends.vllm.core import Output, VllmCore
+from engine.backends.vllm.core import Output, VllmAdapters, VllmCore
 from engine.backends.vllm.directive import (
     Bound,
     CoreStats,
@@ -42,6 +42,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.protocol.reports import BlockStats
+from engine.refusal import StartRefused
 from engine.settings import DEMO_MODEL, Settings
 from engine.supervisor import Supervisor
 from tests.engine.backends.looped import description, prompt, request, thread_pool
@@ -76,6 +77,7 @@ class ScriptedCore(VllmCore):
         self.may_answer = asyncio.Event()
         self.calls: list[str] = []
         self.adapters: dict[str, Path] = {}
+        self.takes_no_adapters = False
         self.orders: list[Order] = []
         self._reports: dict[str, Report] = {}
 
@@ -116,6 +118,8 @@ class ScriptedCore(VllmCore):
 
     async def add_adapter(self, digest: str, directory: str) -> None:
         self.adapters[digest] = Path(directory)
+        if self.takes_no_adapters:
+            raise StartRefused("vLLM: rank 64 is greater than 16")
 
     async def remove_adapter(self, digest: str) -> None:
         del self.adapters[digest]
@@ -311,3 +315,20 @@ async def test_vllm_reads_a_copy_of_an_adapter_and_the_old_one_goes_with_its_ent
         with pytest.raises(AdapterRefused, match="judge: `alora_invocation_tokens`: vLLM has no"):
             await backend.load_adapter("judge")
     assert not crashes
+
+
+async def test_no_copy_of_a_refused_adapter_stays(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    core.takes_no_adapters = True
+    write_adapter(tmp_path, b"weights", r=64)
+    adapters = VllmAdapters(core, asyncio.get_running_loop())
+    with pytest.raises(StartRefused, match="rank 64"):
+        await asyncio.to_thread(adapters.read, tmp_path)
+    (copy,) = core.adapters.values()
+    assert not copy.exists() and copy.parent.is_dir()
+    # A disk without room for the copy is the adapter's refusal, not the engine's end.
+    adapters.close()
+    copy.parent.write_text("no folder")
+    with pytest.raises(StartRefused):
+        await asyncio.to_thread(adapters.read, tmp_path)
+    copy.parent.unlink()
