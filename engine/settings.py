@@ -167,16 +167,22 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "Settings":
-        is_native, keeps_other = self.backend == "native", self.kv_dtype != "model"
+        native, in_vllm = ("native",), "; vLLM takes `{}` in ENGINE_VLLM_ARGS"
+        for name, backends, hint in (
+            ("store", ("native", "synthetic"), ""),
+            ("speculation", native, in_vllm.format("speculative_config")),
+            ("approximate", native, ""),
+            ("kv_dtype", native, in_vllm.format("kv_cache_dtype")),
+        ):
+            is_given = getattr(self, name) != type(self).model_fields[name].default
+            if is_given and self.backend not in backends:
+                where = " or ".join(backends)
+                raise ValueError(f"{PREFIX}{name.upper()} works with ENGINE_BACKEND {where}{hint}")
         for is_wrong, message in (
             (
                 self.backend == "upstream"
                 and not self.upstream.startswith(("http://", "https://")),
                 "ENGINE_BACKEND=upstream needs a URL in ENGINE_UPSTREAM",
-            ),
-            (
-                self.store and self.backend not in ("native", "synthetic"),
-                "ENGINE_STORE works with ENGINE_BACKEND native or synthetic",
             ),
             (
                 self.adapters
@@ -188,25 +194,11 @@ class Settings(BaseSettings):
                 "ENGINE_ROLE needs ENGINE_STORE and ENGINE_STORE_SHARED=true",
             ),
             (
-                self.speculation != "off" and not is_native,
-                "ENGINE_SPECULATION works with ENGINE_BACKEND native; vLLM takes "
-                "`speculative_config` in ENGINE_VLLM_ARGS",
-            ),
-            (
-                self.approximate and not is_native,
-                "ENGINE_APPROXIMATE works with ENGINE_BACKEND native",
-            ),
-            (
                 self.sibling and not (self.approximate and self.store and self.store_shared),
                 "ENGINE_SIBLING needs ENGINE_APPROXIMATE, ENGINE_STORE and ENGINE_STORE_SHARED",
             ),
             (
-                keeps_other and not is_native,
-                "ENGINE_KV_DTYPE works with ENGINE_BACKEND native; vLLM takes `kv_cache_dtype` in "
-                "ENGINE_VLLM_ARGS",
-            ),
-            (
-                keeps_other and self.attention in ("triton", "cpp"),
+                self.kv_dtype != "model" and self.attention in ("triton", "cpp"),
                 "ENGINE_KV_DTYPE needs ENGINE_ATTENTION auto or sdpa",
             ),
             (

@@ -106,43 +106,36 @@ def test_choices_draw_differently_and_a_seed_makes_them_repeatable() -> None:
     assert len({*free, *seeds("other", num_choices=2)}) == 4
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "keep", "num_blocks", "why"),
-    [
-        (3, 0.5, 64, "a marked prefix has 7 to"),
-        (200, 0.25, 128, "0.25 of 200 tokens must leave at least 64"),
-        (100, 0.99, 128, "0.99 of 100 tokens must leave at least 64, and fewer than all"),
-        (200, 0.5, 78, "the prefix and the prompt take 79 blocks, of 78"),
-    ],
-)
-def test_what_cannot_be_compressed_is_refused(
-    num_tokens: int, keep: float, num_blocks: int, why: str
-) -> None:
-    point = Breakpoint(0, "5m", keep=keep, scorer="keydiff")
-    asked = ask("a" * 4 * num_tokens, breakpoints=[point])
-    with pytest.raises(InvalidRequest, match=f"breakpoints: keep: {why}"):
-        query(asked, num_blocks)
-    wide = ask("a" * 4 * 200, breakpoints=[Breakpoint(0, "5m", keep=0.5, scorer="keydiff")])
-    assert query(wide, 128).compression is not None
+def keeping(keep: float) -> dict[str, Any]:
+    return {"breakpoints": [Breakpoint(0, "5m", keep=keep, scorer="keydiff")]}
+
+
+def placing(**given: float) -> dict[str, Any]:
+    return {"documents": [Document(0, **given)]}
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "document", "num_blocks", "why"),
+    ("num_tokens", "fields", "num_blocks", "why"),
     [
-        (60, Document(0), 64, r"documents\[0\]: a block has at least 64 tokens, this one has"),
-        (100, Document(0, recompute=200), 64, "at least 216 tokens"),
+        (3, keeping(0.5), 64, "breakpoints: keep: a marked prefix has 7 to"),
+        (200, keeping(0.25), 128, "keep: 0.25 of 200 tokens must leave at least 64"),
+        (100, keeping(0.99), 128, "keep: 0.99 of 100 tokens must leave at least 64, and fewer"),
+        (200, keeping(0.5), 78, "breakpoints: keep: the prefix and the prompt take 79 blocks, of"),
+        (60, placing(), 64, r"documents\[0\]: a block has at least 64 tokens, this one has"),
+        (100, placing(recompute=200), 64, "at least 216 tokens"),
         # Fewer copied tokens could not tell one document from another.
-        (70, Document(0, recompute=63), 64, "at least 79 tokens"),
-        (100, Document(0, recompute=3), 64, "this engine does not place blocks"),
-        (100, Document(0, recompute=0.1), 64, "this engine does not place blocks"),
-        (200, Document(0), 100, "take 10[0-9] blocks, of 100"),
+        (70, placing(recompute=63), 64, "at least 79 tokens"),
+        (100, placing(recompute=3), 64, "this engine does not place blocks"),
+        (100, placing(recompute=0.1), 64, "this engine does not place blocks"),
+        (200, placing(), 100, "take 10[0-9] blocks, of 100"),
     ],
 )
-def test_what_cannot_be_placed_is_refused(
-    num_tokens: int, document: Document, num_blocks: int, why: str
+def test_what_cannot_be_compressed_or_placed_is_refused(
+    num_tokens: int, fields: dict[str, Any], num_blocks: int, why: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
-        query(ask("a" * 4 * num_tokens, documents=[document]), num_blocks)
+        query(ask("a" * 4 * num_tokens, **fields), num_blocks)
+    assert query(ask("a" * 4 * 200, **keeping(0.5)), 128).compression is not None
 
 
 def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:

@@ -12,7 +12,13 @@ from engine.protocol import Sampling
 from scripts.stack import ENGINE_SECRET, Server, serving_engine
 from tests.engine.backends.looped import request
 from tests.engine.backends.upstream.conftest import wait_until
-from tests.engine.backends.upstream.scripted import Fault, Script, serving_script
+from tests.engine.backends.upstream.scripted import (
+    Fault,
+    Script,
+    ScriptedVllm,
+    serving_script,
+)
+from tests.engine.backends.upstream.scripted_llamacpp import ScriptedLlamaCpp, SlotScript
 
 HEADERS = {"authorization": f"Bearer {ENGINE_SECRET}"}
 MADE = "req_0123456789abcdef01234567"
@@ -61,16 +67,20 @@ def test_an_engine_that_waits_for_its_server_can_end(end: signal.Signals, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
-    [(Script(status=401), "ENGINE_UPSTREAM_KEY"), (Script(other_tokenizer=True), "tokenizer")],
-    ids=["key", "tokenizer"],
+    ("script", "kind", "why"),
+    [
+        (Script(status=401), ScriptedVllm, "ENGINE_UPSTREAM_KEY"),
+        (Script(other_tokenizer=True), ScriptedVllm, "another tokenizer"),
+        (SlotScript(shares_ram=True), ScriptedLlamaCpp, "--cache-ram 0"),
+    ],
+    ids=["key", "tokenizer", "slots"],
 )
 def test_a_server_that_cannot_be_used_ends_the_start_with_one_line(
-    script: Script, why: str, tmp_path: Path
+    script: Script, kind: type[ScriptedVllm], why: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     with (
-        serving_script(script) as url,
+        serving_script(script, kind) as url,
         serving_engine("upstream", {"ENGINE_UPSTREAM": url}, log) as server,
     ):
         wait_until(lambda: server.process.poll() is not None)
