@@ -369,30 +369,28 @@ class VllmServer(ChatServer):
         return self.PATH if order.shown is None else ChatServer.PATH
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
-        structured = None if order.grammar is None else {"grammar": order.grammar}
+        prompt: dict[str, Any] = {"prompt": list(order.token_ids)}
+        if order.shown is not None:
+            thinking = order.request.thinking
+            is_open = order.request.prompt.messages[-1].role == "assistant"
+            prompt = {
+                **conversation(order),
+                "tool_choice": "none",  # calls are parsed here
+                "chat_template_kwargs": {"enable_thinking": thinking, "thinking": thinking},
+                "add_generation_prompt": not is_open,
+                "continue_final_message": is_open,
+            }
+        if order.grammar is not None:
+            prompt["structured_outputs"] = {"grammar": order.grammar}
         return {
             **vllm_sampling(order, self._files.vocabulary_size),
             "model": self._model,
-            **self._prompt(order),
+            **prompt,
             "add_special_tokens": False,
             "return_token_ids": True,
             "cache_salt": order.scope,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **({} if structured is None else {"structured_outputs": structured}),
-        }
-
-    def _prompt(self, order: Order) -> dict[str, Any]:
-        if order.shown is None:
-            return {"prompt": list(order.token_ids)}
-        thinking = order.request.thinking
-        is_open = order.request.prompt.messages[-1].role == "assistant"
-        return {
-            **conversation(order),
-            "tool_choice": "none",  # calls are parsed here
-            "chat_template_kwargs": {"enable_thinking": thinking, "thinking": thinking},
-            "add_generation_prompt": not is_open,
-            "continue_final_message": is_open,
         }
 
     def _is_ours(self, usage: _Usage, order: Order) -> bool:
