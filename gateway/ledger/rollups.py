@@ -132,28 +132,6 @@ def seconds_of(number: int) -> float:
     return exp((number - _BIN_OF_ONE_SECOND) * _BIN_WIDTH)
 
 
-def _per_interval(
-    seconds: int,
-    by_engine: int,
-    keys: dict[str, Any],
-    sums: dict[str, Any],
-    *where: sa.ColumnElement[bool],
-) -> sa.Select[Any]:
-    """Sums of turns by interval and keys."""
-    step = seconds * 1000
-    start = TurnRow.opened_ms // step * step
-    columns: dict[str, sa.ColumnElement[Any]] = {
-        "by_engine": sa.literal(by_engine),
-        "width_seconds": sa.literal(seconds),
-        "start_ms": start,
-        **keys,
-    }
-    labelled = [column.label(name) for name, column in (columns | sums).items()]
-    # `GROUP BY 3, 4, …`: a label could be taken for a column of the same name.
-    ordinals = (sa.text(str(number + 1)) for number in range(2, len(columns)))
-    return sa.select(*labelled).where(*where).group_by(*ordinals)
-
-
 def _prefixes(where: sa.ColumnElement[bool]) -> Any:
     sums = measures()
     names = ("requests", "requests_with_read", "unpriced", *CacheUsage.__struct_fields__)
@@ -219,31 +197,68 @@ is shorter than an hour goes with its turns."""
 
 
 def interval_sums(where: sa.ColumnElement[bool]) -> dict[IntervalTable, Any]:
-    """By table, the select of its rows over the turns that `where` leaves."""
-    count = {"requests": sa.func.count()}
+    """By table, the select of its rows over the turns that `where` leaves. The turns are read once
+    for each table, and summed over its shortest interval; the rows are sums of these sums."""
+    own = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
     bins = {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
-    timed = TurnRow.first_token_seconds.is_not(None)
-    found: dict[IntervalTable, list[Any]] = {table: [] for table in WIDTHS_SECONDS}
-    for table, widths in WIDTHS_SECONDS.items():
-        for by_engine, width in [(n, width) for n, each in enumerate(widths) for width in each]:
-            blank = ["key_id", "workspace_id"][: 1 + (width < HOUR_SECONDS)]
-            blank = blank if by_engine else ["engine"]
-            keys = {
-                name: sa.literal("", sa.Text) if name in blank else column
-                for name, column in dimensions().items()
-            }
-            own = {name: keys[name] for name in ("workspace_id", "engine", "model")}
-            kinds: list[tuple[Any, ...]] = [(keys, measures())]
-            if table is LatencyRollupRow:
-                kinds = [(own | bins, count, timed)]
-            elif table is ReasonRollupRow:
-                kinds = [
-                    ({**own, "kind": sa.literal(kind), "value": column}, count, column.is_not(None))
-                    for kind, column in reasons().items()
-                ]
-            for kind in kinds:
-                found[table].append(_per_interval(width, by_engine, *kind, where))
-    return {table: sa.union_all(*selects) for table, selects in found.items()}
+    count = {"requests": sa.func.count()}
+    is_timed = TurnRow.first_token_seconds.is_not(None)
+    return {
+        TurnRollupRow: _interval_rows(TurnRollupRow, dimensions(), measures(), where),
+        ReasonRollupRow: _interval_rows(ReasonRollupRow, own, count, where, reasons()),
+        LatencyRollupRow: _interval_rows(LatencyRollupRow, own | bins, count, where & is_timed),
+    }
+
+
+def _interval_rows(
+    table: IntervalTable,
+    keys: dict[str, Any],
+    sums: dict[str, Any],
+    where: sa.ColumnElement[bool],
+    kinds: dict[str, Any] | None = None,
+) -> Any:
+    """`kinds` are columns of which each makes rows of its own, where it has a value."""
+    widths = [(n, width) for n, each in enumerate(WIDTHS_SECONDS[table]) for width in each]
+    kinds = kinds or {}
+    start = _start(TurnRow.opened_ms, min(width for _, width in widths))
+    short = _grouped({"start_ms": start} | keys | kinds, sums).where(where).cte("short")
+    totals = {name: sa.func.sum(short.c[name]) for name in sums}
+    selects = []
+    for by_engine, width in widths:
+        blank = ["key_id", "workspace_id"][: 1 + (width < HOUR_SECONDS)]
+        blank = blank if by_engine else ["engine"]
+        columns = {
+            "by_engine": sa.literal(by_engine),
+            "width_seconds": sa.literal(width),
+            "start_ms": _start(short.c.start_ms, width),
+            **{name: sa.literal("", sa.Text) if name in blank else short.c[name] for name in keys},
+        }
+        for kind in kinds:
+            value = short.c[kind]
+            named = {"kind": sa.literal(kind), "value": value}
+            selects.append(_grouped(columns | named, totals).where(value.is_not(None)))
+        if not kinds:
+            selects.append(_grouped(columns, totals))
+    return sa.union_all(*selects)
+
+
+def _grouped(columns: dict[str, Any], sums: dict[str, Any]) -> sa.Select[Any]:
+    """Sums by columns."""
+    labelled = [column.label(name) for name, column in (columns | sums).items()]
+    # `GROUP BY 3, 4, …`: a label could be taken for a column of the same name.
+    ordinals = (
+        sa.text(str(number))
+        for number, column in enumerate(columns.values(), 1)
+        if not isinstance(column, sa.BindParameter)
+    )
+    return sa.select(*labelled).group_by(*ordinals)
+
+
+def _start(ms: Any, width_seconds: int) -> sa.ColumnElement[int]:
+    """The beginning of the interval in which a moment lies."""
+    step = width_seconds * 1000
+    found: sa.ColumnElement[int] = ms // step * step
+    return found
 
 
 def intervals(
