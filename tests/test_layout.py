@@ -55,7 +55,7 @@ BUDGETS: dict[str, int] = {
     "gateway/dialects": 6830,
     "gateway/http": 3690,
     "gateway/journal": 1088,
-    "gateway/ledger": 3381,
+    "gateway/ledger": 3396,
     "gateway/planner": 1908,
     "gateway/planning": 406,
     "gateway/prices": 379,
