@@ -95,9 +95,7 @@ class LoadedModel:
     def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
         """Allocate the device's pool and the host's. The cache decides about their blocks."""
         pool = KvPool(self.layout, num_blocks, block_size, self.device)
-        # A kernel reads the model's own type alone.
-        kernel = self.kernel if self.layout.codec is None else None
-        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), kernel)
+        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), self.kernel)
 
 
 def load_model(
@@ -324,8 +322,6 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         for start in range(0, len(flat), _PART):
             state.update(flat[start : start + _PART].cpu().numpy())
     layout = loaded.layout
-    # Ways of attention differ in the last bits, and what one computed should go on as it began.
-    kernel = loaded.kernel if layout.codec is None else None
     config = copy(loaded.model.config)
     config.name_or_path = ""  # it is the same model wherever it lies
     parts = {"state": str(list(layout.state_parts))} if layout.state_parts else {}
@@ -340,7 +336,8 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         "windows": str(loaded.windows),
         "torch": torch.__version__,
         "device": loaded.device.type,
-        "attention": "torch" if kernel is None else type(kernel).__name__,
+        # Its ways differ in the last bits, and what one computed should go on as it began.
+        "attention": "torch" if loaded.kernel is None else type(loaded.kernel).__name__,
         "byte order": byteorder,
     }
 

@@ -140,9 +140,12 @@ class SampledTokens:
             self._late.append((sequence, tokens[0]))
             return
         for index, token in enumerate(tokens):
-            # A token that others follow was proposed: its keys and values are there.
-            if index and (sequence.finish is not None or not sequence.commit_draft()):
-                return
+            if index:
+                # A token that others follow was proposed: its keys and values are there. Where
+                # another request holds their block since, they are computed again.
+                if sequence.finish is not None or not sequence.table.can_commit:
+                    return
+                sequence.table.commit(sequence.tokens[-1:])
             self._take(sequence, token)
 
     def take_late(

@@ -122,22 +122,6 @@ class SequenceState:
         self.tokens.append(token)
         self.draft = []
 
-    def commit_draft(self) -> bool:
-        """Record the last token, whose keys and values were computed while it was only proposed.
-
-        False where they can't be kept: another request holds their block since. Then they are
-        computed again.
-        """
-        if not self.table.can_commit:
-            return False
-        self.table.commit(self.tokens[-1:])
-        return True
-
-    def go_to(self, origin: CacheQuery, table: BlockTable) -> None:
-        """Compute an exact prompt, or the next one."""
-        self.own = self.own or (self.tokens, self.table)
-        self.origin, self.tokens, self.table = origin, list(origin.tokens[:-1]), table
-
     def go_back(self) -> None:
         """Go on with the choice's own."""
         if self.own is not None:

@@ -392,7 +392,9 @@ class Scheduler:
         """Begin with an exact prompt that is copied."""
         self.copies += begin_placing(self._cache, placing)
         assert placing.table is not None
-        sequence.go_to(placing.placed.origin, placing.table)
+        sequence.own = sequence.own or (sequence.tokens, sequence.table)
+        sequence.origin, sequence.table = placing.placed.origin, placing.table
+        sequence.tokens = list(sequence.origin.tokens[:-1])
 
     def copied(self, sequence: SequenceState) -> None:
         """A prompt is copied into a running sequence: go on with the next, or behind them."""

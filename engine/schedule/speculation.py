@@ -14,7 +14,6 @@ stored by a token that was not drawn.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from engine.cache.ids import TokenId
 from engine.cache.pool import BlockPool
 from engine.cache.table import BlockCopy
 from engine.schedule.request import Drafter, PrefillChunk, SequenceState
@@ -61,7 +60,12 @@ class Speculation:
         extended = []
         for chunk in chunks:
             sequence, table = chunk.sequence, chunk.sequence.table
-            draft = _usable(sequence, self._max_context_tokens)[:left]
+            # One more than proposed is drawn: neither the output's limit nor the context is passed.
+            query, num_tokens = sequence.request.query, len(sequence.tokens)
+            room = min(left, self._max_context_tokens - query.cut - num_tokens - 1)
+            if (most := sequence.request.request.sampling.max_tokens) is not None:
+                room = min(room, most - sequence.num_output - 1)
+            draft = sequence.draft[: max(room, 0)]
             if chunk.count == 1 and chunk.is_last and draft and not sequence.is_exact_part:
                 needed = table.blocks_needed(1 + len(draft))
                 if not needed or needed + len(chunks) <= pool.num_reclaimable:
@@ -70,15 +74,3 @@ class Speculation:
                     chunk = replace(chunk, draft=draft)
             extended.append(chunk)
         return extended
-
-
-def _usable(sequence: SequenceState, max_context_tokens: int) -> Sequence[TokenId]:
-    """The part of its draft that may be computed now.
-
-    One token more than proposed is drawn, so neither the output's limit nor the context is passed.
-    """
-    room = max_context_tokens - sequence.request.query.cut - len(sequence.tokens) - 1
-    max_tokens = sequence.request.request.sampling.max_tokens
-    if max_tokens is not None:
-        room = min(room, max_tokens - sequence.num_output - 1)
-    return sequence.draft[: max(room, 0)]

@@ -32,7 +32,9 @@ Models = Callable[[str], TinyModel]
 
 
 def kept_as(model: TinyModel, kind: KvDtype) -> LoadedModel:
-    return replace(model.loaded, layout=replace(model.loaded.layout, kv_dtype=kind))
+    kernel = model.loaded.kernel if kind == "model" else None
+    layout = replace(model.loaded.layout, kv_dtype=kind)
+    return replace(model.loaded, layout=layout, kernel=kernel)
 
 
 @pytest.mark.parametrize("kind", KINDS)
