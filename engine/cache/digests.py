@@ -125,11 +125,6 @@ class PromptDigests:
         packed = self.packed[start : start + rest * TOKEN_BYTES]
         return self._hasher.extend(parent, packed, full, self.adapter)
 
-    def adapter_of(self, num_tokens: int) -> ActiveAdapter | None:
-        """The adapter that acts on some of the first `num_tokens` tokens."""
-        adapter = self.adapter
-        return adapter if adapter is not None and adapter.start < num_tokens else None
-
     def block_tokens(self, index: int) -> bytes:
         """The packed tokens of logical block `index` (fewer than a block's at the prompt's end)."""
         stride = self._block_size * TOKEN_BYTES

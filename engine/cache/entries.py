@@ -179,7 +179,8 @@ class Entries:
                 return None
             what, times = (scope, key, mark.tokens, mark.ttl), (now, expires_at, expires_at)
             entry = Entry(*what, list(blocks), *times, used_at=now, seconds=mark.seconds)
-            entry.adapter = digests.adapter_of(mark.tokens)
+            if digests.adapter is not None and digests.adapter.start < mark.tokens:
+                entry.adapter = digests.adapter
             self.take_in(entry)
         self._want_copy(entry)
         return entry

@@ -33,8 +33,14 @@ class Order(Generic[T]):
             return
         self._pushes += 1
         heappush(self._heap, (key, self._pushes, item))
-        if len(self._heap) > self._limit:
-            self._compact()
+        if len(self._heap) > self._limit:  # keep one of each item
+            numbers: dict[T, int] = {}
+            for _, number, one in self._heap:
+                numbers[one] = min(number, numbers.get(one, number))
+            keys = ((self._key_of(one), number, one) for one, number in numbers.items())
+            self._heap = [(key, number, one) for key, number, one in keys if key is not None]
+            heapify(self._heap)
+            self._limit = 2 * len(self._heap) + _SLACK
 
     def first(self, *, until: float | None = None) -> T | None:
         """The item with the least key; of equal ones, that which was pushed first.
@@ -58,13 +64,3 @@ class Order(Generic[T]):
         if item is not None:
             heappop(self._heap)
         return item
-
-    def _compact(self) -> None:
-        """Keep one of each item."""
-        numbers: dict[T, int] = {}
-        for _, number, item in self._heap:
-            numbers[item] = min(number, numbers.get(item, number))
-        keys = ((self._key_of(item), number, item) for item, number in numbers.items())
-        self._heap = [(key, number, item) for key, number, item in keys if key is not None]
-        heapify(self._heap)
-        self._limit = 2 * len(self._heap) + _SLACK

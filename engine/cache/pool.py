@@ -99,7 +99,9 @@ class BlockPool:
         self.num_evicted = self.num_copied = 0
         self._num_uses = self._num_lease_only = 0
         self._with_state: set[BlockId] = set()
-        self._to_clear: list[BlockId] = []
+        # Blocks that had a state, and now get keys and values: their memory must be zeros first.
+        # Attention multiplies slots without a token by 0, and a state's bytes may read as NaN.
+        self.to_clear: list[BlockId] = []
         for block in self.blocks:
             self._empty.append(block)
 
@@ -136,16 +138,8 @@ class BlockPool:
             self._with_state.add(block.block_id)
         elif block.block_id in self._with_state:
             self._with_state.discard(block.block_id)
-            self._to_clear.append(block.block_id)
+            self.to_clear.append(block.block_id)
         return block
-
-    def take_to_clear(self) -> list[BlockId]:
-        """Blocks that had a state, and now get keys and values: their memory must be zeros first.
-
-        Attention multiplies slots without a token by 0, and a state's bytes may read as NaN there.
-        """
-        to_clear, self._to_clear = self._to_clear, []
-        return to_clear
 
     def acquire(self, block: Block) -> None:
         """Add a reference."""

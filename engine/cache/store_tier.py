@@ -69,7 +69,6 @@ class Note(NamedTuple):
     """A line for the journal: a whole entry (`put`), its times and lease (`touch`), or its end."""
 
     entry: Entry
-    key: Digest
     kind: Literal["put", "touch", "end"]
 
 
@@ -81,14 +80,6 @@ class SaveJob:
     parent: Digest
     blocks: list[Block] = field(default_factory=list)
     num_pending: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class PendingFile:
-    """A file that is being written. It has a reference on its block of its own."""
-
-    block: Block
-    jobs: list[SaveJob] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +198,8 @@ class StoreTier:
         self._hasher = hasher
         self._name_of = name_of
         self._jobs: OrderedDict[Entry, SaveJob] = OrderedDict()
-        self._pending: dict[str, PendingFile] = {}
+        # Files that are being written: each has a reference on its block, and jobs that wait.
+        self._pending: dict[str, tuple[Block, list[SaveJob]]] = {}
         self._keys: dict[Block, BlockKey] = {}
         self._blocks: dict[str, Block] = {}
         self._proven: set[Block] = set()
@@ -357,7 +349,7 @@ class StoreTier:
         """An entry's times, lease or names have changed."""
         self.holds.changed(entry)
         if entry.stored is not None and entry.key not in self._notes:
-            self._notes[entry.key] = Note(entry, entry.key, "touch")
+            self._notes[entry.key] = Note(entry, "touch")
 
     def end(self, entry: Entry) -> None:
         """An entry has ended. Its copy's content stays as long as there is room."""
@@ -402,7 +394,7 @@ class StoreTier:
 
     def _say(self, entry: Entry, kind: Literal["put", "end"]) -> None:
         self._notes.pop(entry.key, None)
-        self._notes[entry.key] = Note(entry, entry.key, kind)
+        self._notes[entry.key] = Note(entry, kind)
 
     # Writing.
 
@@ -422,12 +414,12 @@ class StoreTier:
         """A file was written, or could not be."""
         if (pending := self._pending.pop(name, None)) is None:
             return
-        block = pending.block
+        block, jobs = pending
         if is_good and self._blocks.get(name) is block:
             self.num_saved += 1
             self._proven.add(block)
             self._index(block)
-        for job in pending.jobs:
+        for job in jobs:
             job.num_pending -= 1
             if self._jobs.get(job.entry) is not job:
                 continue
@@ -479,7 +471,7 @@ class StoreTier:
             return False
         if pending is not None:
             job.num_pending += 1
-            pending.jobs.append(job)
+            pending[1].append(job)
         self.pool.acquire(block)
         job.blocks.append(block)
         return True
@@ -499,7 +491,7 @@ class StoreTier:
             except NoFreeBlocks:
                 return False
         self.pool.acquire(block)  # for the file
-        self._pending[key.name] = PendingFile(block, [job])
+        self._pending[key.name] = block, [job]
         job.blocks.append(block)
         job.num_pending += 1
         return True

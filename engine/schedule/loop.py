@@ -92,7 +92,9 @@ class EngineLoop:
         if arrivals.loads:
             self._runner.load(arrivals.loads)
         if arrivals.promotions or arrivals.loads:
-            self.scheduler.note_arrived(self._clock.now())
+            for one in self.scheduler.running:
+                if one.request.started_at is None and not any(own.incoming for own in one.tables):
+                    one.request.brought_at = one.request.brought_at or self._clock.now()
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
         # One that must be looked up again has no blocks any more.
         chunks = [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]

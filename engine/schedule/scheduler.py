@@ -146,9 +146,10 @@ class Scheduler:
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:
         """What is to be done, in this order, before anything is written on the device: the copies
         to the host, the blocks to write zeros to, and the device's own copies."""
-        host, copies, self.copies = self._cache.host, self.copies, []
-        demotions = host.take_demotions() if host is not None else []
-        return demotions, self._cache.pool.take_to_clear(), copies
+        host, pool = self._cache.host, self._cache.pool
+        copies, self.copies = self.copies, []
+        to_clear, pool.to_clear = pool.to_clear, []
+        return host.take_demotions() if host is not None else [], to_clear, copies
 
     def take_arrivals(self, max_loads: int = 0) -> Arrivals:
         """The blocks that one step brings back, in the order in which their sequences wait.
@@ -186,13 +187,6 @@ class Scheduler:
                     break
                 loads.append(load)
         return Arrivals(promotions, loads, num_missed)
-
-    def note_arrived(self, now: float) -> None:
-        """The content of `take_arrivals` is on the device by now."""
-        for sequence in self.running:
-            request = sequence.request
-            if request.started_at is None and not any(one.incoming for one in sequence.tables):
-                request.brought_at = request.brought_at or now
 
     # Inside.
 

@@ -431,7 +431,7 @@ class DiskStore:
         """
         wall, records, told = self._wall(), list[Record](), dict[Entry, Recorded]()
         for note in () if self._is_down else self._tier.take_notes():
-            entry, key = note.entry, note.key.hex()
+            entry, key = note.entry, note.entry.key.hex()
             if note.kind == "end" or entry.stored is None:
                 records.append(End(key=key))
                 continue

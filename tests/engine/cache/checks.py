@@ -134,7 +134,7 @@ def _check_references(world: "World") -> None:
     if world.store is not None:
         for job in world.store._jobs.values():
             wanted.update(job.blocks)
-        wanted.update(pending.block for pending in world.store._pending.values())
+        wanted.update(block for block, _ in world.store._pending.values())
         for entry in world.store.holds.entries():
             wanted.update(entry.stored or ())
     for block in world.blocks():

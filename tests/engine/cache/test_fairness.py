@@ -12,8 +12,7 @@ from engine.cache.ids import Digest
 from engine.cache.leases import Leases
 from engine.cache.pool import BlockPool
 from tests.engine.cache.checks import check_leases, check_pool
-from tests.engine.cache.watched import WatchedPool
-from tests.engine.cache.world import World
+from tests.engine.cache.world import WatchedPool, World
 
 EIGHT = (21, 22, 23, 24, 25, 26, 27, 28)
 _numbers = count(1000)

@@ -2,14 +2,16 @@
 
 The tests play the runner: they write token ids to the slots the tables name and make the copies.
 What a block *really* holds is then known independently of what the pool believes. A fourth watches
-the pool's allocations (`watched.py`).
+the pool's allocations (`WatchedPool`).
 
 - content oracle: what a table, a hold or a lease points at holds the tokens it should hold;
 - lease oracle: an entry that was promised stays in memory, unchanged, until its promise ends;
 - digest oracle: one digest never stands for two prefixes, or for two scopes.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +19,9 @@ from engine.cache.block import Block, Entry
 from engine.cache.digests import ActiveAdapter, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
-from engine.cache.ids import Digest
+from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.lookup import Segment
-from engine.cache.pool import NoFreeBlocks
+from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy
@@ -35,7 +37,60 @@ from tests.engine.cache.lives import (
     note_new_leases,
     note_yielded,
 )
-from tests.engine.cache.watched import WatchedPool
+
+
+class WatchedPool(BlockPool):
+    """Raises AssertionError from `allocate` where a block was taken out of turn.
+
+    Counted from the blocks alone: whose a block is was said when it was allocated, and it is
+    somebody's while it is referenced or has content.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.owners = {block.block_id: NOBODY for block in self.blocks}
+
+    def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
+        held: Counter[Digest] = Counter()
+        cached: set[BlockId] = set()
+        best_effort: set[BlockId] = set()
+        num_empty = 0
+        for block in self.blocks:
+            if block.ref_count or block.has_content:
+                held[self.owners[block.block_id]] += 1
+            else:
+                num_empty += 1
+            if block.has_content and not block.ref_count:
+                (best_effort if block.dependents else cached).add(block.block_id)
+        reclaimable = cached | best_effort
+        givers = {self.owners[block_id] for block_id in reclaimable}
+        before = {block_id: self.owners[block_id] for block_id in reclaimable}
+        block = super().allocate(index, owner)
+        self.owners[block.block_id] = owner
+        if num_empty:
+            assert block.block_id not in reclaimable, "content was lost while blocks were empty"
+            return block
+        loser = before[block.block_id]
+        if block.block_id in best_effort:
+            same = {block_id for block_id in cached if before[block_id] == loser}
+            assert not same, "a best-effort entry was broken before plain content was reused"
+        if loser == owner:
+            assert all(held[giver] <= held[owner] + 1 for giver in givers), "spared who holds more"
+        else:
+            assert held[loser] == max(held[giver] for giver in givers), "not of who holds most"
+            assert owner not in givers or held[loser] > held[owner] + 1, "took from who holds less"
+            if len(givers) == len(held | {owner: 1}):
+                assert held[loser] * len(held) > len(self.blocks), "took of an equal part"
+        return block
+
+    @contextmanager
+    def only(self, block: Block) -> Iterator[None]:
+        """Of what could be allocated, only this block can be meanwhile."""
+        others = [other for other in self.blocks if other.ref_count == 0 and other is not block]
+        for other in others:
+            self.acquire(other)
+        yield
+        self.release_chain(others)
 
 
 @dataclass
