@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.admin.structs.advice import FaultKind
-from gateway.advice.observation import Observation, Segment
+from gateway.advice.observation import Observation
 from gateway.advice.placements import Section
 
 _HOUR_MS = 3_600_000
@@ -148,7 +148,13 @@ class _Finder:
             fault = self._found[key] = Fault(found.kind, found.section, found.index)
         fault.losses.append(Loss(turn.id, earlier.id, found.tokens))
         if found.kind == "varying_text":
-            part = _part_of(earlier.segments, turn.segments, first)
+            part, before, after = "", earlier.segments, turn.segments
+            if first < min(len(before), len(after)):
+                pairs = zip(before[first].pieces, after[first].pieces, strict=False)
+                is_new = [one != other for one, other in pairs]
+                if any(is_new) and not all(is_new):
+                    at_end = is_new.index(True) == len(is_new) - 1
+                    part = "start" if is_new[0] else "end" if at_end else "middle"
             self._parts[found.section, found.index][part] += 1
 
     def _earlier(self, turn: Observation, first: int) -> Observation | None:
@@ -328,17 +334,3 @@ def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
 def overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
     """The part of the pieces that both texts have."""
     return (Counter(there) & Counter(here)).total() / max(len(there), len(here))
-
-
-def _part_of(before: Sequence[Segment], after: Sequence[Segment], first: int) -> str:
-    """Where in the block the text differs."""
-    if first >= min(len(before), len(after)):
-        return ""
-    pairs = zip(before[first].pieces, after[first].pieces, strict=False)
-    pieces = [one == other for one, other in pairs]
-    changed = [n for n, is_same in enumerate(pieces) if not is_same]
-    if not changed or len(changed) == len(pieces):
-        return ""
-    if changed[0] == 0:
-        return "start"
-    return "end" if changed == [len(pieces) - 1] else "middle"

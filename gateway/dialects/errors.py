@@ -140,9 +140,28 @@ def status_of(failure: GatewayError, dialect: Dialect) -> int:
 def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBody:
     if dialect == "anthropic":
         return anthropic_error(failure, request_id)
-    if dialect == "gemini":
-        return _gemini(failure, request_id)
-    return OpenAIError(msgspec.structs.replace(openai_detail(failure), request_id=request_id))
+    if dialect == "openai":
+        detail = openai_detail(failure)
+        return OpenAIError(msgspec.structs.replace(detail, request_id=request_id))
+    message, details = _message(failure, "gemini"), list[dict[str, Any]]()
+    match failure:
+        case Unauthenticated():
+            is_missing = isinstance(failure, MissingKey)
+            reason = "API_KEY_MISSING" if is_missing else "API_KEY_INVALID"
+            details = [_google("ErrorInfo", reason=reason, domain="googleapis.com")]
+        case ModelNotFound():
+            told = failure.told("; ")
+            message = f"models/{failure.requested} is not found for this server{told}."
+        case InvalidRequest():
+            own = None if isinstance(failure, DemandRefused) else failure.param
+            if (field := own or _path_in(message)) is not None:
+                violation = {"field": field, "description": message}
+                details = [_google("BadRequest", fieldViolations=[violation])]
+        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
+            details = [_google("RetryInfo", retryDelay=f"{seconds}s")]
+    code = status_of(failure, "gemini")
+    details.append(_google("RequestInfo", requestId=request_id))
+    return GeminiError(GeminiDetail(code, message, _STATUSES.get(code, "UNKNOWN"), details))
 
 
 def anthropic_error(failure: GatewayError, request_id: str) -> AnthropicError:
@@ -177,28 +196,6 @@ def openai_detail(failure: GatewayError) -> OpenAIDetail:
         case _:
             param = None
     return OpenAIDetail(message, kind, param, code)
-
-
-def _gemini(failure: GatewayError, request_id: str) -> GeminiError:
-    message, details = _message(failure, "gemini"), list[dict[str, Any]]()
-    match failure:
-        case Unauthenticated():
-            is_missing = isinstance(failure, MissingKey)
-            reason = "API_KEY_MISSING" if is_missing else "API_KEY_INVALID"
-            details = [_google("ErrorInfo", reason=reason, domain="googleapis.com")]
-        case ModelNotFound():
-            told = failure.told("; ")
-            message = f"models/{failure.requested} is not found for this server{told}."
-        case InvalidRequest():
-            own = None if isinstance(failure, DemandRefused) else failure.param
-            if (field := own or _path_in(message)) is not None:
-                violation = {"field": field, "description": message}
-                details = [_google("BadRequest", fieldViolations=[violation])]
-        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
-            details = [_google("RetryInfo", retryDelay=f"{seconds}s")]
-    code = status_of(failure, "gemini")
-    details.append(_google("RequestInfo", requestId=request_id))
-    return GeminiError(GeminiDetail(code, message, _STATUSES.get(code, "UNKNOWN"), details))
 
 
 def _google(kind: str, **fields: Any) -> dict[str, Any]:

@@ -54,7 +54,29 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
         raise InvalidRequest(
             "max_tokens: must not differ from max_completion_tokens, which replaces it"
         )
-    _check_conversation(request.messages)
+    # The messages right behind a tool call answer it, and answer no other call.
+    pending: Counter[str] = Counter()
+    num_pending = 0
+    for index, turn in enumerate([*request.messages, None]):
+        path = "messages" if turn is None else f"messages[{index}]"
+        if isinstance(turn, wire.ToolMessage):
+            if not pending[turn.tool_call_id]:
+                raise InvalidRequest(
+                    f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
+                    " preceding message with 'tool_calls'"
+                )
+            pending[turn.tool_call_id] -= 1
+            num_pending -= 1
+            continue
+        if num_pending:
+            missing = ", ".join(call[:64] for call in islice(pending.elements(), 8))
+            raise InvalidRequest(
+                f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
+                f" responding to each 'tool_call_id'. Missing: {missing}"
+            )
+        if isinstance(turn, wire.AssistantMessage):
+            pending = Counter(call.id for call in turn.tool_calls or [])
+            num_pending = pending.total()
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: only allowed with logprobs")
     automatic: Ttl | None = None
@@ -65,10 +87,7 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
         automatic = NATIVE_TTL
     lowering = _ChatLowering(asked)
     wire.CHAT.note(request, lowering.notepad)
-    for index, tool in enumerate(request.tools):
-        lowering.add_tool(f"tools[{index}]", tool)
-    for index, message in enumerate(request.messages):
-        lowering.add_message(f"messages[{index}]", message)
+    lowering.lay_out(request)
     is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
     plan = lowering.plan(None if is_marked else asked.principal.auto_cache, automatic)
     if not plan.prompt.num_segments:
@@ -226,60 +245,34 @@ def _tool_choice(request: wire.ChatRequest) -> ToolChoice:
     raise uncallable("tool_choice")
 
 
-def _check_conversation(messages: list[wire.Message]) -> None:
-    """Check that the messages right behind a tool call answer it, and answer no other call."""
-    pending: Counter[str] = Counter()
-    num_pending = 0
-    for index, message in enumerate([*messages, None]):
-        path = "messages" if message is None else f"messages[{index}]"
-        if isinstance(message, wire.ToolMessage):
-            if not pending[message.tool_call_id]:
-                raise InvalidRequest(
-                    f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
-                    " preceding message with 'tool_calls'"
-                )
-            pending[message.tool_call_id] -= 1
-            num_pending -= 1
-            continue
-        if num_pending:
-            missing = ", ".join(call[:64] for call in islice(pending.elements(), 8))
-            raise InvalidRequest(
-                f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
-                f" responding to each 'tool_call_id'. Missing: {missing}"
-            )
-        if isinstance(message, wire.AssistantMessage):
-            pending = Counter(call.id for call in message.tool_calls or [])
-            num_pending = pending.total()
-
-
 class _ChatLowering(Lowering):
     lookback = NATIVE_LOOKBACK
 
-    def add_tool(self, path: str, tool: wire.Tool) -> None:
-        function = tool.function
-        if isinstance(tool, wire.ForeignTool):
-            self.notepad.ignore(path, f"{function.name[:64]}: {HOSTED}")
-            self.mark(path, tool.cache_control, is_absent=True)
-            return
-        if not function.name:
-            raise InvalidRequest(f"{path}.function.name: must not be empty")
-        self.mark(path, tool.cache_control, function.cache_control)
-        name, about, where = function.name, function.description, f"{path}.function"
-        strict = function.strict
-        self.tools.append(self.tool(where, name, function.parameters, about, strict=strict))
-
-    def add_message(self, path: str, message: wire.Message) -> None:
-        marker = message.cache_control
-        match message:
-            case wire.SystemMessage():
-                may_be_nonce = not self.messages
-                self.add_told(self._texts(path, message.content, marker, may_be_nonce=may_be_nonce))
-            case wire.UserMessage():
-                self.add("user", self._texts(path, message.content, marker))
-            case wire.ToolMessage():
-                self.add("user", [self._tool_result(path, message)])
-            case wire.AssistantMessage():
-                self.add("assistant", self._assistant(path, message))
+    def lay_out(self, request: wire.ChatRequest) -> None:
+        for index, tool in enumerate(request.tools):
+            path, function = f"tools[{index}]", tool.function
+            name, about, strict = function.name, function.description, function.strict
+            if isinstance(tool, wire.ForeignTool):
+                self.notepad.ignore(path, f"{name[:64]}: {HOSTED}")
+                self.mark(path, tool.cache_control, is_absent=True)
+                continue
+            if not name:
+                raise InvalidRequest(f"{path}.function.name: must not be empty")
+            self.mark(path, tool.cache_control, function.cache_control)
+            where, schema = f"{path}.function", function.parameters
+            self.tools.append(self.tool(where, name, schema, about, strict=strict))
+        for index, message in enumerate(request.messages):
+            path, marker = f"messages[{index}]", message.cache_control
+            match message:
+                case wire.SystemMessage(content=content):
+                    is_head = not self.messages
+                    self.add_told(self._texts(path, content, marker, may_be_nonce=is_head))
+                case wire.UserMessage(content=content):
+                    self.add("user", self._texts(path, content, marker))
+                case wire.ToolMessage():
+                    self.add("user", [self._tool_result(path, message)])
+                case wire.AssistantMessage():
+                    self.add("assistant", self._assistant(path, message))
 
     def _texts(
         self,

@@ -12,7 +12,7 @@ scope, so that only what this installation wrote for this workspace is read as t
 
 import hmac
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -158,18 +158,6 @@ def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
         raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
 
 
-def _each(
-    path: str, tools: Sequence[wire.Tool]
-) -> Iterator[tuple[str, wire.OwnTool, wire.NamespaceTool | None]]:
-    for index, tool in enumerate(tools):
-        where = f"{path}[{index}]"
-        if isinstance(tool, wire.OwnTool):
-            yield where, tool, None
-        elif isinstance(tool, wire.NamespaceTool):
-            for number, inner in enumerate(tool.tools):
-                yield f"{where}.tools[{number}]", inner, tool
-
-
 def _joined(namespace: str, name: str) -> str:
     """The namespace's name in front, unless the name has it there."""
     if name.startswith(namespace):
@@ -193,14 +181,21 @@ class _ResponsesLowering(Lowering):
     def add_tools(self, path: str, tools: Sequence[wire.Tool]) -> None:
         """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
         be sent to an engine."""
+        given: list[tuple[str, wire.OwnTool, wire.NamespaceTool | None]] = []
+        for index, one in enumerate(tools):
+            where = f"{path}[{index}]"
+            if isinstance(one, wire.OwnTool):
+                given.append((where, one, None))
+            elif isinstance(one, wire.NamespaceTool):
+                given += [(f"{where}.tools[{n}]", tool, one) for n, tool in enumerate(one.tools)]
         # Functions without a namespace keep their names, whatever comes before them.
-        for where, tool, namespace in _each(path, tools):
-            if namespace is None and not isinstance(tool, wire.ClientTool):
-                self._reserve(where, tool, None)
-        for where, tool, namespace in _each(path, tools):
-            is_own = namespace is None and not isinstance(tool, wire.ClientTool)
-            name = tool.name if is_own else self._reserve(where, tool, namespace)
-            self.functions.append((where, self._function(where, name, tool, namespace)))
+        names: dict[str, str] = {}
+        for is_own in (True, False):
+            for where, tool, namespace in given:
+                if is_own == (namespace is None and not isinstance(tool, wire.ClientTool)):
+                    names[where] = self._reserve(where, tool, namespace)
+        for where, tool, namespace in given:
+            self.functions.append((where, self._function(where, names[where], tool, namespace)))
 
     def find(self, wanted: wire.NamedTool) -> list[str]:
         """The prompt's names of the functions that a choice names, in the order of the tools."""

@@ -138,15 +138,18 @@ def test_choices_are_kept_apart(stack: Stack) -> None:
 
 
 def test_sampling_fields_reach_the_engine(stack: Stack) -> None:
-    more = {"top_k": -1, "ignore_eos": True, "min_tokens": 7, "repetition_penalty": 1.0}
-    asked = {"max_completion_tokens": 7, "temperature": 2, "top_p": 0.5, "seed": 3}
-    chat(stack, **asked, stop=["a", "b"], extra_body=more)
+    given = {"temperature": 2, "top_p": 0.5, "seed": 3, "presence_penalty": 1.5}
+    more: dict[str, Any] = {"top_k": 20, "min_p": 0.05, "min_tokens": 2, "repetition_penalty": 1.05}
+    more |= {"stop_token_ids": [3]}
+    chat(stack, **given, max_completion_tokens=7, stop=["a", "b"], extra_body=more)
     sampling = stack.engine.requests[-1].sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 2.0, 0.5)
-    assert (sampling.seed, sampling.top_k, sampling.ignore_eos) == (3, 0, True)
-    assert sampling.stop_sequences == ["a", "b"]
-    chat(stack)
-    assert stack.engine.requests[-1].sampling.max_tokens is None
+    for name, value in {**given, **more, "max_tokens": 7, "stop_sequences": ["a", "b"]}.items():
+        assert getattr(sampling, name) == value
+    chat(stack, extra_body={"top_k": -1, "ignore_eos": True, "min_tokens": 7})
+    sampling = stack.engine.requests[-1].sampling
+    # Where nothing ends a turn early there is nothing to hold back.
+    assert (sampling.top_k, sampling.ignore_eos, sampling.min_tokens) == (0, True, 0)
+    assert sampling.max_tokens is None
 
 
 def test_models_are_listed_for_both_sdks(stack: Stack) -> None:
@@ -374,15 +377,6 @@ def test_what_binds_a_text_has_vllms_names_too() -> None:
             made = ask(**asked)
             assert made.output_pattern == pattern
             assert made.output_schema == (None if pattern else schema)
-
-
-def test_what_is_advised_for_models_of_qwen_reaches_the_engine() -> None:
-    advised = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05}
-    more = {"presence_penalty": 1.5, "repetition_penalty": 1.05, "min_tokens": 2}
-    sampling = ask(**advised, **more, stop_token_ids=[3]).sampling
-    for name, value in {**advised, **more, "stop_token_ids": [3]}.items():
-        assert getattr(sampling, name) == value
-    assert ask(min_tokens=9, ignore_eos=True).sampling.min_tokens == 0
 
 
 def test_values_are_not_echoed_at_length() -> None:
