@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -14,9 +14,9 @@ from litestar.middleware import DefineMiddleware
 from engine.supervisor import Loop, Supervisor
 from gateway.admin.openapi import describe_once
 from gateway.admin.routes import CONTROLLERS
-from gateway.admission.accounts import SpendWatch, WorkspaceLimits
-from gateway.admission.keyring import look_at_database, make_keyring
-from gateway.admission.permit import Admission, EngineQueue, RowAdmission
+from gateway.admission.accounts import WorkspaceLimits, watch_spend
+from gateway.admission.keyring import KeyRing, look_at_database
+from gateway.admission.permit import Admission, EngineQueue
 from gateway.admission.rates import BodyBytes, Counting, LargeBodies, read_limits
 from gateway.admission.shared import SharedLimits
 from gateway.admission.workers import Workers
@@ -27,7 +27,7 @@ from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
-from gateway.base.traces import Traces, open_traces
+from gateway.base.traces import open_traces
 from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner
@@ -55,21 +55,10 @@ from gateway.turn.contents import Keeper, KeptResponses
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
-from gateway.turn.tracing import tracing_of
+from gateway.turn.tracing import BeginTrace, tracing_of
 from gateway.turn.turn import TurnService
 
 _SETTLE_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Foundation:
-    """What the parts are built on."""
-
-    metrics: Metrics
-    supervisor: Supervisor
-    clock: Clock
-    traces: Traces | None
-    image_hosts: ImageHosts
 
 
 def create_app(
@@ -84,14 +73,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            metrics = Metrics(settings.metrics_workspaces)
-            count_ends = metrics.count_loop_ends
-            supervisor = Supervisor(clock.monotonic, count_ends, has_messages=True)
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
-            base = Foundation(metrics, supervisor, clock, traces, image_hosts)
+            begin_trace = tracing_of(traces, clock.monotonic)
+            given = settings, clock, image_hosts, catalogue, prices, begin_trace
             try:
-                app.state.services = await _start(stack, settings, base, catalogue, prices)
+                app.state.services = await _start(stack, *given)
             except GatewayError as error:
                 app.state.start_failure = str(error)
                 raise
@@ -129,20 +116,27 @@ def _services(state: State) -> Services:
 async def _start(
     stack: AsyncExitStack,
     settings: Settings,
-    base: Foundation,
+    clock: Clock,
+    image_hosts: ImageHosts,
     catalogue: Catalogue,
     prices: PriceBook,
+    begin_trace: BeginTrace,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
-    metrics, clock, tuning = base.metrics, base.clock, settings.tuning
+    metrics, tuning = Metrics(settings.metrics_workspaces), settings.tuning
+
+    def count_ends(kind: str, amount: int) -> None:
+        metrics.count("loop_restarts", kind, amount=amount)
+
+    supervisor = Supervisor(clock.monotonic, count_ends, has_messages=True)
 
     def run_beside(name: str, loop: Loop) -> None:
         """Run a loop until the gateway stops. It ends between two rounds."""
-        base.supervisor.start(name, loop)
-        stack.push_async_callback(base.supervisor.stop, name)
+        supervisor.start(name, loop)
+        stack.push_async_callback(supervisor.stop, name)
 
     journal = Journal(
-        settings.data / "journal", settings.journal_max_bytes, base.supervisor.guard
+        settings.data / "journal", settings.journal_max_bytes, supervisor.guard
     ).start()
     stack.push_async_callback(journal.stop)
     metrics.watch(
@@ -155,7 +149,7 @@ async def _start(
     )
     ledgers = open_ledgers(stack, settings.ledger_url)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
-    keyring = make_keyring(keys, settings, clock)
+    keyring = KeyRing(keys, settings, clock)
     limits = WorkspaceLimits(clock.monotonic, clock.wall)
     shared = None  # SQLite serves one gateway
     if ledgers.access.is_postgres:
@@ -163,8 +157,8 @@ async def _start(
         shared = SharedLimits(limits, table, journal.instance, clock)
         # It ends behind what closes the last turns, whose costs it tells.
         run_beside("shared_limits", shared.run)
-    fleet = await open_fleet(stack, settings, base.supervisor, clock.monotonic, metrics)
-    follow_sources(stack, settings.engines, fleet, base.supervisor)
+    fleet = await open_fleet(stack, settings, supervisor, clock.monotonic, metrics)
+    follow_sources(stack, settings.engines, fleet, supervisor)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     known = ledgers.drain.known
     drain = Drain(journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics, known)
@@ -175,7 +169,7 @@ async def _start(
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     run_beside("reconcile", reconciler.run)
     run_beside("keys", keyring.run)
-    run_beside("spend", SpendWatch(workspaces, lambda: keyring.workspaces, limits, clock).run)
+    run_beside("spend", partial(watch_spend, workspaces, keyring, limits, clock))
     run_beside("prices", prices.run)
     await look_at_database(keyring, keys, settings, clock)
     get_logger("gateway").info(
@@ -228,7 +222,7 @@ async def _start(
         residency=LastHolders(fleet.epoch_of),
         keeper=keeper,
         clock=clock,
-        begin_trace=tracing_of(base.traces, clock.monotonic),
+        begin_trace=begin_trace,
     )
     workers = Workers()
     stack.callback(workers.close)
@@ -249,7 +243,7 @@ async def _start(
         prices=prices,
         journal=journal,
         metrics=metrics,
-        supervisor=base.supervisor,
+        supervisor=supervisor,
         ledger=ledgers.drain.identity,
         reads=reads,
         planners=Planners(reads["planner"].taken),
@@ -265,8 +259,7 @@ async def _start(
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
         responses=responses,
-        image_hosts=base.image_hosts,
+        image_hosts=image_hosts,
     )
-    rows = replace(turns, admission=RowAdmission(limits, queue, most_cost, shared))
-    run_beside("batches", BatchRunner(services, rows, settings.batch_concurrency).run)
+    run_beside("batches", BatchRunner(services, settings.batch_concurrency).run)
     return services

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from gateway.admin.structs.fleet import Workspace
 from gateway.admission.fair_queue import MAX_TURNS
+from gateway.admission.keyring import KeyRing
 from gateway.admission.rates import TokenBucket
 from gateway.base.background import repeat
 from gateway.base.clock import Clock
@@ -39,16 +39,6 @@ _MAX_MONTHS = 3
 """A wall clock that jumps ahead and back, or to and fro at a month's end, forgets no cost."""
 
 
-class Elsewhere(NamedTuple):
-    """What other gateways hold of a workspace: turns in flight, and nano-dollars for them."""
-
-    in_flight: int
-    reserved: int
-
-
-NOTHING_ELSEWHERE = Elsewhere(0, 0)
-
-
 @dataclass(slots=True)
 class Untold:
     """What was taken here since other gateways were told. Negative numbers were given back."""
@@ -63,8 +53,8 @@ class Account:
     """One workspace: its buckets, its turns in flight, and the cost of `month` so far.
 
     `reserved` is the most that turns without a close may cost. `other_months` has the costs of
-    months that the wall clock told before. `elsewhere` is what other gateways hold, `untold` what
-    they don't know yet (`shared.py`).
+    months that the wall clock told before. `in_flight_elsewhere` and `reserved_elsewhere` are what
+    other gateways hold, `untold` what they don't know yet (`shared.py`).
     """
 
     limits: Limits = NO_LIMITS
@@ -77,31 +67,15 @@ class Account:
     spent: int = 0
     reserved: int = 0
     other_months: dict[datetime, int] = field(default_factory=dict)
-    elsewhere: Elsewhere = NOTHING_ELSEWHERE
+    in_flight_elsewhere: int = 0
+    reserved_elsewhere: int = 0
     untold: Untold = field(default_factory=Untold)
-
-    def turn_to(self, month: datetime) -> None:
-        if month == self.month:
-            return
-        if self.month is not None:
-            self.other_months[self.month] = self.spent
-        self.month, self.spent = month, self.other_months.pop(month, 0)
-        self.untold.spent = 0
-        while len(self.other_months) >= _MAX_MONTHS:
-            del self.other_months[next(iter(self.other_months))]
 
     def is_idle(self, now: float) -> bool:
         """Whether a new account would be equal."""
         buckets = (self.requests, self.tokens)
         busy = self.in_flight or self.num_uncounted or self.limits.monthly_spend is not None
         return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
-
-
-class _Reservation(NamedTuple):
-    workspace: str
-    estimate: int
-    tokens: int
-    cost: int
 
 
 class Wanted(NamedTuple):
@@ -127,7 +101,8 @@ class WorkspaceLimits:
         """Called with each workspace whose turns in flight, tokens or cost have changed, and
         whether it is by a turn of an earlier run."""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
-        self._reservations: dict[str, _Reservation] = {}
+        # By turn: what was wanted, and the tokens that were taken for it.
+        self._reservations: dict[str, tuple[Wanted, int]] = {}
 
     def take(self, wanted: Wanted) -> None:
         """Take a turn's place until `leave`.
@@ -138,38 +113,37 @@ class WorkspaceLimits:
         if self.in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
         workspace, limits, now = principal.workspace, principal.limits, self._monotonic()
-        account, estimate, reserved = self.account(workspace, limits), max(1, wanted.estimate), 0
+        account, reserved = self.account(workspace, limits), 0
         if limits.tokens_per_minute is not None:
-            expected = math.ceil(estimate * account.counted_share)
+            expected = math.ceil(wanted.estimate * account.counted_share)
             reserved = min(max(1, expected), limits.tokens_per_minute)
         most = limits.monthly_spend
         if most is not None:
             spent = self.this_months(account).spent
-            promised = account.reserved + account.elsewhere.reserved + most_cost
+            promised = account.reserved + account.reserved_elsewhere + most_cost
             if spent >= most or spent + promised > most:
                 raise SpendLimitReached
-        in_flight = account.in_flight + account.elsewhere.in_flight
+        in_flight = account.in_flight + account.in_flight_elsewhere
         if limits.max_concurrency is not None and in_flight >= limits.max_concurrency:
             raise RateLimited(CONCURRENT, limits.max_concurrency, 1)
-        amounts = [
-            (what, bucket, amount)
-            for what, bucket, amount in (
-                ("requests per minute", account.requests, 1),
-                ("tokens per minute", account.tokens, reserved),
-            )
-            if bucket is not None
-        ]
-        waits = [(bucket.wait(n, now), what, bucket.per_minute) for what, bucket, n in amounts]
-        seconds, what, limit = max(waits, default=(0.0, "", 0))
+        seconds, what, limit = 0.0, "", 0
+        for name, bucket, amount in (
+            ("requests per minute", account.requests, 1),
+            ("tokens per minute", account.tokens, reserved),
+        ):
+            if bucket is not None and (wait := bucket.wait(amount, now)) > seconds:
+                seconds, what, limit = wait, name, bucket.per_minute
         if seconds > 0:
             raise RateLimited(what, limit, max(1, math.ceil(seconds)))
-        for _, bucket, amount in amounts:
-            bucket.take(amount, now)
         # Without a limit nothing is counted, so a limit that is set later begins with no debt.
-        account.untold.requests += account.requests is not None
-        account.untold.tokens += reserved
+        if account.requests is not None:
+            account.requests.take(1, now)
+            account.untold.requests += 1
+        if account.tokens is not None:
+            account.tokens.take(reserved, now)
+            account.untold.tokens += reserved
         account.reserved += most_cost
-        self._reservations[wanted.turn_id] = _Reservation(workspace, estimate, reserved, most_cost)
+        self._reservations[wanted.turn_id] = wanted, reserved
         self.in_flight += 1
         account.in_flight += 1
         account.num_uncounted += 1
@@ -206,20 +180,28 @@ class WorkspaceLimits:
         """How much of its limits the workspace has left; None for a limit that it does not have."""
         now = self._monotonic()
         account = self.account(principal.workspace, principal.limits)
-        return RateStatuses(_rate(account.requests, now), _rate(account.tokens, now))
+        return RateStatuses(
+            *(
+                RateStatus(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))
+                if bucket is not None
+                else None
+                for bucket in (account.requests, account.tokens)
+            )
+        )
 
     def _put_right(self, turn_id: str, counted: int) -> None:
         """Replace a turn's reservation by its counted tokens. A second call does nothing."""
         if (reservation := self._reservations.pop(turn_id, None)) is None:
             return
-        account = self.account(reservation.workspace)
+        wanted, reserved = reservation
+        account = self.account(wanted.principal.workspace)
         account.num_uncounted -= 1
-        account.reserved -= reservation.cost
+        account.reserved -= wanted.most_cost
         if account.tokens is not None:
-            account.untold.tokens += counted - reservation.tokens
-            account.tokens.take(counted - reservation.tokens, self._monotonic())
+            account.untold.tokens += counted - reserved
+            account.tokens.take(counted - reserved, self._monotonic())
         if counted:
-            share = min(1.0, counted / reservation.estimate)
+            share = min(1.0, counted / max(1, wanted.estimate))
             account.counted_share += _LEARNING * (share - account.counted_share)
 
     def account(self, workspace: str, limits: Limits | None = None) -> Account:
@@ -244,45 +226,42 @@ class WorkspaceLimits:
         now = self._wall()
         if (now.year, now.month) != (self._month.year, self._month.month):
             self._month = month_of(now)
-        account.turn_to(self._month)
+        if account.month != self._month:
+            others = account.other_months
+            if account.month is not None:
+                others[account.month] = account.spent
+            account.month, account.spent = self._month, others.pop(self._month, 0)
+            account.untold.spent = 0
+            while len(others) >= _MAX_MONTHS:
+                del others[next(iter(others))]
         return account
 
 
-class SpendWatch:
-    """Reads from the ledger, in the background, how much workspaces with a spend limit have spent.
+async def watch_spend(
+    workspaces: Workspaces,
+    keyring: KeyRing,
+    limits: WorkspaceLimits,
+    clock: Clock,
+    stopping: asyncio.Event,
+) -> None:
+    """Read from the ledger how much workspaces with a spend limit have spent: every half minute,
+    and at once when one gets a limit.
 
     So the limit survives a restart, and it counts the turns that other gateways have drained.
     """
+    watched: set[str] = set()
+    read = -SPEND_POLL_SECONDS
 
-    def __init__(
-        self,
-        workspaces: Workspaces,
-        known: Callable[[], Mapping[str, Workspace]],
-        limits: WorkspaceLimits,
-        clock: Clock,
-    ) -> None:
-        self._workspaces = workspaces
-        self._known = known
-        self._limits = limits
-        self._clock = clock
+    async def look() -> None:
+        nonlocal watched, read
+        now, known = clock.monotonic(), keyring.workspaces.values()
+        limited = {one.id for one in known if one.monthly_spend_nano is not None}
+        if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
+            month = month_of(clock.wall())
+            limits.learn_spend(month, await workspaces.spent(sorted(limited), month))
+            watched, read = limited, now
 
-    async def run(self, stopping: asyncio.Event) -> None:
-        """Read every half minute, and at once when a workspace gets a limit."""
-        watched: set[str] = set()
-        read = -SPEND_POLL_SECONDS
-
-        async def look() -> None:
-            nonlocal watched, read
-            now, known = self._clock.monotonic(), self._known().values()
-            limited = {one.id for one in known if one.monthly_spend_nano is not None}
-            if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
-                month = month_of(self._clock.wall())
-                self._limits.learn_spend(
-                    month, await self._workspaces.spent(sorted(limited), month)
-                )
-                watched, read = limited, now
-
-        await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")
+    await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")
 
 
 def month_of(moment: datetime) -> datetime:
@@ -297,9 +276,3 @@ def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> Token
         return TokenBucket.full(limit, now)
     bucket.resize(limit, now)
     return bucket
-
-
-def _rate(bucket: TokenBucket | None, now: float) -> RateStatus | None:
-    if bucket is None:
-        return None
-    return RateStatus(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))

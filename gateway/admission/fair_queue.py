@@ -26,19 +26,6 @@ class QueueFull(Exception):
         self.reason: FullReason = reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """The bounds of the queue.
-
-    A workspace's only turn may exceed the workspace's bound, but not the total.
-    """
-
-    turns: int = MAX_TURNS
-    tokens: int = MAX_TOKENS
-    workspace_turns: int = MAX_TURNS // 2
-    workspace_tokens: int = MAX_TOKENS // 2
-
-
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[ItemT]):
     """One turn in the queue. Turns of one `kind` can go to the same engines. `is_charged`: its
@@ -69,8 +56,10 @@ class _Lane(Generic[ItemT]):
 
 
 class FairQueue(Generic[ItemT]):
-    def __init__(self, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or Bounds()
+    """A workspace may have half of `turns` and of `tokens`; its only turn may have more tokens."""
+
+    def __init__(self, turns: int = MAX_TURNS, tokens: int = MAX_TOKENS) -> None:
+        self._most_turns, self._most_tokens = turns, tokens
         self._lanes: dict[str, _Lane[ItemT]] = {}
         # Start tags of workspaces without a turn here, if they are above the tag served last.
         self._tags: dict[str, int] = {}
@@ -88,10 +77,10 @@ class FairQueue(Generic[ItemT]):
     def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
         """Put a turn behind its workspace's turns, or before them; return the turns that made way.
         Raise QueueFull, with nothing changed."""
-        bounds, lane = self._bounds, self._lanes.get(waiting.workspace)
+        lane = self._lanes.get(waiting.workspace)
         if lane is not None and (
-            len(lane.turns) >= bounds.workspace_turns
-            or lane.tokens + waiting.tokens > bounds.workspace_tokens
+            len(lane.turns) >= self._most_turns // 2
+            or lane.tokens + waiting.tokens > self._most_tokens // 2
         ):
             raise QueueFull("workspace_full")
         victims = self._victims(waiting)
@@ -142,17 +131,25 @@ class FairQueue(Generic[ItemT]):
         lane.tokens -= waiting.tokens
         self._num_turns -= 1
         self._num_tokens -= waiting.tokens
-        if not lane.turns:
-            del self._lanes[waiting.workspace]
-            self._remember(waiting.workspace, lane.start)
+        if lane.turns:
+            return True
+        del self._lanes[waiting.workspace]
+        if not self._lanes:
+            self._tags.clear()
+            self._served = 0
+        elif lane.start > self._served:
+            self._tags[waiting.workspace] = lane.start
+        if len(self._tags) > _MAX_TAGS:
+            self._tags = {name: t for name, t in self._tags.items() if t > self._served}
+            while len(self._tags) > _MAX_TAGS:
+                del self._tags[min(self._tags, key=self._tags.__getitem__)]
         return True
 
     def _victims(self, waiting: Waiting[ItemT]) -> list[Waiting[ItemT]]:
         """The newest turns of the workspace that has the most, until there is room. Raise QueueFull
         if the new turn's workspace would have as many."""
-        bounds = self._bounds
-        turns = self._num_turns + 1 - bounds.turns
-        tokens = self._num_tokens + waiting.tokens - bounds.tokens
+        turns = self._num_turns + 1 - self._most_turns
+        tokens = self._num_tokens + waiting.tokens - self._most_tokens
         if turns <= 0 and tokens <= 0:
             return []
         own = self._lanes.get(waiting.workspace)
@@ -176,17 +173,4 @@ class FairQueue(Generic[ItemT]):
 
     def _share(self, turns: int, tokens: int) -> float:
         """A workspace's share of the queue: of its turns or of its tokens, whichever is larger."""
-        return max(turns / self._bounds.turns, tokens / self._bounds.tokens)
-
-    def _remember(self, workspace: str, tag: int) -> None:
-        """Keep a tag until the tag served last is as high."""
-        if not self._lanes:
-            self._tags.clear()
-            self._served = 0
-            return
-        if tag > self._served:
-            self._tags[workspace] = tag
-        if len(self._tags) > _MAX_TAGS:
-            self._tags = {name: t for name, t in self._tags.items() if t > self._served}
-            while len(self._tags) > _MAX_TAGS:
-                del self._tags[min(self._tags, key=self._tags.__getitem__)]
+        return max(turns / self._most_turns, tokens / self._most_tokens)

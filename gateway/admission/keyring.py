@@ -16,14 +16,12 @@ from hashlib import sha256
 from typing import NamedTuple
 from uuid import UUID
 
-from pydantic import SecretStr
-
 from gateway.admin.structs.fleet import Workspace
 from gateway.admission.rates import Buckets
 from gateway.base.background import repeat
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded, TooManyUnknownKeys
-from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, limits_of
+from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded, RateLimited
+from gateway.base.grants import NO_LIMITS, AutoCache, limits_of
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
 from gateway.ledger.access import DEFAULT_WORKSPACE, LOOKUP_SECONDS, ApiKey, Keys, digest_of
@@ -40,8 +38,6 @@ _MAX_KEYS = 10_000
 _MAX_WRONG = 10_000
 _WRONG_SECONDS = 5.0
 _MAX_LOOKUPS = 32
-LOOKUPS_PER_MINUTE = 1200
-"""For each address."""
 # The resolution of a key's last use. Each interval may cost the database one write.
 _LAST_USE_SECONDS = 60.0
 
@@ -55,26 +51,17 @@ class _Known(NamedTuple):
 class KeyRing:
     """The keys that work, in memory, refreshed in the background."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        master: SecretStr,
-        clock: Clock,
-        configured: SecretStr | None,
-        max_stale_seconds: float,
-        lookups_per_minute: int = LOOKUPS_PER_MINUTE,
-        auto_cache: AutoCache = DEFAULT_AUTO_CACHE,
-    ) -> None:
-        """`auto_cache` is for workspaces and keys that have no policy of their own."""
-        self._auto_cache = auto_cache
+    def __init__(self, keys: Keys, settings: Settings, clock: Clock) -> None:
+        # For workspaces and keys that have no policy of their own.
+        self._auto_cache = AutoCache(settings.auto_cache, settings.auto_cache_ttl)
         self._keys = keys
-        self._master = master.get_secret_value().encode()
+        self._master = settings.master_secret.get_secret_value().encode()
         self._clock = clock
-        self._max_stale_seconds = max_stale_seconds
+        self._max_stale_seconds = settings.tuning.keys_stale_seconds
         self._known: dict[str, _Known] = {}
         self._wrong: OrderedDict[str, float] = OrderedDict()
         # How often unknown keys of one address are looked up.
-        self._rate = Buckets(lookups_per_minute, clock.monotonic)
+        self._rate = Buckets(settings.tuning.key_lookups_per_minute, clock.monotonic)
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
         self._version = -1
@@ -89,8 +76,8 @@ class KeyRing:
         identity = hmac.new(self._master, b"organization", sha256).digest()
         self.organization = str(UUID(bytes=identity[:16], version=4))
         self._configured: _Known | None = None
-        if configured is not None:
-            digest = digest_of(configured.get_secret_value())
+        if settings.api_key is not None:
+            digest = digest_of(settings.api_key.get_secret_value())
             principal = self.principal(DEFAULT_WORKSPACE, f"key_{digest[:16]}")
             self._configured = _Known(principal, digest, None)
 
@@ -102,7 +89,7 @@ class KeyRing:
         """The workspace and rights of a key; None for a key that does not work.
 
         Raise LedgerUnavailable if the key is not in memory and the database is away, Overloaded if
-        too many look-ups run, and TooManyUnknownKeys if this address has made too many.
+        too many look-ups run, and RateLimited if this address has made too many.
         """
         digest = digest_of(key)
         configured = self._configured
@@ -175,7 +162,8 @@ class KeyRing:
         if self._wrong.get(digest, 0.0) > now:
             return None
         if (seconds := self._rate.wait(address, 1)) > 0:
-            raise TooManyUnknownKeys(math.ceil(seconds))
+            told = "too many unknown API keys come from this address"
+            raise RateLimited(message=told, retry_after=math.ceil(seconds))
         self._rate.take(address, 1)
         if self._lookups.locked():
             raise Overloaded
@@ -229,18 +217,6 @@ def _entry(key: ApiKey, owner: Principal) -> _Known:
     policy = owner.auto_cache.but(key.auto_cache, key.auto_cache_ttl)
     principal = replace(owner, key_id=key.id, key_scope=key.scope, auto_cache=policy)
     return _Known(principal, key.digest, key.expires_at)
-
-
-def make_keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
-    return KeyRing(
-        keys,
-        settings.master_secret,
-        clock,
-        settings.api_key,
-        settings.tuning.keys_stale_seconds,
-        settings.tuning.key_lookups_per_minute,
-        AutoCache(settings.auto_cache, settings.auto_cache_ttl),
-    )
 
 
 async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:

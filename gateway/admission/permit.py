@@ -16,7 +16,7 @@ together. Where none was let in for FLOOR_SECONDS, a free place is enough for on
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -42,9 +42,8 @@ _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
 _LEARNING = 0.1
-_PACE_SECONDS = 10.0
+_MOVES = 32
 _MAX_RETRY_SECONDS = 60
-_STANDS_STILL = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +72,7 @@ class Permit:
         """Go back to the queue, in front of the workspace's other turns: an engine refused it."""
         self.admission.queue.leave(self)
         self.is_again = True
-        await self.admission.enter(self)
+        await self.admission.queue.enter(self)
 
     async def give_back(self) -> None:
         """Give the workspace's place back before the client has its whole answer."""
@@ -104,8 +103,6 @@ class Permit:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A turn that waits. The future is done when it is let in, or refused."""
-
     future: asyncio.Future[None]
     permit: Permit
 
@@ -141,7 +138,8 @@ class EngineQueue:
         self._computed_share = 1.0
         self._row_at = monotonic()
         self._closed: dict[str, float] = {}
-        self._pace = Pace(_PACE_SECONDS)
+        # When the last turns were let in from the queue: how fast it moves.
+        self._moved: deque[float] = deque(maxlen=_MOVES)
         self._timer: asyncio.TimerHandle | None = None
         metrics.watch(
             waiting_turns=lambda: self.num_waiting,
@@ -150,42 +148,41 @@ class EngineQueue:
         )
 
     async def enter(self, permit: Permit) -> None:
-        """Return once there is room. A turn that is here again goes before its workspace's others.
-        Raise Overloaded if the queue is full or the turn's time is over."""
-        workspace, model = permit.workspace, permit.ask.model.engine_model
-        if not (permit.is_again or self._queue):
+        """Return once there is room, for a row of a batch once it is its turn in idle room.
+
+        A turn that is here again goes before its workspace's others. Raise Overloaded if the queue
+        is full or the turn's time is over. A row has no deadline here; its batch has one.
+        """
+        ask, is_row, began = permit.ask, permit.ask.is_batch, self._monotonic()
+        workspace, model = permit.workspace, ask.model.engine_model
+        if not (is_row or permit.is_again or self._queue):
             is_first = self._is_first(workspace)
             if self._has_room(model, counts_prefill=not is_first):
                 self._let_in(permit)
                 return
-        began = self._monotonic()
-        waiting = self._waiting(permit)
-        seconds = permit.ask.arrived + self.wait_seconds - began
-        if seconds <= 0:
+        seconds = None if is_row else ask.arrived + self.wait_seconds - began
+        if seconds is not None and seconds <= 0:
             raise self._refusal("deadline")
+        future = asyncio.get_running_loop().create_future()
+        item, queue = _Item(future, permit), self._rows if is_row else self._queue
+        waiting = Waiting(workspace, model, ask.estimated_tokens, item, permit.is_charged)
         try:
-            victims = self._queue.push(waiting, is_first=permit.is_again)
+            victims = queue.push(waiting, is_first=permit.is_again)
         except QueueFull as full:
             raise self._refusal(full.reason) from None
         for victim in victims:
             if not victim.item.future.done():
                 victim.item.future.set_exception(self._refusal("made_way"))
         try:
-            await self._entered(waiting, self._queue, seconds)
+            self._admit()
+            if not (await asyncio.wait([future], timeout=seconds))[0]:
+                raise self._refusal("deadline")
+            future.result()
         finally:
-            self._metrics.observe("waited_seconds", self._monotonic() - began)
-
-    async def enter_row(self, permit: Permit) -> None:
-        """Wait until an engine has idle room and it is this row's turn.
-
-        A row has no deadline here; its batch has one.
-        """
-        waiting = self._waiting(permit)
-        try:
-            self._rows.push(waiting)
-        except QueueFull as full:
-            raise self._refusal(full.reason) from None
-        await self._entered(waiting, self._rows, None)
+            queue.remove(waiting)
+            if not is_row:
+                self._metrics.observe("waited_seconds", self._monotonic() - began)
+        permit.is_charged = waiting.is_charged
 
     def sent(self, permit: Permit, to_prefill: int, tokens: int) -> None:
         """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
@@ -236,9 +233,12 @@ class EngineQueue:
         now = self._monotonic()
         return [url for url, until in self._closed.items() if until > now]
 
-    def crowded(self) -> list[str]:
-        """URLs of engines that have a quarter more turns than they compute together; below that a
-        held prefix is worth a short wait."""
+    def crowded(self, *, is_row: bool) -> list[str]:
+        """URLs of engines that have enough turns, so that others are preferred: a quarter more than
+        they compute together, below which a held prefix is worth a short wait. For a row of a batch
+        those without room for one."""
+        if is_row:
+            return [engine.url for engine in self._engines if self._room_for_rows(engine) <= 0]
         return [
             engine.url
             for engine in self._engines
@@ -246,10 +246,6 @@ class EngineQueue:
             and (most := engine.description.max_running)
             and engine.load.num_running >= most + max(4, most // 4)
         ]
-
-    def without_idle_room(self) -> list[str]:
-        """URLs of engines without room for a row."""
-        return [engine.url for engine in self._engines if self._room_for_rows(engine) <= 0]
 
     def is_unsure(self, model: str | None) -> bool:
         """Whether an engine that serves the model is unsure."""
@@ -261,26 +257,6 @@ class EngineQueue:
             for engine in self._engines
         )
 
-    def _waiting(self, permit: Permit) -> Waiting[_Item]:
-        ask = permit.ask
-        item = _Item(asyncio.get_running_loop().create_future(), permit)
-        model, tokens = ask.model.engine_model, ask.estimated_tokens
-        return Waiting(permit.workspace, model, tokens, item, permit.is_charged)
-
-    async def _entered(
-        self, waiting: Waiting[_Item], queue: FairQueue[_Item], seconds: float | None
-    ) -> None:
-        """Wait in the queue for so long. Then raise Overloaded."""
-        future = waiting.item.future
-        self._admit()
-        try:
-            if not (await asyncio.wait([future], timeout=seconds))[0]:
-                raise self._refusal("deadline")
-            future.result()
-        finally:
-            queue.remove(waiting)
-        waiting.item.permit.is_charged = waiting.is_charged
-
     def _admit(self) -> None:
         """Let in the turns that have room. Look again soon: engines come back by themselves."""
         now = self._monotonic()
@@ -288,11 +264,17 @@ class EngineQueue:
             self._row_at = now
         elif now - self._row_at > FLOOR_SECONDS and self._has_row_left:
             self._let_in_row(self._has_room)
-        while (waiting := self._pop()) is not None:
+        has_place = cache(partial(self._has_room, counts_prefill=False))
+
+        def is_first_with_place(one: Waiting[_Item]) -> bool:
+            return has_place(one.kind) and self._is_first(one.workspace)
+
+        while (waiting := self._queue.pop(self._has_room, is_first_with_place)) is not None:
             if not waiting.item.future.done():
-                self._pace.count(now)
+                self._moved.append(now)
                 self._let_in(waiting.item.permit)
                 waiting.item.future.set_result(None)
+            has_place.cache_clear()
         if self._rows and not self._queue and now - self._row_at >= ROW_SECONDS:
             self._let_in_row(self._has_idle_room)
         if self._timer is not None:
@@ -303,16 +285,7 @@ class EngineQueue:
             seconds = ROW_SECONDS if is_row_due_soon else _TICK_SECONDS
             self._timer = asyncio.get_running_loop().call_later(seconds, self._admit)
 
-    def _pop(self) -> Waiting[_Item] | None:
-        """The next turn that has room, or that is its workspace's first and has a place."""
-        has_place = cache(partial(self._has_room, counts_prefill=False))
-        return self._queue.pop(
-            self._has_room,
-            lambda one: has_place(one.kind) and self._is_first(one.workspace),
-        )
-
     def _let_in_row(self, has_room: Callable[[str | None], bool]) -> None:
-        """Let in the next row that has room."""
         waiting = self._rows.pop(has_room)
         if waiting is not None and not waiting.item.future.done():
             self._row_at = self._monotonic()
@@ -391,7 +364,6 @@ class EngineQueue:
         return self._has_row_left and (not ready or spare > self._num_between)
 
     def _room_for_rows(self, engine: Engine) -> int:
-        """How many more rows the engine may get."""
         load, description = engine.load, engine.description
         if description is None or load.num_unanswered:
             return 0
@@ -406,98 +378,45 @@ class EngineQueue:
 
     def _refusal(self, reason: str) -> Overloaded:
         self._metrics.count("refused_turns", reason)
-        seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
+        seconds = float(_MAX_RETRY_SECONDS)
+        if moved := self._moved:
+            seconds = (len(self._queue) + 1) * (self._monotonic() - moved[0]) / len(moved)
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
 
 
-class Pace:
-    """How fast the queue moved lately, counted in events that fade. Pure."""
-
-    def __init__(self, fade_seconds: float) -> None:
-        self._fade_seconds = fade_seconds
-        self._count = 0.0
-        self._at = self._since = 0.0
-
-    def count(self, now: float) -> None:
-        before = self._faded(now)
-        if before < 1:
-            self._since = now
-        self._count, self._at = before + 1, now
-
-    def seconds(self, number: int, now: float) -> float:
-        """The expected seconds for `number` more events. Infinite if nothing moves."""
-        # The faded seconds since the beginning: an even flow would have this weight.
-        seen = self._fade_seconds * -math.expm1(-(now - self._since) / self._fade_seconds)
-        count = self._faded(now)
-        return number * max(seen, 1.0) / count if count > _STANDS_STILL else math.inf
-
-    def _faded(self, now: float) -> float:
-        return self._count * math.exp(-max(now - self._at, 0.0) / self._fade_seconds)
-
-
+@dataclass(frozen=True, slots=True)
 class Admission:
-    """Of turns that somebody waits for."""
+    """`most_cost` says what a turn can cost at most, in nano-dollars.
 
-    def __init__(
-        self,
-        limits: WorkspaceLimits,
-        queue: EngineQueue,
-        most_cost: Callable[[Ask], int],
-        shared: SharedLimits | None = None,
-    ) -> None:
-        """`most_cost` says what a turn can cost at most, in nano-dollars.
+    With `shared`, limits hold over all gateways.
+    """
 
-        With `shared`, limits hold over all gateways.
-        """
-        self.limits = limits
-        self.queue = queue
-        self._most_cost = most_cost
-        self.shared = shared
+    limits: WorkspaceLimits
+    queue: EngineQueue
+    most_cost: Callable[[Ask], int]
+    shared: SharedLimits | None
 
     async def admit(self, permit: Permit, backlog: int) -> None:
         """Raise Overloaded, RateLimited or SpendLimitReached.
 
-        `backlog` is the journal's: turns that the ledger does not have yet.
+        `backlog` is the journal's: turns that the ledger does not have yet. A row of a batch that
+        waits for idle room takes no place of its workspace's turns.
         """
-        await self.take_limits(permit, backlog)
-        await self.enter(permit)
-
-    async def take_limits(self, permit: Permit, backlog: int) -> None:
         ask = permit.ask
+        if ask.is_batch:
+            await self.queue.enter(permit)
         is_spending = ask.principal.limits.monthly_spend is not None
         wanted = Wanted(
             turn_id=permit.turn_id,
             principal=ask.principal,
             estimate=ask.estimated_tokens,
             backlog=backlog,
-            most_cost=self._most_cost(ask) if is_spending else 0,
+            most_cost=self.most_cost(ask) if is_spending else 0,
         )
         if self.shared is None:
             self.limits.take(wanted)
         else:
             await self.shared.take(wanted)
         permit.is_limited = True
-
-    async def enter(self, permit: Permit) -> None:
-        await self.queue.enter(permit)
-
-    def crowded(self) -> list[str]:
-        """URLs of engines that have enough turns, so that others are preferred."""
-        return self.queue.crowded()
-
-
-class RowAdmission(Admission):
-    """Of rows of batches: they take the room that other turns leave.
-
-    A row that waits for idle room takes no place of its workspace's turns.
-    """
-
-    async def admit(self, permit: Permit, backlog: int) -> None:
-        await self.enter(permit)
-        await self.take_limits(permit, backlog)
-
-    async def enter(self, permit: Permit) -> None:
-        await self.queue.enter_row(permit)
-
-    def crowded(self) -> list[str]:
-        return self.queue.without_idle_room()
+        if not ask.is_batch:
+            await self.queue.enter(permit)

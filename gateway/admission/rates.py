@@ -10,8 +10,8 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from gateway.base.bounds import Tuning
@@ -78,28 +78,28 @@ class TokenBucket:
         self.at = max(now, self.at)
 
 
+@dataclass(frozen=True, slots=True)
 class Buckets:
     """Buckets of one size, by key. The one unused for longest is forgotten beyond _MAX_KEYS."""
 
-    def __init__(self, per_minute: int, monotonic: Callable[[], float]) -> None:
-        self.per_minute = per_minute
-        self._monotonic = monotonic
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+    per_minute: int
+    monotonic: Callable[[], float]
+    buckets: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
 
     def wait(self, key: str, amount: int) -> float:
         """Seconds until the key may take so much."""
-        return self._of(key).wait(amount, self._monotonic())
+        return self._of(key).wait(amount, self.monotonic())
 
     def take(self, key: str, amount: int) -> None:
-        self._of(key).take(amount, self._monotonic())
+        self._of(key).take(amount, self.monotonic())
 
     def _of(self, key: str) -> TokenBucket:
-        bucket = self._buckets.get(key)
+        bucket = self.buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = TokenBucket.full(self.per_minute, self._monotonic())
-            if len(self._buckets) > _MAX_KEYS:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
+            bucket = self.buckets[key] = TokenBucket.full(self.per_minute, self.monotonic())
+            if len(self.buckets) > _MAX_KEYS:
+                self.buckets.popitem(last=False)
+        self.buckets.move_to_end(key)
         return bucket
 
 
@@ -137,13 +137,6 @@ class Counting:
                 del self._running[workspace]
 
 
-class Wait(NamedTuple):
-    """How long a body is left in the socket. `refusal` is the end of a wait that is too long."""
-
-    seconds: float
-    refusal: RateLimited | None = None
-
-
 class LargeBodies:
     """How fast one workspace may send large bodies, each of which takes tens of milliseconds of the
     interpreter's lock. A body beyond the rate is left in the socket until there is room, since a
@@ -152,18 +145,19 @@ class LargeBodies:
     def __init__(self, bytes_per_minute: int, monotonic: Callable[[], float]) -> None:
         self._rate = Buckets(bytes_per_minute, monotonic)
 
-    def take(self, workspace: str, num_bytes: int) -> Wait:
-        """Count a large body, and say how long to leave it. A refused one is not counted."""
+    async def wait(self, workspace: str, num_bytes: int) -> float:
+        """Count a large body, and return how long it was left. Raise RateLimited, with nothing
+        counted, behind a wait that is too long."""
         seconds = self._rate.wait(workspace, num_bytes)
-        if seconds > MAX_WAIT_SECONDS:
-            what, late = (
-                f"bytes of bodies above {LARGE_BYTES} per minute",
-                seconds - MAX_WAIT_SECONDS,
-            )
-            refusal = RateLimited(what, self._rate.per_minute, math.ceil(late))
-            return Wait(MAX_WAIT_SECONDS, refusal)
-        self._rate.take(workspace, num_bytes)
-        return Wait(seconds)
+        is_late = seconds > MAX_WAIT_SECONDS
+        if not is_late:
+            self._rate.take(workspace, num_bytes)
+        await asyncio.sleep(min(seconds, MAX_WAIT_SECONDS))
+        if is_late:
+            what = f"bytes of bodies above {LARGE_BYTES} per minute"
+            late = math.ceil(seconds - MAX_WAIT_SECONDS)
+            raise RateLimited(what, self._rate.per_minute, late)
+        return seconds
 
 
 class BodyBytes:
@@ -212,39 +206,35 @@ WAIT_SECONDS = 10.0
 PLANNER_WAIT_SECONDS = 60.0
 
 
+@dataclass(slots=True)
 class ReadLimit:
-    """`rest` times the time that a read took, its place is not given to another one."""
+    """`rest` times the time that a read took, its place is not given to another one. `what` is
+    bounded, for the refusal."""
 
-    def __init__(
-        self,
-        per_key: int = READS_PER_KEY,
-        rest: float = READ_REST,
-        what: str = "reads at once",
-        wait_seconds: float = WAIT_SECONDS,
-    ) -> None:
-        """`what` is bounded, for the refusal."""
-        self.wait_seconds = wait_seconds
-        self._per_key = per_key
-        self._rest = rest
-        self._what = what
-        # A key's semaphore lives while a read holds it, waits for it, or rests.
-        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+    per_key: int = READS_PER_KEY
+    rest: float = READ_REST
+    what: str = "reads at once"
+    wait_seconds: float = WAIT_SECONDS
+    # A key's semaphore lives while a read holds it, waits for it, or rests.
+    _places: WeakValueDictionary[str, asyncio.Semaphore] = field(
+        default_factory=WeakValueDictionary
+    )
 
     @asynccontextmanager
     async def taken(self, key: str) -> AsyncIterator[None]:
         """Hold one of the key's places. Raise RateLimited if none is free in time."""
-        free = self._places.setdefault(key, asyncio.Semaphore(self._per_key))
+        free = self._places.setdefault(key, asyncio.Semaphore(self.per_key))
         try:
             async with asyncio.timeout(self.wait_seconds):
                 await free.acquire()
         except TimeoutError:
-            raise RateLimited(self._what, self._per_key, 5) from None
+            raise RateLimited(self.what, self.per_key, 5) from None
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
             yield
         finally:
-            rest = min(self._rest * (loop.time() - begun), MAX_REST_SECONDS)
+            rest = min(self.rest * (loop.time() - begun), MAX_REST_SECONDS)
             loop.call_later(rest, free.release)
 
 

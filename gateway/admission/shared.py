@@ -10,18 +10,14 @@ what was taken is told when it is back.
 
 import asyncio
 import math
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
 from gateway.admission.accounts import (
     CONCURRENT,
-    NOTHING_ELSEWHERE,
     Account,
-    Elsewhere,
     Untold,
     Wanted,
     WorkspaceLimits,
@@ -32,7 +28,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import get_logger
-from gateway.ledger.access import Exchange
+from gateway.ledger.access import Exchange, SharedLimitsTable
 
 _TICK_SECONDS = 5.0
 _STALE_SECONDS = 20.0
@@ -46,14 +42,6 @@ MAX_TOLD = 1000
 """The most workspaces of one exchange."""
 
 
-class Level(msgspec.Struct, frozen=True):
-    """A bucket. `at` is the store's clock, in seconds."""
-
-    per_minute: int
-    level: float
-    at: float
-
-
 class Held(msgspec.Struct, frozen=True):
     """What one gateway holds: turns in flight, and nano-dollars that they may cost."""
 
@@ -63,27 +51,18 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class SharedState(msgspec.Struct, frozen=True):
-    """One workspace. `spent` is of `month` ("2026-11"), in nano-dollars. `held` is by gateway."""
+    """One workspace. The buckets are on the store's clock. `spent` is of `month` ("2026-11"), in
+    nano-dollars. `held` is by gateway."""
 
-    requests: Level | None = None
-    tokens: Level | None = None
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
     month: str = ""
     spent: int = 0
     held: dict[str, Held] = {}
 
 
-class LimitStore(Protocol):
-    def exchange(self, workspaces: Sequence[str]) -> AbstractAsyncContextManager[Exchange]:
-        """Lock the workspaces' states; write them at the block's end. Raise GatewayError.
-
-        A workspace that has no state yet has an empty one.
-        """
-
-
 @dataclass(slots=True)
 class _Waiting:
-    """A turn that waits for the next exchange."""
-
     wanted: Wanted
     failure: GatewayError | None = None
     taken: asyncio.Future[None] = field(
@@ -113,7 +92,7 @@ class _Waiting:
 
 class SharedLimits:
     def __init__(
-        self, limits: WorkspaceLimits, store: LimitStore, gateway: str, clock: Clock
+        self, limits: WorkspaceLimits, store: SharedLimitsTable, gateway: str, clock: Clock
     ) -> None:
         """`gateway` is this gateway's id among those of the store."""
         self.is_shared = False
@@ -128,7 +107,14 @@ class SharedLimits:
         self._known: set[str] = set()
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
-        limits.changed = self._note
+
+        def note(workspace: str, is_earlier: bool) -> None:
+            # Others hold money for a turn of an earlier run until its cost is told.
+            if is_earlier or workspace in self._known:
+                self._changed.add(workspace)
+                self._wake.set()
+
+        limits.changed = note
 
     async def take(self, wanted: Wanted) -> None:
         """As `WorkspaceLimits.take`, over all gateways."""
@@ -139,9 +125,9 @@ class SharedLimits:
             await self._take(wanted)
         except (RateLimited, SpendLimitReached) as error:
             # What others hold may be given back in this moment.
-            elsewhere = self._limits.account(wanted.principal.workspace).elsewhere
+            account = self._limits.account(wanted.principal.workspace)
             is_rate = isinstance(error, RateLimited) and error.what != CONCURRENT
-            if is_rate or elsewhere == NOTHING_ELSEWHERE:
+            if is_rate or not (account.in_flight_elsewhere or account.reserved_elsewhere):
                 raise
             await asyncio.sleep(_LEAVING_SECONDS)
             await self._take(wanted)
@@ -203,12 +189,6 @@ class SharedLimits:
             # Nobody may wait for an exchange that does not come.
             self._say_shared(False, "the gateway stops, or this loop failed")
             self._answer([], [])
-
-    def _note(self, workspace: str, is_earlier: bool) -> None:
-        # Others hold money for a turn of an earlier run until its cost is told.
-        if is_earlier or workspace in self._known:
-            self._changed.add(workspace)
-            self._wake.set()
 
     async def _exchange(self) -> bool:
         """One exchange with the store; False if it is away. Every waiting turn has its answer."""
@@ -277,10 +257,9 @@ class SharedLimits:
         if state.month == _name(account):
             account.spent = max(account.spent, state.spent + untold.spent)
         others = self._others(state, page.now).values()
-        account.elsewhere = Elsewhere(
-            sum(one.in_flight for one in others if page.now - one.seen_at < _STALE_SECONDS),
-            sum(one.reserved for one in others),
-        )
+        fresh = [one for one in others if page.now - one.seen_at < _STALE_SECONDS]
+        account.in_flight_elsewhere = sum(one.in_flight for one in fresh)
+        account.reserved_elsewhere = sum(one.reserved for one in others)
 
     def _write(self, workspace: str, page: Exchange) -> Untold:
         """Put the account into the state; return what of it was not told before."""
@@ -293,8 +272,8 @@ class SharedLimits:
         else:
             self._known.discard(workspace)
         written = SharedState(
-            requests=_level(account.requests, shift) or state.requests,
-            tokens=_level(account.tokens, shift) or state.tokens,
+            requests=_at_store(account.requests, shift) or state.requests,
+            tokens=_at_store(account.tokens, shift) or state.tokens,
             month=_name(account),
             spent=account.spent,
             held=held,
@@ -324,11 +303,13 @@ def _name(account: Account) -> str:
     return "" if account.month is None else account.month.strftime("%Y-%m")
 
 
-def _level(bucket: TokenBucket | None, shift: float) -> Level | None:
-    return None if bucket is None else Level(bucket.per_minute, bucket.level, bucket.at + shift)
+def _at_store(bucket: TokenBucket | None, shift: float) -> TokenBucket | None:
+    return bucket and replace(bucket, at=bucket.at + shift)
 
 
-def _take_over(bucket: TokenBucket | None, told: Level | None, untold: float, shift: float) -> None:
+def _take_over(
+    bucket: TokenBucket | None, told: TokenBucket | None, untold: float, shift: float
+) -> None:
     """Make a bucket the shared one, with what was taken from this one since."""
     if bucket is None or told is None:
         return

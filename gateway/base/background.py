@@ -34,16 +34,16 @@ class Background:
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start `work`. This never awaits, so it is safe while a stream is being cancelled."""
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                get_logger("background").error("task_failed", task=name, error=repr(error))
+
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(done)
         return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log = get_logger("background")
-            log.error("task_failed", task=task.get_name(), error=repr(error))
 
     async def close(self, deadline_seconds: float) -> None:
         """Let running tasks end. Cancel those that still run at the deadline."""

@@ -91,7 +91,10 @@ class Catalogue:
             if not having:
                 raise self._not_found(requested, served)
             (wanted, weights), _ = having[0]
-            name = self._name_of_adapter(wanted, weights.name)
+            # The one name of an adapter: the table's id for it, or that of its model with it.
+            named = [e for e in self._models.values() if e.adapter == weights.name]
+            ids = [each.id for each in named if each.is_served_by(wanted)]
+            name = [*ids, f"{self.name_of(wanted)}:{weights.name}"[-MODEL_CHARACTERS:]][0]
             model = replace(model, engine_model=wanted, weights=weights)
         else:
             wanted = model.engine_model or next(iter(served.models), "")
@@ -111,13 +114,6 @@ class Catalogue:
 
     def _not_found(self, requested: str, served: Served) -> ModelNotFound:
         return ModelNotFound(requested, [model.id for model in self.models(served)])
-
-    def _name_of_adapter(self, engine_model: str, adapter: str) -> str:
-        """The one name of an adapter: the table's id for it, or that of its model with it."""
-        for each in self._models.values():
-            if each.adapter == adapter and each.is_served_by(engine_model):
-                return each.id
-        return f"{self.name_of(engine_model)}:{adapter}"[-MODEL_CHARACTERS:]
 
     def name_of(self, engine_model: str, asked: str = "") -> str:
         """The one name of an engine's model: the table's id for it, or the last part of its own.

@@ -10,3 +10,7 @@ from datetime import UTC, datetime
 class Clock:
     wall: Callable[[], datetime] = lambda: datetime.now(UTC)
     monotonic: Callable[[], float] = time.monotonic
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return int(self.wall().timestamp() * 1000)

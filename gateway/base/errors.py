@@ -17,13 +17,9 @@ class GatewayError(Exception):
     type: ClassVar[str] = "api_error"
     default: ClassVar[str] = "internal server error"
 
-    def __init_subclass__(
-        cls, status: int | None = None, type: str | None = None, default: str | None = None
-    ) -> None:
-        given = {"status": status, "type": type, "default": default}
+    def __init_subclass__(cls, **given: int | str) -> None:
         for name, value in given.items():
-            if value is not None:
-                setattr(cls, name, value)
+            setattr(cls, name, value)
 
     def __init__(self, message: str | None = None, param: str | None = None) -> None:
         """`param` is the wrong field's path, if the message does not begin with it."""
@@ -168,22 +164,18 @@ class RateLimited(
     """`retry_after` is in whole seconds, None where it is not known."""
 
     def __init__(
-        self, what: str | None = None, limit: int | None = None, retry_after: int | None = None
+        self,
+        what: str | None = None,
+        limit: int = 0,
+        retry_after: int | None = None,
+        message: str | None = None,
     ) -> None:
-        """`what` is limited to `limit`, such as "requests per minute"."""
-        one = _PLURAL.sub(r"\1", what or "", count=1) if limit == 1 else what
-        super().__init__(
-            None
-            if what is None
-            else f"this request would exceed the workspace's limit of {limit} {one}"
-        )
+        """`what` is limited to `limit`, such as "requests per minute"; or the whole `message`."""
+        if what is not None:
+            one = _PLURAL.sub(r"\1", what, count=1) if limit == 1 else what
+            message = f"this request would exceed the workspace's limit of {limit} {one}"
+        super().__init__(message)
         self.what = what
-        self.retry_after = retry_after
-
-
-class TooManyUnknownKeys(RateLimited):
-    def __init__(self, retry_after: int) -> None:
-        GatewayError.__init__(self, "too many unknown API keys come from this address")
         self.retry_after = retry_after
 
 

@@ -54,12 +54,7 @@ def configure(level: str) -> None:
     They are warnings and errors, or what `level` leaves of them.
     """
     structlog.configure(
-        processors=[
-            _add_request_id,
-            drop_private,
-            *_STAMP,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[_add_request_id, drop_private, *_STAMP, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
@@ -70,11 +65,6 @@ def configure(level: str) -> None:
     def name_part(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         event["part"] = event["_record"].name
         return event
-
-    def says_more(record: logging.LogRecord) -> bool:
-        """Whether it is no line of a stream that a stop cuts off. Another line tells how many."""
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, asyncio.CancelledError)
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -88,7 +78,10 @@ def configure(level: str) -> None:
     )
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
     logging.basicConfig(handlers=[handler], level=least, force=True)
-    logging.getLogger("uvicorn.error").addFilter(says_more)
+    # No line of a stream that a stop cuts off: another line tells how many.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
+    )
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -4,7 +4,7 @@ Labels are bounded, and no client can make one: routes are templates, models are
 serve, and workspaces are named only where a setting says how many.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,12 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.protocol import WRITE_FIELDS
-from engine.protocol.reports import (
-    SECONDS_PER_TOKEN,
-    TOKENS_PER_REQUEST,
-    BlockStats,
-    Description,
-)
+from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST, BlockStats, Description
 from gateway.base.record import TurnRecord
 
 # Every metric with its type, labels and meaning. A series exists from the start, with 0, for each
@@ -106,7 +101,13 @@ class Metrics:
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         self._known: dict[tuple[str, tuple[str, ...]], Any] = {}
-        for full, kind, labels, values, meaning in _own_rows():
+        for row in TABLE.read_text("utf-8").splitlines():
+            if not row.startswith((_PREFIX, _OF_VLLM)):
+                continue
+            # Behind the labels stand the values of the only one.
+            full, kind, told, _, meaning = row.split("\t")
+            named, _, listed = told.partition(": ")
+            labels, values = named.split(", ") if named else [], listed.split()
             name = full.removeprefix(_PREFIX)
             if kind == "counter":
                 name = name.removesuffix("_total")
@@ -146,9 +147,6 @@ class Metrics:
         """Ask these functions for the values of gauges whenever they are shown."""
         for name, value in gauges.items():
             self._gauges[name].set_function(value)
-
-    def count_loop_ends(self, kind: str, amount: int) -> None:
-        self.count("loop_restarts", kind, amount=amount)
 
     def show_engines(self, engines: Mapping[str, EngineState]) -> None:
         """Show these engines, by name. A removed engine is no longer shown."""
@@ -216,15 +214,6 @@ class Metrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
-
-
-def _own_rows() -> Iterator[tuple[str, str, list[str], list[str], str]]:
-    """Name, type, labels, the values of the only label, and meaning."""
-    for row in TABLE.read_text("utf-8").splitlines():
-        if row.startswith((_PREFIX, _OF_VLLM)):
-            name, kind, told, _, meaning = row.split("\t")
-            labels, _, values = told.partition(": ")
-            yield name, kind, labels.split(", ") if labels else [], values.split(), meaning
 
 
 def _has_place(known: set[str], most: int, name: str) -> bool:

@@ -168,7 +168,6 @@ def _is_database(url: str) -> str:
 
 Secret = Annotated[SecretStr, AfterValidator(_is_not_blank)]
 HeaderSecret = Annotated[SecretStr, AfterValidator(_fits_in_a_header)]
-Directory = Annotated[Path, AfterValidator(_has_a_short_path)]
 ReadableFile = Annotated[Path, AfterValidator(_can_be_read)]
 DatabaseUrl = Annotated[str, AfterValidator(_is_database)]
 Pause = Annotated[float, Field(ge=0, le=_ONE_DAY)]
@@ -180,7 +179,7 @@ class DatabaseSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    data: Directory = Path("data")
+    data: Annotated[Path, AfterValidator(_has_a_short_path)] = Path("data")
     """Directory of the journal and the default database"""
     database_url: DatabaseUrl = ""
     """SQLAlchemy URL of the ledger (`sqlite+aiosqlite://` or `postgresql+psycopg://`); empty means

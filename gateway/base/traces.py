@@ -108,10 +108,6 @@ def open_traces(service: str) -> Traces | None:
         return None
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none":
         return None
-    return Traces(service, _exporter())
-
-
-def _exporter() -> "SpanExporter":
     protocol = os.environ.get(OF_TRACES) or os.environ.get(PROTOCOL) or "http/protobuf"
     try:
         if protocol == "grpc":
@@ -119,13 +115,13 @@ def _exporter() -> "SpanExporter":
                 OTLPSpanExporter as OverGrpc,
             )
 
-            return OverGrpc()
+            return Traces(service, OverGrpc())
         if protocol == "http/protobuf":
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
                 OTLPSpanExporter as OverHttp,
             )
 
-            return OverHttp()
+            return Traces(service, OverHttp())
     except ImportError as error:
         message = f"traces need the extra `otel`: scripts/install otel ({error})"
         raise TracesError(message) from error

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from contextlib import aclosing
 
 from gateway.base.errors import NotFound
 from gateway.base.settings import EnginePlace, Settings, is_source, load
@@ -31,7 +32,7 @@ def _run(options: argparse.Namespace) -> int:
 async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
     """Do it, and tell what the engines have then. Raise NotFound for an unknown engine."""
     secret = settings.engine_secret.get_secret_value()
-    async with EngineHttp() as http:
+    async with aclosing(EngineHttp()) as http:
         places = [EnginePlace.parse(one) for one in settings.engines if not is_source(one)]
         engines = [Engine(*place, secret, http) for place in places]
         await asyncio.gather(*(engine.poll() for engine in engines))

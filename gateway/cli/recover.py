@@ -8,7 +8,7 @@ import argparse
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,8 +107,7 @@ async def recover_instance(settings: Settings, instance: str) -> int:
     catalogue = load_catalogue(settings.models)
     async with _parts(settings) as (fleet, ledger):
         keys = Keys(ledger)
-        stale_seconds = settings.tuning.keys_stale_seconds
-        scope_of = KeyRing(keys, settings.master_secret, Clock(), None, stale_seconds).scope_of
+        scope_of = KeyRing(keys, settings, Clock()).scope_of
         workspaces = {scope_of(name): name for name in await keys.workspaces()}
         counts = await _counts(fleet)
         found = [each for each in counts if each[1].request_id[_INSTANCE] == instance]
@@ -162,7 +161,7 @@ async def _counts(fleet: Fleet) -> list[tuple[Engine, FinalCounts]]:
 async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     secret = settings.engine_secret.get_secret_value()
     ledger = Ledger(settings.ledger_url)
-    async with EngineHttp() as http:
+    async with aclosing(EngineHttp()) as http:
         supervisor = Supervisor(has_messages=True)
         fleet = Fleet(
             settings.engines, lambda name, url: Engine(name, url, secret, http), supervisor

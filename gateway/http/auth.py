@@ -130,7 +130,21 @@ class AdminAuth(AbstractAuthenticationMiddleware):
     """Sets the request's Viewer, and holds one of its key's places while it reads."""
 
     def __init__(self, app: ASGIApp, *arguments: Any, **options: Any) -> None:
-        super().__init__(_Reading(app), *arguments, **options)
+        async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+            opt, viewer = scope["route_handler"].opt, scope["user"]
+            if not _is_read(scope.get("method"), opt):
+                await app(scope, receive, send)
+                return
+            kind: ReadKind = "read"
+            whose = viewer.key_id
+            if opt.get("is_export") or opt.get("is_plan"):
+                # There are few places for all: the keys of a workspace share one.
+                kind = "export" if opt.get("is_export") else "plan"
+                whose = viewer.workspace or viewer.key_id
+            async with scope["litestar_app"].state.services.reads[kind].taken(whose):
+                await app(scope, receive, send)
+
+        super().__init__(bounded, *arguments, **options)
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         gate: AdminGate = connection.app.state.services.admin
@@ -148,29 +162,6 @@ class AdminAuth(AbstractAuthenticationMiddleware):
         if not is_read and not viewer.may_change:
             raise Forbidden("this API key may only read: a change needs a key of scope `admin`")
         return AuthenticationResult(user=viewer, auth=None)
-
-
-class _Reading:
-    """The rest of the application, behind the bound on a key's reads."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        opt = scope["route_handler"].opt
-        if not _is_read(scope.get("method"), opt):
-            await self._app(scope, receive, send)
-            return
-        services = scope["litestar_app"].state.services
-        viewer: Viewer = scope["user"]
-        kind: ReadKind = "read"
-        whose = viewer.key_id
-        if opt.get("is_export") or opt.get("is_plan"):
-            # There are few places for all: the keys of a workspace share one.
-            kind = "export" if opt.get("is_export") else "plan"
-            whose = viewer.workspace or viewer.key_id
-        async with services.reads[kind].taken(whose):
-            await self._app(scope, receive, send)
 
 
 def _is_read(method: object, opt: Mapping[str, Any]) -> bool:

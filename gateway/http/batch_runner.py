@@ -10,10 +10,13 @@ refused for now keeps no place while it waits to be tried again.
 import asyncio
 import time
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -45,8 +48,7 @@ from gateway.dialects.errors import anthropic_error
 from gateway.http.model_calls import whole_message
 from gateway.http.services import Services
 from gateway.ledger.stored import Batch, BatchItem, Result
-from gateway.prompt.ask import Ask, Origin, Principal, TurnId
-from gateway.turn.turn import TurnService
+from gateway.prompt.ask import Ask, Origin, Principal
 
 ROW_BYTES, BATCH_BYTES = 512, 16_384
 """What a row and a batch count besides the rows' bodies, for their places in the database.
@@ -127,22 +129,31 @@ def ranked(
     return items, BATCH_BYTES + sum(ROW_BYTES + len(item.params) for item in given)
 
 
-class BatchRunner:
-    """`turns` admits rows. At most `concurrency` rows of a workspace wait for room or are at
-    engines."""
+@dataclass(slots=True)
+class _Running:
+    """A batch that runs here. `status` is as it was told last: at most a tick old. `places` are its
+    workspace's. `warm` are the prefixes whose first row has run; `attempts` are by row."""
 
-    def __init__(self, services: Services, turns: TurnService, concurrency: int) -> None:
+    batch: Batch
+    status: str
+    places: asyncio.Semaphore
+    warm: set[str] = field(default_factory=set)
+    attempts: Counter[int] = field(default_factory=Counter)
+    task: asyncio.Task[None] = field(init=False)
+
+
+class BatchRunner:
+    """At most `concurrency` rows of a workspace wait for room or are at engines."""
+
+    def __init__(self, services: Services, concurrency: int) -> None:
         self._services = services
         self._store = services.batches
-        self._turns = turns
+        self._turns = services.turns
         self._clock = services.clock
         self._concurrency = concurrency
-        self._places: dict[str, asyncio.Semaphore] = {}
+        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._forget_at = self._clock.wall()
-        # As it was told last: at most a tick old.
-        self._statuses: dict[str, str] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._workspaces: dict[str, str] = {}
+        self._running: dict[str, _Running] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         log = get_logger("batches")
@@ -156,41 +167,37 @@ class BatchRunner:
                 # Until the next tick, or until a batch ends and leaves its place to another.
                 for _ in range(_TICKS):
                     await pause(stopping, _TICK_SECONDS / _TICKS)
-                    if any(task.done() for task in self._running.values()):
+                    if any(one.task.done() for one in self._running.values()):
                         break
         finally:
-            for task in self._running.values():
+            tasks = [one.task for one in self._running.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._running.clear()
 
     async def _step(self) -> None:
-        ended = [name for name, task in self._running.items() if task.done()]
-        for name in ended:
-            self._statuses.pop(name, None)
-            workspace = self._workspaces.pop(name)
-            if workspace not in self._workspaces.values():
-                del self._places[workspace]
-            self._running.pop(name).result()
+        for name in [name for name, one in self._running.items() if one.task.done()]:
+            self._running.pop(name).task.result()
         now = self._clock.wall()
         until = now + timedelta(seconds=_OWNED_SECONDS)
         owner = self._turns.journal.instance
         owned = await self._store.claim(owner, now, until, working=self._running, most=WORKING)
         for batch in owned:
-            self._statuses[batch.id] = batch.status
-            if batch.id not in self._running:
-                workspace = self._workspaces[batch.id] = batch.workspace_id
-                self._places.setdefault(workspace, asyncio.Semaphore(self._concurrency))
-                self._running[batch.id] = asyncio.create_task(self._work(batch), name="batch")
+            if (running := self._running.get(batch.id)) is not None:
+                running.status = batch.status
+                continue
+            new = asyncio.Semaphore(self._concurrency)
+            places = self._places.setdefault(batch.workspace_id, new)
+            running = self._running[batch.id] = _Running(batch, batch.status, places)
+            running.task = asyncio.create_task(self._work(running), name="batch")
         if now >= self._forget_at:
             self._forget_at = now + timedelta(seconds=_FORGET_SECONDS)
             await self._store.forget(now - _KEPT)
 
-    async def _work(self, batch: Batch) -> None:
+    async def _work(self, running: _Running) -> None:
         """Run the batch to its end, or until the database is away: then it is claimed again."""
-        warm: set[str] = set()
-        attempts: dict[int, int] = {}
-        pause_seconds = _RETRY_SECONDS
+        batch, pause_seconds = running.batch, _RETRY_SECONDS
         while True:
             now = self._clock.wall()
             status, rows = await self._store.pending(batch.id, _WINDOW)
@@ -200,28 +207,23 @@ class BatchRunner:
                     name = str(left.__struct_config__.tag)
                     await self._store.end(batch.id, name, _compressed(left), now)
                 return
-            if await self._run_rows(batch, rows, warm, attempts):
+            if await self._run_rows(running, rows):
                 pause_seconds = _RETRY_SECONDS
                 continue
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_RETRY_SECONDS)
 
-    async def _run_rows(
-        self, batch: Batch, rows: Sequence[BatchItem], warm: set[str], attempts: dict[int, int]
-    ) -> bool:
+    async def _run_rows(self, running: _Running, rows: Sequence[BatchItem]) -> bool:
         """Run a window of rows. Return whether any of them ended."""
-        finished: list[Result] = []
-        lock = asyncio.Lock()
-        places = self._places[batch.workspace_id]
+        batch, finished, lock = running.batch, list[Result](), asyncio.Lock()
         num_ended = 0
 
         async def one(row: BatchItem) -> None:
             nonlocal num_ended
-            async with places:
-                status = self._statuses.get(batch.id, "in_progress")
-                if status != "in_progress" or self._clock.wall() >= batch.expires_at:
+            async with running.places:
+                if running.status != "in_progress" or self._clock.wall() >= batch.expires_at:
                     return
-                result = await self._result(batch, row, attempts)
+                result = await self._result(running, row)
             if result is None:
                 await asyncio.sleep(_RETRY_SECONDS)
                 return
@@ -240,9 +242,9 @@ class BatchRunner:
                         await self._store.finish(batch.id, taken)
 
         async def group(prefix: str, members: list[BatchItem]) -> None:
-            if prefix not in warm:
+            if prefix not in running.warm:
                 await one(members.pop(0))
-                warm.add(prefix)
+                running.warm.add(prefix)
             async with asyncio.TaskGroup() as others:
                 for row in members:
                     others.create_task(one(row))
@@ -255,20 +257,29 @@ class BatchRunner:
             raise LedgerUnavailable from errors
         return num_ended > 0
 
-    async def _result(
-        self, batch: Batch, row: BatchItem, attempts: dict[int, int]
-    ) -> Result | None:
+    async def _result(self, running: _Running, row: BatchItem) -> Result | None:
         """The row's result; None for one that is to run again."""
-        turn_id = self._turns.new_id()
+        batch, turn_id = running.batch, self._turns.new_id()
         request_id = f"req_{turn_id.removeprefix('msg_')}"
         bind_request_id(request_id)
-        answering = self._message(batch, row, turn_id, Origin(request_id))
-        answer: Message | BaseException
-        (answer,) = await asyncio.gather(answering, return_exceptions=True)
-        if isinstance(answer, Message):
-            made: BatchResult = Succeeded(answer)
+
+        async def message() -> Message:
+            """Run the row's turn, for the workspace as it is now."""
+            principal = self._services.keyring.principal(batch.workspace_id, batch.key_id)
+            version = next(known for known in VERSIONS if known == batch.version)
+            ask = await self._services.workers.run(
+                batch.workspace_id,
+                INLINE_BYTES + len(row.params),  # never inline
+                lambda: row_ask(self._services, zlib.decompress(row.params), principal, version),
+                line="rows of batches",
+            )
+            return await whole_message(self._turns, ask, turn_id, Origin(request_id))
+
+        error: Message | BaseException
+        (error,) = await asyncio.gather(message(), return_exceptions=True)
+        if isinstance(error, Message):
+            made: BatchResult = Succeeded(error)
         else:
-            error = answer
             if not isinstance(error, Exception):
                 raise error
             if not isinstance(error, GatewayError):
@@ -277,27 +288,13 @@ class BatchRunner:
                 error = GatewayError()
             if isinstance(error, _LATER) and not isinstance(error, _BROKEN):
                 return None
-            attempts[row.position] = attempts.get(row.position, 0) + 1
-            if isinstance(error, _BROKEN) and attempts[row.position] < _MAX_ATTEMPTS:
+            running.attempts[row.position] += 1
+            if isinstance(error, _BROKEN) and running.attempts[row.position] < _MAX_ATTEMPTS:
                 return None
             made = Errored(anthropic_error(error, request_id))
         status = str(made.__struct_config__.tag)
         kept = await asyncio.to_thread(_compressed, made)
         return Result(position=row.position, status=status, result=kept)
-
-    async def _message(
-        self, batch: Batch, row: BatchItem, turn_id: TurnId, origin: Origin
-    ) -> Message:
-        """Run the row's turn, for the workspace as it is now."""
-        principal = self._services.keyring.principal(batch.workspace_id, batch.key_id)
-        version = next(known for known in VERSIONS if known == batch.version)
-        ask = await self._services.workers.run(
-            batch.workspace_id,
-            INLINE_BYTES + len(row.params),  # never inline
-            lambda: row_ask(self._services, zlib.decompress(row.params), principal, version),
-            line="rows of batches",
-        )
-        return await whole_message(self._turns, ask, turn_id, origin)
 
 
 def _compressed(result: BatchResult) -> bytes:

@@ -26,6 +26,7 @@ from gateway.http.services import Services, services_of
 from gateway.ledger.stored import PENDING, Batch
 
 _PAGE = 100
+_ENDS = ("succeeded", "errored", "canceled", "expired")
 ResultRow = tuple[int, str, bytes]
 """A row's position, its custom id and its compressed result."""
 _encode = msgspec.json.Encoder().encode
@@ -98,26 +99,27 @@ class BatchesController(Controller):
             batch = await services.batches.get(workspace, batch_id)
         if batch.status != "ended":
             raise InvalidRequest("message_batch_id: the batch is processing, it has no results yet")
-        first = await _page(services, batch, -1)
-        return ASGIStreamingResponse(
-            iterator=_lines(services, batch, first), media_type="application/x-jsonl"
-        )
+
+        async def page_after(position: int) -> list[ResultRow]:
+            async with services.reads["store"].taken(workspace):
+                return await services.batches.results(batch.id, position, _PAGE)
+
+        async def lines(page: list[ResultRow]) -> AsyncGenerator[bytes, None]:
+            # Pages of lines. A database that goes away cuts the stream, which clients notice.
+            while page:
+                yield await asyncio.to_thread(_encoded, page)
+                page = await page_after(page[-1][0])
+
+        first = await page_after(-1)
+        return ASGIStreamingResponse(iterator=lines(first), media_type="application/x-jsonl")
 
 
 async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     services, principal = services_of(request), request.user
     keep_of(request, is_taken=False)
     version = check_version(request.headers.get("anthropic-version"))
-    items, num_bytes = await services.workers.run(
-        principal.workspace,
-        len(body),
-        ranked,
-        services,
-        body,
-        principal,
-        version,
-        line="new batches",
-    )
+    run, given = services.workers.run, (services, body, principal, version)
+    items, num_bytes = await run(principal.workspace, len(body), ranked, *given, line="new batches")
     now = services.clock.wall()
     batch = Batch(
         id=f"msgbatch_{secrets.token_hex(12)}",
@@ -132,20 +134,6 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     async with services.reads["store"].taken(principal.workspace):
         await services.batches.create(batch, items)
     return _message_batch(request, batch, {PENDING: len(items)})
-
-
-async def _lines(
-    services: Services, batch: Batch, page: list[ResultRow]
-) -> AsyncGenerator[bytes, None]:
-    """Pages of lines. A database that goes away cuts the stream, which clients notice."""
-    while page:
-        yield await asyncio.to_thread(_encoded, page)
-        page = await _page(services, batch, page[-1][0])
-
-
-async def _page(services: Services, batch: Batch, after: int) -> list[ResultRow]:
-    async with services.reads["store"].taken(batch.workspace_id):
-        return await services.batches.results(batch.id, after, _PAGE)
 
 
 def _encoded(page: list[ResultRow]) -> bytes:
@@ -167,11 +155,7 @@ def _message_batch(request: KeyRequest, batch: Batch, counts: dict[str, int]) ->
         id=batch.id,
         processing_status=batch.status,
         request_counts=wire.RequestCounts(
-            processing=counts.get(PENDING, 0),
-            succeeded=counts.get("succeeded", 0),
-            errored=counts.get("errored", 0),
-            canceled=counts.get("canceled", 0),
-            expired=counts.get("expired", 0),
+            processing=counts.get(PENDING, 0), **{status: counts.get(status, 0) for status in _ENDS}
         ),
         created_at=batch.created_at,
         expires_at=batch.expires_at,

@@ -29,23 +29,20 @@ class BoundedRequest(Request[Any, Any, Any]):
     async def body(self) -> bytes:
         """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8, or as `_Body`."""
         body: _Body = self.scope["state"]["body"]
-        if whole := await body.whole():
-            _check_media(self.scope)
+        if not (whole := await body.whole()):
+            return whole
+        kind, _, parameters = (header_of(self.scope, b"content-type") or "").partition(";")
+        if kind.strip().lower() != "application/json":
+            raise UnsupportedMedia
+        for parameter in parameters.split(";"):
+            name, _, value = parameter.partition("=")
+            charset = value.strip().strip('"').lower()
+            if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8"):
+                raise UnsupportedMedia("content-type: charset must be utf-8")
+        encoding = header_of(self.scope, b"content-encoding")
+        if encoding is not None and encoding.strip().lower() != "identity":
+            raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
         return whole
-
-
-def _check_media(scope: Scope) -> None:
-    kind, _, parameters = (header_of(scope, b"content-type") or "").partition(";")
-    if kind.strip().lower() != "application/json":
-        raise UnsupportedMedia
-    for parameter in parameters.split(";"):
-        name, _, value = parameter.partition("=")
-        charset = value.strip().strip('"').lower()
-        if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8"):
-            raise UnsupportedMedia("content-type: charset must be utf-8")
-    encoding = header_of(scope, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() != "identity":
-        raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
 
 
 class BodyBounds(NamedTuple):
@@ -130,13 +127,8 @@ class _Body:
         self._num_bytes += more
         if self._num_bytes <= LARGE_BYTES:
             return 0.0
-        seconds, refusal = self._bounds.large.take(
-            workspace, more if before > LARGE_BYTES else self._num_bytes
-        )
-        await asyncio.sleep(seconds)
-        if refusal is not None:
-            raise refusal
-        return seconds
+        large = more if before > LARGE_BYTES else self._num_bytes
+        return await self._bounds.large.wait(workspace, large)
 
     def give_back(self) -> None:
         if self._num_bytes:

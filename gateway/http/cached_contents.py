@@ -9,19 +9,18 @@ request behind it writes it again, for the time that is left.
 import re
 import secrets
 import zlib
-from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
 from litestar import Controller, delete, get, patch, post
 from litestar.params import FromPath, RawBody
 from litestar.response.base import ASGIResponse
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from engine.protocol import Started, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, InvalidRequest
-from gateway.dialects.collector import Holdfast, HoldfastBreakpoint, extension_of
+from gateway.dialects.collector import Holdfast, extension_of
 from gateway.dialects.gemini import response as caches
 from gateway.dialects.gemini.lower import Held, ask_of
 from gateway.dialects.gemini.request import (
@@ -37,14 +36,9 @@ from gateway.dialects.gemini.request import (
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
-from gateway.http.generation import (
-    KeyRequest,
-    answered,
-    keep_of,
-    while_present,
-)
+from gateway.http.generation import KeyRequest, answered, keep_of, while_present
 from gateway.http.query import check_query
-from gateway.http.services import Services, services_of
+from gateway.http.services import services_of
 from gateway.ledger.stored import CachedContent
 from gateway.prompt.ask import Ask
 from gateway.turn.state import Findings
@@ -113,15 +107,6 @@ class CachedContentsAtV1Controller(CachedContentsController):
     path = "/v1/cachedContents"
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What an engine answered to the turn that holds a prompt."""
-
-    report: HoldfastBreakpoint
-    holdfast: Holdfast
-    prefix: str
-
-
 async def held_by(
     request: KeyRequest, asked: GenerateRequest, model: Model
 ) -> tuple[Held, int] | None:
@@ -161,22 +146,22 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         expires = now + timedelta(seconds=_DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
         await services.cached_contents.check_room(workspace, num_bytes, now)
-    kept = await _hold(request, services, model, prompted, num_bytes, expires - now)
+    holdfast, prefix = await _hold(request, model, prompted, num_bytes, expires - now)
     content = CachedContent(
         id=secrets.token_hex(12),
         workspace_id=workspace,
         model=model.id,
         display_name=given.display_name,
         num_bytes=num_bytes,
-        num_tokens=kept.report.tokens or 0,
-        prefix=kept.prefix,
+        num_tokens=holdfast.breakpoints[0].tokens or 0,
+        prefix=prefix,
         created_at=now,
         updated_at=now,
         expires_at=expires,
         held_until=expires,
     )
     await services.cached_contents.create(content, packed)
-    return msgspec.structs.replace(_shown(content), holdfast=kept.holdfast)
+    return msgspec.structs.replace(_shown(content), holdfast=holdfast)
 
 
 async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.CachedContent:
@@ -188,32 +173,27 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     content, packed = await _with_body(request, content_id.removeprefix(_PREFIX))
     if expires is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
-    holdfast: Holdfast | None = None
+    holdfast: Holdfast | UnsetType = UNSET
     if expires > content.held_until:
         model = services.find_model(content.model)
         prompted = await services.workers.run(workspace, content.num_bytes, _unpacked, packed)
-        kept = await _hold(request, services, model, prompted, content.num_bytes, expires - now)
-        holdfast = kept.holdfast
+        holdfast, _ = await _hold(request, model, prompted, content.num_bytes, expires - now)
     held_until = max(expires, content.held_until)
     await services.cached_contents.move_expiry(content, expires, held_until, now)
     changed = msgspec.structs.replace(content, expires_at=expires, updated_at=now)
-    return msgspec.structs.replace(_shown(changed), holdfast=holdfast or UNSET)
+    return msgspec.structs.replace(_shown(changed), holdfast=holdfast)
 
 
 async def _hold(
-    request: KeyRequest,
-    services: Services,
-    model: Model,
-    prompted: Prompted,
-    num_bytes: int,
-    lifetime: timedelta,
-) -> _Kept:
-    """Run the turn that computes the prompt and has it held.
+    request: KeyRequest, model: Model, prompted: Prompted, num_bytes: int, lifetime: timedelta
+) -> tuple[Holdfast, str]:
+    """Run the turn that computes the prompt and has it held; return what is told of it, with one
+    breakpoint, and the prefix's name.
 
     Raise InvalidRequest for a prompt of which no engine keeps an entry.
     """
     keep_of(request, is_taken=False)
-    arrived = request.scope["state"]["arrived"]
+    services, arrived = services_of(request), request.scope["state"]["arrived"]
     asked = services.asked(request.user, model, arrived)
     # A model's template wants a user's turn at the end. It stands behind what is held.
     warming = GenerateRequest(
@@ -237,7 +217,7 @@ async def _hold(
     if report.state == "none":
         tokens = report.tokens or 0
         raise InvalidRequest(f"contents: can't be cached ({report.reason}): {tokens} tokens")
-    return _Kept(report, holdfast, marked[0])
+    return holdfast, marked[0]
 
 
 def _held(prompted: Prompted, seconds: float) -> Held:

@@ -70,10 +70,6 @@ def check_head(
     return SERVER.encode() if method == b"OPTIONS" and not (slash or rest) else b"/" + rest
 
 
-MAX_CONNECTIONS = 16_384
-_MAX_BACKLOG = 2048
-
-
 class Guest(Protocol):
     """A connection as it is counted."""
 
@@ -150,16 +146,6 @@ def group_of(address: str) -> str:
         return address
 
 
-def most_connections(wanted: int, descriptors: int) -> int:
-    """`wanted`, and at most three quarters of the descriptors."""
-    return min(wanted, max(descriptors * 3 // 4, 1))
-
-
-def backlog_for(descriptors: int) -> int:
-    """An eighth of the descriptors: all that wait are accepted before one can be refused."""
-    return max(16, min(_MAX_BACKLOG, descriptors // 8))
-
-
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PIPELINED = 8
@@ -219,9 +205,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self.bounds.connections.enter(self, address):
             self._refuse(Overloaded("too many connections", retry_after=1))
 
-    def evict(self) -> None:
-        """Another connection needs its place."""
-        self.bounds.refused("made_way", None)
+    def evict(self, reason: str = "made_way") -> None:
+        """Another connection needs its place, or the client does not read: so its turn ends as if
+        the client had hung up."""
+        self.bounds.refused(reason, None)
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -257,7 +244,19 @@ class GuardedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
         try:
-            self._feed(data)
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    # A wish for another protocol is ignored (RFC 9110, 7.8). Java's default client
+                    # asks so in every first request (`Upgrade: h2c`), and httptools takes the body
+                    # for the other protocol's. So the head is parsed again without its wish.
+                    lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+                    kept = [header for header in self.headers if header[0] != b"upgrade"]
+                    lines += [b"%b: %b" % header for header in kept]
+                    self.parser = httptools.HttpRequestParser(self)
+                    data = b"\r\n".join([*lines, b"", data[upgrade.args[0] :]])
         except httptools.HttpParserError:
             self.send_400_response("")
         if self._is_deaf or self.transport.is_closing():
@@ -266,22 +265,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(HeadTooLarge())
         elif self._loose_bytes and not self._is_in_body and self._deadline is None:
             self._arm()
-
-    def _feed(self, data: bytes) -> None:
-        """Parse. A wish for another protocol is ignored (RFC 9110, 7.8).
-
-        Java's default client asks so in every first request (`Upgrade: h2c`), and httptools takes
-        the body for the other protocol's. So such a head is parsed again without its wish.
-        """
-        while True:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
-                lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-                self.parser = httptools.HttpRequestParser(self)
-                data = b"\r\n".join([*lines, b"", data[upgrade.args[0] :]])
 
     # httptools calls these. An exception in one is an HttpParserError of `feed_data`.
 
@@ -347,7 +330,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self.bounds.stall_seconds, self._reader_is_late)
+        self._stall = self.loop.call_later(self.bounds.stall_seconds, self.evict, "stalled_reader")
 
     def resume_writing(self) -> None:
         if self._stall is not None:
@@ -359,24 +342,19 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _arm(self) -> None:
-        self._deadline = self.loop.call_later(self.bounds.request_seconds, self._is_late)
+        def is_late() -> None:
+            self._deadline = None
+            if self._loose_bytes and not self._is_in_body:
+                self._refuse(HeadTimeout())
+            else:
+                self.transport.close()
+
+        self._deadline = self.loop.call_later(self.bounds.request_seconds, is_late)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _is_late(self) -> None:
-        self._deadline = None
-        if self._loose_bytes and not self._is_in_body:
-            self._refuse(HeadTimeout())
-        else:
-            self.transport.close()
-
-    def _reader_is_late(self) -> None:
-        """The client does not read, so the turn ends as if the client had hung up."""
-        self.bounds.refused("stalled_reader", None)
-        self.transport.abort()
 
     def _fail(self, failure: GatewayError) -> NoReturn:
         self._failure = failure

@@ -15,11 +15,7 @@ from litestar.types import Receive, Scope, Send
 from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
-from gateway.base.errors import (
-    ClientGone,
-    GatewayError,
-    InvalidRequest,
-)
+from gateway.base.errors import ClientGone, GatewayError, InvalidRequest
 from gateway.dialects import sse
 from gateway.dialects.anthropic.request import Approximate
 from gateway.dialects.collector import Writer
@@ -168,24 +164,6 @@ class Stream(Generic[EventT]):
     settle: Callable[[list[EventT]], Awaitable[None]] | None = None
     content_type: bytes = b"text/event-stream; charset=utf-8"
 
-    async def pieces(
-        self, items: Items, writer: Writer[EventT, Any]
-    ) -> AsyncGenerator[bytes, None]:
-        if self.first:
-            yield self.first
-        try:
-            async for frames in items:
-                events = [event for frame in frames for event in writer.write(frame)]
-                if writer.is_done and self.settle is not None:
-                    await self.settle(events)
-                yield self.render(events) or self.idle
-        except GatewayError as error:
-            yield self.failed(error)
-            if not self.is_closed:
-                return
-        if self.last:
-            yield self.last
-
 
 async def answer(
     request: KeyRequest,
@@ -225,22 +203,36 @@ class Streamed(ASGIResponse):
     """
 
     def __init__(self, stream: Stream[EventT], items: Items, writer: Writer[EventT, Any]) -> None:
-        self._pieces = stream.pieces(items, writer)
+        self._stream: Stream[Any] = stream
         self._items = items
-        self._content_type = stream.content_type
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", self._content_type), *_STREAM_HEADERS]
+        stream, writer = self._stream, self._writer
+        headers = [(b"content-type", stream.content_type), *_STREAM_HEADERS]
+
+        async def put(piece: bytes, *, more_body: bool = True) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": more_body})
+
+        async def put_all() -> None:
+            last = stream.last
+            if stream.first:
+                await put(stream.first)
+            try:
+                async for frames in self._items:
+                    events = [event for frame in frames for event in writer.write(frame)]
+                    if writer.is_done and stream.settle is not None:
+                        await stream.settle(events)
+                    await put(stream.render(events) or stream.idle)
+            except GatewayError as error:
+                await put(stream.failed(error))
+                last = last if stream.is_closed else b""
+            await put(last, more_body=False)
+
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await while_present(scope, self._send(send))
+            await while_present(scope, put_all())
         except ClientGone:
             pass
         finally:
-            await self._pieces.aclose()
             await self._items.aclose()
-
-    async def _send(self, send: Send) -> None:
-        async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,6 +1,5 @@
 """Probes and metrics. They name no tenant and no content, so they need no key."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -58,11 +57,6 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     limits_hold: Literal["all_gateways", "this_gateway"]
 
 
-def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
-    """The operation's id in the description of the API: one for each of the two paths."""
-    return "getReadinessAsHealth" if "health" in path else "getReadiness"
-
-
 class HealthController(Controller):
     @get("/healthz", operation_id="getHealth", summary="The process serves.")
     async def healthz(self) -> dict[str, str]:
@@ -70,7 +64,10 @@ class HealthController(Controller):
 
     @get(
         ["/readyz", "/health"],
-        operation_id=_readiness_id,
+        # One for each of the two paths.
+        operation_id=lambda handler, method, path: (
+            "getReadinessAsHealth" if "health" in path else "getReadiness"
+        ),
         summary="Ready while at least one engine is. `/health` is vLLM's name for `/readyz`.",
         responses={503: ResponseSpec(Readiness, description="Not ready.")},
     )

@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from engine.protocol import InputUsage
-from gateway.base.catalogue import Model
+from gateway.base.bounds import RequestBounds
 from gateway.base.errors import (
     DemandRefused,
     GatewayError,
@@ -63,7 +63,6 @@ from gateway.http.generation import (
     answered,
     begun,
     gathered,
-    keep_of,
     prepared,
     while_present,
 )
@@ -654,16 +653,32 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     model, _, method = model_id.lstrip("/").rpartition(":")
     if method not in (_GENERATE, _STREAM, _COUNT):
         raise NotFound(f"method: no method `{method[:64]}` of a model")
-    services = services_of(request)
+    services, held = services_of(request), None
+
+    def read(body: bytes, bounds: RequestBounds) -> GenerateRequest:
+        if method == _COUNT:
+            return decode_count(body, model, bounds)
+        return decode_generate(body, model, bounds, is_streamed=method == _STREAM)
+
+    async def fetch(decoded: GenerateRequest) -> tuple[GenerateRequest, int]:
+        nonlocal held
+        found = services.find_model(decoded.model)
+        held, num_bytes = await held_by(request, decoded, found) or (None, 0)
+        return decoded, num_bytes
+
+    def lower(decoded: GenerateRequest, asked: Asked) -> tuple[Ask, bool]:
+        ask = gemini.ask_of(decoded, asked, stream=method == _STREAM, held=held)
+        return ask, decoded.generation_config.is_enum
+
     if method == _COUNT:
         with services.counting.admitted(request.user.workspace, len(body)):
-            ask, _ = await while_present(request.scope, _gemini_ask(request, body, model, method))
+            ask, _ = await prepared(request, body, read, lower, fetch)
             tokens = await while_present(request.scope, services.turns.count(ask))
         details = [gemini_answers.ModalityCount(token_count=tokens)]
         return answered(
             gemini_answers.TokenCount(total_tokens=tokens, prompt_tokens_details=details)
         )
-    ask, is_enum = await while_present(request.scope, _gemini_ask(request, body, model, method))
+    ask, is_enum = await prepared(request, body, read, lower, fetch)
 
     def make(turn_id: TurnId, findings: Findings) -> gemini_answers.GeminiWriter:
         return gemini_answers.GeminiWriter(
@@ -682,29 +697,6 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
         made_of = _gemini_events if has_events else _gemini_list
         stream = made_of(request_id(request.scope))
     return await answer(request, ask, make, stream)
-
-
-async def _gemini_ask(request: KeyRequest, body: bytes, name: str, method: str) -> tuple[Ask, bool]:
-    """The Ask of a body and of its cached content, and whether it answers with a word."""
-    services, workspace = services_of(request), request.user.workspace
-    workers, bounds = services.workers, services.bounds
-    arrived, is_streamed = request.scope["state"]["arrived"], method == _STREAM
-    keep = keep_of(request)
-
-    def read() -> GenerateRequest:
-        if method == _COUNT:
-            return decode_count(body, name, bounds)
-        return decode_generate(body, name, bounds, is_streamed=is_streamed)
-
-    def make(decoded: GenerateRequest, found: Model, held: gemini.Held | None) -> tuple[Ask, bool]:
-        asked = services.asked(request.user, found, arrived, keep)
-        ask = gemini.ask_of(decoded, asked, stream=is_streamed, held=held)
-        return ask, decoded.generation_config.is_enum
-
-    decoded = await workers.run(workspace, len(body), read)
-    model = services.find_model(decoded.model)
-    held, held_bytes = await held_by(request, decoded, model) or (None, 0)
-    return await workers.run(workspace, len(body) + held_bytes, make, decoded, model, held)
 
 
 def _gemini_events(failed_id: str) -> Stream[gemini_answers.GenerateContentResponse]:

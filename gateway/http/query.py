@@ -41,61 +41,43 @@ async def check_query(request: Request[Any, Any, Any]) -> None:
 
 def query_problems(declared: Sequence[Parameter], given: Mapping[str, Sequence[str]]) -> list[str]:
     """One `name: reason` for each declared parameter whose given values are wrong."""
-    found = ((each["name"], _problem(each, given.get(each["name"], ()))) for each in declared)
-    return [f"{name}: {reason}" for name, reason in found if reason is not None]
+    problems = []
+    for each in declared:
+        values, schema = given.get(each["name"], ()), each["schema"]
+        one = schema.get("items", schema)
+        rule, is_right = _rule(one)
+        if not values:
+            reason = f"is required; it {rule}" if each["required"] else None
+        elif len(values) > 1 and one is schema:
+            reason = f"is given {len(values)} times"
+        elif one["type"] == "string" and any("\0" in value for value in values):
+            reason = "must not have a NUL"
+        else:
+            reason = None if all(map(is_right, values)) else rule
+        if reason is not None:
+            problems.append(f"{each['name']}: {reason}")
+    return problems
 
 
-def _problem(parameter: Parameter, values: Sequence[str]) -> str | None:
-    schema = parameter["schema"]
-    kind = schema.get("type")
-    if not values:
-        return f"is required; it {_rule(schema)}" if parameter["required"] else None
-    if kind == "array":
-        schema = schema["items"]
-    elif len(values) > 1:
-        return f"is given {len(values)} times"
-    if schema["type"] == "string" and any("\0" in value for value in values):
-        return "must not have a NUL"
-    is_right = _CHECKS[schema["type"]]
-    return None if all(is_right(schema, value) for value in values) else _rule(schema)
-
-
-def _is_integer(schema: Mapping[str, Any], value: str) -> bool:
-    if _WHOLE_NUMBER.fullmatch(value) is None:
-        return False
-    number = int(value)
-    return bool(schema.get("minimum", number) <= number <= schema.get("maximum", number))
-
-
-def _is_string(schema: Mapping[str, Any], value: str) -> bool:
+def _rule(schema: Mapping[str, Any]) -> tuple[str, Callable[[str], bool]]:
+    """What a value must be, for people, and whether a value is."""
     if "enum" in schema:
-        return value in schema["enum"]
-    return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
+        return f"must be one of {', '.join(schema['enum'])}", schema["enum"].__contains__
+    if schema["type"] == "boolean":
+        return "must be true or false", ("true", "false").__contains__
 
+    def is_integer(value: str) -> bool:
+        if _WHOLE_NUMBER.fullmatch(value) is None:
+            return False
+        number = int(value)
+        return bool(schema.get("minimum", number) <= number <= schema.get("maximum", number))
 
-def _is_boolean(schema: Mapping[str, Any], value: str) -> bool:
-    return value in ("true", "false")
+    def is_text(value: str) -> bool:
+        return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
 
-
-_CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
-    "integer": _is_integer,
-    "string": _is_string,
-    "boolean": _is_boolean,
-}
-
-
-def _rule(schema: Mapping[str, Any]) -> str:
-    """What a value must be, for people."""
-    schema = schema.get("items", schema)
-    if "enum" in schema:
-        return f"must be one of {', '.join(schema['enum'])}"
-    match schema["type"]:
-        case "integer":
-            return "must be a whole number" + _bounds(schema, "minimum", "maximum")
-        case "boolean":
-            return "must be true or false"
-        case _:
-            return "must be a text" + _bounds(schema, "minLength", "maxLength", " characters")
+    if schema["type"] == "integer":
+        return "must be a whole number" + _bounds(schema, "minimum", "maximum"), is_integer
+    return "must be a text" + _bounds(schema, "minLength", "maxLength", " characters"), is_text
 
 
 def _bounds(schema: Mapping[str, Any], low: str, high: str, unit: str = "") -> str:

@@ -24,17 +24,10 @@ from engine.asgi import AccessLog, Application, num_descriptors
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
-from gateway.http.connections import (
-    MAX_CONNECTIONS,
-    SERVER,
-    ConnectionLimits,
-    Connections,
-    GuardedProtocol,
-    backlog_for,
-    most_connections,
-)
+from gateway.http.connections import SERVER, ConnectionLimits, Connections, GuardedProtocol
 from gateway.prompt.ask import Principal
 
+_MAX_BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
 
@@ -88,10 +81,9 @@ class Server(uvicorn.Server):
                 log = get_logger("access")
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
-        descriptors, tuning = num_descriptors(4 * MAX_CONNECTIONS), settings.tuning
-        connections = Connections(
-            most_connections(tuning.connections, descriptors), tuning.connections_per_address
-        )
+        descriptors, tuning = num_descriptors(4 * 16_384), settings.tuning
+        most = min(tuning.connections, max(descriptors * 3 // 4, 1))
+        connections = Connections(most, tuning.connections_per_address)
         limits = ConnectionLimits(
             tuning.request_seconds, tuning.stall_seconds, refused, connections
         )
@@ -99,7 +91,8 @@ class Server(uvicorn.Server):
             "host": settings.host,
             "port": settings.port,
             "http": partial(GuardedProtocol, limits),
-            "backlog": backlog_for(descriptors),
+            # All that wait are accepted before one can be refused.
+            "backlog": max(16, min(_MAX_BACKLOG, descriptors // 8)),
             "ws": "none",
             "log_config": None,
             "access_log": False,

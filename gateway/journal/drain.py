@@ -6,6 +6,7 @@ between repeats the insert.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from gateway.base.background import pause
@@ -39,32 +40,28 @@ class Billing:
         metrics: Metrics,
         charged: Callable[[TurnRecord], None] = lambda record: None,
     ) -> None:
-        self._prices = prices
-        self._metrics = metrics
-        self._charged = charged
+        self.prices, self.metrics, self.charged = prices, metrics, charged
 
     def charge(self, record: TurnRecord) -> None:
         if record.first_leg is not None and record.epoch is None:
             record.take_prefill(0)  # the engine that was to answer told nothing
         # The record is opened with the model whose price applies. Pricing replaces it by the id.
         model = (record.price or record.model).split("@")[0]
-        charge(record, self._prices.find(model, record.opened_at.date()))
-        self._metrics.count_turn(record)
+        charge(record, self.prices.find(model, record.opened_at.date()))
+        self.metrics.count_turn(record)
         if record.num_removed:
-            self._metrics.count("removed_nonces", amount=record.num_removed)
-        self._charged(record)
+            self.metrics.count("removed_nonces", amount=record.num_removed)
+        self.charged(record)
 
     def most(self, ask: Ask, on: date) -> NanoDollars:
         """The most that the turn can cost, with the prompt's tokens as they are estimated.
 
         Without a price it costs nothing.
         """
-        price = self._prices.find((ask.model.price or ask.model.id).split("@")[0], on)
+        price = self.prices.find((ask.model.price or ask.model.id).split("@")[0], on)
         return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.most_output)
 
 
-Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
-Acknowledge = Callable[[str, list[str]], Awaitable[None]]
 Known = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 # Preparing a batch of this size does not hold up the event loop for long.
@@ -75,23 +72,16 @@ _GATHER_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 5.0
 
 
+@dataclass(slots=True)
 class Drain:
-    def __init__(
-        self,
-        journal: Journal,
-        insert: Insert,
-        acknowledge: Acknowledge,
-        metrics: Metrics,
-        known: Known | None = None,
-    ) -> None:
-        """`known` tells which turns the ledger has."""
-        self._journal = journal
-        self._insert = insert
-        self._tell = acknowledge
-        self._metrics = metrics
-        self._known = known
-        self._has_looked = False
-        self._log = get_logger("drain")
+    """`known` tells which turns the ledger has."""
+
+    journal: Journal
+    insert: Callable[[Sequence[TurnRecord]], Awaitable[None]]
+    acknowledge: Callable[[str, list[str]], Awaitable[None]]
+    metrics: Metrics
+    known: Known | None = None
+    has_looked: bool = False
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until stopping, and once more then, so that a clean stop leaves an empty journal."""
@@ -102,13 +92,13 @@ class Drain:
             try:
                 # A look into the journal goes to its thread and back. The last one sees closes that
                 # are on their way to it.
-                has_nothing = self._has_looked and not (is_last or self._journal.num_closed)
+                has_nothing = self.has_looked and not (is_last or self.journal.num_closed)
                 moved = 0 if has_nothing else await self.step()
                 backoff = _IDLE_SECONDS
                 rest = _GATHER_SECONDS if moved else _IDLE_SECONDS
             except GatewayError as error:
-                self._metrics.count("drain_failures")
-                self._log.warning("drain_failed", error=str(error), retry_seconds=backoff)
+                self.metrics.count("drain_failures")
+                get_logger("drain").warning("drain_failed", error=str(error), retry_seconds=backoff)
                 moved, rest = 0, backoff
                 backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
             if moved < _BATCH:
@@ -116,43 +106,39 @@ class Drain:
 
     async def step(self) -> int:
         """Move one batch; return how many turns it held."""
-        if not self._has_looked:
+        if not self.has_looked:
             # Let go of lost turns that the ledger has by now: `recover --instance` made their rows.
-            lost = await self._journal.set_aside_turns(LOST)
-            if lost and self._known is not None:
-                await self._journal.found(sorted(await self._known(lost)))
-            self._has_looked = True
-        turns = await self._journal.closed_turns(_BATCH)
+            lost = await self.journal.set_aside_turns(LOST)
+            if lost and self.known is not None:
+                await self.journal.found(sorted(await self.known(lost)))
+            self.has_looked = True
+        turns = await self.journal.closed_turns(_BATCH)
         if not turns:
             return 0
         stored = await self._store(turns)
-        by_engine: dict[str, list[str]] = {}
-        for turn in stored:
-            if turn.engine:
-                by_engine.setdefault(turn.engine, []).append(turn.request_id)
-        for name, request_ids in by_engine.items():
+        for name in dict.fromkeys(turn.engine for turn in stored if turn.engine):
             try:
-                await self._tell(name, request_ids)
+                await self.acknowledge(name, [t.request_id for t in stored if t.engine == name])
             except GatewayError as error:  # the reconciler does it later
-                self._log.warning("ack_failed", engine=name, error=str(error))
-        await self._journal.forget([turn.id for turn in stored])
+                get_logger("drain").warning("ack_failed", engine=name, error=str(error))
+        await self.journal.forget([turn.id for turn in stored])
         return len(turns)
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
         """Insert the turns; return those that are in the ledger now. A turn that the ledger can't
         hold is set aside, so that it blocks no others, and stays in the journal."""
         try:
-            await self._insert(turns)
+            await self.insert(turns)
         except LedgerRefused as error:
             if len(turns) > 1:
                 return [turn for one in turns for turn in await self._store([one])]
-            self._log.error(
+            get_logger("drain").error(
                 "turn_set_aside",
                 turn=turns[0].id,
                 request_id=turns[0].http_request_id,
                 error=repr(error.__cause__),
             )
-            await self._journal.set_aside([turns[0].id], REFUSED)
-            self._metrics.count("turns_set_aside")
+            await self.journal.set_aside([turns[0].id], REFUSED)
+            self.metrics.count("turns_set_aside")
             return []
         return turns

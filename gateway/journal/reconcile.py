@@ -79,45 +79,33 @@ class Witness(Protocol):
     async def cancel(self, request_id: str, /) -> bool: ...
 
 
-Charge = Callable[[TurnRecord], None]
-
-
+@dataclass(slots=True)
 class Reconciler:
-    def __init__(
-        self,
-        journal: Journal,
-        engines: Sequence[Witness],
-        metrics: Metrics,
-        charge: Charge,
-        monotonic: Callable[[], float],
-        known: Known | None = None,
-    ) -> None:
-        """`known` tells which turns the ledger has. Without it the journal's word is enough."""
-        self._journal = journal
-        self._witnesses = engines
-        self._metrics = metrics
-        self._charge = charge
-        self._monotonic = monotonic
-        self._known = known
-        self._pending: dict[str, _Leftover] = {}
-        self._retired: dict[str, _Retired] = {}
-        self._num_counts = 0
-        # One step at a time: two at once would settle the same turns twice.
-        self._stepping = asyncio.Lock()
-        self._log = get_logger("reconcile")
+    """`known` tells which turns the ledger has. Without it the journal's word is enough."""
+
+    journal: Journal
+    engines: Sequence[Witness]
+    metrics: Metrics
+    charge: Callable[[TurnRecord], None]
+    monotonic: Callable[[], float]
+    known: Known | None = None
+    _pending: dict[str, _Leftover] = field(default_factory=dict)
+    _retired: dict[str, _Retired] = field(default_factory=dict)
+    _num_counts: int = 0
+    # One step at a time: two at once would settle the same turns twice.
+    _stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def take_over(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames. This never awaits."""
-        self._pending[record.id] = _Leftover(record, self._monotonic(), set())
+        self._pending[record.id] = _Leftover(record, self.monotonic(), set())
 
     def retire(self, engine: str, request_id: str) -> None:
         """Take over a request whose turn goes on at another engine. This never awaits."""
-        self._retired[request_id] = _Retired(engine, self._monotonic())
+        self._retired[request_id] = _Retired(engine, self.monotonic())
 
     @property
-    def _engines(self) -> dict[str, Witness]:
-        """The engines of this moment, by name."""
-        return {engine.name: engine for engine in self._witnesses}
+    def _by_name(self) -> dict[str, Witness]:
+        return {engine.name: engine for engine in self.engines}
 
     @property
     def num_pending(self) -> int:
@@ -127,18 +115,18 @@ class Reconciler:
     async def recover(self) -> int:
         """Take over every turn that an earlier run left open. Each engine is told to cancel these
         turns: a lost machine closes no connection."""
-        records = await self._journal.open_turns()
+        records = await self.journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
-            self._pending[record.id] = _Leftover(record, self._monotonic(), set(self._engines))
+            self._pending[record.id] = _Leftover(record, self.monotonic(), set(self._by_name))
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
         # An engine is swept when it first answers, and then at each interval.
         swept: dict[str, float] = {}
         while not stopping.is_set():
-            now = self._monotonic()
-            ready = [engine.name for engine in self._witnesses if engine.is_ready]
+            now = self.monotonic()
+            ready = [engine.name for engine in self.engines if engine.is_ready]
             is_sweep = any(now - swept.get(name, -inf) >= _SWEEP_SECONDS for name in ready)
             if is_sweep:
                 swept = dict.fromkeys(ready, now)
@@ -146,27 +134,48 @@ class Reconciler:
                 try:
                     await self.step(is_sweep=is_sweep)
                 except GatewayError as error:
-                    self._log.warning("reconcile_failed", error=str(error))
+                    get_logger("reconcile").warning("reconcile_failed", error=str(error))
             await pause(stopping, max(_POLL_SECONDS, self._num_counts * _POLL_SECONDS_PER_COUNT))
 
     async def step(self, *, is_sweep: bool = False) -> None:
         """Ask every ready engine for its counts, and close the turns that can be closed."""
+        log = get_logger("reconcile")
         async with self._stepping:
             self._num_counts = 0
             heard: set[str] = set()
-            for engine in [engine for engine in self._engines.values() if engine.is_ready]:
+            for engine in [engine for engine in self._by_name.values() if engine.is_ready]:
                 try:
-                    await self._cancel(engine)
+                    # Cancel before asking for counts: a request that does not run then and has no
+                    # counts never ran.
+                    now = self.monotonic()
+                    for leftover in list(self._pending.values()):
+                        leftover.denied.discard(engine.name)
+                        is_due = now - leftover.since >= _PATIENCE_SECONDS
+                        if is_due or engine.name in leftover.to_cancel:
+                            is_running = await engine.cancel(leftover.record.request_id)
+                            leftover.to_cancel.discard(engine.name)
+                            if is_due and not is_running:
+                                leftover.denied.add(engine.name)
+                    for request_id, retired in list(self._retired.items()):
+                        if retired.engine == engine.name and not retired.is_denied:
+                            retired.is_denied = not await engine.cancel(request_id)
                     counts = await engine.unacknowledged()
                 except GatewayError as error:
-                    self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
+                    log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
                     continue
                 heard.add(engine.name)
                 self._num_counts += len(counts)
                 await self._match(engine, counts)
-                done = await self._close_retired(engine, counts)
+                # The counts of retired requests are acknowledged, and those without are forgotten.
+                gone = {i for i, retired in self._retired.items() if retired.engine == engine.name}
+                if done := [final.request_id for final in counts if final.request_id in gone]:
+                    await engine.ack(done)
+                    self.metrics.count("reconciled_turns", "retried", amount=len(set(done)))
+                for request_id in gone:
+                    if request_id in done or self._retired[request_id].is_denied:
+                        del self._retired[request_id]
                 if is_sweep:
-                    own = tuple(f"msg_{each}" for each in self._journal.instances)
+                    own = tuple(f"msg_{each}" for each in self.journal.instances)
                     mine = [
                         final
                         for final in counts
@@ -176,36 +185,32 @@ class Reconciler:
                         for start in range(0, len(mine), _SWEEP_COUNTS):
                             await self._sweep(engine, mine[start : start + _SWEEP_COUNTS])
                     except LedgerUnavailable as error:
-                        self._log.warning("sweep_waits", engine=engine.name, error=str(error))
-            await self._give_up(heard)
+                        log.warning("sweep_waits", engine=engine.name, error=str(error))
+            # Close the turns that no engine knows. Only engines that answered in this step are
+            # believed; a busy one may have the counts.
+            now, closing = self.monotonic(), []
+            for leftover in self._pending.values():
+                # If a gateway was killed before routing was recorded, any engine may have the turn.
+                name = leftover.record.engine
+                possible = {name} if name in self._by_name else set(self._by_name)
+                is_unknown = possible <= (heard & leftover.denied)
+                patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
+                if now - leftover.since >= patience:
+                    closing.append(leftover)
+            await self._close(closing, "lost")
+            for request_id, retired in list(self._retired.items()):
+                if retired.engine not in self._by_name or now - retired.since >= _AWAY_SECONDS:
+                    del self._retired[request_id]
 
     async def finish(self, deadline_seconds: float) -> None:
         """At shutdown, close the turns that can be closed soon.
 
         The others stay open for the next start.
         """
-        deadline = self._monotonic() + deadline_seconds
-        while self._pending and self._monotonic() < deadline:
+        deadline = self.monotonic() + deadline_seconds
+        while self._pending and self.monotonic() < deadline:
             await self.step()
             await asyncio.sleep(_POLL_SECONDS)
-
-    async def _cancel(self, engine: Witness) -> None:
-        """Cancel before asking for counts.
-
-        A request that does not run then and has no counts never ran.
-        """
-        now = self._monotonic()
-        for leftover in list(self._pending.values()):
-            leftover.denied.discard(engine.name)
-            is_due = now - leftover.since >= _PATIENCE_SECONDS
-            if is_due or engine.name in leftover.to_cancel:
-                is_running = await engine.cancel(leftover.record.request_id)
-                leftover.to_cancel.discard(engine.name)
-                if is_due and not is_running:
-                    leftover.denied.add(engine.name)
-        for request_id, retired in list(self._retired.items()):
-            if retired.engine == engine.name and not retired.is_denied:
-                retired.is_denied = not await engine.cancel(request_id)
 
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
         closing: dict[str, _Leftover] = {}
@@ -214,9 +219,9 @@ class Reconciler:
             # Counts of an earlier attempt are not the turn's.
             if leftover is None or leftover.record.request_id != final.request_id:
                 continue
-            if leftover.record.id in closing:
-                continue
             record = leftover.record
+            if record.id in closing:
+                continue
             record.engine, record.epoch = engine.name, final.epoch
             if final.usage is not None and record.is_first_leg and record.outcome != CLIENT_LEFT:
                 record.take_prefill(final.usage.computed_tokens)
@@ -230,35 +235,6 @@ class Reconciler:
             closing[record.id] = leftover
         await self._close(closing.values(), "engine_counts")
 
-    async def _close_retired(self, engine: Witness, counts: list[FinalCounts]) -> set[str]:
-        """Acknowledge the counts of retired requests, and return whose. Forget those without."""
-        mine = {i for i, retired in self._retired.items() if retired.engine == engine.name}
-        if done := [final.request_id for final in counts if final.request_id in mine]:
-            await engine.ack(done)
-        for request_id in mine:
-            if request_id in done:
-                self._metrics.count("reconciled_turns", "retried")
-            if request_id in done or self._retired[request_id].is_denied:
-                del self._retired[request_id]
-        return set(done)
-
-    async def _give_up(self, heard: set[str]) -> None:
-        """Close the turns that no engine knows. Only engines that answered in this step are
-        believed; a busy one may have the counts."""
-        now, closing = self._monotonic(), []
-        for leftover in self._pending.values():
-            # If a gateway was killed before routing was recorded, any engine may have the turn.
-            name = leftover.record.engine
-            possible = {name} if name in self._engines else set(self._engines)
-            is_unknown = possible <= (heard & leftover.denied)
-            patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
-            if now - leftover.since >= patience:
-                closing.append(leftover)
-        await self._close(closing, "lost")
-        for request_id, retired in list(self._retired.items()):
-            if retired.engine not in self._engines or now - retired.since >= _AWAY_SECONDS:
-                del self._retired[request_id]
-
     async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
         """Close turns together, so that they share writes to the disk.
 
@@ -267,11 +243,11 @@ class Reconciler:
 
         async def close_one(leftover: _Leftover) -> None:
             if not leftover.is_charged:
-                self._charge(leftover.record)
+                self.charge(leftover.record)
                 leftover.is_charged = True
-            await self._journal.close(leftover.record)
+            await self.journal.close(leftover.record)
             self._pending.pop(leftover.record.id, None)
-            self._metrics.count("reconciled_turns", result)
+            self.metrics.count("reconciled_turns", result)
 
         waiting = list(leftovers)
         for start in range(0, len(waiting), _CLOSED_TOGETHER):
@@ -285,10 +261,10 @@ class Reconciler:
         """Acknowledge our turns that are in the ledger, and set the others aside by name. The
         journal is asked first: a turn that has left it is in the ledger by then."""
         requests = [final.request_id for final in mine]
-        gone = set(await self._journal.unknown([turn_of(request)[0] for request in requests]))
+        gone = set(await self.journal.unknown([turn_of(request)[0] for request in requests]))
         if not gone:
             return
-        stored = gone if self._known is None else await self._known(sorted(gone))
+        stored = gone if self.known is None else await self.known(sorted(gone))
         if done := [request for request in requests if turn_of(request)[0] in stored]:
             await engine.ack(done)
         # Turns of this process that the journal may not have: its file was damaged.
@@ -297,7 +273,7 @@ class Reconciler:
         if not lost:
             return
         # From now on the journal knows these turns, so the next sweep passes over them.
-        await self._journal.set_aside(sorted(lost), LOST)
-        self._metrics.count("turns_set_aside", amount=len(lost))
+        await self.journal.set_aside(sorted(lost), LOST)
+        self.metrics.count("turns_set_aside", amount=len(lost))
         for turn_id in sorted(lost):
-            self._log.error("turn_lost", turn=turn_id, engine=engine.name)
+            get_logger("reconcile").error("turn_lost", turn=turn_id, engine=engine.name)

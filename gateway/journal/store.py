@@ -130,10 +130,6 @@ def _row(turn_id: str, state: str, record: bytes | None, reason: str | None = No
     return Row(turn_id, state, record, _checksum(turn_id, state, record), reason, at)
 
 
-def _as_list(texts: Sequence[str]) -> str:
-    return json.dumps(list(texts))
-
-
 def _checksum(turn_id: str, state: str, record: bytes | None) -> int:
     """SQLite finds damage to its own structure. A flipped digit of a record would be billed."""
     return crc32(record or b"", crc32(f"{turn_id} {state}".encode()))
@@ -174,10 +170,10 @@ class Table:
 
     def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM turns)"
-        return [str(row[0]) for row in self.db.execute(query, (_as_list(turn_ids),))]
+        return [str(row[0]) for row in self.db.execute(query, (json.dumps(list(turn_ids)),))]
 
     def remove(self, turn_ids: Sequence[str], *states: str) -> None:
-        self.db.execute(_REMOVE, (_as_list(turn_ids), _as_list(states)))
+        self.db.execute(_REMOVE, (json.dumps(list(turn_ids)), json.dumps(states)))
 
     def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """What was set aside before stays as it was. A turn that is not here is named."""
@@ -226,7 +222,6 @@ class Journal:
         self.num_bytes = 0
         self._counts = dict.fromkeys((OPEN, CLOSED, ASIDE), 0)
         self._directory = directory
-        self._guard = guard
         self._log = get_logger("journal")
         self._gathered: list[_Job] = []
         self._is_busy = False
@@ -237,7 +232,12 @@ class Journal:
         self._has_stopped = False
         self._table: Table | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+        def run() -> None:
+            while not self._has_stopped:
+                guard("journal", self._round)
+
+        self._thread = threading.Thread(target=run, name="journal", daemon=True)
 
     def start(self) -> Self:
         """Raise JournalUnavailable where there can be no file, or another process has it."""
@@ -300,8 +300,7 @@ class Journal:
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
-        row = _row(record.id, OPEN, _encode(record))
-        await self._do(row)
+        await self._do(_row(record.id, OPEN, _encode(record)))
 
     async def close(self, record: TurnRecord) -> None:
         """Close a turn. A second close changes nothing.
@@ -312,8 +311,7 @@ class Journal:
 
     def close_soon(self, record: TurnRecord) -> asyncio.Future[Any]:
         """Hand a close over without waiting. This is safe while a stream is being cancelled."""
-        row = _row(record.id, CLOSED, _encode(record))
-        return self._submit(row, must=True)
+        return self._submit(_row(record.id, CLOSED, _encode(record)), must=True)
 
     async def open_turns(self) -> list[TurnRecord]:
         """In the order in which they were opened."""
@@ -352,10 +350,7 @@ class Journal:
         broken: list[str] = []
         for row in await self._do(lambda table: table.rows(state, limit)):
             try:
-                if not row.is_sound or row.record is None:
-                    broken.append(row.id)
-                else:
-                    records.append(_decode(row.record))
+                records.append(_decode(row.record if row.is_sound and row.record else b""))
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 broken.append(row.id)
         if broken:
@@ -394,10 +389,6 @@ class Journal:
             self._groups.put(jobs)
 
     # The thread.
-
-    def _run(self) -> None:
-        while not self._has_stopped:
-            self._guard("journal", self._round)
 
     def _round(self) -> None:
         """Commit a group. While a commit must be tried again the wait for it has a limit."""
@@ -496,7 +487,17 @@ class Journal:
         kept = sorted(self._directory.glob(f"{_KEPT}*"))
         unread = [folder for folder in kept if not (folder / "read").exists()]
         for folder in unread:
-            self._read_kept(table, folder)
+            # Bring over what can be read. Rows that are here stay as they are.
+            rows = table.numbers()[0].values()
+            table.db.execute("BEGIN IMMEDIATE")
+            for row in _readable_rows(folder):
+                if not row.is_sound:
+                    self._log.error("turn_set_aside", turn=row.id, reason=BROKEN)
+                    row = _row(row.id, ASIDE, row.record, BROKEN)
+                table.put([row], "false")
+            _commit(table.db)
+            num_read = sum(table.numbers()[0].values()) - sum(rows)
+            self._log.warning("journal_read", kept=folder.name, turns=num_read)
         self.instances = tuple(told)
         if not told or is_hurt or unread:
             ids = (row[0] for row in table.db.execute("SELECT id FROM turns"))
@@ -533,19 +534,6 @@ class Journal:
         # SQLite writes its log to the file when that is closed, but not to one that was moved.
         self._close()
         self._log.error("journal_damaged", file=_FILE, error=str(error), kept=kept.name)
-
-    def _read_kept(self, table: Table, folder: Path) -> None:
-        """Bring over what can be read of a damaged file. Rows that are here stay as they are."""
-        rows = table.numbers()[0].values()
-        table.db.execute("BEGIN IMMEDIATE")
-        for row in _readable_rows(folder):
-            if not row.is_sound:
-                self._log.error("turn_set_aside", turn=row.id, reason=BROKEN)
-                row = _row(row.id, ASIDE, row.record, BROKEN)
-            table.put([row], "false")
-        _commit(table.db)
-        num_read = sum(table.numbers()[0].values()) - sum(rows)
-        self._log.warning("journal_read", kept=folder.name, turns=num_read)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception | None = None) -> None:

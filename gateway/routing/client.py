@@ -4,8 +4,6 @@ gateway's errors."""
 import io
 import re
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
-from typing import Self
 
 import aiohttp
 import msgspec
@@ -100,18 +98,16 @@ class EngineHttp:
     would keep all of an earlier burst."""
 
     def __init__(self) -> None:
-        self._turns, self._polls = _new_session(), _new_session()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
+        self._turns, self._polls = (
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+                read_bufsize=PIECE_BYTES,
+            )
+            for _ in range(2)
+        )
 
     async def aclose(self) -> None:
         await self._turns.close()
@@ -144,16 +140,6 @@ class EngineHttp:
         except aiohttp.ClientError:
             raise EngineLost from None
         return EngineResponse(response)
-
-
-def _new_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-        read_bufsize=PIECE_BYTES,
-    )
 
 
 class Generation:
@@ -203,12 +189,24 @@ class Generation:
                 continue
             try:
                 frame = _frame.decode(line)
-                has_sane_counts = are_sane(frame)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return frames, EngineFailed("the engine broke the protocol")
-            if not has_sane_counts:
+            if not are_sane(frame):
                 return frames, EngineFailed("the engine broke the protocol")
-            if not self._belongs(frame):
+            match frame:
+                case Started():
+                    is_ours = not self._has_started and frame.request_id == self._request_id
+                    self._has_started = True
+                case Done():
+                    is_ours = frame.request_id == self._request_id
+                case Finished():
+                    is_ours = frame.choice not in self._finished
+                    self._finished.add(frame.choice)
+                case Failed():
+                    is_ours = True
+                case _:
+                    is_ours = frame.choice not in self._finished
+            if self.has_ended or not is_ours:
                 self.num_ignored += 1
                 continue
             if isinstance(frame, Failed):
@@ -218,24 +216,6 @@ class Generation:
             if isinstance(frame, Done):
                 self.has_ended = True
         return frames, None
-
-    def _belongs(self, frame: Frame) -> bool:
-        if self.has_ended:
-            return False
-        match frame:
-            case Started(request_id=request_id):
-                is_first, self._has_started = not self._has_started, True
-                return is_first and request_id == self._request_id
-            case Done(request_id=request_id):
-                return request_id == self._request_id
-            case Finished(choice=choice):
-                is_first = choice not in self._finished
-                self._finished.add(choice)
-                return is_first
-            case Failed():
-                return True
-            case _:
-                return frame.choice not in self._finished
 
     def close(self) -> None:
         self._response.close()

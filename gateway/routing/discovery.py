@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
@@ -50,47 +50,20 @@ class Found:
     is_leaving: bool = False
 
 
-class Source(Protocol):
-    def changes(self) -> AsyncGenerator[list[Found]]:
-        """Yield all that there are, at once and after each change, until the connection's end.
-
-        Raise SourceFailed where that can't be told.
-        """
-        ...
-
-
-class _Conditions(msgspec.Struct, frozen=True):
-    terminating: bool | None = None
-
-
-class _Target(msgspec.Struct, frozen=True):
-    name: str | None = None
-
-
 class _Endpoint(msgspec.Struct, frozen=True, rename="camel"):
     addresses: Annotated[list[str], Meta(min_length=1)]
-    conditions: _Conditions = _Conditions()
-    target_ref: _Target | None = None
-
-
-class _Port(msgspec.Struct, frozen=True):
-    name: str | None = None
-    port: int | None = None
-
-
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
-    name: str = ""
-    resource_version: str = ""
+    conditions: dict[str, bool | None] = {}
+    target_ref: dict[str, str] = {}
 
 
 class _Slice(msgspec.Struct, frozen=True):
-    metadata: _Meta
+    metadata: dict[str, Any]
     endpoints: list[_Endpoint] | None = None
-    ports: list[_Port] | None = None
+    ports: list[dict[str, Any]] | None = None
 
 
 class _Slices(msgspec.Struct, frozen=True):
-    metadata: _Meta
+    metadata: dict[str, Any]
     items: list[_Slice]
 
 
@@ -115,9 +88,12 @@ class EndpointSlices:
     path: str = ""
     account: Path = ACCOUNT
     _slices: dict[str, _Slice] = field(default_factory=dict)
-    _version: str = ""
 
     async def changes(self) -> AsyncGenerator[list[Found]]:
+        """Yield all that there are, at once and after each change, until the connection's end.
+
+        Raise SourceFailed where that can't be told.
+        """
         try:
             authority = self.account / "ca.crt"
             context = ssl.create_default_context(cafile=authority if authority.exists() else None)
@@ -125,41 +101,33 @@ class EndpointSlices:
             async with aiohttp.ClientSession(
                 connector=connector, read_bufsize=_MAX_LINE_BYTES
             ) as http:
-                await self._list(http)
+                async with self._get(http, _LIST) as response:
+                    listed = msgspec.json.decode(await response.read(), type=_Slices)
+                self._slices = {each.metadata["name"]: each for each in listed.items}
+                version = listed.metadata["resourceVersion"]
                 yield self._found()
-                while True:
-                    async with aclosing(self._watch(http)) as events:
-                        async for _ in events:
+                while True:  # the next watch goes on behind the last event
+                    more = {
+                        "watch": "1",
+                        "resourceVersion": version,
+                        "allowWatchBookmarks": "true",
+                        "timeoutSeconds": str(WATCH_SECONDS),
+                    }
+                    async with self._get(http, _WATCH, more) as response:
+                        async for line in response.content:
+                            event = msgspec.json.decode(line, type=_Event)
+                            if event.type == "ERROR":  # as where the version is too old: list anew
+                                told = bytes(event.object)[:160]
+                                raise SourceFailed(f"the watch ended: {told!r}")
+                            changed = msgspec.json.decode(event.object, type=_Slice)
+                            version = changed.metadata["resourceVersion"]
+                            if event.type == "DELETED":
+                                self._slices.pop(changed.metadata["name"], None)
+                            elif event.type != "BOOKMARK":
+                                self._slices[changed.metadata["name"]] = changed
                             yield self._found()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
             raise SourceFailed(f"{type(error).__name__}: {error}"[:200]) from None
-
-    async def _list(self, http: aiohttp.ClientSession) -> None:
-        async with self._get(http, _LIST) as response:
-            listed = msgspec.json.decode(await response.read(), type=_Slices)
-        self._slices = {each.metadata.name: each for each in listed.items}
-        self._version = listed.metadata.resource_version
-
-    async def _watch(self, http: aiohttp.ClientSession) -> AsyncGenerator[None]:
-        """Take changes in, and yield after each. The next watch goes on behind the last event."""
-        more = {
-            "watch": "1",
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }
-        async with self._get(http, _WATCH, more) as response:
-            async for line in response.content:
-                event = msgspec.json.decode(line, type=_Event)
-                if event.type == "ERROR":  # as where the version is too old: list anew
-                    raise SourceFailed(f"the watch ended: {bytes(event.object)[:160]!r}")
-                changed = msgspec.json.decode(event.object, type=_Slice)
-                self._version = changed.metadata.resource_version
-                if event.type == "DELETED":
-                    self._slices.pop(changed.metadata.name, None)
-                elif event.type != "BOOKMARK":
-                    self._slices[changed.metadata.name] = changed
-                yield
 
     def _get(
         self,
@@ -177,13 +145,14 @@ class EndpointSlices:
         """Each address once: an endpoint that moves between slices is in two for a moment."""
         found: dict[str, Found] = {}
         for each in self._slices.values():
-            named = [p.port for p in each.ports or () if self.port in ("", p.name) and p.port]
+            ports = [p for p in each.ports or () if self.port in ("", p.get("name"))]
+            named = [p["port"] for p in ports if p.get("port")]
             for endpoint in (each.endpoints or ()) if named else ():
                 place = place_at(endpoint.addresses[0], named[0], self.path)
-                target = endpoint.target_ref.name if endpoint.target_ref else None
-                if target and len(target) <= ENGINE_NAME_CHARACTERS:
+                target = endpoint.target_ref.get("name", "")
+                if 0 < len(target) <= ENGINE_NAME_CHARACTERS:
                     place = EnginePlace(target, place.url)
-                is_leaving = endpoint.conditions.terminating or False
+                is_leaving = endpoint.conditions.get("terminating") or False
                 known = found.get(place.url)
                 if known is None or known.is_leaving:
                     found[place.url] = Found(place, is_leaving)
@@ -199,6 +168,7 @@ class Addresses:
     path: str = ""
 
     async def changes(self) -> AsyncGenerator[list[Found]]:
+        """As those of EndpointSlices."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -214,7 +184,7 @@ def place_at(host: str, port: int, path: str) -> EnginePlace:
     return EnginePlace.parse(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
 
 
-def source_of(entry: str) -> Source:
+def source_of(entry: str) -> EndpointSlices | Addresses:
     """The source of an entry that `is_source`, as `engine_list` takes it."""
     parts = urlsplit(entry)
     if parts.scheme == "dns":
@@ -237,10 +207,10 @@ class Follower:
     """Keeps what one source tells of in the fleet. What an operator removes stays away as long as
     the source still has it."""
 
-    def __init__(self, fleet: Fleet, entry: str, source: Source) -> None:
+    def __init__(self, fleet: Fleet, entry: str) -> None:
         self._fleet = fleet
-        self._source = source
-        self._told: dict[str, Found] | None = None
+        self._source = source_of(entry)
+        self._told: dict[str, Found] = {}
         self._ours: set[str] = set()
         self._leaving: set[str] = set()
         self._log = get_logger("discovery").bind(source=entry.partition("?")[0])
@@ -260,39 +230,37 @@ class Follower:
             seconds = min(seconds * 2, _MAX_RETRY_SECONDS)
 
     async def settle(self, stopping: asyncio.Event) -> None:
+        """Bring the fleet nearer to what was told last, again and again."""
+
+        async def add(place: EnginePlace) -> None:
+            try:
+                engine = await self._fleet.add(place.url, place.name)
+            except InvalidRequest as error:  # it is tried again
+                self._log.info("engine_not_added", url=place.url, error=str(error))
+                return
+            self._ours.add(engine.url)
+            self._log.info("engine_added", engine=engine.name, url=engine.url)
+
         while not stopping.is_set():
-            if self._told is not None:
-                await self._settle_once(self._told)
+            told = self._told
+            ours = [engine for engine in self._fleet.engines if engine.url in self._ours]
+            for engine in ours:  # there are none before the source has told
+                found = told.get(engine.url)
+                if (found is None or found.is_leaving) != (engine.url in self._leaving):
+                    self._leaving ^= {engine.url}
+                    engine.is_draining = engine.url in self._leaving
+                    event = "engine_drains" if engine.is_draining else "engine_resumed"
+                    self._log.info(event, engine=engine.name, url=engine.url)
+                if found is None and not engine.load.num_running:
+                    await self._fleet.remove(engine.name)
+                    self._log.info("engine_removed", engine=engine.name, url=engine.url)
+            here = {engine.url for engine in self._fleet.engines}
+            self._ours &= here | told.keys()
+            self._leaving &= here
+            known = self._ours | here
+            new = [f.place for f in told.values() if not (f.is_leaving or f.place.url in known)]
+            await asyncio.gather(*map(add, new))
             await pause(stopping, _SETTLE_SECONDS)
-
-    async def _settle_once(self, told: dict[str, Found]) -> None:
-        """Bring the fleet nearer to what was told last."""
-        for engine in [each for each in self._fleet.engines if each.url in self._ours]:
-            found = told.get(engine.url)
-            if (found is None or found.is_leaving) != (engine.url in self._leaving):
-                self._leaving ^= {engine.url}
-                engine.is_draining = engine.url in self._leaving
-                event = "engine_drains" if engine.is_draining else "engine_resumed"
-                self._log.info(event, engine=engine.name, url=engine.url)
-            if found is None and not engine.load.num_running:
-                await self._fleet.remove(engine.name)
-                self._log.info("engine_removed", engine=engine.name, url=engine.url)
-        here = {engine.url for engine in self._fleet.engines}
-        self._ours &= here | told.keys()
-        self._leaving &= here
-        new = [
-            f for f in told.values() if not f.is_leaving and f.place.url not in self._ours | here
-        ]
-        await asyncio.gather(*(self._add(each.place) for each in new))
-
-    async def _add(self, place: EnginePlace) -> None:
-        try:
-            engine = await self._fleet.add(place.url, place.name)
-        except InvalidRequest as error:  # it is tried again
-            self._log.info("engine_not_added", url=place.url, error=str(error))
-            return
-        self._ours.add(engine.url)
-        self._log.info("engine_added", engine=engine.name, url=engine.url)
 
 
 def follow_sources(
@@ -300,7 +268,7 @@ def follow_sources(
 ) -> None:
     """Follow the sources among these entries of HOLDFAST_ENGINES until the stack's end."""
     for entry in filter(is_source, entries):
-        follower = Follower(fleet, entry, source_of(entry))
+        follower = Follower(fleet, entry)
         for kind, loop in (("find", follower.follow), ("settle", follower.settle)):
             supervisor.start(f"{kind} {entry}", loop, kind)
             stack.push_async_callback(supervisor.stop, f"{kind} {entry}", 0)

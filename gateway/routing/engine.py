@@ -7,7 +7,7 @@ typed error each.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
@@ -116,10 +116,7 @@ class Engine:
         # The waits of turns for the engine to accept them.
         self._waits: set[asyncio.Timeout] = set()
         self._http = http
-        self._headers = {
-            "authorization": f"Bearer {secret}",
-            "content-type": "application/json",
-        }
+        self._headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
 
     @property
     def is_ready(self) -> bool:
@@ -231,13 +228,22 @@ class Engine:
         try:
             if response.status != 200:
                 await self._refuse(response)
-            async for line in _lines(response):
-                if len(line) > WHOLE_BYTES:
-                    await self.holdings.index.wait_turn()
-                for frame in frames_of(line) if line.strip() else ():
-                    yield frame
-                    if isinstance(frame, SnapshotPart):
+            parts: list[bytes] = []
+            size = 0
+            async for chunk in response:
+                *ends, rest = chunk.split(b"\n")
+                for end in ends:
+                    line, parts, size = b"".join([*parts, end]), [], 0
+                    if len(line) > WHOLE_BYTES:
                         await self.holdings.index.wait_turn()
+                    for frame in frames_of(line) if line.strip() else ():
+                        yield frame
+                        if isinstance(frame, SnapshotPart):
+                            await self.holdings.index.wait_turn()
+                parts.append(rest)
+                size += len(rest)
+                if size > _MAX_EVENT_BYTES:
+                    raise EngineFailed("the engine broke the protocol")
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
         finally:
@@ -245,14 +251,7 @@ class Engine:
 
     # What the turns at the engine say of it.
 
-    def assign(
-        self,
-        turn: str,
-        route: "Route[Engine]",
-        *,
-        is_batch: bool,
-        workspace: str,
-    ) -> None:
+    def assign(self, turn: str, route: "Route[Engine]", *, is_batch: bool, workspace: str) -> None:
         """A turn goes to the engine, which has to compute `to_prefill` of its tokens."""
         now = self.monotonic()
         self.load.assign(turn, route.to_prefill, now, is_batch=is_batch, workspace=workspace)
@@ -301,7 +300,16 @@ class Engine:
         if response.status == 404:
             raise NoEngineThere
         if response.status == 200:
-            self._met(await self._call("GET", "/v1/describe", Description))
+            before = self.description
+            self.description = new = await self._call("GET", "/v1/describe", Description)
+            self.kind = kind_of(new)
+            # A new epoch is another process, so all knowledge of the old one is dropped.
+            if before is None or before.epoch != new.epoch:
+                self.holdings.index.has_gaps |= new.state_blocks > 0
+                if self.holdings.epoch != new.epoch:
+                    self.holdings.forget()
+                self.load.reset()
+                self.breaker.reset()
             if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)
             self._was_down = False
@@ -313,50 +321,31 @@ class Engine:
     def _missed(self, error: GatewayError) -> None:
         """Note that the engine did not answer. It is down after some time, or at once if it refuses
         connections, if its answer is wrong or if it was never ready."""
-        if isinstance(error, CannotConnect) and error.is_refused:
-            self.mark_down("cannot connect")
-            return
-        now = self.monotonic()
+        now, told = self.monotonic(), str(error)
         since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
         was_ready = self.status in ("ready", "unsure")
-        if is_silent and was_ready and now - since < self._down_seconds:
-            self.status, self.readiness = "unsure", {"error": str(error)}
-        else:
-            told = error.told_operator if isinstance(error, EngineSetWrong) else str(error)
-            self.mark_down(told)
-
-    def _met(self, description: Description) -> None:
-        """Take in a description.
-
-        A new epoch is another process, so all knowledge of the old one is dropped.
-        """
-        before, self.description = self.description, description
-        self.kind = kind_of(description)
-        if before is not None and before.epoch == description.epoch:
+        if isinstance(error, CannotConnect) and error.is_refused:
+            told = "cannot connect"
+        elif is_silent and was_ready and now - since < self._down_seconds:
+            self.status, self.readiness = "unsure", {"error": told}
             return
-        self.holdings.index.has_gaps |= description.state_blocks > 0
-        if self.holdings.epoch != description.epoch:
-            self.holdings.forget()
-        self.load.reset()
-        self.breaker.reset()
+        elif isinstance(error, EngineSetWrong):
+            told = error.told_operator
+        if self.status != "down":
+            get_logger("engine").warning("engine_down", engine=self.name, error=told)
+        self.status, self._unsure_since = "down", None
+        self._was_down = True
+        self.readiness = {"error": told}
 
     async def watch_load(self) -> None:
         """Learn how much the engine computed, for other gateways too."""
         try:
-            stats = await self.stats()
+            stats = self.last_stats = await self.stats()
         except GatewayError:
             return  # The engine is ready but busy. The next look may have an answer.
-        self.last_stats = stats
         if self.description is not None and stats.epoch == self.description.epoch:
             self.load.observe(stats.counters.computed_tokens, self.monotonic())
-
-    def mark_down(self, reason: str) -> None:
-        if self.status != "down":
-            get_logger("engine").warning("engine_down", engine=self.name, error=reason)
-        self.status, self._unsure_since = "down", None
-        self._was_down = True
-        self.readiness = {"error": reason}
 
     async def _call(
         self,
@@ -400,18 +389,3 @@ class Engine:
         if reply.code == "not_ready":
             self.status = "starting"
         raise refusal(reply)
-
-
-async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
-    """Yield whole lines. Raise EngineFailed for a line that is too long."""
-    parts: list[bytes] = []
-    size = 0
-    async for chunk in response:
-        *whole, rest = chunk.split(b"\n")
-        for end in whole:
-            yield b"".join([*parts, end])
-            parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
-        if size > _MAX_EVENT_BYTES:
-            raise EngineFailed("the engine broke the protocol")

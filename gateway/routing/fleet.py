@@ -118,22 +118,18 @@ class Fleet:
         engine = self._make(*place)
         self.engines.append(engine)
         await engine.poll()
-        if (problem := self._why_not(engine)) is not None:
+        new, problem = engine.description, ""
+        if engine.fault is not None:
+            problem = f"what answers there is not taken for an engine: {engine.readiness['error']}"
+        for other in self.engines:
+            known = other.description
+            if other is not engine and known and new and known.epoch == new.epoch:
+                problem = problem or f"this engine is there already, as {other.name}"
+        if problem:
             self.engines.remove(engine)
             raise InvalidRequest(f"url: {problem}")
         self._attend(engine)
         return engine
-
-    def _why_not(self, new: Engine) -> str | None:
-        if new.fault is not None:
-            return f"what answers there is not taken for an engine: {new.readiness['error']}"
-        if new.description is None:
-            return None
-        for engine in self.engines:
-            known = engine.description
-            if engine is not new and known is not None and known.epoch == new.description.epoch:
-                return f"this engine is there already, as {engine.name}"
-        return None
 
     async def remove(self, name: str) -> None:
         """Remove an engine.
@@ -223,8 +219,7 @@ async def open_fleet(
     metrics: Metrics,
 ) -> Fleet:
     """Start the fleet that the settings name. It is stopped with the stack."""
-    http = EngineHttp()
-    stack.push_async_callback(http.aclose)
+    http = await stack.enter_async_context(aclosing(EngineHttp()))
     secret = settings.engine_secret.get_secret_value()
     weights = weights_of(settings)
     index = PrefixIndex(

@@ -291,7 +291,19 @@ class PrefixIndex:
 
     def cover(self, ends: Ends, now: float) -> dict[int, Coverage]:
         """How much of a prompt each engine holds, by slot; nothing where it stands not here."""
-        at = self._finder(now)
+        shards, last = self._shards, self._last_shard
+        age = now - self._expected_at
+        expected = self._expected[: 2 if age <= EXPECTED_SECONDS / 2 else 1]
+        expected = [names for names in expected if names and age <= EXPECTED_SECONDS]
+
+        def at(digest: str) -> int:
+            """A name's holders, expected ones too."""
+            key = hash(digest)
+            found = shards[key & last].get(key, 0)
+            for names in expected:
+                found |= names.get(key, 0)
+            return found
+
         covered = self._cover_prefix(ends, at)
         # Documents with the same holders are taken together, and engines that hold as much.
         alike = dict[int, list[int]]()
@@ -313,8 +325,20 @@ class PrefixIndex:
 
     def _cover_prefix(self, ends: Ends, at: Callable[[str], int]) -> dict[int, Coverage]:
         levels: dict[int, list[tuple[int, int]]] = {_DEVICE: [], _LEASED: [], _HOST: [], _DISK: []}
-        unseen = ~_DEPTH & ~(self._dead * _OF_SLOT)
-        for index, found in self._probe(ends.digests, at):
+        unseen, digests = ~_DEPTH & ~(self._dead * _OF_SLOT), ends.digests
+        # The places at which holders change, with the holders up to there.
+        near = 0 if self.has_gaps else max(len(digests) - NEAR_NAMES, 0)
+        probed = {index: at(digests[index]) for index in range(len(digests) - 1, near - 1, -1)}
+        spans = [(0, near)] if near else []
+        if near:
+            probed[0] = at(digests[0])
+        while spans:
+            low, high = spans.pop()
+            if high - low > 1 and (probed[low] ^ probed[high]) > _DEPTH:
+                middle = (low + high) // 2
+                probed[middle] = at(digests[middle])
+                spans += (low, middle), (middle, high)
+        for index, found in sorted(probed.items(), reverse=True):
             fresh = found & unseen
             if not fresh:
                 continue
@@ -345,37 +369,6 @@ class PrefixIndex:
             held = max(above, on_disk)
             covered[slot] = Coverage(on, above - on, leased_to, held - above)
         return covered
-
-    def _finder(self, now: float) -> Callable[[str], int]:
-        """What gives a name's holders, expected ones too."""
-        shards, last = self._shards, self._last_shard
-        age = now - self._expected_at
-        expected = self._expected[: 2 if age <= EXPECTED_SECONDS / 2 else 1]
-        expected = [names for names in expected if names and age <= EXPECTED_SECONDS]
-
-        def at(digest: str) -> int:
-            key = hash(digest)
-            found = shards[key & last].get(key, 0)
-            for names in expected:
-                found |= names.get(key, 0)
-            return found
-
-        return at
-
-    def _probe(self, digests: Sequence[str], at: Callable[[str], int]) -> list[tuple[int, int]]:
-        """The places at which holders change, deepest first, with the holders up to there."""
-        near = 0 if self.has_gaps else max(len(digests) - NEAR_NAMES, 0)
-        probed = {index: at(digests[index]) for index in range(len(digests) - 1, near - 1, -1)}
-        spans = [(0, near)] if near else []
-        if near:
-            probed[0] = at(digests[0])
-        while spans:
-            low, high = spans.pop()
-            if high - low > 1 and (probed[low] ^ probed[high]) > _DEPTH:
-                middle = (low + high) // 2
-                probed[middle] = at(digests[middle])
-                spans += (low, middle), (middle, high)
-        return sorted(probed.items(), reverse=True)
 
     def _thin(self, shard: dict[int, int]) -> None:
         """Forget a third of a full shard: of equals those that were told first."""
@@ -441,8 +434,7 @@ class Holdings:
                     self._restart(frame.epoch)
                 elif frame.epoch != self.epoch:
                     return False
-                for chain in frame.chains:
-                    self.index.hold(self.slot, chain)
+                self.told(frame.chains)
                 self.seq = frame.seq or 0
                 return True
             case Heartbeat():

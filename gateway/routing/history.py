@@ -33,13 +33,6 @@ class _Seen:
     running: int = 0
     waiting: int = 0
 
-    def note(self, found: Sequence[Stats]) -> None:
-        self.total += sum(stats.blocks.total for stats in found)
-        self.active += sum(stats.blocks.active for stats in found)
-        self.leased += sum(stats.blocks.leased for stats in found)
-        self.running = max(self.running, sum(stats.running for stats in found))
-        self.waiting = max(self.waiting, sum(stats.waiting for stats in found))
-
 
 @dataclass(slots=True)
 class _Minute:
@@ -49,19 +42,14 @@ class _Minute:
     """By engine; None is all together, so that no report adds up engines."""
 
 
+@dataclass(frozen=True, slots=True)
 class LoadHistory:
     """`num_queued` counts the turns that wait at the gateway."""
 
-    def __init__(
-        self,
-        engines: Sequence[Engine],
-        num_queued: Callable[[], int],
-        wall: Callable[[], datetime],
-    ) -> None:
-        self._engines = engines
-        self._num_queued = num_queued
-        self._wall = wall
-        self._minutes: deque[_Minute] = deque(maxlen=MAX_MINUTES)
+    engines: Sequence[Engine]
+    num_queued: Callable[[], int]
+    wall: Callable[[], datetime]
+    minutes: deque[_Minute] = field(default_factory=lambda: deque(maxlen=MAX_MINUTES))
 
     async def run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
@@ -69,41 +57,47 @@ class LoadHistory:
             await pause(stopping, _LOOK_SECONDS)
 
     def look(self) -> None:
-        start_ms = int(self._wall().timestamp() * 1000) // _MINUTE_MS * _MINUTE_MS
-        if not self._minutes or self._minutes[-1].start_ms != start_ms:
-            self._minutes.append(_Minute(start_ms))
-            most = max(MAX_KEPT // max(len(self._engines), 1), 1)
-            while len(self._minutes) > most:
-                self._minutes.popleft()
-        now = self._minutes[-1]
-        now.queued = max(now.queued, self._num_queued())
-        found = {e.name: e.last_stats for e in self._engines if e.is_ready and e.last_stats}
-        for name, stats in found.items():
-            now.seen.setdefault(name, _Seen()).note([stats])
+        start_ms = int(self.wall().timestamp() * 1000) // _MINUTE_MS * _MINUTE_MS
+        if not self.minutes or self.minutes[-1].start_ms != start_ms:
+            self.minutes.append(_Minute(start_ms))
+            most = max(MAX_KEPT // max(len(self.engines), 1), 1)
+            while len(self.minutes) > most:
+                self.minutes.popleft()
+        now = self.minutes[-1]
+        now.queued = max(now.queued, self.num_queued())
+        found = {e.name: e.last_stats for e in self.engines if e.is_ready and e.last_stats}
+        looks: dict[str | None, list[Stats]] = {name: [stats] for name, stats in found.items()}
         if found:
-            now.seen.setdefault(None, _Seen()).note(list(found.values()))
+            looks[None] = list(found.values())
+        for name, of in looks.items():
+            seen = now.seen.setdefault(name, _Seen())
+            seen.total += sum(stats.blocks.total for stats in of)
+            seen.active += sum(stats.blocks.active for stats in of)
+            seen.leased += sum(stats.blocks.leased for stats in of)
+            seen.running = max(seen.running, sum(stats.running for stats in of))
+            seen.waiting = max(seen.waiting, sum(stats.waiting for stats in of))
 
     def between(self, since_ms: int, until_ms: int, engine: str | None) -> list[LoadPoint]:
         """At most MAX_POINTS points and one, of one engine or of all together, in order of time."""
         minutes = -(-(until_ms - since_ms) // (MAX_POINTS * _MINUTE_MS))
         width_ms = max(minutes, 1) * _MINUTE_MS
         parts: dict[int, list[_Minute]] = {}
-        for minute in self._minutes:
+        for minute in self.minutes:
             if since_ms < minute.start_ms + _MINUTE_MS and minute.start_ms < until_ms:
                 parts.setdefault(minute.start_ms // width_ms * width_ms, []).append(minute)
-        return [_point(start_ms, part, engine) for start_ms, part in sorted(parts.items())]
-
-
-def _point(start_ms: int, minutes: Sequence[_Minute], engine: str | None) -> LoadPoint:
-    found = [minute.seen[engine] for minute in minutes if engine in minute.seen]
-    total = sum(seen.total for seen in found)
-    leased = sum(seen.leased for seen in found)
-    active = sum(seen.active for seen in found)
-    return LoadPoint(
-        start_ms=start_ms,
-        in_use=(active + leased) / total if total else None,
-        leased=leased / total if total else None,
-        running=max((seen.running for seen in found), default=0),
-        waiting=max((seen.waiting for seen in found), default=0),
-        queued=max(minute.queued for minute in minutes),
-    )
+        points = []
+        for start_ms, part in sorted(parts.items()):
+            found = [minute.seen[engine] for minute in part if engine in minute.seen]
+            total, leased = sum(s.total for s in found), sum(s.leased for s in found)
+            used = leased + sum(seen.active for seen in found)
+            points.append(
+                LoadPoint(
+                    start_ms=start_ms,
+                    in_use=used / total if total else None,
+                    leased=leased / total if total else None,
+                    running=max((seen.running for seen in found), default=0),
+                    waiting=max((seen.waiting for seen in found), default=0),
+                    queued=max(minute.queued for minute in part),
+                )
+            )
+        return points

@@ -281,7 +281,11 @@ def place(
             # Those that hold as much have the same coverage.
             credit = credits.get(id(held))
             if credit is None:
-                credit = credits[id(held)] = _credit(held, weights)
+                unleased = max(held.held - held.leased, 0)
+                credit = held.held - (1 - UNLEASED_CREDIT) * unleased
+                credit -= weights.host_cost * held.host
+                credit -= weights.disk_cost * held.disk
+                credits[id(held)] = credit
                 available = _more(available, held)
             cost -= credit
         costs.append(cost)
@@ -302,12 +306,6 @@ def place(
 
 def _more(one: Coverage, other: Coverage) -> Coverage:
     return other if other.held > one.held else one
-
-
-def _credit(held: Coverage, weights: Weights) -> float:
-    unleased = max(held.held - held.leased, 0)
-    credit = held.held - (1 - UNLEASED_CREDIT) * unleased - weights.host_cost * held.host
-    return credit - weights.disk_cost * held.disk
 
 
 class Routable(Candidate, Protocol):

@@ -9,24 +9,18 @@ deleted, or forgotten, by itself, and a long conversation costs no more than its
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import msgspec
 from msgspec import Raw
 
-from engine.protocol import (
-    Frame,
-    Prompt,
-    TextDelta,
-    ThinkingDelta,
-    ToolInputDelta,
-    ToolUseStart,
-)
+from engine.protocol import Frame, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
 from gateway.admin.structs.usage import AnswerPart, KeptContent
-from gateway.base.background import Background, pause
+from gateway.base.background import Background, repeat
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.base.logs import get_logger
@@ -42,74 +36,64 @@ MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 32 << 20
 
 
+@dataclass(slots=True)
 class Keeper:
-    def __init__(self, contents: Contents, background: Background, clock: Clock) -> None:
-        self._contents = contents
-        self._background = background
-        self._clock = clock
-        self._waiting_bytes = 0
+    contents: Contents
+    background: Background
+    clock: Clock
+    waiting_bytes: int = 0
 
     def keep(self, turn: Turn) -> None:
         """Keep what a turn was asked and what it answered so far. This never awaits."""
-        frames = turn.whole
-        plan = turn.ask.plan
-        num_bytes = plan.num_bytes + sum(map(_length, frames))
-        num_bytes += sum(len(image.data) for image in plan.prompt.images)
-        if num_bytes > MAX_BYTES or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+        frames, record, prompt = turn.whole, turn.record, turn.ask.plan.prompt
+        num_bytes = turn.ask.plan.num_bytes + sum(len(image.data) for image in prompt.images)
+        for frame in frames:
+            match frame:
+                case TextDelta() | ThinkingDelta():
+                    num_bytes += len(frame.text)
+                case ToolInputDelta():
+                    num_bytes += len(frame.partial_json)
+        if num_bytes > MAX_BYTES or self.waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             log = get_logger("contents")
-            log.warning("content_not_kept", turn=turn.record.id, bytes=num_bytes)
+            log.warning("content_not_kept", turn=record.id, bytes=num_bytes)
             return
-        self._waiting_bytes += num_bytes
-        self._background.spawn(self._write(turn, frames, num_bytes), "keep contents")
-
-    async def _write(self, turn: Turn, frames: Sequence[Frame], num_bytes: int) -> None:
-        record, prompt = turn.record, turn.ask.plan.prompt
-        at_ms = int(record.opened_at.timestamp() * 1000)
 
         def sealed() -> bytes:
-            body = packed(prompt, parts_of(frames))
-            return self._contents.sealed(record.workspace, record.id, body)
+            whole = msgspec.json.encode(KeptContent(prompt=prompt, answer=parts_of(frames)))
+            return self.contents.sealed(record.workspace, record.id, zlib.compress(whole, 1))
 
-        try:
-            body = await asyncio.to_thread(sealed)
-            await self._contents.put(record.workspace, record.id, at_ms, body)
-        except GatewayError as error:
-            log = get_logger("contents")
-            log.warning("content_not_kept", turn=record.id, error=str(error))
-        finally:
-            self._waiting_bytes -= num_bytes
+        async def write() -> None:
+            at_ms = int(record.opened_at.timestamp() * 1000)
+            try:
+                body = await asyncio.to_thread(sealed)
+                await self.contents.put(record.workspace, record.id, at_ms, body)
+            except GatewayError as error:
+                log = get_logger("contents")
+                log.warning("content_not_kept", turn=record.id, error=str(error))
+            finally:
+                self.waiting_bytes -= num_bytes
+
+        self.waiting_bytes += num_bytes
+        self.background.spawn(write(), "keep contents")
 
     async def read(self, workspace: str, turn_id: str) -> tuple[KeptContent, int]:
         """What is kept of a turn, and until when (ms). Raise NotFound."""
-        body, until_ms = await self._contents.get(workspace, turn_id, self._now_ms())
+        body, until_ms = await self.contents.get(workspace, turn_id, self.clock.wall_ms())
 
         def opened() -> KeptContent:
-            return unpacked(self._contents.opened(workspace, turn_id, body))
+            return _decoder.decode(zlib.decompress(self.contents.opened(workspace, turn_id, body)))
 
         return await asyncio.to_thread(opened), until_ms
 
     async def remove(self, turn_id: str) -> None:
-        await self._contents.remove([turn_id])
+        await self.contents.remove([turn_id])
 
     async def forget(self) -> None:
         """Delete what is kept no longer."""
-        await self._contents.forget(self._now_ms())
+        await self.contents.forget(self.clock.wall_ms())
 
     async def run(self, stopping: asyncio.Event) -> None:
-        await forget_on(self.forget, stopping)
-
-    def _now_ms(self) -> int:
-        return int(self._clock.wall().timestamp() * 1000)
-
-
-async def forget_on(forget: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
-    """Call it each minute."""
-    while not stopping.is_set():
-        try:
-            await forget()
-        except GatewayError as error:
-            get_logger("contents").warning("contents_not_deleted", error=str(error))
-        await pause(stopping, _FORGET_SECONDS)
+        await repeat(stopping, _FORGET_SECONDS, self.forget, "contents_not_deleted")
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
@@ -131,34 +115,26 @@ class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_at: int = 0
 
 
-@dataclass(slots=True)
-class _Size:
-    """The bytes that are kept of a workspace, and when the database was asked for them."""
-
-    num_bytes: int = 0
-    asked_at: float = -inf
-
-
 _FULL_SECONDS = 2.0
 _kept = msgspec.json.Decoder(Kept)
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(frozen=True, slots=True)
 class KeptResponses:
-    """Responses and conversations of the Responses API, by id."""
+    """Responses and conversations of the Responses API, by id. `keeps_all`: those of workspaces
+    that say no days too. Each may have `most_bytes`."""
 
-    def __init__(
-        self, contents: Contents, clock: Clock, *, keeps_all: bool, most_bytes: int
-    ) -> None:
-        """`keeps_all`: those of workspaces that say no days too. Each may have `most_bytes`."""
-        self._contents = contents
-        self._clock = clock
-        self._keeps_all = keeps_all
-        self._most_bytes = most_bytes
-        self._sizes: dict[str, _Size] = {}
+    contents: Contents
+    clock: Clock
+    keeps_all: bool
+    most_bytes: int
+    # The bytes that are kept of a workspace, and when the database was asked for them.
+    num_bytes: Counter[str] = field(default_factory=Counter)
+    asked_at: dict[str, float] = field(default_factory=dict)
 
     def keeps(self, principal: Principal) -> bool:
-        return self._keeps_all or principal.keeps_contents
+        return self.keeps_all or principal.keeps_contents
 
     async def check_room(self, workspace: str) -> None:
         """Raise RateLimited where as much of a workspace is kept as may be.
@@ -166,23 +142,24 @@ class KeptResponses:
         What other gateways keep, and what is deleted, is known after a while. Where the database
         can't be asked nothing is kept either, which the answer tells.
         """
-        size, now = self._sizes.setdefault(workspace, _Size()), self._clock.monotonic()
-        is_full = size.num_bytes >= self._most_bytes
-        if now - size.asked_at >= (_FULL_SECONDS if is_full else _FORGET_SECONDS):
-            size.asked_at = now
+        sizes, now = self.num_bytes, self.clock.monotonic()
+        is_full = sizes[workspace] >= self.most_bytes
+        seconds = _FULL_SECONDS if is_full else _FORGET_SECONDS
+        if now - self.asked_at.get(workspace, -inf) >= seconds:
+            self.asked_at[workspace] = now
             with suppress(GatewayError):
-                size.num_bytes = await self._contents.num_bytes(workspace)
-        if size.num_bytes >= self._most_bytes:
+                sizes[workspace] = await self.contents.num_bytes(workspace)
+        if sizes[workspace] >= self.most_bytes:
             what = "bytes of kept responses; delete some, or say `store: false`"
-            raise RateLimited(what, self._most_bytes)
+            raise RateLimited(what, self.most_bytes)
 
     async def find(self, workspace: str, ids: Collection[str]) -> dict[str, Kept]:
         """Those of these that are kept."""
-        bodies = await self._contents.find(workspace, ids, self._now_ms()) if ids else {}
+        bodies = await self.contents.find(workspace, ids, self.clock.wall_ms()) if ids else {}
 
         def opened() -> dict[str, Kept]:
             return {
-                one: _kept.decode(zlib.decompress(self._contents.opened(workspace, one, body)))
+                one: _kept.decode(zlib.decompress(self.contents.opened(workspace, one, body)))
                 for one, (body, _) in bodies.items()
             }
 
@@ -195,14 +172,14 @@ class KeptResponses:
         def sealed() -> tuple[bytes | None, int]:
             body = _encode(make())
             packed = zlib.compress(body, 1) if len(body) <= MAX_BYTES else None
-            whole = None if packed is None else self._contents.sealed(workspace, kept_id, packed)
+            whole = None if packed is None else self.contents.sealed(workspace, kept_id, packed)
             return whole, len(body)
 
         try:
             body, num_bytes = await asyncio.to_thread(sealed)
             if body is not None:
-                await self._contents.put(workspace, kept_id, self._now_ms(), body)
-                self._sizes.setdefault(workspace, _Size()).num_bytes += len(body)
+                await self.contents.put(workspace, kept_id, self.clock.wall_ms(), body)
+                self.num_bytes[workspace] += len(body)
                 return Link(kept_id, num_bytes)
             error = f"longer than {MAX_BYTES} bytes"
         except GatewayError as failure:
@@ -216,22 +193,23 @@ class KeptResponses:
         """Change what is kept, off the loop. Its time begins anew where that `renews` it."""
 
         def changed(body: bytes) -> bytes:
-            kept = _kept.decode(zlib.decompress(self._contents.opened(workspace, kept_id, body)))
+            kept = _kept.decode(zlib.decompress(self.contents.opened(workspace, kept_id, body)))
             edit(kept)
-            return self._contents.sealed(workspace, kept_id, zlib.compress(_encode(kept), 1))
+            return self.contents.sealed(workspace, kept_id, zlib.compress(_encode(kept), 1))
 
-        now_ms = self._now_ms() if renews else None
-        await self._contents.change(workspace, kept_id, now_ms, changed)
+        now_ms = self.clock.wall_ms() if renews else None
+        await self.contents.change(workspace, kept_id, now_ms, changed)
 
     async def remove(self, ids: Collection[str]) -> None:
-        await self._contents.remove(ids)
+        await self.contents.remove(ids)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Delete what is kept no longer."""
-        await forget_on(lambda: self._contents.forget(self._now_ms()), stopping)
 
-    def _now_ms(self) -> int:
-        return int(self._clock.wall().timestamp() * 1000)
+        async def forget() -> None:
+            await self.contents.forget(self.clock.wall_ms())
+
+        await repeat(stopping, _FORGET_SECONDS, forget, "contents_not_deleted")
 
 
 def check_chain(number: int, num_bytes: int, path: str) -> None:
@@ -242,15 +220,6 @@ def check_chain(number: int, num_bytes: int, path: str) -> None:
             f" {MAX_CHAIN}, of {MAX_CHAIN_BYTES} bytes",
             path,
         )
-
-
-def _length(frame: Frame) -> int:
-    match frame:
-        case TextDelta() | ThinkingDelta():
-            return len(frame.text)
-        case ToolInputDelta():
-            return len(frame.partial_json)
-    return 0
 
 
 def parts_of(frames: Iterable[Frame]) -> list[AnswerPart]:
@@ -278,11 +247,3 @@ def parts_of(frames: Iterable[Frame]) -> list[AnswerPart]:
     for part, texts in parts:
         part.text = "".join(texts)  # once: to add to a text piece by piece is quadratic
     return [part for part, _ in parts]
-
-
-def packed(prompt: Prompt, answer: list[AnswerPart]) -> bytes:
-    return zlib.compress(msgspec.json.encode(KeptContent(prompt=prompt, answer=answer)), 1)
-
-
-def unpacked(body: bytes) -> KeptContent:
-    return _decoder.decode(zlib.decompress(body))

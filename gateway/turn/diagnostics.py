@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from engine.protocol import TTLS, Name, Started
@@ -25,9 +25,7 @@ _SETTLE_SECONDS = 1.0
 _MAX_FETCHES = 32
 _TURN_ID = re.compile(r"msg_[0-9a-f]{28}")
 
-Find = Callable[[str, str], Awaitable[bytes | None]]
 Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired"]
-EpochOf = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +36,15 @@ class Diagnosis:
     divergence: Divergence | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """The earlier turn's fingerprint, or the task that fetches it."""
 
-    def __init__(self, earlier: "asyncio.Task[bytes | None] | bytes | None") -> None:
-        self._earlier = earlier
+    earlier: asyncio.Task[bytes | None] | bytes | None
 
     def diagnosis(self, later: Fingerprint) -> Diagnosis:
         """The diagnosis at this moment. It never waits."""
-        earlier = self._earlier
+        earlier = self.earlier
         if isinstance(earlier, asyncio.Task):
             if not earlier.done() or earlier.cancelled() or earlier.exception() is not None:
                 return Diagnosis("unfinished")
@@ -56,14 +54,14 @@ class Comparison:
         return Diagnosis("compared", compare(fingerprint, later))
 
 
+@dataclass(slots=True)
 class PromptComparer:
     """`find` fetches a packed fingerprint from the ledger, by turn id and workspace."""
 
-    def __init__(self, find: Find, background: Background) -> None:
-        self._find = find
-        self._background = background
-        self._recent: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
-        self._num_fetches = 0
+    find: Callable[[str, str], Awaitable[bytes | None]]
+    background: Background
+    recent: OrderedDict[str, tuple[str, bytes]] = field(default_factory=OrderedDict)
+    num_fetches: int = 0
 
     def begin(self, ask: Ask) -> Comparison | None:
         """Start a comparison. None if the client asked for none, or if this is a first turn."""
@@ -72,12 +70,28 @@ class PromptComparer:
             return None
         if _TURN_ID.fullmatch(turn_id) is None:
             return Comparison(None)
-        workspace, packed = self._recent.get(turn_id, (None, None))
-        if packed is not None and workspace == ask.principal.workspace:
+        workspace = ask.principal.workspace
+        owner, packed = self.recent.get(turn_id, (None, None))
+        if packed is not None and owner == workspace:
             return Comparison(packed)
+
+        async def fetch() -> bytes | None:
+            if self.num_fetches >= _MAX_FETCHES:
+                raise Overloaded
+            self.num_fetches += 1
+            try:
+                found = await self.find(turn_id, workspace)
+                if found is None:
+                    await asyncio.sleep(_SETTLE_SECONDS)
+                    found = await self.find(turn_id, workspace)
+                if found is not None:
+                    self._keep(turn_id, workspace, found)
+                return found
+            finally:
+                self.num_fetches -= 1
+
         # A turn of another workspace takes as long as an unknown one.
-        fetching = self._fetch(ask.principal.workspace, turn_id)
-        return Comparison(self._background.spawn(fetching, "fetch fingerprint"))
+        return Comparison(self.background.spawn(fetch(), "fetch fingerprint"))
 
     def remember(self, workspace: str, turn_id: str, fingerprint: Fingerprint) -> bytes:
         """Remember a turn whose response begins. Return the fingerprint to store."""
@@ -86,25 +100,9 @@ class PromptComparer:
         return packed
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
-        self._recent[turn_id] = workspace, packed
-        while len(self._recent) > MAX_TURNS:
-            self._recent.popitem(last=False)
-
-    async def _fetch(self, workspace: str, turn_id: str) -> bytes | None:
-        """Fetch a fingerprint. Raise Overloaded if too many fetches run already."""
-        if self._num_fetches >= _MAX_FETCHES:
-            raise Overloaded
-        self._num_fetches += 1
-        try:
-            found = await self._find(turn_id, workspace)
-            if found is None:
-                await asyncio.sleep(_SETTLE_SECONDS)
-                found = await self._find(turn_id, workspace)
-            if found is not None:
-                self._keep(turn_id, workspace, found)
-            return found
-        finally:
-            self._num_fetches -= 1
+        self.recent[turn_id] = workspace, packed
+        while len(self.recent) > MAX_TURNS:
+            self.recent.popitem(last=False)
 
 
 class _Holder(NamedTuple):
@@ -115,15 +113,15 @@ class _Holder(NamedTuple):
     until: float
 
 
+@dataclass(frozen=True, slots=True)
 class LastHolders:
     """Which engines were last known to hold prefixes, by this gateway's own responses, until an
     entry's TTL is over: why a turn missed. Routing does not use it. `epoch_of` gives an engine's
     epoch by its name, None if unknown."""
 
-    def __init__(self, epoch_of: EpochOf, max_names: int = MAX_NAMES_KNOWN) -> None:
-        self._epoch_of = epoch_of
-        self._max_names = max_names
-        self._holders: OrderedDict[str, _Holder] = OrderedDict()
+    epoch_of: Callable[[str], str | None]
+    max_names: int = MAX_NAMES_KNOWN
+    holders: OrderedDict[str, _Holder] = field(default_factory=OrderedDict)
 
     def learn(self, engine: str, started: Started, names: Iterable[Name], now: float) -> None:
         """Remember the entries of a response."""
@@ -134,10 +132,10 @@ class LastHolders:
                 continue
             # An entry without a lease has no promised end. By this time it has expired in any case.
             seconds = report.expires_in_seconds or TTLS[report.ttl or "5m"].seconds
-            self._holders[digest] = _Holder(engine, started.epoch, now + seconds)
-            self._holders.move_to_end(digest)
-        while len(self._holders) > self._max_names:
-            self._holders.popitem(last=False)
+            self.holders[digest] = _Holder(engine, started.epoch, now + seconds)
+            self.holders.move_to_end(digest)
+        while len(self.holders) > self.max_names:
+            self.holders.popitem(last=False)
 
     def explain(
         self, engine: str, epoch: str, digests: Iterable[str], now: float
@@ -147,10 +145,10 @@ class LastHolders:
         None if this gateway has no better reason than the engine.
         """
         for digest in digests:
-            holder = self._holders.get(digest)
+            holder = self.holders.get(digest)
             if holder is None:
                 continue
-            current = epoch if holder.engine == engine else self._epoch_of(holder.engine)
+            current = epoch if holder.engine == engine else self.epoch_of(holder.engine)
             if holder.engine == engine and holder.epoch == current:
                 return None
             if holder.until <= now:

@@ -8,11 +8,19 @@ failure is the stream's error. An answer in one piece can begin anew elsewhere u
 
 A turn on which an engine fell silent before it accepted it is sent to one other: its prompt may be
 the cause, and must not stop one engine after another.
+
+A turn may have two legs: one engine prefills its prompt, another one reads it and answers. The
+first leg is a request with `max_tokens` 0, whose frames are not passed on. When it has ended, and
+an engine that may answer has told that it can read the prefix, the turn goes on as at every next
+attempt. A first leg that fails, or takes too long, is given up. `routing/router.py` says which
+turns have one. The turn's usage is that of the first leg: what it wrote counts as written.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from engine.protocol import Done, Frame, Started
 from gateway.admission.permit import EngineQueue
@@ -35,12 +43,27 @@ from gateway.prompt.ask import Ask
 from gateway.routing.client import CannotConnect
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
-from gateway.routing.router import Route, Router, likely_holders
-from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
-from gateway.turn.state import Attempts, Turn, is_breakdown, is_retried, is_unsure, reason_of, told
+from gateway.routing.router import Route, Router, likely_holders, marked_tokens, prefill_elsewhere
+from gateway.turn.state import (
+    Attempts,
+    FirstLeg,
+    Turn,
+    is_breakdown,
+    is_retried,
+    is_unsure,
+    reason_of,
+    told,
+)
 
 RETRY_SECONDS = 300.0
 """Seconds from the turn's arrival. A later failure is the answer."""
+LEG_SECONDS = 60.0
+"""Seconds that a first leg may take."""
+ARRIVAL_SECONDS = 5.0
+"""Seconds until another engine must have told that it can read the prefix."""
+REST_SECONDS = 30.0
+"""Seconds for which an engine gets no first leg after one that came to nothing."""
+_LOOK_SECONDS = 0.02
 _PAUSE_SECONDS = 0.1
 _RETURN_SECONDS = 0.25
 """Between two looks whether a lost engine is back. The fleet polls it every second."""
@@ -56,10 +79,8 @@ class Dispatcher:
     reconciler: Reconciler
     metrics: Metrics
     clock: Clock
-    legs: FirstLegs = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.legs = FirstLegs(self.fleet, self.router, self.clock)
+    # The epochs of engines whose last first leg failed, and until when each gets no other.
+    resting: dict[str, float] = field(default_factory=dict)
 
     def check_length(self, ask: Ask) -> None:
         """Raise PromptTooLong if no ready engine could hold the prompt even if each of its tokens
@@ -91,8 +112,9 @@ class Dispatcher:
             request = turn.ask.generate_request(
                 record.request_id, self.clock.monotonic(), engine.capabilities
             )
-            if turn.leg is not None:
-                request = prefill_only(request)
+            if turn.leg is not None:  # the same prompt, and no answer
+                sampling = replace(request.sampling, max_tokens=0, num_choices=1)
+                request = replace(request, sampling=sampling)
             turn.trace.sent(engine.name, record)
             turn.may_run = True
             try:
@@ -110,19 +132,26 @@ class Dispatcher:
             assert generation is not None
             try:
                 async for frames in generation:
-                    if turn.leg is not None:
-                        self._take_leg(turn, turn.leg, frames)
-                        yield []
-                        continue
                     for frame in frames:
                         if isinstance(frame, Started):
-                            self._started(turn, frame)
+                            names = [name.digest for name in turn.ask.plan.names]
+                            turn.engine.started(turn.record.request_id, frame, names)
+                            if turn.leg is None:
+                                self._started(turn, frame)
+                            else:
+                                turn.leg.started = frame
                         elif isinstance(frame, Done):
                             turn.engine.breaker.reset()
-                    yield over_legs(frames, turn.prefilled)
+                    if turn.leg is None:
+                        yield over_legs(frames, turn.prefilled)
+                        continue
+                    seconds = self.clock.monotonic() - turn.leg.began
+                    if turn.leg.started is None and seconds > LEG_SECONDS:
+                        raise EngineTimeout
+                    yield []
                 if turn.leg is None:
                     return
-                await self.legs.arrived(turn.ask, turn.leg)
+                await self._arrived(turn.ask, turn.leg)
                 self._end_leg(turn, turn.leg.started)
             except GatewayError as error:
                 self._failed(turn, error)
@@ -175,11 +204,28 @@ class Dispatcher:
     async def _assign(self, turn: Turn) -> None:
         """Choose the engine of the next attempt. From then on the turn counts as its load."""
         choice = await self._choose(turn)
-        if turn.route is None and await self._ask_around(choice):
-            choice = await self._choose(turn)
-        if turn.route is None and (leg := self.legs.begin(turn.ask, choice)) is not None:
-            turn.leg, choice = leg, leg.route
-            turn.record.is_first_leg = True
+        if turn.route is None and (asked := likely_holders(choice, self.fleet.ready)):
+            # They may hold a prefix that the index has forgotten.
+            asking = (engine.ask_names(choice.expected) for engine in asked)
+            found = await asyncio.gather(*asking, return_exceptions=True)
+            for one in found:
+                if isinstance(one, BaseException) and not isinstance(one, GatewayError):
+                    raise one
+                is_silent = isinstance(one, GatewayError)
+                result = "silent" if is_silent else "found" if one else "nothing"
+                self.metrics.count("asked_engines", result)
+            if True in found:
+                choice = await self._choose(turn)
+        if turn.route is None and turn.ask.sampling.max_tokens != 0:
+            # Most fleets have no engine that prefills for others, and every turn asks.
+            ready, now = self.fleet.ready, self.clock.monotonic()
+            able = [e for e in ready if e.description and e.description.role == "prefill"]
+            able = [engine for engine in able if self.resting.get(_epoch_of(engine), now) <= now]
+            weights = self.router.weights
+            prefill = prefill_elsewhere(turn.ask, choice, able, weights, now) if able else None
+            if prefill is not None:
+                turn.leg, choice = FirstLeg(prefill, now), prefill
+                turn.record.is_first_leg = True
         engine, record, description = choice.engine, turn.record, choice.engine.description
         assert description is not None
         retired = None
@@ -200,10 +246,7 @@ class Dispatcher:
         if model.adapter is None:
             record.model = self.catalogue.name_of(description.model, model.id)
         engine.assign(
-            record.request_id,
-            choice,
-            is_batch=turn.ask.is_batch,
-            workspace=record.workspace,
+            record.request_id, choice, is_batch=turn.ask.is_batch, workspace=record.workspace
         )
         self.queue.sent(turn.permit, choice.to_prefill, choice.tokens)
         if record.attempt > 1:
@@ -214,25 +257,12 @@ class Dispatcher:
                 if retired is not None:
                     self.reconciler.retire(*retired)
 
-    async def _ask_around(self, choice: Route[Engine]) -> bool:
-        """Ask likely holders of a prefix that the index may have forgotten. Return whether one of
-        them holds some of it."""
-        asked = likely_holders(choice, self.fleet.ready)
-        asking = (engine.ask_names(choice.expected) for engine in asked)
-        found = await asyncio.gather(*asking, return_exceptions=True) if asked else []
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, GatewayError):
-                raise one
-            result = "silent" if isinstance(one, GatewayError) else "found" if one else "nothing"
-            self.metrics.count("asked_engines", result)
-        return True in found
-
     async def _choose(self, turn: Turn) -> Route[Engine]:
         """Choose the best engine that is not crowded. If all that could take the turn are full or
         lost, it waits, before the other turns of its workspace."""
         while True:
             refusing = self.queue.refusing
-            busy = [*refusing, *turn.permit.admission.crowded()]
+            busy = [*refusing, *self.queue.crowded(is_row=turn.ask.is_batch)]
             for avoided in (busy, refusing) if busy else (busy,):
                 try:
                     return self._cheapest(turn, avoided)
@@ -255,7 +285,7 @@ class Dispatcher:
 
     def _may_wait(self, turn: Turn, failure: GatewayError) -> bool:
         """Whether the failure is NoEngineReady and an untried engine may be ready soon."""
-        is_first = isinstance(failure, NoEngineReady) and turn.attempts.is_first
+        is_first = isinstance(failure, NoEngineReady) and not turn.attempts.sent
         return is_first and self.queue.is_unsure(turn.ask.model.engine_model)
 
     def _may_return(self, attempts: Attempts) -> bool:
@@ -275,7 +305,6 @@ class Dispatcher:
         usage = started.usage
         turn.has_started = True
         turn.trace.started(started)
-        engine.started(record.request_id, started, [name.digest for name in ask.plan.names])
         self.queue.moved(engine)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.num_bytes
@@ -292,17 +321,32 @@ class Dispatcher:
         ):
             self.metrics.count("prefix_tokens", stage, amount=amount)
 
-    def _take_leg(self, turn: Turn, leg: FirstLeg, frames: list[Frame]) -> None:
-        """Take in the frames of a first leg. Raise EngineTimeout where it takes too long."""
-        engine, now = turn.engine, self.clock.monotonic()
-        for frame in frames:
-            if isinstance(frame, Started):
-                leg.started = frame
-                names = [name.digest for name in turn.ask.plan.names]
-                engine.started(turn.record.request_id, frame, names)
-            elif isinstance(frame, Done):
-                engine.breaker.reset()
-        leg.check_time(now)
+    async def _arrived(self, ask: Ask, leg: FirstLeg) -> None:
+        """Return when an engine that answers can read the prefix, or after ARRIVAL_SECONDS.
+
+        Return at once where no such engine is ready.
+        """
+        ends = leg.route.prompt.ends
+        marked = marked_tokens(ask, ends)
+        deadline = self.clock.monotonic() + ARRIVAL_SECONDS
+        while (now := self.clock.monotonic()) < deadline:
+            theirs = leg.route.engine.description
+            others = [
+                engine
+                for engine in self.fleet.ready
+                if (mine := engine.description) is not None
+                and (mine.role != "prefill" and theirs is not None and mine.model == theirs.model)
+            ]
+            if not others or any(e.holdings.coverage(ends, now).prefix >= marked for e in others):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._rest(leg)
+
+    def _rest(self, leg: FirstLeg) -> None:
+        """The leg came to nothing."""
+        now = self.clock.monotonic()
+        self.resting = {epoch: until for epoch, until in self.resting.items() if until > now}
+        self.resting[_epoch_of(leg.route.engine)] = now + REST_SECONDS
 
     def _end_leg(self, turn: Turn, prefilled: Started | None) -> None:
         """The first leg is over. The turn goes on at the engine that answers it."""
@@ -325,7 +369,7 @@ class Dispatcher:
         if not turn.may_run:
             engine.load.returned(request_id, now)
         if turn.leg is not None:
-            self.legs.failed(turn.leg)
+            self._rest(turn.leg)
             self._end_leg(turn, None)
             return
         if turn.has_gone_out or not is_retried(error):
@@ -349,3 +393,27 @@ class Dispatcher:
             engine=engine.name,
             reason=reason_of(error),
         )
+
+
+def _epoch_of(engine: Engine) -> str:
+    return engine.description.epoch if engine.description is not None else ""
+
+
+def over_legs(frames: list[Frame], first: Started | None) -> list[Frame]:
+    """The answering engine's frames, with the first leg's usage and times in Started."""
+    if first is None:
+        return frames
+    joined = list(frames)
+    for index, frame in enumerate(frames):
+        if isinstance(frame, Started):
+            computed = first.usage.computed_tokens + frame.usage.computed_tokens
+            joined[index] = replace(
+                frame,
+                usage=replace(first.usage, computed_tokens=computed),
+                miss_reason=first.miss_reason,
+                read_tier=first.read_tier,
+                bring_back_seconds=first.bring_back_seconds,
+                queue_seconds=first.queue_seconds + frame.queue_seconds,
+                prefill_seconds=first.prefill_seconds + frame.prefill_seconds,
+            )
+    return joined

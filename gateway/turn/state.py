@@ -25,7 +25,6 @@ from gateway.routing.client import CannotConnect, Generation
 from gateway.routing.engine import Engine
 from gateway.routing.router import Route
 from gateway.turn.diagnostics import Comparison, Diagnosis
-from gateway.turn.first_leg import FirstLeg
 from gateway.turn.tracing import TurnTrace
 
 MAX_ATTEMPTS = 3
@@ -60,10 +59,6 @@ class Attempts:
     first_lost: float = math.inf
     num_lost: int = 0
     num_silent: int = 0
-
-    @property
-    def is_first(self) -> bool:
-        return not self.sent
 
     @property
     def is_last(self) -> bool:
@@ -107,12 +102,21 @@ class Attempts:
         return is_lost and self.sent.get(engine.url, 0) < _MAX_AT_ONE
 
 
+@dataclass(slots=True)
+class FirstLeg:
+    """A running first leg. `started` is its first frame, once that has come."""
+
+    route: Route[Engine]
+    began: float
+    started: Started | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """`record` is what the journal keeps. `route` and `generation` are those of the last attempt.
     `may_run`: the engine may have its request. `has_started`: its first frame has come. `failure`
     ended the attempt before. `leg` is the first leg while it runs, `prefilled` what came of it
-    (`first_leg.py`). `is_streaming`: the head of a stream went out. `whole` has the frames of an
+    (`dispatch.py`). `is_streaming`: the head of a stream went out. `whole` has the frames of an
     answer in one piece, or of one that is kept."""
 
     ask: Ask
@@ -215,10 +219,11 @@ def told(error: GatewayError) -> GatewayError:
 
 
 def reason_of(error: GatewayError) -> str:
-    kinds = {
-        EngineTimeout: "timeout",
-        NotServed: "timeout",
-        EngineLost: "lost",
-        EngineFailed: "failed",
-    }
-    return next((name for kind, name in kinds.items() if isinstance(error, kind)), "refused")
+    match error:
+        case EngineTimeout() | NotServed():
+            return "timeout"
+        case EngineLost():
+            return "lost"
+        case EngineFailed():
+            return "failed"
+    return "refused"

@@ -7,6 +7,7 @@ after a deletion, or after an update to an earlier end.
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gateway.admission.keyring import KeyRing
 from gateway.base.background import repeat
@@ -19,24 +20,17 @@ from gateway.routing.fleet import Fleet
 _TICK_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
 class Sweep:
-    def __init__(
-        self,
-        contents: CachedContents,
-        fleet: Fleet,
-        keyring: KeyRing,
-        catalogue: Catalogue,
-        clock: Clock,
-    ) -> None:
-        self.contents = contents
-        self._fleet = fleet
-        self._keyring = keyring
-        self._catalogue = catalogue
-        self._clock = clock
+    contents: CachedContents
+    fleet: Fleet
+    keyring: KeyRing
+    catalogue: Catalogue
+    clock: Clock
 
     async def run(self, stopping: asyncio.Event) -> None:
         async def sweep() -> None:
-            await self.end(await self.contents.expired(self._clock.wall()))
+            await self.end(await self.contents.expired(self.clock.wall()))
 
         await repeat(stopping, _TICK_SECONDS, sweep, "sweep_failed")
 
@@ -44,16 +38,16 @@ class Sweep:
         """Drop the leases of expired contents, then forget them."""
         if not contents:
             return
-        now = self._clock.wall()
+        now = self.clock.wall()
         held = {content.prefix for content in contents if content.held_until > now}
         live = await self.contents.named(held, now)
         for content in contents:
             is_live = (content.workspace_id, content.prefix) in live
-            for engine in self._fleet.ready if content.prefix in held and not is_live else ():
+            for engine in self.fleet.ready if content.prefix in held and not is_live else ():
                 # An engine that is away has lost the lease, or ends it at the end that it was told.
-                scope, model = self._keyring.scope_of(content.workspace_id), engine.description
+                scope, model = self.keyring.scope_of(content.workspace_id), engine.description
                 with suppress(GatewayError):
-                    wanted = self._catalogue.find(content.model, self._fleet.served)
+                    wanted = self.catalogue.find(content.model, self.fleet.served)
                     if model is not None and wanted.is_served_by(model.model):
                         for entry in await engine.entries(scope):
                             if entry.scope == scope and entry.name == content.prefix:

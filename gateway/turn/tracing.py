@@ -45,11 +45,6 @@ class TurnTrace:
 
 
 BeginTrace = Callable[[Ask, str, Origin], TurnTrace]
-_NO_TRACE = TurnTrace()
-
-
-def untraced(ask: Ask, turn_id: str, origin: Origin) -> TurnTrace:
-    return _NO_TRACE
 
 
 class SpannedTurn(TurnTrace):
@@ -62,12 +57,7 @@ class SpannedTurn(TurnTrace):
     )
 
     def __init__(
-        self,
-        traces: Traces,
-        monotonic: Callable[[], float],
-        ask: Ask,
-        turn_id: str,
-        origin: Origin,
+        self, traces: Traces, monotonic: Callable[[], float], ask: Ask, turn_id: str, origin: Origin
     ) -> None:
         waited = max(monotonic() - ask.arrived, 0.0)
         self._traces = traces
@@ -113,7 +103,25 @@ class SpannedTurn(TurnTrace):
 
     def started(self, frame: Started) -> None:
         self._span.add_event("holdfast.first_frame")
-        attributes = cache_attributes(frame)
+        usage = frame.usage
+        # What was read and written, why not more, and what is held now and where.
+        attributes: dict[str, Value] = {
+            # With all classes, as the convention asks.
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+            "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens,
+            "holdfast.cache.automatic_tokens": usage.automatic_tokens,
+            "holdfast.cache.computed_tokens": usage.computed_tokens,
+            "holdfast.cache.tier": frame.receipt.tier,
+            "holdfast.lease.state": min(
+                (each.state for each in frame.breakpoints), key=_RANKS.index, default="none"
+            ),
+        }
+        if frame.miss_reason is not None:
+            attributes["holdfast.cache.miss_reason"] = frame.miss_reason
+        seconds = [each.expires_in_seconds for each in frame.breakpoints if each.expires_in_seconds]
+        if seconds:
+            attributes["holdfast.lease.seconds"] = max(seconds)
         for span in (self._span, self._call):
             if span is not None:
                 span.set_attributes(attributes)
@@ -147,8 +155,20 @@ class SpannedTurn(TurnTrace):
             await items.aclose()
             self.left()
             record = self._record
-            if record is not None:
-                self._span.set_attributes(outcome_attributes(record))
+            if record is not None:  # what is known of the turn, but for its words
+                told: dict[str, Value | None] = {
+                    "gen_ai.usage.output_tokens": record.output_tokens,
+                    "holdfast.outcome": record.outcome,
+                    "holdfast.attempts": record.attempt,
+                    "gen_ai.response.model": record.engine_model,
+                    "gen_ai.response.time_to_first_chunk": record.first_token_seconds,
+                    "gen_ai.response.finish_reasons": record.stop_reason and [record.stop_reason],
+                    "http.response.status_code": record.status,
+                    "holdfast.engine": record.engine,
+                    # The gateway knows other engines and earlier turns, so its reason says more.
+                    "holdfast.cache.miss_reason": record.miss_reason,
+                }
+                self._span.set_attributes({n: v for n, v in told.items() if v is not None})
             if failure is not None:
                 fail(self._span, failure.type)
             elif record is not None and record.outcome == CLIENT_LEFT:
@@ -163,50 +183,9 @@ class SpannedTurn(TurnTrace):
             self._traces.begin(name, below, "internal", {}, began_ns).end(self._at_ns)
 
 
-def cache_attributes(frame: Started) -> dict[str, Value]:
-    """What was read and written, why not more, and what is held now and where."""
-    usage = frame.usage
-    found: dict[str, Value] = {
-        # With all classes, as the convention asks.
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
-        "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens,
-        "holdfast.cache.automatic_tokens": usage.automatic_tokens,
-        "holdfast.cache.computed_tokens": usage.computed_tokens,
-        "holdfast.cache.tier": frame.receipt.tier,
-        "holdfast.lease.state": min(
-            (each.state for each in frame.breakpoints), key=_RANKS.index, default="none"
-        ),
-    }
-    if frame.miss_reason is not None:
-        found["holdfast.cache.miss_reason"] = frame.miss_reason
-    seconds = [each.expires_in_seconds for each in frame.breakpoints if each.expires_in_seconds]
-    if seconds:
-        found["holdfast.lease.seconds"] = max(seconds)
-    return found
-
-
-def outcome_attributes(record: TurnRecord) -> dict[str, Value]:
-    """What is known of the turn at its end, but for its words."""
-    found: dict[str, Value] = {
-        "gen_ai.usage.output_tokens": record.output_tokens,
-        "holdfast.outcome": record.outcome,
-        "holdfast.attempts": record.attempt,
-    }
-    optional: dict[str, Value | None] = {
-        "gen_ai.response.model": record.engine_model,
-        "gen_ai.response.time_to_first_chunk": record.first_token_seconds,
-        "http.response.status_code": record.status,
-        "holdfast.engine": record.engine,
-        # The gateway knows other engines and earlier turns, so its reason says more.
-        "holdfast.cache.miss_reason": record.miss_reason,
-    }
-    found |= {name: value for name, value in optional.items() if value is not None}
-    if record.stop_reason is not None:
-        found["gen_ai.response.finish_reasons"] = [record.stop_reason]
-    return found
-
-
 def tracing_of(traces: Traces | None, monotonic: Callable[[], float]) -> BeginTrace:
     """What begins the trace of a turn."""
-    return untraced if traces is None else partial(SpannedTurn, traces, monotonic)
+    if traces is not None:
+        return partial(SpannedTurn, traces, monotonic)
+    untraced = TurnTrace()
+    return lambda ask, turn_id, origin: untraced

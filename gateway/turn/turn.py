@@ -26,7 +26,7 @@ from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.state import OK, Findings, Turn, is_unsure
-from gateway.turn.tracing import BeginTrace, TurnTrace, untraced
+from gateway.turn.tracing import BeginTrace, TurnTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TurnService:
     residency: LastHolders
     keeper: Keeper
     clock: Clock
-    begin_trace: BeginTrace = untraced
+    begin_trace: BeginTrace
 
     def new_id(self) -> TurnId:
         """A new id. It begins with this journal's id: each gateway recognizes its own turns."""
@@ -66,7 +66,27 @@ class TurnService:
         self.dispatcher.check_length(ask)
         with Permit(turn_id, ask, self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
-            record = await self._open(ask, turn_id, origin, permit, trace)
+            record = TurnRecord(
+                id=turn_id,
+                instance=self.journal.instance,
+                workspace=ask.principal.workspace,
+                key_id=ask.principal.key_id,
+                # Cut to what the ledger can hold. While no engine is known the client chose the id.
+                model=ask.model.name.replace("\x00", "")[:MODEL_CHARACTERS],
+                stream=ask.stream,
+                opened_at=self.clock.wall(),
+                price=ask.model.price,
+                num_removed=ask.num_removed,
+                dialect=ask.dialect,
+                http_request_id=origin.request_id,
+                user_agent=origin.user_agent,
+                name=ask.name,
+            )
+            trace.opened(record)
+            if (marked := ask.plan.deepest_marked()) is not None:
+                record.prefix, record.prefix_ttl = marked
+            await self.journal.open(record)
+            permit.is_open = True
             turn = Turn(ask, record, permit, trace, findings)
             try:
                 turn.comparison = self.diagnostics.begin(ask)
@@ -79,7 +99,13 @@ class TurnService:
                         if isinstance(frame, Started):
                             self._explain(turn, frame)
                     if frames and isinstance(frames[-1], Done):
-                        await self._close(turn)
+                        # Closed durably before the last event goes out; if that fails, it never
+                        # goes out.
+                        record.duration_seconds = self._seconds(turn)
+                        record.status = OK
+                        self.billing.charge(record)
+                        turn.is_closed = True
+                        await self.journal.close(record)
                         await permit.give_back()
                     if ask.stream:
                         yield frames
@@ -88,10 +114,8 @@ class TurnService:
             except GatewayError as error:
                 turn.fail(error)
                 if turn.has_started:
-                    error_type, text = turn.outcome, turn.record.error
-                    get_logger("turn").warning(
-                        "turn_failed", turn=turn_id, type=error_type, error=text
-                    )
+                    told = {"turn": turn_id, "type": turn.outcome, "error": record.error}
+                    get_logger("turn").warning("turn_failed", **told)
                 raise
             finally:
                 self._leave(turn)
@@ -99,36 +123,6 @@ class TurnService:
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
-
-    async def _open(
-        self, ask: Ask, turn_id: TurnId, origin: Origin, permit: Permit, trace: TurnTrace
-    ) -> TurnRecord:
-        """Write the turn's record to the journal, before an engine is called.
-
-        Raise JournalFull or JournalUnavailable.
-        """
-        record = TurnRecord(
-            id=turn_id,
-            instance=self.journal.instance,
-            workspace=ask.principal.workspace,
-            key_id=ask.principal.key_id,
-            # Cut to what the ledger can hold. While no engine is known the client chose the id.
-            model=ask.model.name.replace("\x00", "")[:MODEL_CHARACTERS],
-            stream=ask.stream,
-            opened_at=self.clock.wall(),
-            price=ask.model.price,
-            num_removed=ask.num_removed,
-            dialect=ask.dialect,
-            http_request_id=origin.request_id,
-            user_agent=origin.user_agent,
-            name=ask.name,
-        )
-        trace.opened(record)
-        if (marked := ask.plan.deepest_marked()) is not None:
-            record.prefix, record.prefix_ttl = marked
-        await self.journal.open(record)
-        permit.is_open = True
-        return record
 
     def _explain(self, turn: Turn, started: Started) -> None:
         """Complete the turn's findings, and remember the turn for later comparisons."""
@@ -161,17 +155,6 @@ class TurnService:
                 reason = changed.kind
         record.miss_reason = findings.miss_reason = reason
         self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
-
-    async def _close(self, turn: Turn) -> None:
-        """Close the record durably before the last event goes out.
-
-        If that fails, the event never goes out.
-        """
-        turn.record.duration_seconds = self._seconds(turn)
-        turn.record.status = OK
-        self.billing.charge(turn.record)
-        turn.is_closed = True
-        await self.journal.close(turn.record)
 
     def _leave(self, turn: Turn) -> None:
         """Handle every other end of a turn.

@@ -20,7 +20,15 @@ from gateway.base.settings import DatabaseSettings
 from gateway.ledger.access import Directory, Keys
 from gateway.ledger.database import Ledger
 from tests.gateway.admin_client import Admin
-from tests.gateway.serving import API_KEY, ask, eventually, migrate, serve_gateway, soon_after
+from tests.gateway.serving import (
+    API_KEY,
+    ask,
+    eventually,
+    make_settings,
+    migrate,
+    serve_gateway,
+    soon_after,
+)
 from tests.postgres import new_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -183,8 +191,8 @@ class Ring:
         clock = Clock(
             wall=lambda: NOW + timedelta(seconds=self.seconds), monotonic=lambda: self.seconds
         )
-        configured = SecretStr("configured")
-        self.ring = KeyRing(self.keys, SecretStr("master"), clock, configured, max_stale_seconds=60)
+        configured = {"api_key": SecretStr("configured"), "keys_stale_seconds": 60}
+        self.ring = KeyRing(self.keys, make_settings(Path("none"), **configured), clock)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.fair_queue import Bounds, FairQueue, QueueFull, Waiting
+from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 
-SMALL = Bounds(turns=8, tokens=100, workspace_turns=5, workspace_tokens=60)
+TURNS, TOKENS = 8, 100
 WORKSPACES = ("a", "b", "c", "d")
 
 Turn = Waiting[int]
@@ -30,25 +30,25 @@ def popped(queue: FairQueue[int]) -> list[Turn]:
 
 
 def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
-    queue: FairQueue[int] = FairQueue(SMALL)
-    for number in range(5):
+    queue: FairQueue[int] = FairQueue(TURNS, TOKENS)
+    for number in range(4):
         queue.push(turn("flood", number))
     with pytest.raises(QueueFull, match="workspace_full"):
-        queue.push(turn("flood", 5))
+        queue.push(turn("flood", 4))
     for number in range(3):
         queue.push(turn("other", number))
-    assert [victim.item for victim in queue.push(turn("single", 7))] == [4]
-    assert len(queue) == SMALL.turns
-    assert [victim.item for victim in queue.push(turn("single", 8, tokens=1))] == [3]
+    assert not queue.push(turn("single", 7))
+    assert [victim.item for victim in queue.push(turn("single", 8))] == [3]
+    assert len(queue) == TURNS
     # The three now have 3, 3 and 2: who would have as many as the others displaces nobody.
     with pytest.raises(QueueFull, match="queue_full"):
         queue.push(turn("single", 9))
-    assert len(queue) == SMALL.turns
+    assert len(queue) == TURNS
 
 
 @given(st.data())
 def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.DataObject) -> None:
-    queue: FairQueue[int] = FairQueue(SMALL)
+    queue: FairQueue[int] = FairQueue(TURNS, TOKENS)
     inside: dict[int, Turn] = {}
     order: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     for number in range(data.draw(st.integers(0, 60))):
@@ -86,10 +86,10 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
                 waiting = inside.pop(data.draw(st.sampled_from(sorted(inside))))
                 order[waiting.workspace, waiting.kind].remove(waiting.item)
                 assert queue.remove(waiting) and not queue.remove(waiting)
-        assert len(queue) == len(inside) <= SMALL.turns
-        assert queue.num_tokens == sum(one.tokens for one in inside.values()) <= SMALL.tokens
+        assert len(queue) == len(inside) <= TURNS
+        assert queue.num_tokens == sum(one.tokens for one in inside.values()) <= TOKENS
         for workspace in WORKSPACES:
             mine = [one for one in inside.values() if one.workspace == workspace]
-            assert len(mine) <= SMALL.workspace_turns
-            assert len(mine) <= 1 or sum(o.tokens for o in mine) <= SMALL.workspace_tokens
+            assert len(mine) <= TURNS // 2
+            assert len(mine) <= 1 or sum(o.tokens for o in mine) <= TOKENS // 2
     assert {waiting.item for waiting in popped(queue)} == set(inside)

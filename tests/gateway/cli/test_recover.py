@@ -89,7 +89,7 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             ledger = Ledger(settings.ledger_url)
             keys = Keys(ledger)
             await keys.create("secret", "lost-and-found", "one", Clock().wall())
-            ring = KeyRing(keys, settings.master_secret, Clock(), None, 60)
+            ring = KeyRing(keys, settings, Clock())
             scope = ring.scope_of("lost-and-found")
             await ledger.close()
             ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]

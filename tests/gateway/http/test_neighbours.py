@@ -17,9 +17,7 @@ import pytest
 from engine.asgi import raise_descriptor_limit
 from gateway.admission import rates
 from gateway.http.batch_runner import BATCH_BYTES, ROW_BYTES
-from gateway.http.connections import (
-    Connections,
-)
+from gateway.http.connections import Connections
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack, stacked

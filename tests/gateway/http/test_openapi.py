@@ -11,10 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from litestar.routes import HTTPRoute
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    negative_data_rejection,
-    positive_data_acceptance,
-)
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from tests.gateway.bodies import body, conversation
 from tests.gateway.conftest import Stack
@@ -28,7 +25,7 @@ NUM_PER_OPERATION = -(-NUM_CASES // len(OPERATIONS))
 # Every other check of schemathesis applies.
 EXCLUDED = [
     # Rules between fields (markers, roles, ids) are no part of a schema: breaking one is a 400.
-    positive_data_acceptance,
+    positive_data_acceptance
 ]
 
 

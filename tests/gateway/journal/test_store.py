@@ -375,11 +375,7 @@ def test_a_file_that_is_damaged_under_the_gateway_is_replaced_and_no_running_tur
         commits.times, commits.code = 1, sqlite3.SQLITE_CORRUPT
         await journal.close(turns[0])
         assert len(journal.damaged) == 1 and old in journal.instances and journal.instance != old
-        assert states(tmp_path) == {
-            turns[0].id: "closed",
-            turns[1].id: "open",
-            turns[2].id: "open",
-        }
+        assert states(tmp_path) == {turns[0].id: "closed", turns[1].id: "open", turns[2].id: "open"}
         monkeypatch.setattr(store, "_readable_rows", lambda _: iter(()))
         commits.times = 1
         await journal.close(turns[1])

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
-    tmp_path: Path,
-    ledger_url: str,
+    tmp_path: Path, ledger_url: str
 ) -> None:
     journal, ledger = Journal(tmp_path / "journal").start(), Ledger(ledger_url)
     stored, waiting, lost = (record(journal, number) for number in range(3))

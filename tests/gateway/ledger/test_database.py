@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import event, text
 
 from gateway.admission.keyring import KeyRing
@@ -139,7 +138,7 @@ def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refres
                     )
 
         event.listen(ledger.engine.sync_engine, "after_cursor_execute", make_another)
-        ring = KeyRing(keys, SecretStr("master"), Clock(), None, 3600)
+        ring = KeyRing(keys, make_settings(Path("none")), Clock())
         await ring.refresh()
         assert made and set(ring.workspaces) == {"default"}, "all of one moment"
         await ring.poll()

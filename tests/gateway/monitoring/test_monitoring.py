@@ -20,10 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.backends.synthetic import CONTEXT_TOKENS
 from engine.metrics import render
-from engine.protocol.reports import (
-    BlockStats,
-    Description,
-)
+from engine.protocol.reports import BlockStats, Description
 from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics

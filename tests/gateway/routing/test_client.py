@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import aclosing
 
 import pytest
 from structlog.testing import capture_logs
@@ -30,7 +31,7 @@ async def told(answer: bytes, *, then_silent: bool = False) -> list[bytes]:
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     seconds = timeouts(0.5 if then_silent else 20.0, 20.0)
-    async with server, EngineHttp() as http:
+    async with server, aclosing(EngineHttp()) as http:
         response = await http.send("GET", url, {}, None, seconds)
         try:
             return [piece async for piece in response]
@@ -55,7 +56,7 @@ async def test_a_name_that_is_not_found_or_an_address_that_is_silent_makes_no_en
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as waiting:
         waiting.connect(full.getsockname())  # the backlog has no place for another
         url = f"http://127.0.0.1:{full.getsockname()[1]}" if is_found else "http://a.invalid"
-        async with EngineHttp() as http:
+        async with aclosing(EngineHttp()) as http:
             engine = Engine("one", url, "secret", http, down_seconds=60.0)
             engine.status = "ready"
             with pytest.raises(CannotConnect) as failed:
@@ -70,9 +71,11 @@ async def test_an_engine_that_was_down_is_told_to_be_back_once_though_a_poll_met
 ):
     scripted = ScriptedEngine(is_ready=False)
     with serve(scripted) as url, capture_logs() as logged:
-        async with EngineHttp() as http:
-            engine = Engine("one", url, scripted.secret, http)
-            engine.mark_down("it was gone")
+        async with aclosing(EngineHttp()) as http:
+            engine = Engine("one", "http://127.0.0.1:1", scripted.secret, http)
+            await engine.poll()
+            assert engine.status == "down"
+            engine.url = url
             await engine.poll()
             assert engine.status == "starting"
             scripted.is_ready = True

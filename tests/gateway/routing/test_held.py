@@ -115,9 +115,7 @@ def events(draw: st.DrawFn) -> Event:
         st.one_of(events(), st.sampled_from(["lose", "reconnect", "restart", "beat"])), max_size=60
     )
 )
-def test_the_index_is_what_the_engine_holds_whatever_gets_lost(
-    steps: list[Event | str],
-) -> None:
+def test_the_index_is_what_the_engine_holds_whatever_gets_lost(steps: list[Event | str]) -> None:
     """Frames get lost, connections break, the engine restarts; its own log replays or snapshots."""
 
     async def check() -> None:

@@ -7,13 +7,7 @@ import msgspec
 import pytest
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
-from gateway.routing.held import (
-    WHOLE_BYTES,
-    Ends,
-    Holdings,
-    SnapshotPart,
-    frames_of,
-)
+from gateway.routing.held import WHOLE_BYTES, Ends, Holdings, SnapshotPart, frames_of
 
 TRIES = 5
 NUM_CHAINS = 10_000

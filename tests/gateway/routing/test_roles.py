@@ -6,13 +6,7 @@ import pytest
 from engine.protocol.reports import EngineRole
 from gateway.prompt.ask import Ask
 from gateway.routing.held import Holdings
-from gateway.routing.router import (
-    MIN_TOKENS,
-    Route,
-    Router,
-    Weights,
-    prefill_elsewhere,
-)
+from gateway.routing.router import MIN_TOKENS, Route, Router, Weights, prefill_elsewhere
 from tests.gateway.routing.test_routing import INDEX, NOW, Candidate, ask, candidate
 
 LONG = "word " * 8 * MIN_TOKENS
@@ -50,9 +44,7 @@ def first_leg(one: Ask, engines: list[Candidate]) -> Route[Candidate] | None:
         *("no role", "draining", "model", "no events"),
     ],
 )
-def test_what_one_engine_does_alone(
-    why: str,
-) -> None:
+def test_what_one_engine_does_alone(why: str) -> None:
     running = {"idle": 0, "nearly idle": 1}.get(why, 8)
     prefill, decode = engine(0, "prefill"), engine(1, "decode", running=running)
     one = asked("word " * 40 if why == "short" else LONG, is_marked=why != "unmarked")

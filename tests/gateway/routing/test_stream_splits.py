@@ -16,14 +16,7 @@ from google import genai
 from google.genai import types
 from openai import OpenAI
 
-from engine.protocol import (
-    Finished,
-    Frame,
-    TextDelta,
-    ThinkingDelta,
-    ToolInputDelta,
-    ToolUseStart,
-)
+from engine.protocol import Finished, Frame, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
 from tests.gateway import gemini_bodies
 from tests.gateway.bodies import body, tool
 from tests.gateway.conftest import Stack

@@ -41,12 +41,7 @@ def counts(request_id: str, output_tokens: int) -> FinalCounts:
     ],
 )
 async def test_a_turn_in_two_legs_pays_the_classes_of_its_first(
-    tmp_path: Path,
-    leg: int,
-    outcome: str,
-    told: InputUsage | None,
-    paid: InputUsage,
-    computed: int,
+    tmp_path: Path, leg: int, outcome: str, told: InputUsage | None, paid: InputUsage, computed: int
 ) -> None:
     journal = Journal(tmp_path).start()
     turn = record(journal, 1)

@@ -21,14 +21,7 @@ from gateway.turn.diagnostics import Diagnosis, PromptComparer
 from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import (
-    API_KEY,
-    eventually,
-    make_settings,
-    migrate,
-    serve,
-    serve_gateway,
-)
+from tests.gateway.serving import API_KEY, eventually, make_settings, migrate, serve, serve_gateway
 
 BASE: dict[str, Any] = {
     "system": [text("rule one " * 100), text("rule two " * 100, SHORT)],

@@ -44,9 +44,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module", params=["synthetic", "native"])
 def stack(
-    request: pytest.FixtureRequest,
-    collector: Collector,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, collector: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
     engine = {"ENGINE_MIN_CACHE_TOKENS": "16"}
     gateway = {**environment(collector), "HOLDFAST_TRACES": "true"}
@@ -207,10 +205,7 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
 def test_a_traceparent_that_is_not_one_begins_a_new_trace(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        serve(ScriptedEngine()) as one,
-        gateway(monkeypatch, tmp_path, collector.url, one) as url,
-    ):
+    with serve(ScriptedEngine()) as one, gateway(monkeypatch, tmp_path, collector.url, one) as url:
         for wrong in ("", "00-zz-yy-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"):
             before, path = len(collector.spans), f"{url}/v1/messages"
             reply = httpx.post(path, json=body(), headers=headers(wrong), timeout=120)
