@@ -1,10 +1,13 @@
-"""The event log: numbering, replay, and subscribers that fall behind."""
+"""Streams to readers: events with replay, and a generation's frames."""
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
+from engine.backends.base import Generation
 from engine.backends.reports import MAX_BEHIND, REPLAY_EVENTS, EventLog
 from engine.protocol import ChainGone, Event, EventFrame, Snapshot
 
@@ -93,3 +96,39 @@ async def test_a_log_that_is_closed_before_the_snapshot_is_there_ends_behind_it(
         return Snapshot(seq=log.last_seq, epoch="e", chains=[])
 
     assert [frame.seq async for frame in log.subscribe(None, None, snapshot)] == [0]
+
+
+class Opened:
+    """A generation that is open, and how often it was cancelled."""
+
+    def __init__(self) -> None:
+        self.num_cancelled = 0
+        self.generation = Generation(asyncio.get_running_loop(), self._cancel)
+        self.generation.is_open = True
+
+    def _cancel(self) -> None:
+        self.num_cancelled += 1
+
+
+async def test_a_reader_that_closes_or_is_cancelled_cancels_once() -> None:
+    opened = Opened()
+    opened.generation.close()
+    opened.generation.close()
+    assert opened.num_cancelled == 1
+    assert [frame async for frame in opened.generation] == []
+    opened = Opened()
+    reader = asyncio.create_task(anext(opened.generation))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with suppress(asyncio.CancelledError):
+        await reader
+    assert opened.num_cancelled == 1
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_generation_nobody_reads_is_cancelled_unless_refused(is_open: bool) -> None:
+    opened = Opened()
+    opened.generation.is_open = is_open
+    del opened.generation
+    gc.collect()
+    assert opened.num_cancelled == is_open
