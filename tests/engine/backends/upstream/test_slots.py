@@ -3,20 +3,15 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+
+import pytest
 
 from engine.backends.upstream.server import Place, Slots
 from engine.cache.digests import pack
 
+pytestmark = pytest.mark.anyio
 ONE, OTHER = [1, 2, 3, 4], [9, 8, 7]
-
-
-def on_loop(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await asyncio.wait_for(scenario(), 60)
-
-    asyncio.run(run())
 
 
 async def used(slots: Slots, scope: str, tokens: list[int]) -> Place:
@@ -24,69 +19,54 @@ async def used(slots: Slots, scope: str, tokens: list[int]) -> Place:
         return place
 
 
-def test_requests_get_places_in_their_order_and_leave_none_behind() -> None:
-    async def scenario() -> None:
-        for seed in range(40):
-            draw = random.Random(seed)
-            slots, order = Slots(draw.randrange(1, 4)), list[int]()
-            ends = [asyncio.Event() for _ in range(30)]
+async def test_requests_get_places_in_their_order_and_leave_none_behind() -> None:
+    for seed in range(40):
+        draw = random.Random(seed)
+        slots, order = Slots(draw.randrange(1, 4)), list[int]()
+        ends = [asyncio.Event() for _ in range(30)]
 
-            async def hold(
-                number: int, slots: Slots = slots, ends: list[asyncio.Event] = ends
-            ) -> None:
-                async with slots.taken("a", pack(ONE)):
-                    order.append(number)  # noqa: B023 - the task ends within this round
-                    await ends[number].wait()
+        async def hold(number: int, slots: Slots = slots, ends: list[asyncio.Event] = ends) -> None:
+            async with slots.taken("a", pack(ONE)):
+                order.append(number)  # noqa: B023 - the task ends within this round
+                await ends[number].wait()
 
-            tasks = []
-            for number in range(30):
-                tasks.append(asyncio.create_task(hold(number)))
-                if draw.random() < 0.3:
-                    draw.choice(tasks).cancel()
-                if draw.random() < 0.3:
-                    ends[draw.randrange(number + 1)].set()
-                for _ in range(draw.randrange(3)):
-                    await asyncio.sleep(0)
-            for end in ends:
-                end.set()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert order == sorted(order) and slots.num_taken == 0
-
-    on_loop(scenario)
+        tasks = []
+        for number in range(30):
+            tasks.append(asyncio.create_task(hold(number)))
+            if draw.random() < 0.3:
+                draw.choice(tasks).cancel()
+            if draw.random() < 0.3:
+                ends[draw.randrange(number + 1)].set()
+            for _ in range(draw.randrange(3)):
+                await asyncio.sleep(0)
+        for end in ends:
+            end.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == sorted(order) and slots.num_taken == 0
 
 
-def test_a_scope_goes_back_to_the_slot_that_has_most_of_its_prompt() -> None:
-    async def scenario() -> None:
-        slots = Slots(3)
-        async with slots.taken("a", pack(ONE)) as first, slots.taken("a", pack(OTHER)) as second:
-            assert first.slot != second.slot and not (first.may_reuse or second.may_reuse)
-        assert await used(slots, "a", [*OTHER, 6]) == Place(second.slot, True)
-        assert await used(slots, "a", [*ONE, 5]) == Place(first.slot, True)
-
-    on_loop(scenario)
+async def test_a_scope_goes_back_to_the_slot_that_has_most_of_its_prompt() -> None:
+    slots = Slots(3)
+    async with slots.taken("a", pack(ONE)) as first, slots.taken("a", pack(OTHER)) as second:
+        assert first.slot != second.slot and not (first.may_reuse or second.may_reuse)
+    assert await used(slots, "a", [*OTHER, 6]) == Place(second.slot, True)
+    assert await used(slots, "a", [*ONE, 5]) == Place(first.slot, True)
 
 
-def test_the_slot_that_was_used_least_lately_is_given_away() -> None:
-    async def scenario() -> None:
-        slots = Slots(2)
-        for scope in ("a", "b", "a"):
-            await used(slots, scope, ONE if scope == "a" else OTHER)
-        assert await used(slots, "c", ONE) == Place(1, False)
-
-    on_loop(scenario)
+async def test_the_slot_that_was_used_least_lately_is_given_away() -> None:
+    slots = Slots(2)
+    for scope in ("a", "b", "a"):
+        await used(slots, scope, ONE if scope == "a" else OTHER)
+    assert await used(slots, "c", ONE) == Place(1, False)
 
 
-def test_long_prompts_in_many_slots_do_not_hold_the_loop() -> None:
+async def test_long_prompts_in_many_slots_do_not_hold_the_loop() -> None:
     """A hundred slots with a prompt of 100,000 tokens: seconds where tokens are compared singly."""
-
-    async def scenario() -> None:
-        slots, prompt = Slots(100), pack(range(100_000))
-        async with AsyncExitStack() as taken:
-            for _ in range(100):
-                await taken.enter_async_context(slots.taken("a", prompt))
-        began = time.process_time()
-        async with slots.taken("a", prompt) as place:
-            assert place.may_reuse
-        assert time.process_time() - began < 0.2
-
-    on_loop(scenario)
+    slots, prompt = Slots(100), pack(range(100_000))
+    async with AsyncExitStack() as taken:
+        for _ in range(100):
+            await taken.enter_async_context(slots.taken("a", prompt))
+    began = time.process_time()
+    async with slots.taken("a", prompt) as place:
+        assert place.may_reuse
+    assert time.process_time() - began < 0.2
