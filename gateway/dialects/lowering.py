@@ -81,10 +81,12 @@ class Asked:
 
 
 class Lowering:
-    """`disagreement` is said of two markers on one place with different TTLs. With a `lookback` so
-    many breakpoints are considered over any number of positions, else 20 positions."""
+    """`disagreement` is said of two markers on one place with different TTLs. Where it
+    `counts_nested` ones they count as two, else as one. With a `lookback` so many breakpoints are
+    considered over any number of positions, else 20 positions."""
 
     disagreement = "two markers on one place must agree"
+    counts_nested = False
     lookback: int | None = None
 
     def __init__(self, asked: Asked) -> None:
@@ -216,7 +218,7 @@ class Lowering:
             Slot(
                 path=path,
                 marker=found[0] if found else None,
-                num_markers=self.num_markers(found),
+                num_markers=len(found) if self.counts_nested else min(len(found), 1),
                 can_carry=can_carry and not is_absent,
                 is_absent=is_absent,
                 keep=kept[0].kept if kept else None,
@@ -230,10 +232,6 @@ class Lowering:
             raise InvalidRequest(f"{path}: this workspace may not ask for approximations")
         if self.asked.model.weights is not None:
             raise InvalidRequest(f"{path}: not with an adapter")
-
-    def num_markers(self, found: Sequence[Ttl]) -> int:
-        """How many of a prompt's markers those of one place are."""
-        return min(len(found), 1)
 
     def mark_native(self, path: str, marker: CacheBreakpoint) -> None:
         """Mark the next slot."""

@@ -21,7 +21,6 @@ from engine.protocol import (
     ToolChoice,
     ToolResultPart,
     ToolUsePart,
-    Ttl,
 )
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
@@ -230,6 +229,7 @@ class _MessagesLowering(Lowering):
     """
 
     disagreement = "must match the ttl of the marker on its last nested block"
+    counts_nested = True
 
     def __init__(self, asked: Asked, version: wire.Version) -> None:
         super().__init__(asked)
@@ -287,9 +287,6 @@ class _MessagesLowering(Lowering):
         plan = self.plan(policy, automatic, list(islice(self._named.values(), MAX_NAMED)))
         _check_turns(self.messages, has_calls=plan.has_calls)
         return plan
-
-    def num_markers(self, found: Sequence[Ttl]) -> int:
-        return len(found)
 
     def _tool(self, path: str, tool: wire.Tool, *, defers: bool) -> Tool | None:
         """The tool as the prompt begins with it; None for one that is not in its beginning."""
