@@ -50,12 +50,10 @@ class Untold:
 
 @dataclass(slots=True)
 class Account:
-    """One workspace: its buckets, its turns in flight, and the cost of `month` so far.
-
-    `reserved` is the most that turns without a close may cost. `other_months` has the costs of
-    months that the wall clock told before. `in_flight_elsewhere` and `reserved_elsewhere` are what
-    other gateways hold, `untold` what they don't know yet (`shared.py`).
-    """
+    """One workspace: its buckets, its turns in flight, and the cost of `month` so far. `reserved`
+    is the most that turns without a close may cost. `other_months` has the costs of months that the
+    wall clock told before. `in_flight_elsewhere` and `reserved_elsewhere` are what other gateways
+    hold, `untold` what they don't know yet (`shared.py`)."""
 
     limits: Limits = NO_LIMITS
     requests: TokenBucket | None = None
@@ -79,10 +77,8 @@ class Account:
 
 
 class Wanted(NamedTuple):
-    """What a turn asks for. `estimate` is in tokens, `most_cost` in nano-dollars.
-
-    `backlog` is the journal's: turns that the ledger does not have yet.
-    """
+    """What a turn asks for. `estimate` is in tokens, `most_cost` in nano-dollars. `backlog` is the
+    journal's: turns that the ledger does not have yet."""
 
     turn_id: str
     principal: Principal
@@ -105,10 +101,8 @@ class WorkspaceLimits:
         self._reservations: dict[str, tuple[Wanted, int]] = {}
 
     def take(self, wanted: Wanted) -> None:
-        """Take a turn's place until `leave`.
-
-        Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
-        """
+        """Take a turn's place until `leave`. Raise Overloaded, RateLimited or SpendLimitReached,
+        with nothing taken."""
         principal, backlog, most_cost = wanted.principal, wanted.backlog, wanted.most_cost
         if self.in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
@@ -245,10 +239,8 @@ async def watch_spend(
     stopping: asyncio.Event,
 ) -> None:
     """Read from the ledger how much workspaces with a spend limit have spent: every half minute,
-    and at once when one gets a limit.
-
-    So the limit survives a restart, and it counts the turns that other gateways have drained.
-    """
+    and at once when one gets a limit. So the limit survives a restart, and it counts the turns that
+    other gateways have drained."""
     watched: set[str] = set()
     read = -SPEND_POLL_SECONDS
 

@@ -86,11 +86,9 @@ class KeyRing:
         return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
 
     async def find(self, key: str, address: str = "") -> Principal | None:
-        """The workspace and rights of a key; None for a key that does not work.
-
-        Raise LedgerUnavailable if the key is not in memory and the database is away, Overloaded if
-        too many look-ups run, and RateLimited if this address has made too many.
-        """
+        """The workspace and rights of a key; None for a key that does not work. Raise
+        LedgerUnavailable if the key is not in memory and the database is away, Overloaded if too
+        many look-ups run, and RateLimited if this address has made too many."""
         digest = digest_of(key)
         configured = self._configured
         is_fresh = self._clock.monotonic() - self._confirmed <= self._max_stale_seconds
@@ -119,10 +117,8 @@ class KeyRing:
             self._confirmed = asked
 
     async def refresh(self) -> None:
-        """Read keys and limits again, and forget keys that have ended.
-
-        One refresh at a time, so that an older read never replaces a newer one.
-        """
+        """Read keys and limits again, and forget keys that have ended. One refresh at a time, so
+        that an older read never replaces a newer one."""
         async with self._refreshing:
             asked, now = self._clock.monotonic(), self._clock.wall()
             configured = self._configured
@@ -220,10 +216,8 @@ def _entry(key: ApiKey, owner: Principal) -> _Known:
 
 
 async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:
-    """Look at the database before the first turn: one of sample data serves none.
-
-    A database that is away is asked again in the background.
-    """
+    """Look at the database before the first turn: one of sample data serves none. A database that
+    is away is asked again in the background."""
     try:
         await keyring.refresh()
     except LedgerUnavailable as error:

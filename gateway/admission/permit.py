@@ -148,11 +148,9 @@ class EngineQueue:
         )
 
     async def enter(self, permit: Permit) -> None:
-        """Return once there is room, for a row of a batch once it is its turn in idle room.
-
-        A turn that is here again goes before its workspace's others. Raise Overloaded if the queue
-        is full or the turn's time is over. A row has no deadline here; its batch has one.
-        """
+        """Return once there is room, for a row of a batch once it is its turn in idle room. A turn
+        that is here again goes before its workspace's others. Raise Overloaded if the queue is full
+        or the turn's time is over. A row has no deadline here; its batch has one."""
         ask, is_row, began = permit.ask, permit.ask.is_batch, self._monotonic()
         workspace, model = permit.workspace, ask.model.engine_model
         if not (is_row or permit.is_again or self._queue):
@@ -348,10 +346,8 @@ class EngineQueue:
         return self._rows_between + num_there < self._max_rows
 
     def _has_idle_room(self, model: str | None) -> bool:
-        """Whether an engine that serves the model has room for one more row.
-
-        True also if no engine is ready, so that routing refuses.
-        """
+        """Whether an engine that serves the model has room for one more row. True also if no engine
+        is ready, so that routing refuses."""
         ready = [
             engine
             for engine in self._engines
@@ -386,10 +382,8 @@ class EngineQueue:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`most_cost` says what a turn can cost at most, in nano-dollars.
-
-    With `shared`, limits hold over all gateways.
-    """
+    """`most_cost` says what a turn can cost at most, in nano-dollars. With `shared`, limits hold
+    over all gateways."""
 
     limits: WorkspaceLimits
     queue: EngineQueue
@@ -397,11 +391,9 @@ class Admission:
     shared: SharedLimits | None
 
     async def admit(self, permit: Permit, backlog: int) -> None:
-        """Raise Overloaded, RateLimited or SpendLimitReached.
-
-        `backlog` is the journal's: turns that the ledger does not have yet. A row of a batch that
-        waits for idle room takes no place of its workspace's turns.
-        """
+        """Raise Overloaded, RateLimited or SpendLimitReached. `backlog` is the journal's: turns
+        that the ledger does not have yet. A row of a batch that waits for idle room takes no place
+        of its workspace's turns."""
         ask = permit.ask
         if ask.is_batch:
             await self.queue.enter(permit)

@@ -29,10 +29,8 @@ _RETRY_SECONDS = 2
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that is refilled evenly, `per_minute` in a minute, and holds at most that.
-
-    Every `now` is in seconds on one monotonic clock. An earlier `now` counts as no time.
-    """
+    """A bucket that is refilled evenly, `per_minute` in a minute, and holds at most that. Every
+    `now` is in seconds on one monotonic clock. An earlier `now` counts as no time."""
 
     per_minute: int
     level: float
@@ -43,10 +41,8 @@ class TokenBucket:
         return cls(per_minute, float(per_minute), now)
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until `amount` can be taken; 0 if it can be now.
-
-        An amount above `per_minute` counts as `per_minute`.
-        """
+        """Seconds until `amount` can be taken; 0 if it can be now. An amount above `per_minute`
+        counts as `per_minute`."""
         self._refill(now)
         missing = min(amount, self.per_minute) - self.level
         return missing * _MINUTE_SECONDS / self.per_minute if missing > _ROUNDING else 0.0
@@ -171,10 +167,8 @@ class BodyBytes:
         self._held: Counter[str] = Counter()
 
     def take(self, workspace: str, num_bytes: int) -> None:
-        """Hold the bytes, or raise with nothing taken.
-
-        Overloaded: all bytes are held. RateLimited: the workspace's part is held.
-        """
+        """Hold the bytes, or raise with nothing taken. Overloaded: all bytes are held. RateLimited:
+        the workspace's part is held."""
         left, held = self._most - self.total, self._held[workspace]
         if num_bytes > left:
             raise Overloaded("too many bytes of requests are held", _RETRY_SECONDS)

@@ -151,10 +151,8 @@ class SharedLimits:
             raise
 
     async def told(self, workspace: str) -> None:
-        """Wait until other gateways can know that a turn has given its place back.
-
-        A client that asks another gateway next is not refused for a turn that it has the answer of.
-        """
+        """Wait until other gateways can know that a turn has given its place back. A client that
+        asks another gateway next is not refused for a turn that it has the answer of."""
         limits = self._limits.account(workspace).limits
         is_held = limits.max_concurrency is not None or limits.monthly_spend is not None
         if self.is_shared and is_held:

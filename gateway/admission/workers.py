@@ -45,10 +45,8 @@ class Workers:
         *arguments: Any,
         line: str | None = None,
     ) -> Result:
-        """Run `work` and return its result. The `line` is the workspace's where it is None.
-
-        Raise its error, or Overloaded if too much of the workspace waits already.
-        """
+        """Run `work` and return its result. The `line` is the workspace's where it is None. Raise
+        its error, or Overloaded if too much of the workspace waits already."""
         if num_bytes <= INLINE_BYTES:
             return work(*arguments)
         if self._waiting[workspace] >= _MAX_WAITING:

@@ -22,11 +22,9 @@ class CatalogueError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """`engine_model` None means any model that engines serve; `price` None means no price.
-
     `adapter` is the name of the one that answers on that model, `weights` which it is now. With
-    `sees` its engines take images.
-    `name` is what the ledger, the pages and metrics call it, whatever id a client used.
-    """
+    `sees` its engines take images. `name` is what the ledger, the pages and metrics call it,
+    whatever id a client used."""
 
     id: str
     display_name: str
@@ -71,10 +69,8 @@ class Catalogue:
         self._claude_alias = claude_alias
 
     def find(self, requested: str, served: Served) -> Model:
-        """Resolve an id, given what engines serve. `MODEL:ADAPTER` is an adapter on a model.
-
-        Raise ModelNotFound for an unknown id, and for an adapter that no engine of the model has.
-        """
+        """Resolve an id, given what engines serve. `MODEL:ADAPTER` is an adapter on a model. Raise
+        ModelNotFound for an unknown id, and for an adapter that no engine of the model has."""
         model = self._find(requested, served)
         base, _, adapter = requested.rpartition(":")
         if model is None and (found := self._find(base, served)) and found.adapter is None:
@@ -117,9 +113,8 @@ class Catalogue:
 
     def name_of(self, engine_model: str, asked: str = "") -> str:
         """The one name of an engine's model: the table's id for it, or the last part of its own.
-
-        Where the table has several ids for it, each with a price of its own, it is the one `asked`.
-        """
+        Where the table has several ids for it, each with a price of its own, it is the one
+        `asked`."""
         ids = [
             each.id
             for each in self._models.values()

@@ -8,11 +8,8 @@ from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a workspace; None is no limit.
-
-    Token limits count input without cache reads, and output. `monthly_spend` is in nano-dollars,
-    for a calendar month in UTC.
-    """
+    """The limits of a workspace; None is no limit. Token limits count input without cache reads,
+    and output. `monthly_spend` is in nano-dollars, for a calendar month in UTC."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -49,10 +46,8 @@ def limits_of(workspace: Workspace) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class AutoCache:
-    """What is held for requests that mark nothing, in dialects without markers.
-
-    `prefix` holds tools and system prompt, `conversation` also the last turn, for `ttl`.
-    """
+    """What is held for requests that mark nothing, in dialects without markers. `prefix` holds
+    tools and system prompt, `conversation` also the last turn, for `ttl`."""
 
     mode: AutoCacheMode = "conversation"
     ttl: AutoCacheTtl = "5m"

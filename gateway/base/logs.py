@@ -49,10 +49,8 @@ _STAMP: list[structlog.typing.Processor] = [
 
 
 def configure(level: str) -> None:
-    """Set up logging. Libraries' lines are JSON too, with the name of their logger as `part`.
-
-    They are warnings and errors, or what `level` leaves of them.
-    """
+    """Set up logging. Libraries' lines are JSON too, with the name of their logger as `part`. They
+    are warnings and errors, or what `level` leaves of them."""
     structlog.configure(
         processors=[_add_request_id, drop_private, *_STAMP, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(

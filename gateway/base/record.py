@@ -22,10 +22,8 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     held by the engine that held most, `captured_tokens` by the chosen one; None where the turn
     never started. `status` None: no response was sent. `first_leg` is what another engine told of
     the prompt that it prefilled for this one: its classes are the turn's. `is_first_leg`: this
-    attempt is such a prefill, which a client that leaves pays.
-
-    A new field must have a default, because a journal may hold records of an earlier version.
-    """
+    attempt is such a prefill, which a client that leaves pays. A new field must have a default,
+    because a journal may hold records of an earlier version."""
 
     id: str
     instance: str
@@ -83,11 +81,8 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
         self.take_usage(InputUsage())
 
     def take_prefill(self, num_tokens: int) -> None:
-        """Count what an engine computed of a prompt whose answer never began.
-
-        A client that left pays it as uncached input. Nobody pays it where the engine or the gateway
-        failed.
-        """
+        """Count what an engine computed of a prompt whose answer never began. A client that left
+        pays it as uncached input. Nobody pays it where the engine or the gateway failed."""
         first = self.first_leg
         self.computed_tokens = num_tokens + (first.computed_tokens if first else 0)
         if self.outcome != CLIENT_LEFT:
@@ -113,9 +108,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
 
 
 def turn_of(request_id: str) -> tuple[str, int]:
-    """Split a `TurnRecord.request_id` into turn and attempt.
-
-    An id without a number is attempt 1.
-    """
+    """Split a `TurnRecord.request_id` into turn and attempt. An id without a number is attempt
+    1."""
     turn_id, _, attempt = request_id.partition(".")
     return turn_id, int(attempt) if attempt.isdecimal() else 1

@@ -51,10 +51,8 @@ class EnginePlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "EnginePlace":
-        """Read `name=URL`, or a URL alone.
-
-        An engine without a name is called by its host and port (and path).
-        """
+        """Read `name=URL`, or a URL alone. An engine without a name is called by its host and port
+        (and path)."""
         if not text.startswith(("http://", "https://")):
             name, _, url = text.partition("=")
             return cls(name.strip(), url.strip())
@@ -82,10 +80,8 @@ def is_source(entry: str) -> bool:
 
 
 def engine_list(text: str) -> tuple[str, ...]:
-    """The entries of HOLDFAST_ENGINES. Raise ValueError for a wrong one.
-
-    The message names the entry by its number, because a URL may have a password.
-    """
+    """The entries of HOLDFAST_ENGINES. Raise ValueError for a wrong one. The message names the
+    entry by its number, because a URL may have a password."""
     entries = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
     if not entries:
         raise ValueError("must be http(s) URLs, or name=URL, separated by commas")

@@ -101,9 +101,7 @@ def fail(span: "Span", kind: str) -> None:
 
 def open_traces(service: str) -> Traces | None:
     """Spans of the service, to where the `OTEL_*` variables say; None where those turn them off.
-
-    Raises TracesError where the extra is not installed or the protocol is unknown.
-    """
+    Raises TracesError where the extra is not installed or the protocol is unknown."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none":

@@ -56,11 +56,9 @@ UserT = TypeVar("UserT", "Principal", "Viewer")
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The user of the admin API.
-
-    `workspace` is the only one that the viewer may see. None is all workspaces. `may_send`: the
-    viewer's key may call the model APIs too. `may_change`: it may change what it sees.
-    """
+    """The user of the admin API. `workspace` is the only one that the viewer may see. None is all
+    workspaces. `may_send`: the viewer's key may call the model APIs too. `may_change`: it may
+    change what it sees."""
 
     workspace: str | None
     may_send: bool = False
@@ -182,11 +180,9 @@ async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, 
 
 
 def _presented_key(scope: Scope) -> str:
-    """The key of the request's headers, or of the query where Google's clients put it.
-
-    It is read from the scope, since a mapping of all headers would be made for this alone. Raise
-    InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once.
-    """
+    """The key of the request's headers, or of the query where Google's clients put it. It is read
+    from the scope, since a mapping of all headers would be made for this alone. Raise
+    InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once."""
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER):

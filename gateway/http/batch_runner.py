@@ -78,10 +78,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def row_ask(services: Services, body: bytes, principal: Principal, version: Version) -> Ask:
-    """The Ask of a row's body, as the Messages API makes it of a request's.
-
-    Raise the error that a request with this body would be answered with.
-    """
+    """The Ask of a row's body, as the Messages API makes it of a request's. Raise the error that a
+    request with this body would be answered with."""
     decoded = decode_messages(body, services.bounds)
     model = services.find_model(decoded.model)
     asked = services.asked(principal, model, services.clock.monotonic())
@@ -93,11 +91,9 @@ def ranked(
     services: Services, body: bytes, principal: Principal, version: Version
 ) -> tuple[list[BatchItem], int]:
     """The rows of a batch's body, and the bytes that it counts. Rows that begin alike have
-    neighbouring ranks.
-
-    A row that can't be read is no error of the batch: it is answered with its own. A thread does
-    this for seconds, and rests as long as it works, so that turns have the processor meanwhile.
-    """
+    neighbouring ranks. A row that can't be read is no error of the batch: it is answered with its
+    own. A thread does this for seconds, and rests as long as it works, so that turns have the
+    processor meanwhile."""
     given = decode_batch(body, services.bounds, services.bounds.batch_rows)
     # The sort key of each row (model and names of prefixes), and the name of its shared prefix.
     found: list[tuple[list[str], str]] = []

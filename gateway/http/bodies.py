@@ -72,10 +72,8 @@ class BodyDeadline:
 
 
 class _Body:
-    """One body that is read. Its deadline runs from here on.
-
-    It takes all the bytes that its head declares from `BodyBytes` when the first of them come.
-    """
+    """One body that is read. Its deadline runs from here on. It takes all the bytes that its head
+    declares from `BodyBytes` when the first of them come."""
 
     def __init__(self, scope: Scope, receive: Receive, bounds: BodyBounds) -> None:
         self._scope = scope
@@ -112,10 +110,8 @@ class _Body:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def grow(self, num_bytes: int, declared: int) -> float:
-        """Count further bytes of `declared`. Return how long the rest was left in the socket.
-
-        Raise RateLimited or Overloaded.
-        """
+        """Count further bytes of `declared`. Return how long the rest was left in the socket. Raise
+        RateLimited or Overloaded."""
         self._num_read += num_bytes
         before = self._num_bytes
         more = max(declared, self._num_read) - before
@@ -137,8 +133,6 @@ class _Body:
 
 async def brought_in(scope: Scope, num_bytes: int) -> None:
     """Count bytes that a request names instead of sending them, as if they had come in its body.
-
-    They are held until the request is over. Raise RateLimited or Overloaded.
-    """
+    They are held until the request is over. Raise RateLimited or Overloaded."""
     body: _Body = scope["state"]["body"]
     await body.grow(num_bytes, 0)

@@ -110,10 +110,8 @@ class CachedContentsAtV1Controller(CachedContentsController):
 async def held_by(
     request: KeyRequest, asked: GenerateRequest, model: Model
 ) -> tuple[Held, int] | None:
-    """What the request's cached content holds, and its bytes. None where it names none.
-
-    Raise NotFound for one that is not there, InvalidRequest for one of another model.
-    """
+    """What the request's cached content holds, and its bytes. None where it names none. Raise
+    NotFound for one that is not there, InvalidRequest for one of another model."""
     if asked.cached_content is None:
         return None
     services = services_of(request)
@@ -188,10 +186,8 @@ async def _hold(
     request: KeyRequest, model: Model, prompted: Prompted, num_bytes: int, lifetime: timedelta
 ) -> tuple[Holdfast, str]:
     """Run the turn that computes the prompt and has it held; return what is told of it, with one
-    breakpoint, and the prefix's name.
-
-    Raise InvalidRequest for a prompt of which no engine keeps an entry.
-    """
+    breakpoint, and the prefix's name. Raise InvalidRequest for a prompt of which no engine keeps an
+    entry."""
     keep_of(request, is_taken=False)
     services, arrived = services_of(request), request.scope["state"]["arrived"]
     asked = services.asked(request.user, model, arrived)

@@ -34,12 +34,9 @@ def check_head(
     method: bytes, version: str, target: bytes, headers: list[tuple[bytes, bytes]]
 ) -> bytes:
     """The path that a head asks for, with its query. Raise InvalidRequest for a head that must not
-    be served.
-
-    The target is a path, or a URL whose host replaces the header (RFC 9112, 3.2.2). A URL without a
-    path has the path `/`, but for OPTIONS, which asks of the SERVER then (3.2.4). Names of headers
-    are in lower case; `version` is that of HTTP, such as `1.1`.
-    """
+    be served. The target is a path, or a URL whose host replaces the header (RFC 9112, 3.2.2). A
+    URL without a path has the path `/`, but for OPTIONS, which asks of the SERVER then (3.2.4).
+    Names of headers are in lower case; `version` is that of HTTP, such as `1.1`."""
     if version not in ("1.0", "1.1"):
         raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
     if method == b"CONNECT":
@@ -78,11 +75,9 @@ class Guest(Protocol):
 
 class Connections:
     """Which connections may stay: so many in total, and so many of one address without a valid key.
-
     A connection is *proved* while the last key that was shown on it is valid. When there is no
     room, the oldest one that is not proved makes way, whatever it does, so clients without a key
-    keep nobody out. Where all are proved the newcomer is refused.
-    """
+    keep nobody out. Where all are proved the newcomer is refused."""
 
     def __init__(self, most: int, most_of_address: int) -> None:
         self._most = most
@@ -160,12 +155,10 @@ _REASONS: dict[type[GatewayError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits of a connection.
-
-    `request_seconds` is the time for a head, and again for its body. `stall_seconds` is the time
-    for a client to read waiting bytes. `refused` is called with the reason of every refusal that no
-    route sees, and with the request's id where the client got one.
-    """
+    """The limits of a connection. `request_seconds` is the time for a head, and again for its body.
+    `stall_seconds` is the time for a client to read waiting bytes. `refused` is called with the
+    reason of every refusal that no route sees, and with the request's id where the client got
+    one."""
 
     request_seconds: float
     stall_seconds: float

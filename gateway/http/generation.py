@@ -70,10 +70,7 @@ async def while_present(scope: Scope, work: Coroutine[Any, Any, Result]) -> Resu
 
 def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep | None:
     """What the header asks for, `keep=0.5`, `keep=0.5; scorer=keydiff` or `sibling=true`; None
-    without it.
-
-    Raise InvalidRequest for anything else, and where it is not taken at all.
-    """
+    without it. Raise InvalidRequest for anything else, and where it is not taken at all."""
     # Not by `request.headers`, which decodes all of them.
     headers = request.scope["headers"]
     given = [value.decode("latin-1") for name, value in headers if name == _KEEP_HEADER]
@@ -148,12 +145,10 @@ async def begun(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream(Generic[EventT]):
-    """How a dialect streams. Frames that came together go out together.
-
-    `render` makes bytes of their events; where it makes none, `idle` keeps the connection alive.
-    After an error the stream ends with `failed`, and has `last` only where `is_closed`. `settle` is
-    awaited, with the last events, before they go out.
-    """
+    """How a dialect streams. Frames that came together go out together. `render` makes bytes of
+    their events; where it makes none, `idle` keeps the connection alive. After an error the stream
+    ends with `failed`, and has `last` only where `is_closed`. `settle` is awaited, with the last
+    events, before they go out."""
 
     render: Callable[[list[EventT]], bytes]
     failed: Callable[[GatewayError], bytes]
@@ -196,11 +191,8 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
 
 
 class Streamed(ASGIResponse):
-    """A body that is sent as it is made.
-
-    The turn's `items` are closed behind it in whatever way it ends, also if the client stopped
-    reading. Litestar's own stream leaves that to the collector.
-    """
+    """A body that is sent as it is made. The turn's `items` are closed behind it in whatever way it
+    ends, also if the client stopped reading. Litestar's own stream leaves that to the collector."""
 
     def __init__(self, stream: Stream[EventT], items: Items, writer: Writer[EventT, Any]) -> None:
         self._stream: Stream[Any] = stream

@@ -27,9 +27,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`backlog` counts turns that the ledger does not have yet, `set_aside` those it can't get.
-
-    `damaged` names the folders in the journal's own in which damaged files are kept.
-    """
+    `damaged` names the folders in the journal's own in which damaged files are kept."""
 
     backlog: int
     bytes: int
@@ -40,12 +38,9 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopping`: the gateway was told to end.
-
-    `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
-    database for good; both are empty while the gateway is ready. `limits_hold` says over which
-    gateways the limits of workspaces hold now.
-    """
+    """`stopping`: the gateway was told to end. `loops` are the gateway's own loops that are
+    failing, `ledger` says what is wrong with the database for good; both are empty while the
+    gateway is ready. `limits_hold` says over which gateways the limits of workspaces hold now."""
 
     ready: bool
     stopping: bool
@@ -75,13 +70,9 @@ class HealthController(Controller):
         self, state: State, services: NamedDependency[Services]
     ) -> Response[Readiness]:
         """Whether the gateway takes turns: an engine is ready (or was until just now), the journal
-        has room, no loop is failing, and the gateway was not told to stop.
-
-        A database that is away does not count, since it may come back by itself. One that is
-        damaged, or another one than before, makes the gateway not ready.
-
-        `/health` is vLLM's name, which GuideLLM asks for.
-        """
+        has room, no loop is failing, and the gateway was not told to stop. A database that is away
+        does not count, since it may come back by itself. One that is damaged, or another one than
+        before, makes the gateway not ready. `/health` is vLLM's name, which GuideLLM asks for."""
         journal, shared = services.journal, services.shared_limits
         loops, ledger = services.supervisor.failing, services.ledger.problem
         is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)

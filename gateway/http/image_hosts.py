@@ -69,11 +69,9 @@ class ImageHosts:
     async def fetch(
         self, workspace: str, places: Mapping[str, str], take: Callable[[int], Awaitable[None]]
     ) -> dict[str, bytes]:
-        """The files at addresses, whose `places` are where the request names them.
-
-        `take` is awaited with the bytes of each, and may refuse. Raises InvalidRequest, which names
-        the place, and RateLimited.
-        """
+        """The files at addresses, whose `places` are where the request names them. `take` is
+        awaited with the bytes of each, and may refuse. Raises InvalidRequest, which names the
+        place, and RateLimited."""
         files = dict[str, bytes]()
         async with self._places.taken(workspace):
             ends, room = asyncio.get_running_loop().time() + SECONDS, MAX_BYTES

@@ -645,11 +645,9 @@ _GENERATE, _STREAM, _COUNT = "generateContent", "streamGenerateContent", "countT
 
 
 async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIResponse:
-    """Answer a call of a model's method. `model_id` ends in `:` and the method.
-
-    A stream is a list of JSON objects, or server-sent events where the query says `alt=sse`.
-    Raise NotFound for an unknown method.
-    """
+    """Answer a call of a model's method. `model_id` ends in `:` and the method. A stream is a list
+    of JSON objects, or server-sent events where the query says `alt=sse`. Raise NotFound for an
+    unknown method."""
     model, _, method = model_id.lstrip("/").rpartition(":")
     if method not in (_GENERATE, _STREAM, _COUNT):
         raise NotFound(f"method: no method `{method[:64]}` of a model")
@@ -700,11 +698,9 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
 
 
 def _gemini_events(failed_id: str) -> Stream[gemini_answers.GenerateContentResponse]:
-    """The next event is always begun, and a heartbeat is a space in it.
-
-    Some clients (Genkit, `@google/generative-ai`) take all that stands between two events for a
-    broken one, also a blank line.
-    """
+    """The next event is always begun, and a heartbeat is a space in it. Some clients (Genkit,
+    `@google/generative-ai`) take all that stands between two events for a broken one, also a blank
+    line."""
 
     def render(chunks: list[gemini_answers.GenerateContentResponse]) -> bytes:
         pieces: list[bytes] = []

@@ -23,11 +23,9 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
 async def check_query(request: Request[Any, Any, Any]) -> None:
-    """Raise InvalidRequest with one `name: reason` for each parameter that is wrong.
-
-    Raise NotFound for a path with NUL, which no name and no id has. A controller names it as
-    `before_request`. The application's state holds the declarations.
-    """
+    """Raise InvalidRequest with one `name: reason` for each parameter that is wrong. Raise NotFound
+    for a path with NUL, which no name and no id has. A controller names it as `before_request`. The
+    application's state holds the declarations."""
     if "\0" in request.scope["path"]:
         raise NotFound("path: there is nothing whose name has a NUL")
     declared: DeclaredQueries = request.app.state.declared_queries

@@ -42,11 +42,9 @@ _OPTIONS_OF_ALL = ASGIResponse(
 
 
 def front(app: Litestar) -> Application:
-    """The application, with what Litestar has no routes for.
-
-    HEAD is taken for GET (RFC 9110, 9.3.2): uvicorn leaves the body out. OPTIONS may ask of the
-    server. Where the gateway knows why it can't start, the server logs that and no traceback.
-    """
+    """The application, with what Litestar has no routes for. HEAD is taken for GET (RFC 9110,
+    9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Where the gateway knows why
+    it can't start, the server logs that and no traceback."""
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
         async def told(message: Any) -> None:

@@ -48,10 +48,8 @@ def dialect_of_path(path: str) -> Dialect:
 
 
 def is_google_call(path: str) -> bool:
-    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`.
-
-    An adapter's name may stand behind a colon too. Names of methods are in camel case.
-    """
+    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`. An
+    adapter's name may stand behind a colon too. Names of methods are in camel case."""
     method = path.rpartition("/")[2].rpartition(":")[2]
     return path.startswith(_MODELS) and method.endswith(("Content", "Contents", "Tokens"))
 
@@ -68,10 +66,8 @@ def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """The first header of that name, which is given in lower case; None without one.
-
-    Litestar decodes all headers of a request for the first one that is asked for.
-    """
+    """The first header of that name, which is given in lower case; None without one. Litestar
+    decodes all headers of a request for the first one that is asked for."""
     for found, value in scope["headers"]:
         if found == name:
             decoded: str = value.decode("latin-1")

@@ -29,10 +29,8 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 
 
 class Billing:
-    """Prices a closed turn and counts it in the metrics; called once for each turn.
-
-    `charged` is called afterwards, however the turn ended.
-    """
+    """Prices a closed turn and counts it in the metrics; called once for each turn. `charged` is
+    called afterwards, however the turn ended."""
 
     def __init__(
         self,
@@ -54,10 +52,8 @@ class Billing:
         self.charged(record)
 
     def most(self, ask: Ask, on: date) -> NanoDollars:
-        """The most that the turn can cost, with the prompt's tokens as they are estimated.
-
-        Without a price it costs nothing.
-        """
+        """The most that the turn can cost, with the prompt's tokens as they are estimated. Without
+        a price it costs nothing."""
         price = self.prices.find((ask.model.price or ask.model.id).split("@")[0], on)
         return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.most_output)
 

@@ -42,11 +42,8 @@ _POLL_SECONDS_PER_COUNT = 0.0002
 
 @dataclass(slots=True)
 class _Leftover:
-    """A turn to be closed.
-
-    `to_cancel` names the engines that must still be told to cancel it. `denied` names those that
-    said in this step that it does not run there.
-    """
+    """A turn to be closed. `to_cancel` names the engines that must still be told to cancel it.
+    `denied` names those that said in this step that it does not run there."""
 
     record: TurnRecord
     since: float
@@ -57,10 +54,8 @@ class _Leftover:
 
 @dataclass(slots=True)
 class _Retired:
-    """A request whose turn moved to another engine.
-
-    `is_denied`: the engine says that it does not run.
-    """
+    """A request whose turn moved to another engine. `is_denied`: the engine says that it does not
+    run."""
 
     engine: str
     since: float
@@ -203,10 +198,8 @@ class Reconciler:
                     del self._retired[request_id]
 
     async def finish(self, deadline_seconds: float) -> None:
-        """At shutdown, close the turns that can be closed soon.
-
-        The others stay open for the next start.
-        """
+        """At shutdown, close the turns that can be closed soon. The others stay open for the next
+        start."""
         deadline = self.monotonic() + deadline_seconds
         while self._pending and self.monotonic() < deadline:
             await self.step()
@@ -236,10 +229,8 @@ class Reconciler:
         await self._close(closing.values(), "engine_counts")
 
     async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
-        """Close turns together, so that they share writes to the disk.
-
-        Raises what the journal raised for one of them once all of its group have ended.
-        """
+        """Close turns together, so that they share writes to the disk. Raises what the journal
+        raised for one of them once all of its group have ended."""
 
         async def close_one(leftover: _Leftover) -> None:
             if not leftover.is_charged:

@@ -108,10 +108,8 @@ _decode = msgspec.json.Decoder(TurnRecord).decode
 
 
 class Row(NamedTuple):
-    """A turn in the journal. `at` (ISO 8601) and `reason` are of one that was set aside.
-
-    `record` is None where nothing is left of the turn but its name.
-    """
+    """A turn in the journal. `at` (ISO 8601) and `reason` are of one that was set aside. `record`
+    is None where nothing is left of the turn but its name."""
 
     id: str
     state: str
@@ -303,10 +301,8 @@ class Journal:
         await self._do(_row(record.id, OPEN, _encode(record)))
 
     async def close(self, record: TurnRecord) -> None:
-        """Close a turn. A second close changes nothing.
-
-        A close that fails is tried again until it works, also after the caller got the error.
-        """
+        """Close a turn. A second close changes nothing. A close that fails is tried again until it
+        works, also after the caller got the error."""
         await self._wait(self.close_soon(record))
 
     def close_soon(self, record: TurnRecord) -> asyncio.Future[Any]:

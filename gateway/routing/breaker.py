@@ -42,19 +42,15 @@ class Breaker:
             self._probe = turn
 
     def answered(self) -> None:
-        """A stream began, so the engine gets turns again.
-
-        The next failure opens the breaker again.
-        """
+        """A stream began, so the engine gets turns again. The next failure opens the breaker
+        again."""
         if self.open_until is not None:
             self.reset()
             self._num_failures = FAILURES - 1
 
     def failed(self, turn: str, now: float) -> None:
-        """The engine was gone or silent for a turn.
-
-        A turn from before the breaker opened changes nothing.
-        """
+        """The engine was gone or silent for a turn. A turn from before the breaker opened changes
+        nothing."""
         if self.open_until is None:
             self._num_failures += 1
             if self._num_failures >= FAILURES:

@@ -41,11 +41,9 @@ _LARGE_BYTES = 1 << 20
 
 
 class CannotConnect(EngineLost):
-    """No connection came about, so the request was not sent.
-
-    `is_refused`: nothing listens at the address. Otherwise its name was not found, no route leads
-    to it, or it did not answer in time, which may pass.
-    """
+    """No connection came about, so the request was not sent. `is_refused`: nothing listens at the
+    address. Otherwise its name was not found, no route leads to it, or it did not answer in time,
+    which may pass."""
 
     def __init__(self, *, is_refused: bool = False) -> None:
         super().__init__()
@@ -60,9 +58,7 @@ def timeouts(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeo
 
 class EngineResponse:
     """The status and the body of one answer: what has arrived, at most PIECE_BYTES at a time.
-
-    Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent.
-    """
+    Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -145,10 +141,8 @@ class EngineHttp:
 class Generation:
     """One accepted generation: its frames until Done, as many as have come; an empty list is a
     heartbeat. Iteration raises for Failed, a silence, or an end without Done, after the frames
-    before it. It is no generator: an event loop keeps account of each.
-
-    `num_ignored` counts frames that were left out: late ones, double ones, and another request's.
-    """
+    before it. It is no generator: an event loop keeps account of each. `num_ignored` counts frames
+    that were left out: late ones, double ones, and another request's."""
 
     def __init__(self, response: EngineResponse, request_id: str) -> None:
         self._response = response
@@ -240,10 +234,8 @@ def are_sane(told: Frame | FinalCounts) -> bool:
 
 
 def refusal(reply: ErrorReply) -> GatewayError:
-    """Translate an engine's refusal.
-
-    The engine's message stays inside, except for the prompt's length and a message for the client.
-    """
+    """Translate an engine's refusal. The engine's message stays inside, except for the prompt's
+    length and a message for the client."""
     match reply.code:
         case "prompt_too_long":
             lengths = _TOO_LONG.search(reply.message)

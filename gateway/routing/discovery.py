@@ -74,12 +74,10 @@ class _Event(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class EndpointSlices:
-    """The endpoints of one service, by list and watch of `discovery.k8s.io/v1`.
-
-    `port` is a port's name, empty for the first. `token` and `authority` are a service account's
-    files; the token is read for each call, because it changes. Without them the API is asked as a
-    proxy of kubectl is.
-    """
+    """The endpoints of one service, by list and watch of `discovery.k8s.io/v1`. `port` is a port's
+    name, empty for the first. `token` and `authority` are a service account's files; the token is
+    read for each call, because it changes. Without them the API is asked as a proxy of kubectl
+    is."""
 
     api: str
     namespace: str
@@ -91,9 +89,7 @@ class EndpointSlices:
 
     async def changes(self) -> AsyncGenerator[list[Found]]:
         """Yield all that there are, at once and after each change, until the connection's end.
-
-        Raise SourceFailed where that can't be told.
-        """
+        Raise SourceFailed where that can't be told."""
         try:
             authority = self.account / "ca.crt"
             context = ssl.create_default_context(cafile=authority if authority.exists() else None)

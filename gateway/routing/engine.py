@@ -76,11 +76,9 @@ _error = msgspec.json.Decoder(ErrorReply)
 
 
 class Engine:
-    """One engine: the calls of the protocol, and the engine's known state.
-
-    `holdings`, `load` and `breaker` are this gateway's knowledge for routing. A draining engine
-    gets no new turns. `answered_at` is when a poll found it ready last.
-    """
+    """One engine: the calls of the protocol, and the engine's known state. `holdings`, `load` and
+    `breaker` are this gateway's knowledge for routing. A draining engine gets no new turns.
+    `answered_at` is when a poll found it ready last."""
 
     def __init__(
         self,
@@ -154,10 +152,8 @@ class Engine:
         return await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT, sent)
 
     async def cancel(self, request_id: str) -> bool:
-        """Cancel a request; return whether it was running.
-
-        An ended or unknown request is no error.
-        """
+        """Cancel a request; return whether it was running. An ended or unknown request is no
+        error."""
         body = _encode(CancelRequest(request_id))
         return (await self._call("POST", "/v1/cancel", CancelReply, body)).cancelled
 
@@ -168,10 +164,8 @@ class Engine:
         await response.read()
 
     async def unacknowledged(self) -> list[FinalCounts]:
-        """The final counts that are not acknowledged.
-
-        Impossible counts are left out, so that they do not hold up the others.
-        """
+        """The final counts that are not acknowledged. Impossible counts are left out, so that they
+        do not hold up the others."""
         found = await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
         sane = [final for final in found if are_sane(final)]
         if len(sane) < len(found):

@@ -37,10 +37,8 @@ MakeEngine = Callable[[str, str], Engine]
 
 
 class Fleet:
-    """The engines.
-
-    `engines` is the same list for the fleet's whole life, so that others may keep it.
-    """
+    """The engines. `engines` is the same list for the fleet's whole life, so that others may keep
+    it."""
 
     def __init__(self, engines: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
         """`engines` are written as in HOLDFAST_ENGINES."""
@@ -103,11 +101,9 @@ class Fleet:
         await asyncio.gather(*(self._leave(engine) for engine in self.engines))
 
     async def add(self, url: str, name: str | None = None) -> Engine:
-        """Add an engine, by this name or by that of its URL.
-
-        Raise InvalidRequest if it is there already, by any URL, if what answers at its URL is no
-        engine of ours, or if the fleet is full.
-        """
+        """Add an engine, by this name or by that of its URL. Raise InvalidRequest if it is there
+        already, by any URL, if what answers at its URL is no engine of ours, or if the fleet is
+        full."""
         if any(engine.url == url for engine in self.engines):
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
@@ -132,10 +128,8 @@ class Fleet:
         return engine
 
     async def remove(self, name: str) -> None:
-        """Remove an engine.
-
-        Raise NotFound, and InvalidRequest while turns of this gateway run on it.
-        """
+        """Remove an engine. Raise NotFound, and InvalidRequest while turns of this gateway run on
+        it."""
         engine = self.find(name)
         if engine.load.num_running:
             raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")

@@ -100,10 +100,8 @@ class Copied(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The named prefixes of a prompt, shallowest first, and how long each is.
-
-    A length times `rate` is a size; all sizes are in one unit. `documents` stand anywhere.
-    """
+    """The named prefixes of a prompt, shallowest first, and how long each is. A length times `rate`
+    is a size; all sizes are in one unit. `documents` stand anywhere."""
 
     digests: Sequence[str]
     lengths: Sequence[int]
@@ -165,10 +163,8 @@ NOTHING = Coverage()
 
 
 class PrefixIndex:
-    """What all engines hold: at most `max_bytes`, at BYTES_PER_NAME a name.
-
-    `forgot` is told how many names were forgotten. `has_gaps`: an engine holds entries alone.
-    """
+    """What all engines hold: at most `max_bytes`, at BYTES_PER_NAME a name. `forgot` is told how
+    many names were forgotten. `has_gaps`: an engine holds entries alone."""
 
     def __init__(
         self, max_bytes: int = INDEX_BYTES, forgot: Callable[[int], object] = lambda _: None
@@ -422,10 +418,8 @@ class Holdings:
         return self.index.forgotten[self.slot]
 
     def apply(self, frame: EventFrame | SnapshotPart, now: float) -> bool:
-        """Take one frame in.
-
-        Return False if an event before it is missing: then ask for a replay.
-        """
+        """Take one frame in. Return False if an event before it is missing: then ask for a
+        replay."""
         self.heard_at = now
         self.index.sweep()
         match frame:

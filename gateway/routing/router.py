@@ -51,12 +51,9 @@ _KEPT = 0.98
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights of the cost.
-
-    `load_weight` and the costs have no unit: a copied token costs `host_cost` computed ones, one
-    that is read from a store `disk_cost`. A token of prefill costs each answer that runs beside it
-    `delay_cost`.
-    """
+    """The weights of the cost. `load_weight` and the costs have no unit: a copied token costs
+    `host_cost` computed ones, one that is read from a store `disk_cost`. A token of prefill costs
+    each answer that runs beside it `delay_cost`."""
 
     queue_weight: float = 0.1
     load_weight: float = 0.5
@@ -213,9 +210,7 @@ class PromptSizes(NamedTuple):
 
 class Route(NamedTuple, Generic[HeldT]):
     """The engine for a turn, its cost, what it is expected to hold, and the most that any holds.
-
-    All are estimates, in tokens.
-    """
+    All are estimates, in tokens."""
 
     engine: HeldT
     prompt: PromptSizes

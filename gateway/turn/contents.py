@@ -137,11 +137,9 @@ class KeptResponses:
         return self.keeps_all or principal.keeps_contents
 
     async def check_room(self, workspace: str) -> None:
-        """Raise RateLimited where as much of a workspace is kept as may be.
-
-        What other gateways keep, and what is deleted, is known after a while. Where the database
-        can't be asked nothing is kept either, which the answer tells.
-        """
+        """Raise RateLimited where as much of a workspace is kept as may be. What other gateways
+        keep, and what is deleted, is known after a while. Where the database can't be asked nothing
+        is kept either, which the answer tells."""
         sizes, now = self.num_bytes, self.clock.monotonic()
         is_full = sizes[workspace] >= self.most_bytes
         seconds = _FULL_SECONDS if is_full else _FORGET_SECONDS

@@ -141,9 +141,7 @@ class LastHolders:
         self, engine: str, epoch: str, digests: Iterable[str], now: float
     ) -> Explanation | None:
         """Why `engine`, in this epoch, may not hold these prefixes. They are given deepest first.
-
-        None if this gateway has no better reason than the engine.
-        """
+        None if this gateway has no better reason than the engine."""
         for digest in digests:
             holder = self.holders.get(digest)
             if holder is None:

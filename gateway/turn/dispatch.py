@@ -102,10 +102,8 @@ class Dispatcher:
                 raise PromptTooLong(least, most)
 
     async def send(self, turn: Turn) -> None:
-        """Return when an engine has accepted the turn.
-
-        Raise the last engine's error, NoEngineReady, or InvalidRequest if no engine can serve it.
-        """
+        """Return when an engine has accepted the turn. Raise the last engine's error,
+        NoEngineReady, or InvalidRequest if no engine can serve it."""
         while True:
             await self._assign(turn)
             engine, record = turn.engine, turn.record
@@ -162,9 +160,8 @@ class Dispatcher:
 
     async def count(self, ask: Ask) -> int:
         """The prompt's exact tokens, from the engine that would serve it or from the next best.
-
-        While no engine is ready and one is unsure, or was lost, this waits as long as a turn does.
-        """
+        While no engine is ready and one is unsure, or was lost, this waits as long as a turn
+        does."""
         self.check_length(ask)
         attempts, failure = Attempts(), None
         while True:
@@ -322,10 +319,8 @@ class Dispatcher:
             self.metrics.count("prefix_tokens", stage, amount=amount)
 
     async def _arrived(self, ask: Ask, leg: FirstLeg) -> None:
-        """Return when an engine that answers can read the prefix, or after ARRIVAL_SECONDS.
-
-        Return at once where no such engine is ready.
-        """
+        """Return when an engine that answers can read the prefix, or after ARRIVAL_SECONDS. Return
+        at once where no such engine is ready."""
         ends = leg.route.prompt.ends
         marked = marked_tokens(ask, ends)
         deadline = self.clock.monotonic() + ARRIVAL_SECONDS

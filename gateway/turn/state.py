@@ -49,10 +49,9 @@ class Attempts:
     """The engines that one turn, or one count, was sent to. `sent` counts, by the engine's URL, the
     attempts that it took or may have taken. `lost` has the moment at which its connection broke
     last, `first_lost` the first of all, `num_lost` how many broke over the turn, `num_silent` how
-    many did not accept it in time. An engine whose
-    connection broke is asked once more when it has answered a poll since: the fleet may have no
-    other, and its new process knows nothing of the turn. On vLLM a start takes minutes, so nobody
-    waits for one."""
+    many did not accept it in time. An engine whose connection broke is asked once more when it has
+    answered a poll since: the fleet may have no other, and its new process knows nothing of the
+    turn. On vLLM a start takes minutes, so nobody waits for one."""
 
     sent: dict[str, int] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)

@@ -26,12 +26,9 @@ Item = TypeVar("Item")
 
 
 class TurnTrace:
-    """A turn that is not traced.
-
-    `opened` has the turn's record, which is filled in until `ended`. `sent` begins the call of an
-    engine, which ends with `failed` or `left`. `around` are the turn's items, behind which its
-    trace ends.
-    """
+    """A turn that is not traced. `opened` has the turn's record, which is filled in until `ended`.
+    `sent` begins the call of an engine, which ends with `failed` or `left`. `around` are the turn's
+    items, behind which its trace ends."""
 
     __slots__ = ()
 

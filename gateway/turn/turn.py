@@ -157,10 +157,8 @@ class TurnService:
         self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
 
     def _leave(self, turn: Turn) -> None:
-        """Handle every other end of a turn.
-
-        This never awaits: it may run while the client's task is cancelled.
-        """
+        """Handle every other end of a turn. This never awaits: it may run while the client's task
+        is cancelled."""
         self.dispatcher.leave(turn)
         if turn.has_started and turn.ask.principal.keeps_contents:
             self.keeper.keep(turn)
