@@ -27,8 +27,8 @@ from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
-from scripts.stack import API_KEY as STACK_KEY
 from scripts.stack import running_stack
+from tests.e2e.fleet import Gateway
 from tests.e2e.kills import idle_stats
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
@@ -163,14 +163,10 @@ def test_an_engine_takes_cancels_and_acknowledgements_of_anything(tmp_path: Path
     settings = {"ENGINE_SYNTHETIC_DECODE_MS": "1", "ENGINE_LOG_LEVEL": "error"}
     quiet = {"HOLDFAST_LOG_LEVEL": "error"}
     with running_stack(tmp_path, "synthetic", settings, quiet) as stack, stack.engine_client() as e:
-        known: list[str] = []
+        gateway, known = Gateway(stack.gateway), list[str]()
         for event in range(events):
             if event % 20 == 0:
-                message = body(model="synthetic", max_tokens=rng.randrange(1, 20))
-                url = f"{stack.gateway}/v1/messages"
-                reply = httpx.post(
-                    url, json=message, headers={**HEADERS, "x-api-key": STACK_KEY}, timeout=120
-                )
+                reply = gateway.send(**body(model="synthetic", max_tokens=rng.randrange(1, 20)))
                 assert reply.status_code == 200, reply.text
                 known.append(reply.json()["id"])
             target = rng.choice([*known, f"msg_unknown{event}"])
