@@ -29,10 +29,6 @@ TOOLS: list[Any] = [
     {"type": "function", "function": FUNCTION},
 ]
 FORMAT: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
-RESPONSE_FORMAT: Any = {
-    "type": "json_schema",
-    "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True},
-}
 # JSON Schema that no grammar here can hold an output to.
 IMPOSSIBLE: dict[str, Any] = {"type": "object", "not": {"required": ["a"]}}
 
@@ -65,28 +61,6 @@ def test_the_sdks_own_parsing_gets_its_type(client: Anthropic, openai: OpenAI) -
     )
     assert isinstance(parsed, Weather)
     assert isinstance(theirs.choices[0].message.parsed, Weather)
-
-
-def test_an_openai_answer_is_json_of_the_schema(openai: OpenAI) -> None:
-    asked: Any = {
-        "model": MODEL, "messages": QUESTION, "max_tokens": 200, "response_format": RESPONSE_FORMAT
-    }  # fmt: skip
-    plain = openai.chat.completions.create(**asked).choices[0]
-    chunks = openai.chat.completions.create(**asked, stream=True)
-    live = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert plain.finish_reason == "stop"
-    for text in (plain.message.content, live):
-        jsonschema.validate(json.loads(text or ""), SCHEMA)
-
-
-def test_an_object_without_a_schema_is_one_until_the_limit(openai: OpenAI) -> None:
-    answer = openai.chat.completions.create(
-        model=MODEL, messages=QUESTION, max_tokens=60, response_format={"type": "json_object"}
-    ).choices[0]
-    text = answer.message.content or ""
-    assert text.startswith("{")
-    if answer.finish_reason == "stop":
-        assert isinstance(json.loads(text), dict)
 
 
 EITHER = {"get_weather", "never_seen_before"}

@@ -377,6 +377,7 @@ def test_what_binds_a_text_has_vllms_names_too() -> None:
             made = ask(**asked)
             assert made.output_pattern == pattern
             assert made.output_schema == (None if pattern else schema)
+    assert ask(response_format={"type": "json_object"}).output_schema == schema
 
 
 def test_values_are_not_echoed_at_length() -> None:
