@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scripts.bench.load import marked
-from scripts.stack import ADMIN_KEY, Stack, running_stack
+from scripts.stack import Stack, running_stack
 from tests.e2e.fleet import Gateway
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
@@ -33,8 +33,8 @@ def send(stack: Stack, key: str, text: str = SYSTEM, ttl: str = "5m") -> dict[st
     return Gateway(stack.gateway, own=key).answer(marked(text, ttl), "What is a lease?")
 
 
-def leases(stack: Stack, workspace: str, key: str = ADMIN_KEY) -> list[Any]:
-    found: list[Any] = Admin(stack.gateway, key).get(f"leases?workspace={workspace}")
+def leases(stack: Stack, workspace: str) -> list[Any]:
+    found: list[Any] = Admin(stack.gateway).get(f"leases?workspace={workspace}")
     return found
 
 
@@ -60,7 +60,7 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
     (lease,) = [one for one in leases(stack, "theirs") if one["entry"]["entry"] not in before]
     entry, engine = lease["entry"]["entry"], lease["engine"]
     for name, key in keys.items():
-        assert {each["workspace"] for each in leases(stack, "theirs", key)} <= {name}
+        assert {each["workspace"] for each in Admin(stack.gateway, key).get("leases")} <= {name}
     admin = Admin(stack.gateway)
 
     def drop(workspace: str, status: int, which: str = entry, key: Admin = admin) -> Any:
