@@ -169,13 +169,21 @@ def segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E") or "-"
 
 
+class _Problem(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Problem
+
+
 def refusal(reply: httpx.Response) -> str:
     """Why a request was refused, as the gateway says it; shown as plain text only."""
     try:
-        message = msgspec.json.decode(reply.content)["error"]["message"]
-    except (msgspec.MsgspecError, LookupError, TypeError):
+        body = msgspec.json.decode(reply.content, type=_Refusal)
+    except msgspec.MsgspecError:
         return f"The gateway answers {reply.status_code}."
-    return f"The gateway answers {reply.status_code}: {message}"
+    return f"The gateway answers {reply.status_code}: {body.error.message}"
 
 
 def decoded(content: bytes | str, shape: type[Reply]) -> Reply:

@@ -224,6 +224,11 @@ class KvPool:
         self.values = list(self._all[-layout.num_layers :])
         self._scratch = (self.keys[0][:0], self.values[0][:0])
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that the tensors occupy."""
+        return self._all.nbytes
+
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:

@@ -96,9 +96,11 @@ class TorchRunner:
             if not (is_greedy(params) or work.allowed is not None or work.bias)
         ]
         rows = [row for row, _, _ in plain]
-        chosen = logits if len(rows) == len(logits) else logits[rows]
-        drawn = sample_rows(chosen, [one[1] for one in plain], [one[2] for one in plain])
-        token_of = dict(zip(rows, drawn, strict=True))
+        token_of = dict[int, TokenId]()
+        if rows:
+            chosen = logits if len(rows) == len(logits) else logits[rows]
+            drawn = sample_rows(chosen, [one[1] for one in plain], [one[2] for one in plain])
+            token_of = dict(zip(rows, drawn, strict=True))
 
         def draw(row: int, params: SampleParams, position: int, work: Work) -> TokenId:
             if is_greedy(params) and work.allowed is None and not work.bias:

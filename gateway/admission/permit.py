@@ -42,7 +42,7 @@ _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
 _LEARNING = 0.1
-_MOVES = 32
+_MOVES, _MOVE_SECONDS = 32, 30.0
 _MAX_RETRY_SECONDS = 60
 
 
@@ -374,9 +374,13 @@ class EngineQueue:
 
     def _refusal(self, reason: str) -> Overloaded:
         self._metrics.count("refused_turns", reason)
-        seconds = float(_MAX_RETRY_SECONDS)
-        if moved := self._moved:
-            seconds = (len(self._queue) + 1) * (self._monotonic() - moved[0]) / len(moved)
+        now, moved, seconds = self._monotonic(), self._moved, float(_MAX_RETRY_SECONDS)
+        while moved and now - moved[0] > _MOVE_SECONDS:
+            moved.popleft()
+        if moved:
+            # A first turn just let in says little of the pace.
+            seen = max(now - moved[0], 0.0 if len(moved) == _MOVES else 1.0)
+            seconds = (len(self._queue) + 1) * seen / len(moved)
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
 
 

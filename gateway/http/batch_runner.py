@@ -271,11 +271,12 @@ class BatchRunner:
             )
             return await whole_message(self._turns, ask, turn_id, Origin(request_id))
 
-        error: Message | BaseException
-        (error,) = await asyncio.gather(message(), return_exceptions=True)
-        if isinstance(error, Message):
-            made: BatchResult = Succeeded(error)
+        outcome: Message | BaseException
+        (outcome,) = await asyncio.gather(message(), return_exceptions=True)
+        if isinstance(outcome, Message):
+            made: BatchResult = Succeeded(outcome)
         else:
+            error = outcome
             if not isinstance(error, Exception):
                 raise error
             if not isinstance(error, GatewayError):

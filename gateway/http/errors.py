@@ -100,20 +100,15 @@ async def after_exception(error: Exception, scope: Scope) -> None:
         get_logger("api").error("unhandled", request_id=request_id(scope), exc_info=error)
 
 
-def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    scope, made, state = request.scope, request_id(request.scope), request.app.state
-    dialect, path, headers = dialect_of(scope), str(scope["path"]), dict[str, str]()
+def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayError:
+    """A path or a method that has no route is told with what to ask instead."""
     match error:
         case GatewayError():
-            failure = error
+            return error
         case HTTPException(status_code=404):
-            failure = NotFound(path_told(path))
-        case HTTPException(status_code=405):
-            # The methods of the path: RFC 9110 asks for `Allow` with a 405.
-            headers["allow"] = allowed = (error.headers or {}).get("allow", "")
-            others = [one for one in allowed.split(", ") if one not in ("", "OPTIONS", "HEAD")]
-            told = f"; use {' or '.join(others)}" if others else ""
-            failure = MethodNotAllowed(f"method not allowed: {request.method}{told}")
+            return NotFound(path_told(request.scope["path"]))
+        case HTTPException(status_code=405, headers=headers):
+            return MethodNotAllowed(method_told(request.method, (headers or {}).get("allow", "")))
         case HTTPException(status_code=400, extra=extra):
             # The wrong parameters and the reasons, if the framework has them.
             reasons = [
@@ -121,25 +116,28 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
                 for item in (extra if isinstance(extra, list) else [])
                 if isinstance(item, dict) and {"key", "message"} <= item.keys()
             ]
-            failure = InvalidRequest("; ".join(reasons) or None)
-        case HTTPException(status_code=code) if code in _BY_STATUS:
-            failure = _BY_STATUS[code]()
+            return InvalidRequest("; ".join(reasons) or None)
+        case HTTPException(status_code=status) if status in _BY_STATUS:
+            return _BY_STATUS[status]()
         case _:
-            failure = GatewayError()
+            return GatewayError()
+
+
+def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    failure, scope, made = _failure_of(request, error), request.scope, request_id(request.scope)
+    dialect, path, state = dialect_of(scope), str(scope["path"]), request.app.state
     status, envelope = status_of(failure, dialect), body_of(failure, made, dialect)
-    limit = failure.what if isinstance(failure, RateLimited) else None
-    limit = "dollars per month" if isinstance(failure, SpendLimitReached) else limit
     # An error answer of the model APIs is kept, so that its request id leads to it.
     if path.startswith("/v1") and (services := getattr(state, "services", None)) is not None:
         user = scope.get("user")
         asks = user if isinstance(user, Principal) else None
         state.refusals.keep(
             Refusal(
-                at_ms=services.clock.wall_ms(),
+                at_ms=int(services.clock.wall().timestamp() * 1000),
                 request_id=made,
                 workspace=asks.workspace if asks else None,
                 key=asks.key_id if asks else None,
-                limit=limit,
+                limit=limit_of(failure),
                 status=status,
                 type=failure.type,
                 message=envelope.error.message[:MESSAGE_CHARACTERS],
@@ -147,6 +145,9 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
                 user_agent=agent_of(header_of(scope, b"user-agent") or ""),
             )
         )
+    # The methods of the path: RFC 9110 asks for `Allow` with a 405.
+    given: dict[str, str] = getattr(error, "headers", None) or {}
+    headers = {name: value for name, value in given.items() if name.lower() == "allow"}
     match failure:
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             headers["retry-after"] = str(seconds)
@@ -173,6 +174,16 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str,
 
 
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}
+
+
+def limit_of(failure: GatewayError) -> str | None:
+    """The limit of the workspace that a request was refused for."""
+    match failure:
+        case RateLimited(what=str(what)):
+            return what
+        case SpendLimitReached():
+            return "dollars per month"
+    return None
 
 
 MAX_OF_WORKSPACE = 200
@@ -225,11 +236,39 @@ class Refusals:
 
 
 _SHOWN_CHARACTERS = 100
-_SERVED = (
-    *("/messages", "/messages/count_tokens", "/messages/batches", "/chat/completions"),
-    *("/completions", "/responses", "/responses/input_tokens", "/models"),
-)
+_SERVED = {
+    "/messages": "/v1/messages",
+    "/messages/count_tokens": "/v1/messages/count_tokens",
+    "/messages/batches": "/v1/messages/batches",
+    "/chat/completions": "/v1/chat/completions",
+    "/completions": "/v1/completions",
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+    "/models": "/v1/models",
+}
 """The paths of the model APIs, by what follows the version."""
+_NOT_DONE = {
+    "agents": "runs no agents",
+    "assistants": "keeps no assistants",
+    "audio": "hears and speaks nothing",
+    "batches": "has batches at /v1/messages/batches only",
+    "embeddings": "makes no embeddings",
+    "files": "keeps no files",
+    "fine_tuning": "tunes no models",
+    "images": "makes no images",
+    "interactions": "keeps no interactions: use generateContent",
+    "moderations": "moderates nothing",
+    "realtime": "has no realtime connections",
+    "rerank": "ranks nothing",
+    "sessions": "runs no agents",
+    "skills": "keeps no skills",
+    "threads": "keeps no conversations: send the whole of one with each request",
+    "uploads": "keeps no files",
+    "vector_stores": "searches no files",
+    "videos": "makes no videos",
+}
+"""Calls of the vendors' APIs that have no part here, by the first word behind the version."""
+_VERSIONS = ("/v1", "/v1beta")
 _MODEL_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
 
@@ -237,17 +276,25 @@ def path_told(path: str) -> str:
     """What a 404 says of a path that has no route. The path is cut at _SHOWN_CHARACTERS."""
     shown = path[:_SHOWN_CHARACTERS]
     rest = shown.rstrip("/")
-    while rest.startswith(("/v1/", "/v1beta/")):
+    while rest.startswith(tuple(f"{version}/" for version in _VERSIONS)):
         rest = rest[rest.index("/", 1) :]
-    if rest in ("", "/v1", "/v1beta"):
+    if not rest or rest in _VERSIONS:
         return "not found: this is an API, described at /openapi.json; turns go to /v1/messages"
     if rest.endswith(_MODEL_METHODS):
         meant = f"/v1beta/models/MODEL:{rest.rpartition(':')[2]}"
     elif close := get_close_matches(rest, _SERVED, n=1, cutoff=0.8):
-        meant = f"/v1{close[0]}"
+        meant = _SERVED[close[0]]
     else:
-        return f"not found: {shown}"
+        first = rest.lstrip("/").partition("/")[0]
+        lacks = f"; this server {_NOT_DONE[first]}" if first in _NOT_DONE else ""
+        return f"not found: {shown}{lacks}"
     told = f"not found: {shown}; did you mean {meant}?"
     if rest in _SERVED:
         told += " Anthropic's SDKs take a base URL without /v1, OpenAI's take one that ends in /v1."
     return told
+
+
+def method_told(method: str, allowed: str) -> str:
+    """What a 405 says. `allowed` is the response's header, such as `GET, OPTIONS`."""
+    others = [one for one in allowed.split(", ") if one and one not in ("OPTIONS", "HEAD")]
+    return f"method not allowed: {method}" + (f"; use {' or '.join(others)}" if others else "")

@@ -163,9 +163,9 @@ class Reconciler:
                 await self._match(engine, counts)
                 # The counts of retired requests are acknowledged, and those without are forgotten.
                 gone = {i for i, retired in self._retired.items() if retired.engine == engine.name}
-                if done := [final.request_id for final in counts if final.request_id in gone]:
-                    await engine.ack(done)
-                    self.metrics.count("reconciled_turns", "retried", amount=len(set(done)))
+                if done := {final.request_id for final in counts if final.request_id in gone}:
+                    await engine.ack(sorted(done))
+                    self.metrics.count("reconciled_turns", "retried", amount=len(done))
                 for request_id in gone:
                     if request_id in done or self._retired[request_id].is_denied:
                         del self._retired[request_id]

@@ -315,20 +315,26 @@ class CachedContents:
 
     async def get(self, workspace: str, content_id: str, now: datetime) -> CachedContent:
         """Raise NotFound for one that is not there, expired, or another workspace's."""
-        return (await self.with_body(workspace, content_id, now))[0]
+        return _as(CachedContent, await self._row(_COLUMNS, workspace, content_id, now))
 
     async def with_body(
         self, workspace: str, content_id: str, now: datetime
     ) -> tuple[CachedContent, bytes]:
         """As `get`, with the compressed body."""
+        row = await self._row([*_COLUMNS, CachedContentRow.body], workspace, content_id, now)
+        return _as(CachedContent, row), row.body
+
+    async def _row(
+        self, columns: Sequence[Any], workspace: str, content_id: str, now: datetime
+    ) -> Any:
         # PostgreSQL refuses NUL in a text, and no id contains it.
-        query = select(*_COLUMNS, CachedContentRow.body).where(
+        query = select(*columns).where(
             CachedContentRow.id == content_id.replace("\0", "?"),
             CachedContentRow.workspace_id == workspace,
             CachedContentRow.expires_at > now,
         )
         for row in await self._ledger.rows(query):
-            return _as(CachedContent, row), row.body
+            return row
         raise NotFound(f"cachedContent: no cached content `{content_id[:64]}`")
 
     async def page(

@@ -129,7 +129,7 @@ def load_prices(path: Path = SHIPPED) -> PriceSheets:
         problems.append("as_of: must be the day of `source`, like 2026-01-31")
     counted = Counter((entry.get("model"), entry.get("from")) for entry, _ in entries)
     for (model, day), count in counted.items():
-        if count > 1 and model is not None:
+        if count > 1 and None not in (model, day):
             problems.append(f"price of `{model}` from {day}: is there {count} times")
     if problems:
         raise PriceError("\n".join(f"{path}: {problem}" for problem in problems))

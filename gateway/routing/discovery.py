@@ -52,8 +52,8 @@ class Found:
 
 class _Endpoint(msgspec.Struct, frozen=True, rename="camel"):
     addresses: Annotated[list[str], Meta(min_length=1)]
-    conditions: dict[str, bool | None] = {}
-    target_ref: dict[str, str] = {}
+    conditions: dict[str, bool | None] | None = None
+    target_ref: dict[str, str] | None = None
 
 
 class _Slice(msgspec.Struct, frozen=True):
@@ -145,10 +145,10 @@ class EndpointSlices:
             named = [p["port"] for p in ports if p.get("port")]
             for endpoint in (each.endpoints or ()) if named else ():
                 place = place_at(endpoint.addresses[0], named[0], self.path)
-                target = endpoint.target_ref.get("name", "")
+                target = (endpoint.target_ref or {}).get("name", "")
                 if 0 < len(target) <= ENGINE_NAME_CHARACTERS:
                     place = EnginePlace(target, place.url)
-                is_leaving = endpoint.conditions.get("terminating") or False
+                is_leaving = (endpoint.conditions or {}).get("terminating") or False
                 known = found.get(place.url)
                 if known is None or known.is_leaving:
                     found[place.url] = Found(place, is_leaving)

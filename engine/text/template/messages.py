@@ -210,17 +210,17 @@ def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
     """A prompt with every text in it changed. Some templates write ids out, so they are texts."""
 
     def mapped(of: Any) -> Any:
-        match of:
-            case str():
-                return change(of)
-            case list():
-                return [mapped(inner) for inner in of]
-            case dict():
-                return {change(key): mapped(value) for key, value in of.items()}
-            case Message():
-                return Message(of.role, mapped(of.parts))
-            case msgspec.Struct():
-                return type(of)(*(mapped(getattr(of, name)) for name in of.__struct_fields__))
+        # By isinstance: a `match` takes twice as long, and a prompt may have 100,000 texts.
+        if isinstance(of, str):
+            return change(of)
+        if isinstance(of, list):
+            return [mapped(inner) for inner in of]
+        if isinstance(of, dict):
+            return {change(key): mapped(value) for key, value in of.items()}
+        if isinstance(of, Message):
+            return Message(of.role, mapped(of.parts))
+        if isinstance(of, msgspec.Struct):
+            return type(of)(*(mapped(getattr(of, name)) for name in of.__struct_fields__))
         return of
 
     return Prompt(mapped(prompt.messages), mapped(prompt.tools), mapped(prompt.system))

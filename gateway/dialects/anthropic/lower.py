@@ -416,7 +416,7 @@ class _MessagesLowering(Lowering):
                     "definition": {"name": str(name), "input_schema": dict(schema)} as given,
                 }
             ) if given.get("type") in (None, "custom"):
-                check_json(schema, f"{path}.tool_addition.tool.definition.input_schema")
+                check_json(block.tool, f"{path}.tool_addition.tool")
                 about = given.get("description")
                 return self._show(Tool(name, schema, about if isinstance(about, str) else None))
             case wire.ToolRemoval(tool={"name": str(name)}):

@@ -237,3 +237,16 @@ def test_a_refusal_is_the_templates_own_words() -> None:
     prompt = Prompt([user("a"), user("b")], [Tool("t", {})])
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         renderer("mistral-7b-v0.3").render(prompt, thinking=False)
+
+
+@pytest.mark.parametrize(("name", "folded"), [("gemma-2", [3]), ("qwen2.5", [])])
+def test_a_late_system_message_that_is_told_in_the_users_turn_is_named(
+    name: str, folded: list[int]
+) -> None:
+    late = Message("system", [TextPart("Answer in French.")])
+    answer = Message("assistant", [TextPart("Yes.")])
+    prompt = Prompt(
+        [user("What is it?"), answer, late, user("How is it?")], [], [TextPart("Be brief.")]
+    )
+    [started] = asyncio.run(answers(renderer(name), [prompt]))
+    assert started.folded == folded

@@ -148,6 +148,15 @@ def test_an_admin_key_works_for_its_workspace(stack: Stack, keys: dict[str, str]
     assert (reply.status_code, reply.headers["anthropic-workspace-id"]) == (200, "mine")
 
 
+def test_no_answer_after_its_making_shows_a_key_or_its_digest(
+    stack: Stack, keys: dict[str, str]
+) -> None:
+    text = str(Admin(stack.url).get("keys")) + str(Admin(stack.url).get("workspaces"))
+    for key in keys.values():
+        assert key not in text
+    assert "digest" not in text
+
+
 @pytest.mark.parametrize(
     ("path", "sent", "named"),
     [

@@ -1,15 +1,21 @@
-"""The id of a stream that breaks leads to the turn's row and its error."""
+"""A request's id, as an SDK prints it, leads to the turn's row and its errors."""
 
+import re
 from typing import Any
 
+import anthropic
+import openai
 import pytest
+from google.genai import errors as google
 
-from engine.protocol import Failed, Frame, GenerateRequest, InputUsage, TextDelta
+from engine.protocol import ErrorReply, Failed, Frame, GenerateRequest, InputUsage, TextDelta
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
-from tests.gateway.gemini_bodies import user
-from tests.gateway.openai_bodies import MESSAGES, MODEL
+from tests.gateway.gemini_bodies import generate, user
+from tests.gateway.openai_bodies import MESSAGES, MODEL, chat
 from tests.gateway.serving import eventually
+
+_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
 
 
 def breaks(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
@@ -25,6 +31,35 @@ def row(stack: Stack, name: str | None) -> dict[str, Any]:
     return found
 
 
+def test_the_errors_of_every_sdk_have_the_id_and_the_row_has_their_text(stack: Stack) -> None:
+    too_long = "prompt is too long: 9 tokens > 8 maximum"
+    stack.engine.refusal = ErrorReply("prompt_too_long", too_long)
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        stack.sdk().messages.create(**body())
+    assert str(refused.value.request_id) in str(refused.value)
+    found = row(stack, refused.value.request_id)
+    assert (found["outcome"], found["status"]) == ("invalid_request_error", 400)
+    assert found["error"] == too_long
+    for dialect, ask in (
+        ("openai", lambda: chat(stack)),
+        ("responses", lambda: stack.openai().responses.create(model=MODEL, input="Hello")),
+    ):
+        with pytest.raises(openai.BadRequestError) as told:
+            ask()
+        assert told.value.body["request_id"] == told.value.request_id  # type: ignore[index]
+        found = row(stack, told.value.request_id)
+        assert (found["dialect"], found["error"]) == (dialect, too_long)
+    stack.engine.refusal = ErrorReply("overloaded", "full")
+    with pytest.raises(google.ServerError) as full:
+        generate(stack)
+    found = row(stack, _REQUEST_ID.findall(str(full.value))[0])
+    assert (found["outcome"], found["status"]) == ("overloaded_error", 503)
+    assert found["cost_nano"] == 0
+    with pytest.raises(anthropic.APIStatusError) as busy:
+        stack.sdk().messages.create(**body())
+    assert row(stack, busy.value.request_id)["status"] == 529
+
+
 STREAMS = {
     "/v1/messages": body(stream=True),
     "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES, "stream": True},
@@ -37,7 +72,9 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_broken_stream_says_its_id_and_its_row_has_the_error(stack: Stack, path: str) -> None:
+def test_a_stream_that_breaks_says_its_id_and_its_row_has_the_error(
+    stack: Stack, path: str
+) -> None:
     stack.engine.script = breaks
     reply = stack.post(path, json=STREAMS[path])
     made = reply.headers.get("request-id") or reply.headers["x-request-id"]

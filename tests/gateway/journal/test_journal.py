@@ -1,5 +1,8 @@
 import asyncio
+import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,6 +73,34 @@ def settling(
 
 async def nobody(_engine: str, _turn_ids: list[str]) -> None:
     """Acknowledge to no engine."""
+
+
+def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.gateway.journal_writer", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    said = [writer.stdout.readline() for _ in range(100)]
+    writer.send_signal(signal.SIGKILL)
+    said += writer.stdout.read().splitlines(keepends=True)
+    writer.wait()
+    whole = [line.split() for line in said if line.endswith("\n")]
+    opened = {words[1] for words in whole if words[0] == "open"}
+    closed = {words[1]: int(words[2]) for words in whole if words[0] == "closed"}
+
+    async def check() -> None:
+        journal = Journal(tmp_path).start()
+        kept = {turn.id: turn for turn in await journal.closed_turns(1_000_000)}
+        still_open = {turn.id for turn in await journal.open_turns()}
+        await journal.stop()
+        assert opened <= kept.keys() | still_open
+        assert closed.items() <= {i: turn.output_tokens for i, turn in kept.items()}.items()
+        assert len(still_open) <= 8
+
+    asyncio.run(check())
+    writer.stdout.close()
 
 
 async def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(

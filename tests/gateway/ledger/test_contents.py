@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from gateway.base.errors import NotFound
 from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import KeptResponseRow, TurnContentRow
-from gateway.ledger.stored import DAY_MS, Contents
+from gateway.ledger.stored import DAY_MS, CachedContents, Contents
 from gateway.ledger.upkeep import retain
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
@@ -112,3 +112,21 @@ def test_a_body_is_read_in_its_own_place_alone(
     assert Contents(ledger, MASTER).opened("a", "msg_1", body) == PLAIN
     with pytest.raises(NotFound):
         Contents(ledger, master).opened(workspace, turn_id, body)
+
+
+@pytest.mark.anyio
+async def test_a_cached_content_is_looked_at_without_its_body(ledger: Ledger) -> None:
+    """The body counts as the request's before it is read."""
+    statements: list[str] = []
+    event.listen(
+        ledger.engine.sync_engine,
+        "before_cursor_execute",
+        lambda *called: statements.append(str(called[2])),
+    )
+    kept = CachedContents(ledger, 10, 1 << 20)
+    with pytest.raises(NotFound):
+        await kept.get("a", "cachedContents/none", NOW)
+    assert not any("body" in statement for statement in statements), statements
+    with pytest.raises(NotFound):
+        await kept.with_body("a", "cachedContents/none", NOW)
+    assert any("body" in statement for statement in statements)
