@@ -32,14 +32,14 @@ MAX_PAGE_LINES = {
 }
 # Lines of Python.
 BUDGETS: dict[str, int] = {
-    "dashboard": 704,
+    "dashboard": 712,
     "dashboard/access": 443,
     "dashboard/ui": 974,
     "dashboard/views": 3763,
     "engine": 1287,
     "engine/backends": 8749,
     "engine/cache": 3834,
-    "engine/compute": 3552,
+    "engine/compute": 3559,
     "engine/mount": 306,
     "engine/protocol": 1212,
     "engine/schedule": 2488,
@@ -48,14 +48,14 @@ BUDGETS: dict[str, int] = {
     "engine/text": 5976,
     "gateway": 271,
     "gateway/admin": 3633,
-    "gateway/admission": 1732,
+    "gateway/admission": 1736,
     "gateway/advice": 2022,
     "gateway/base": 1555,
     "gateway/cli": 1146,
     "gateway/dialects": 6810,
-    "gateway/http": 3465,
+    "gateway/http": 3513,
     "gateway/journal": 1021,
-    "gateway/ledger": 3396,
+    "gateway/ledger": 3402,
     "gateway/planner": 1908,
     "gateway/planning": 406,
     "gateway/prices": 379,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 192,
-    "tests": 57627,
+    "tests": 57766,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
