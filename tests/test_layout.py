@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "gateway/cli": 1146,
     "gateway/dialects": 6810,
     "gateway/http": 3513,
-    "gateway/journal": 1021,
+    "gateway/journal": 1025,
     "gateway/ledger": 3402,
     "gateway/planner": 1908,
     "gateway/planning": 406,
@@ -73,7 +73,7 @@ BUDGETS: dict[str, int] = {
     "scripts/sample": 588,
     "scripts/setup": 815,
     "scripts/simulate": 192,
-    "tests": 57766,
+    "tests": 57767,
 }
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}

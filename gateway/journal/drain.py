@@ -112,9 +112,13 @@ class Drain:
         if not turns:
             return 0
         stored = await self._store(turns)
-        for name in dict.fromkeys(turn.engine for turn in stored if turn.engine):
+        by_engine: dict[str, list[str]] = {}
+        for turn in stored:
+            if turn.engine:
+                by_engine.setdefault(turn.engine, []).append(turn.request_id)
+        for name, request_ids in by_engine.items():
             try:
-                await self.acknowledge(name, [t.request_id for t in stored if t.engine == name])
+                await self.acknowledge(name, request_ids)
             except GatewayError as error:  # the reconciler does it later
                 get_logger("drain").warning("ack_failed", engine=name, error=str(error))
         await self.journal.forget([turn.id for turn in stored])
