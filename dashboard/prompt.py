@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dashboard.ui import formats
 from dashboard.ui.charts import TOKENS, Row
 from engine.protocol import TTLS as TTL_CLASSES
-from gateway.admin.structs.usage import Turn
+from gateway.structs.usage import Turn
 
 Kind = Literal["tool", "system", "user", "assistant"]
 KINDS: tuple[Kind, ...] = ("tool", "system", "user", "assistant")

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from dashboard.access.gate import LOGIN_PATH, page_policy
 from dashboard.access.sessions import COOKIE, Attempts, Sessions
 from dashboard.client import AdminClient, ClientError, KeyRefused
-from gateway.admin.structs.fleet import About
+from gateway.structs.fleet import About
 
 _FOLDER = Path(__file__).parent
 _STYLE = (_FOLDER / "login.css").read_text("utf-8")

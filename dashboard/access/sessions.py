@@ -10,7 +10,7 @@ from functools import cache
 
 from dashboard.client import AdminClient
 from dashboard.settings import settings
-from gateway.admin.structs.fleet import About
+from gateway.structs.fleet import About
 
 COOKIE = "holdfast_session"
 MAX_SESSIONS = 1000

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from gateway.admin.structs.fleet import About
+from gateway.structs.fleet import About
 
 DAY_SECONDS = 86_400
 # How long each range is, and what it is called in a sentence.

@@ -19,7 +19,7 @@ from dashboard.client import ClientError, Refused
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, viewer
 from dashboard.ui.charts import Row, Rows
-from gateway.admin.structs.fleet import Definition
+from gateway.structs.fleet import Definition
 
 NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""

@@ -5,7 +5,7 @@ import streamlit as st
 from dashboard.access.sessions import COOKIE, Session, sessions
 from dashboard.client import ClientError
 from dashboard.ui.charts import Theme
-from gateway.admin.structs.fleet import About
+from gateway.structs.fleet import About
 
 ABOUT_SECONDS = 60.0
 

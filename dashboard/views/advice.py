@@ -10,8 +10,8 @@ from dashboard.access.sessions import Session
 from dashboard.client import segment
 from dashboard.ui import filters, formats, parts, viewer
 from dashboard.ui.parts import in_dollars
-from gateway.admin.structs.advice import AdviceReport, Finding, StreamAdvice
-from gateway.admin.structs.fleet import KeyInfo
+from gateway.structs.advice import AdviceReport, Finding, StreamAdvice
+from gateway.structs.fleet import KeyInfo
 
 PATH = "/admin/v1/advise"
 # The gateway answers so many within the time that the dashboard waits.

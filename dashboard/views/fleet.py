@@ -12,7 +12,7 @@ from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from engine.protocol.reports import AdapterInfo, BlockStats, Description, Guarantee, Stats
-from gateway.admin.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
+from gateway.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
     "exact_read": "A read is what memory reused",

@@ -10,7 +10,7 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Palette, Row, Rows
 from dashboard.ui.filters import Selection
-from gateway.admin.structs.usage import Latency, LatencyCell, LatencySamples, Percentiles
+from gateway.structs.usage import Latency, LatencyCell, LatencySamples, Percentiles
 
 MIN_TURNS = 5
 """Medians of fewer turns are not compared."""

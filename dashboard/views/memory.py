@@ -13,7 +13,7 @@ from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share
 from dashboard.views.savings import prefix_label
 from engine.protocol.reports import Counters, Lifetimes, Memory, Stats
-from gateway.admin.structs.fleet import EngineMemory
+from gateway.structs.fleet import EngineMemory
 
 REFRESH_SECONDS = 5
 CELLS = {

@@ -32,9 +32,9 @@ from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared, first_token_cards
 from engine.protocol import TTLS, WRITE_FIELDS
 from engine.protocol.reports import Counters
-from gateway.admin.structs.advice import AdviceSummary
-from gateway.admin.structs.fleet import EngineReport
-from gateway.admin.structs.usage import Bucket, Latency, Refusal, Savings, Usage
+from gateway.structs.advice import AdviceSummary
+from gateway.structs.fleet import EngineReport
+from gateway.structs.usage import Bucket, Latency, Refusal, Savings, Usage
 
 NUM_REASONS = 5
 NUM_REFUSED = 200

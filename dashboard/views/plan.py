@@ -7,11 +7,11 @@ from typing import Any
 import altair as alt
 import streamlit as st
 
-import gateway.admin.structs.advice as advice
+import gateway.structs.advice as advice
 from dashboard.client import AdminClient, ClientError, decoded
 from dashboard.ui import charts, filters, formats, parts, viewer
 from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
-from gateway.admin.structs.advice import Plan, PlanChoices, Point
+from gateway.structs.advice import Plan, PlanChoices, Point
 
 PATH = "/admin/v1/plan"
 _LEDGER, _MADE, _TRACE = "Requests of the range", "Made-up conversations", "A trace"

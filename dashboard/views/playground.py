@@ -20,9 +20,9 @@ from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
 from dashboard.views.advice import MAX_CHARACTERS, PATH
-from gateway.admin.structs.advice import AdviceReport, RequestAdvice
-from gateway.admin.structs.fleet import MadeKey, Workspace
-from gateway.admin.structs.usage import Turn
+from gateway.structs.advice import AdviceReport, RequestAdvice
+from gateway.structs.fleet import MadeKey, Workspace
+from gateway.structs.usage import Turn
 
 KEY_SECONDS = 3600
 MAX_BLOCK_CHARACTERS = 200_000

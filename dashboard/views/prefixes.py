@@ -11,7 +11,7 @@ from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import prefix_label
 from engine.protocol import TTLS
-from gateway.admin.structs.fleet import Dropped, Lease
+from gateway.structs.fleet import Dropped, Lease
 
 REFRESH_SECONDS = 3
 NUM_LEASES = 500

@@ -15,7 +15,7 @@ from dashboard.ui.formats import dollars, seconds
 from dashboard.ui.parts import in_dollars
 from dashboard.ui.reasons import advice, chosen_reason, reason_filter, reason_title
 from engine.protocol import TTLS
-from gateway.admin.structs.usage import Refusal, Turn, TurnContent, TurnPage
+from gateway.structs.usage import Refusal, Turn, TurnContent, TurnPage
 
 PAGE = 200
 NUM_REFUSED = 50

@@ -13,7 +13,7 @@ from dashboard.ui.filters import Selection
 from dashboard.ui.formats import NANO, dollars
 from dashboard.ui.parts import in_dollars
 from dashboard.views.overview import intervals
-from gateway.admin.structs.usage import Group, PrefixLook, PrefixReport, Savings, Usage, Waterfall
+from gateway.structs.usage import Group, PrefixLook, PrefixReport, Savings, Usage, Waterfall
 
 NUM_PREFIXES = 100
 _LAST_SPACE = "lastindexof(datum.label, ' ')"

@@ -11,7 +11,7 @@ from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import Advice, advice, chosen_reason, reason_filter
 from dashboard.views.requests import NO_SUCH, turn_details, turn_table
-from gateway.admin.structs.usage import Turn, TurnDivergence, TurnPage
+from gateway.structs.usage import Turn, TurnDivergence, TurnPage
 
 NUM_MISSES = 100
 _NEW_CONVERSATION = "Nothing, if it is another conversation. Otherwise only ever append to it."

@@ -16,8 +16,8 @@ from dashboard.ui.charts import Row
 from dashboard.ui.filters import CUSTOM, Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import group_table
-from gateway.admin.structs.fleet import KeyInfo, KeyScope, Workspace
-from gateway.admin.structs.usage import Group, Limited
+from gateway.structs.fleet import KeyInfo, KeyScope, Workspace
+from gateway.structs.usage import Group, Limited
 
 _OUTCOME = "manage_outcome"
 _SCOPES = get_args(KeyScope)

@@ -14,7 +14,6 @@ from litestar.params import FromPath, QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin.controller import AdminController, Deps, action, given_values, view
-from gateway.admin.structs import fleet as structs
 from gateway.admission.accounts import month_of
 from gateway.admission.keyring import EFFECTIVE_SECONDS
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
@@ -29,6 +28,7 @@ from gateway.ledger.access import (
     ApiKey,
     new_key,
 )
+from gateway.structs import fleet as structs
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 _DAY_SECONDS = 86_400.0

@@ -16,7 +16,6 @@ from litestar.response import Stream
 
 from engine.protocol import InputUsage
 from gateway.admin import controller
-from gateway.admin.structs import advice as structs
 from gateway.admission.workers import INLINE_BYTES
 from gateway.advice import duplicates, pasted
 from gateway.advice.observation import Observation, Row, observe
@@ -34,6 +33,7 @@ from gateway.ledger.reads.turns import newest_writers, observed
 from gateway.planning import traffic
 from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import unpack
+from gateway.structs import advice as structs
 
 MAX_TURNS = 60_000
 MAX_STREAMS = 50

@@ -21,7 +21,6 @@ from gateway.admin.controller import (
     removal,
     view,
 )
-from gateway.admin.structs.fleet import Dropped, EngineReport, Lease, Removed, RoutingReport
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.http.auth import AdminRequest
@@ -29,6 +28,7 @@ from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import named
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import engine_url
+from gateway.structs.fleet import Dropped, EngineReport, Lease, Removed, RoutingReport
 
 
 class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

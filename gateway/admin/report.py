@@ -17,13 +17,13 @@ from litestar.params import QueryParameter
 from litestar.response import Stream
 
 from gateway.admin.controller import ASKED_RANGE, MAX_MS, AdminController, Deps, now_ms, view
-from gateway.admin.structs.usage import Totals
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import Ttl as MessagesTtl
 from gateway.http.auth import EXPORT
 from gateway.http.services import Services
 from gateway.ledger.reads.sums import Range, costs_by_class
 from gateway.ledger.upkeep import check_rows, moment, turn_lines, usage_lines
+from gateway.structs.usage import Totals
 
 Width = Literal["1m", "1h", "1d"]
 UsageKey = Literal["api_key_id", "workspace_id", "model"]

@@ -33,8 +33,6 @@ from gateway.admin.controller import (
     removal,
     view,
 )
-from gateway.admin.structs import fleet
-from gateway.admin.structs import usage as structs
 from gateway.base.errors import Forbidden, GatewayError, InvalidRequest, NotFound
 from gateway.http.auth import AdminRequest
 from gateway.http.errors import Refusals
@@ -54,6 +52,8 @@ from gateway.prompt.fingerprint import (
     unpack,
 )
 from gateway.routing.engine import Engine
+from gateway.structs import fleet
+from gateway.structs import usage as structs
 
 GroupBy = Literal["workspace", "key", "engine", "model"]
 _CHOICES_MS = 31 * 86_400_000

@@ -16,7 +16,6 @@ from hashlib import sha256
 from typing import NamedTuple
 from uuid import UUID
 
-from gateway.admin.structs.fleet import Workspace
 from gateway.admission.rates import Buckets
 from gateway.base.background import repeat
 from gateway.base.clock import Clock
@@ -26,6 +25,7 @@ from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
 from gateway.ledger.access import DEFAULT_WORKSPACE, LOOKUP_SECONDS, ApiKey, Keys, digest_of
 from gateway.prompt.ask import Principal
+from gateway.structs.fleet import Workspace
 
 POLL_SECONDS = 2.0
 # The time until a change counts on every gateway whose database answers: one pause and two queries.

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from gateway.admin.structs.advice import DuplicateKind, NearDuplicate
 from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import difference_at, overlap, timed
 from gateway.advice.observation import Mark, Observation
 from gateway.advice.placements import Place, Placement
 from gateway.advice.stream import amount, prefill_rate
+from gateway.structs.advice import DuplicateKind, NearDuplicate
 
 MAX_GROUPS = 10
 """Of one workspace and model, those with the most tokens."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gateway.admin.structs.advice import FaultKind
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Section
+from gateway.structs.advice import FaultKind
 
 _HOUR_MS = 3_600_000
 _PERIODS: dict[FaultKind, int] = {"minute": 60_000, "hour": _HOUR_MS, "date": 24 * _HOUR_MS}

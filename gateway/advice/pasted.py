@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.protocol import InputUsage, TextPart
-from gateway.admin.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
 from gateway.advice.observation import Observation, Row, observe
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
@@ -31,6 +30,7 @@ from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
 from gateway.prompt.plan import MarkersBroken, Plan
+from gateway.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
 
 PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]
 DIALECTS: tuple[PastedDialect, ...] = get_args(PastedDialect)

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 
 from engine.protocol import WRITE_FIELDS
-from gateway.admin.structs.advice import (
+from gateway.advice.cache import Cache, Sums
+from gateway.advice.faults import find_faults
+from gateway.advice.observation import Observation
+from gateway.advice.placements import Placement, placements_for, shared_ends
+from gateway.structs.advice import (
     Amount,
     FaultKind,
     Finding,
@@ -14,10 +18,6 @@ from gateway.admin.structs.advice import (
     StreamAdvice,
     Verdict,
 )
-from gateway.advice.cache import Cache, Sums
-from gateway.advice.faults import find_faults
-from gateway.advice.observation import Observation
-from gateway.advice.placements import Placement, placements_for, shared_ends
 
 # A way that saves less than this share of the cost is no reason to change anything.
 _LEAST_GAIN = 0.01

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Ttl
-from gateway.admin.structs.advice import Finding, LineKind, StreamAdvice, SummaryLine
-from gateway.admin.structs.usage import PrefixReport, Totals
 from gateway.advice.cache import MULTIPLES
 from gateway.prices.price import cost_with_ttl
+from gateway.structs.advice import Finding, LineKind, StreamAdvice, SummaryLine
+from gateway.structs.usage import PrefixReport, Totals
 
 MAX_LINES = 6
 _MAX_OF_A_KIND = 2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl, Workspace
+from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl, Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from pydantic import (
     field_validator,
 )
 
-from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 from gateway.base.bounds import Tuning
+from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
 
 ENGINE_NAME_CHARACTERS = 64
 URL_MUST_BE = "must be http:// or https://, a host, and no more than a port and a path"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, get_args
 
-from gateway.admin.structs.fleet import KeyScope, Workspace
 from gateway.admission.keyring import EFFECTIVE_SECONDS
 from gateway.base.clock import Clock
 from gateway.cli.arguments import (
@@ -29,6 +28,7 @@ from gateway.cli.upkeep import run_in_ledger
 from gateway.ledger.access import AUTO_CACHE, DEFAULT_WORKSPACE, Keys, Workspaces, new_key
 from gateway.ledger.database import Ledger
 from gateway.prices.price import NanoDollars, dollars
+from gateway.structs.fleet import KeyScope, Workspace
 
 _DAY_SECONDS = 86_400.0
 _LIMITS = Workspace.__struct_fields__[4:]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar, get_args
 
-from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
+from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
 
 NONE = "none"
 UNITS_MS = {"d": 86_400_000, "w": 7 * 86_400_000, "y": 365 * 86_400_000}

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, TrafficGathering, of_requests
-from gateway.admin.structs.advice import AdviceReport, Finding, FleetAnswer, Plan, Planned, Point
 from gateway.advice.duplicates import find_groups, told
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream
@@ -37,6 +36,7 @@ from gateway.planning.traffic import (
 from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.files import SHIPPED, load_prices
 from gateway.prices.price import PriceSheets
+from gateway.structs.advice import AdviceReport, Finding, FleetAnswer, Plan, Planned, Point
 
 G = TypeVar("G", Gathering, TrafficGathering)
 _MAX_CONFIG_BYTES = 4 * 2**20

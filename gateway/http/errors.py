@@ -16,7 +16,6 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
-from gateway.admin.structs.usage import Limited, Refusal
 from gateway.base.errors import (
     Forbidden,
     GatewayError,
@@ -38,6 +37,7 @@ from gateway.dialects.errors import body_of, status_of
 from gateway.dialects.openai.response import limit_headers as openai_limits
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path, header_of
 from gateway.prompt.ask import Origin, Principal, agent_of
+from gateway.structs.usage import Limited, Refusal
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error for error in (Unauthenticated, Forbidden, TooLarge, UnsupportedMedia)

@@ -9,9 +9,9 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from engine.supervisor import LoopHealth
-from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.metrics import EngineState
 from gateway.http.services import Services
+from gateway.structs.fleet import EngineStatus
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,12 +18,12 @@ from sqlalchemy import ColumnElement, bindparam, func, insert, not_, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.admin.structs.fleet import Key, KeyScope, Workspace
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import DAY_SECONDS
 from gateway.ledger.schema import ApiKeyRow, SharedLimitsRow, TurnRollupRow, WorkspaceRow
+from gateway.structs.fleet import Key, KeyScope, Workspace
 
 # Ids go into response headers and file names of exports.
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"

@@ -19,7 +19,6 @@ from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.admin.structs.usage import Totals, Turn
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.ledger import identity, rollups, schema
@@ -27,6 +26,7 @@ from gateway.ledger.access import DEFAULT_WORKSPACE
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads import sums
 from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
+from gateway.structs.usage import Totals, Turn
 
 _DAY_MS = rollups.DAY_SECONDS * 1000
 _BATCH = 2000

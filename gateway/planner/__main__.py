@@ -13,10 +13,10 @@ from time import monotonic
 
 import msgspec
 
-from gateway.admin.structs.advice import Line, PlanFailed, Planned, Progress
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
 from gateway.planning.traffic import Job
+from gateway.structs.advice import Line, PlanFailed, Planned, Progress
 
 _TOLD_SECONDS = 0.2
 NICENESS = 15

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.admin.structs.advice import Point
 from gateway.planner.engine import Capacities, Costs
 from gateway.planner.fleet import Patience, SimulatedGateway, Simulation, Tell
 from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planner.sizes import GIB, Sizes
 from gateway.planning.traffic import Job, PlanRequest, Turn
+from gateway.structs.advice import Point
 
 HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
 MAX_STRETCH = 5_000

@@ -18,7 +18,6 @@ from typing import Literal
 
 import msgspec
 
-from gateway.admin.structs.advice import Change, FleetAnswer, KvFigures, LruPoint, Plan, Point
 from gateway.base.errors import InvalidRequest
 from gateway.planner.bench import MAX_STRETCH, Bench, Fleet, side_by_side, stretch_of
 from gateway.planner.engine import STEP_TOKENS
@@ -26,6 +25,7 @@ from gateway.planner.fleet import Hopeless, Tell
 from gateway.planner.requests import Requests, distances, unit_for
 from gateway.planner.sizes import GIB, Sizes, sizes_of
 from gateway.planning import traffic
+from gateway.structs.advice import Change, FleetAnswer, KvFigures, LruPoint, Plan, Point
 
 PREFILL_SHARE, DECODE_SHARE, TOGETHER_SHARE = 0.4, 0.6, 0.8
 """The first is about what the native engine took on an H100 (scripts/bench/README.md: 39 %)."""

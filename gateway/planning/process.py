@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.structs.advice import Line, Plan, PlanFailed, Planned, Progress
 from gateway.base.errors import InvalidRequest, Overloaded, RateLimited
 from gateway.planning.traffic import Job
+from gateway.structs.advice import Line, Plan, PlanFailed, Planned, Progress
 
 DEADLINE_SECONDS = 170.0
 _ALL_KEYS = ""

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from engine.protocol import Ttl
-from gateway.admin.structs.advice import Gpu
 from gateway.base.errors import InvalidRequest
+from gateway.structs.advice import Gpu
 
 FAMILIES = Path(__file__).parent / "families.toml"
 """The shapes of common models."""

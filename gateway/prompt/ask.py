@@ -7,12 +7,12 @@ from typing import Any, Literal, NewType
 import msgspec
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
-from gateway.admin.structs.fleet import KeyScope
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.plan import Plan
+from gateway.structs.fleet import KeyScope
 
 NAME_CHARACTERS = 64
 AGENT_CHARACTERS = 64

@@ -12,9 +12,9 @@ from hashlib import blake2b
 import msgspec
 
 from engine.protocol import Ttl
-from gateway.admin.structs.usage import DivergenceKind
 from gateway.prompt.names import Prefix
 from gateway.prompt.sketch import CHUNK, Sketch
+from gateway.structs.usage import DivergenceKind
 
 MAX_POINTS = 128
 STORED_STEP = 4096

@@ -9,7 +9,7 @@ A refusal (overloaded, prompt too long) is an answer, so the engine works. Half-
 through at a time; its first frame is the success. Its place is given back however it ends.
 """
 
-from gateway.admin.structs.fleet import BreakerState
+from gateway.structs.fleet import BreakerState
 
 FAILURES = 3
 """Failures in a row, without an answer in between."""

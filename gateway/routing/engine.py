@@ -35,7 +35,6 @@ from engine.protocol import (
     Started,
 )
 from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
-from gateway.admin.structs.fleet import EngineStatus
 from gateway.base.errors import (
     EngineFailed,
     EngineLost,
@@ -57,6 +56,7 @@ from gateway.routing.client import (
 )
 from gateway.routing.held import WHOLE_BYTES, Holdings, PrefixIndex, SnapshotPart, frames_of
 from gateway.routing.router import Load, Route, Weights, kind_of
+from gateway.structs.fleet import EngineStatus
 
 Reply = TypeVar("Reply")
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from engine.protocol.reports import Stats
-from gateway.admin.structs.fleet import LoadPoint
 from gateway.base.background import pause
 from gateway.routing.engine import Engine
+from gateway.structs.fleet import LoadPoint
 
 _LOOK_SECONDS = 1.0
 _MINUTE_MS = 60_000

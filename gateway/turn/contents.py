@@ -19,13 +19,13 @@ import msgspec
 from msgspec import Raw
 
 from engine.protocol import Frame, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
-from gateway.admin.structs.usage import AnswerPart, KeptContent
 from gateway.base.background import Background, repeat
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.base.logs import get_logger
 from gateway.ledger.stored import Contents
 from gateway.prompt.ask import Principal
+from gateway.structs.usage import AnswerPart, KeptContent
 from gateway.turn.state import Turn
 
 MAX_BYTES = 8 << 20

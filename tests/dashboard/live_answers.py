@@ -17,7 +17,7 @@ from engine.protocol.reports import (
     Memory,
     Stats,
 )
-from gateway.admin.structs import fleet, usage
+from gateway.structs import fleet, usage
 
 START_MS = 1_767_322_800_000
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import client as client_module
 from dashboard.access.sessions import COOKIE, sessions
 from dashboard.client import AdminClient
-from gateway.admin.structs.fleet import About
+from gateway.structs.fleet import About
 from tests.gateway.serving import WAIT_SECONDS
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"

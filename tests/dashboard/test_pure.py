@@ -21,9 +21,9 @@ from dashboard.views.overview import is_comparable
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
-from gateway.admin.structs.fleet import About
-from gateway.admin.structs.usage import Bucket, Turn, TurnDivergence, Usage
 from gateway.prompt.fingerprint import DivergenceKind
+from gateway.structs.fleet import About
+from gateway.structs.usage import Bucket, Turn, TurnDivergence, Usage
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
 from tests.dashboard.ledgers import turn as row_of
 from tests.dashboard.live_answers import made

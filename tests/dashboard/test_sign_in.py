@@ -21,7 +21,7 @@ from dashboard.access.sessions import (
     Sessions,
 )
 from dashboard.client import AdminClient
-from gateway.admin.structs.fleet import About
+from gateway.structs.fleet import About
 from tests.dashboard.conftest import Gateways
 from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
 from tests.dashboard.fake_admin import serve_fake

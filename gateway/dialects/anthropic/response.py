@@ -16,11 +16,11 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from engine import protocol
-from gateway.admin.structs.usage import DivergenceKind
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Event, Holdfast, Writer, extension_of, partial_json
 from gateway.dialects.errors import AnthropicError
+from gateway.structs.usage import DivergenceKind
 
 
 class CacheMissReason(msgspec.Struct, frozen=True):

@@ -8,13 +8,13 @@ from sqlalchemy import func, select, text, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import WRITE_FIELDS, Ttl
-from gateway.admin.structs.usage import PrefixLook, PrefixReport
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
 from gateway.ledger.schema import PrefixRow, TurnRow
 from gateway.prices.price import PriceSheets, cost_with_ttl
 from gateway.prompt.fingerprint import unpack
+from gateway.structs.usage import PrefixLook, PrefixReport
 
 # Parts of one statement, and parameters of one.
 _LOOKS = 100

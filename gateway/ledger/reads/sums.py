@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.admin.structs import usage as structs
 from gateway.base.errors import InvalidRequest
 from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
 from gateway.prices.price import PriceSheets, TokenPrices, cost_at
+from gateway.structs import usage as structs
 
 _FINE_TURNS = 10_000
 """A range with more turns has no intervals shorter than those of the sums."""

@@ -10,12 +10,12 @@ from sqlalchemy import ColumnElement, Select, func, select, text, tuple_, union_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import InputUsage
-from gateway.admin.structs.fleet import Epoch, Lost
-from gateway.admin.structs.usage import Sample, Turn, TurnPage
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import prompt_tokens, written_tokens
 from gateway.ledger.schema import IS_ERROR, EpochRow, TurnRow
+from gateway.structs.fleet import Epoch, Lost
+from gateway.structs.usage import Sample, Turn, TurnPage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gateway.admin import advice
-from gateway.admin.structs.advice import StreamAdvice
 from gateway.advice.summary import summary_lines
+from gateway.structs.advice import StreamAdvice
 from tests.gateway.admin_client import Admin
 from tests.gateway.advice.weeks import NUM, RULES, unread_text, week
 from tests.gateway.serving import serve_gateway

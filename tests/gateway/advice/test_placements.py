@@ -5,12 +5,12 @@ import random
 import pytest
 
 from engine.protocol import TextPart
-from gateway.admin.structs.fleet import AutoCacheMode, AutoCacheTtl
 from gateway.advice.placements import Place, Placement
 from gateway.base.grants import AutoCache
 from gateway.prompt.names import THINKING
 from gateway.prompt.plan import Slot, add_automatic
 from gateway.prompt.sketch import kinds_of
+from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
 from tests.gateway.advice.shapes import Sent, random_prompt, turns_of
 
 

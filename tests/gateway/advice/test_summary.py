@@ -1,7 +1,7 @@
 """Which lines a summary has, and their order."""
 
-from gateway.admin.structs.usage import Totals
 from gateway.advice.summary import MAX_LINES, summary_lines
+from gateway.structs.usage import Totals
 
 
 def spent(number: int, **changes: int) -> dict[str, Totals]:

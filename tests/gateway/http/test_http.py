@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admin.structs.usage import Refusal
 from gateway.http.errors import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
+from gateway.structs.usage import Refusal
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually

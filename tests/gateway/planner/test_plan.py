@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.structs.advice import Plan
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import at_rate, fewest, plan
 from gateway.planning.traffic import (
@@ -18,6 +17,7 @@ from gateway.planning.traffic import (
     known_gpus,
     made_up,
 )
+from gateway.structs.advice import Plan
 
 MADE = MadeTraffic(tenants=2, conversations=6, turns=5, hours=0.1, gap_seconds=20, seed=2)
 CONFIG = {

@@ -14,9 +14,9 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from gateway.admin.structs.fleet import AutoCacheMode
 from gateway.base.grants import AutoCache
 from gateway.prompt.plan import Slot, add_automatic, find_breakpoints, find_target
+from gateway.structs.fleet import AutoCacheMode
 from tests.gateway.bodies import LONG, SHORT, body, text, tool
 
 ORDER = (

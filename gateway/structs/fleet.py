@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.protocol.reports import Description, EntryInfo, Holding, Memory, Stats
-from gateway.admin.structs.usage import PrefixLook, PrefixReport
+from gateway.structs.usage import PrefixLook, PrefixReport
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.protocol import CacheUsage, Ttl
-from gateway.admin.structs.fleet import AutoCacheMode
+from gateway.structs.fleet import AutoCacheMode
 
 FaultKind = Literal[
     "tool_order",
