@@ -1,7 +1,8 @@
-"""The whole schema."""
+"""The whole schema, as it is since 2026-11-28. This file never changes: a test has its digest.
 
-import re
-from typing import Any
+0002 begins with the first change of a table, a column or an index, or of what a row means. Each
+change is a revision of its own, in a file named by its topic, behind the newest revision.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,120 +12,371 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-_KINDS: dict[str, Any] = {
-    "int": sa.BigInteger(),
-    "real": sa.Double(),
-    "bool": sa.Boolean(),
-    "bytes": sa.LargeBinary(),
-    "time": sa.DateTime(timezone=True),
-    "text": sa.Text(),
-}
-# Tables with their columns `name:kind`. A text's kind is its length; `*` is a part of the primary
-# key, `?` may be null, `=` has a default.
-_TABLES = """
-batch_rows: batch_id*:40 position*:int custom_id:64 rank:int prefix:16 params:bytes status:16
-    result:bytes?
-batches: id*:40 workspace_id:64 key_id:32 version:16 status:16 num_bytes:int created_at:time
-    expires_at:time ended_at:time? cancel_initiated_at:time? owner:32 owned_until:time
-cached_contents: id*:32 workspace_id:64 model:256 display_name:128 body:bytes num_bytes:int
-    num_tokens:int prefix:16 created_at:time updated_at:time expires_at:time held_until:time
-engine_epochs: engine*:64 epoch*:64 model*:128 first_ms:int last_ms:int
-horizon: id*:int turns_ms:int
-latency_rollups: by_engine*:int width_seconds*:int start_ms*:int workspace_id*:64 engine*:64
-    model*:128 prompt_bucket*:int has_read*:int bin*:int requests:int
-prefixes: workspace_id*:64 prefix*:16 model:128 ttl:8? price:96? first_ms:int last_ms:int
-    requests:int requests_with_read:int unpriced:int cache_read_tokens:int cache_write_5m_tokens:int
-    cache_write_30m_tokens:int=0 cache_write_1h_tokens:int cost_nano:int cost_without_cache_nano:int
-    gaps_5m:int gaps_1h:int
-reason_rollups: by_engine*:int width_seconds*:int start_ms*:int workspace_id*:64 engine*:64
-    model*:128 kind*:8 value*:32 requests:int
-turn_rollups: by_engine*:int width_seconds*:int start_ms*:int workspace_id*:64 key_id*:32 engine*:64
-    model*:128 price*:96 prompt_above*:int requests:int requests_with_read:int errors:int
-    unpriced:int input_tokens:int cache_read_tokens:int cache_write_5m_tokens:int
-    cache_write_30m_tokens:int=0 cache_write_1h_tokens:int automatic_tokens:int
-    automatic_input_tokens:int=0 computed_tokens:int output_tokens:int thinking_tokens:int
-    cost_nano:int cost_without_cache_nano:int prefill_tokens:int prefill_us:int
-turns: id*:64 instance:32 workspace_id:64 key_id:32 model:128 engine:64? engine_model:256? epoch:64?
-    stream:bool opened_at:time opened_ms:int outcome:32 miss_reason:32? input_tokens:int
-    cache_read_tokens:int cache_write_5m_tokens:int cache_write_30m_tokens:int=0
-    cache_write_1h_tokens:int automatic_tokens:int computed_tokens:int output_tokens:int
-    thinking_tokens:int first_token_seconds:real? duration_seconds:real? price:96? cost_nano:int?
-    cost_without_cache_nano:int? num_removed:int=0 fingerprint:bytes? dialect:16? prefix:16?
-    prefix_ttl:8? stop_reason:32? queue_seconds:real? prefill_seconds:real? decode_seconds:real?
-    available_tokens:int? captured_tokens:int? http_request_id:40? user_agent:64? name:64?
-    status:int? error:300? approximate:64?
-watermarks: name*:32 value:int
-workspaces: id*:64 created_at:time display_name:128= archived_at:time? requests_per_minute:int?
-    tokens_per_minute:int? max_concurrency:int? monthly_spend_nano:int? lease_share:real?
-    auto_cache:16? auto_cache_ttl:4? keep_days:int? may_approximate:bool=0
-kept_responses: id*:64 workspace_id:64 at_ms:int body:bytes
-shared_limits: workspace_id*:64 state:text
-turn_contents: turn_id*:64 workspace_id:64 at_ms:int body:bytes
-api_keys: id*:32 workspace_id:64 name:64 digest:64 created_at:time revoked_at:time?
-    scope:16=inference expires_at:time? last_used_at:time? replaces:32? auto_cache:16?
-    auto_cache_ttl:4?
-"""
-# The index's name behind `ix_`, its table and its columns; and what rows it has, where not all.
-_INDICES = """
-batch_rows_rank batch_rows batch_id status rank
-batches_status batches status owned_until
-batches_workspace batches workspace_id created_at id
-cached_contents_expires cached_contents expires_at
-cached_contents_workspace cached_contents workspace_id id
-prefixes_reused prefixes workspace_id requests prefix
-turns_engine turns engine opened_ms id
-turns_errors turns opened_ms id
-turns_http_request_id turns http_request_id
-turns_miss_reason turns miss_reason opened_ms id
-turns_opened turns opened_ms id
-turns_outcome turns outcome opened_ms id
-turns_prefix turns prefix opened_ms id
-turns_workspace_opened turns workspace_id opened_ms id
-kept_responses_workspace kept_responses workspace_id at_ms
-turn_contents_workspace turn_contents workspace_id at_ms
-"""
-_WHERE = {"prefixes_reused": "requests > 1", "turns_errors": "outcome LIKE '%error'"}
-_CONSTRAINTS: dict[str, list[Any]] = {
-    "api_keys": [
-        sa.ForeignKeyConstraint(
-            ["workspace_id"], ["workspaces.id"], name="fk_api_keys_workspace_id_workspaces"
-        ),
-        sa.UniqueConstraint("digest", name="uq_api_keys_digest"),
-        sa.UniqueConstraint("replaces", name="uq_api_keys_replaces"),
-    ]
-}
-
-
-def _tables() -> dict[str, list[str]]:
-    """The columns of each table."""
-    blocks = (block.split(":", 1) for block in re.split(r"\n(?! )", _TABLES.strip()))
-    return {table: columns.split() for table, columns in blocks}
-
 
 def upgrade() -> None:
-    for table, columns in _tables().items():
-        made = []
-        for column in columns:
-            name, _, rest = column.partition(":")
-            rest, has_default, default = rest.partition("=")
-            kind, is_key = rest.removesuffix("?"), name.endswith("*")
-            options: dict[str, Any] = {"server_default": default} if has_default else {}
-            if kind == "int" and is_key:
-                options["autoincrement"] = False
-            of_kind = _KINDS[kind] if kind in _KINDS else sa.String(length=int(kind))
-            options |= {"nullable": rest.endswith("?"), "primary_key": is_key}
-            made.append(sa.Column(name.removesuffix("*"), of_kind, **options))
-        keys = [column.name for column in made if column.primary_key]
-        primary = sa.PrimaryKeyConstraint(*keys, name=f"pk_{table}")
-        op.create_table(table, *made, primary, *_CONSTRAINTS.get(table, ()))
-    for line in _INDICES.strip().splitlines():
-        name, table, *columns = line.split()
-        where = sa.text(_WHERE[name]) if name in _WHERE else None
-        op.create_index(f"ix_{name}", table, columns, sqlite_where=where, postgresql_where=where)
+    _create_access()
+    _create_turns()
+    _index_turns()
+    _create_rollups()
+    _create_whole_lives()
+    _create_batches()
+    _create_kept()
     watermarks = sa.table("watermarks", sa.column("name"), sa.column("value"))
     op.bulk_insert(watermarks, [{"name": "access", "value": 0}])
 
 
 def downgrade() -> None:
-    for table in reversed(_tables()):
+    tables = (
+        "kept_responses",
+        "turn_contents",
+        "cached_contents",
+        "batch_rows",
+        "batches",
+        "horizon",
+        "engine_epochs",
+        "prefixes",
+        "latency_rollups",
+        "reason_rollups",
+        "turn_rollups",
+        "turns",
+        "watermarks",
+        "shared_limits",
+        "api_keys",
+        "workspaces",
+    )
+    for table in tables:
         op.drop_table(table)
+
+
+def _create_access() -> None:
+    op.create_table(
+        "workspaces",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("display_name", sa.String(128), nullable=False, server_default=""),
+        sa.Column("archived_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
+        sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
+        sa.Column("max_concurrency", sa.BigInteger(), nullable=True),
+        sa.Column("monthly_spend_nano", sa.BigInteger(), nullable=True),
+        sa.Column("lease_share", sa.Double(), nullable=True),
+        sa.Column("auto_cache", sa.String(16), nullable=True),
+        sa.Column("auto_cache_ttl", sa.String(4), nullable=True),
+        sa.Column("keep_days", sa.BigInteger(), nullable=True),
+        sa.Column("may_approximate", sa.Boolean(), nullable=False, server_default="0"),
+        sa.PrimaryKeyConstraint("id", name="pk_workspaces"),
+    )
+    op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("scope", sa.String(16), nullable=False, server_default="inference"),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("replaces", sa.String(32), nullable=True),
+        sa.Column("auto_cache", sa.String(16), nullable=True),
+        sa.Column("auto_cache_ttl", sa.String(4), nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_api_keys"),
+        sa.ForeignKeyConstraint(
+            ["workspace_id"], ["workspaces.id"], name="fk_api_keys_workspace_id_workspaces"
+        ),
+        sa.UniqueConstraint("digest", name="uq_api_keys_digest"),
+        sa.UniqueConstraint("replaces", name="uq_api_keys_replaces"),
+    )
+    op.create_table(
+        "shared_limits",
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("workspace_id", name="pk_shared_limits"),
+    )
+    op.create_table(
+        "watermarks",
+        sa.Column("name", sa.String(32), nullable=False),
+        sa.Column("value", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_watermarks"),
+    )
+
+
+def _create_turns() -> None:
+    op.create_table(
+        "turns",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("instance", sa.String(32), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("key_id", sa.String(32), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("engine", sa.String(64), nullable=True),
+        sa.Column("engine_model", sa.String(256), nullable=True),
+        sa.Column("epoch", sa.String(64), nullable=True),
+        sa.Column("stream", sa.Boolean(), nullable=False),
+        sa.Column("opened_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("opened_ms", sa.BigInteger(), nullable=False),
+        sa.Column("outcome", sa.String(32), nullable=False),
+        sa.Column("miss_reason", sa.String(32), nullable=True),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_read_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write_5m_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write_30m_tokens", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("cache_write_1h_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("automatic_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("computed_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("thinking_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("first_token_seconds", sa.Double(), nullable=True),
+        sa.Column("duration_seconds", sa.Double(), nullable=True),
+        sa.Column("price", sa.String(96), nullable=True),
+        sa.Column("cost_nano", sa.BigInteger(), nullable=True),
+        sa.Column("cost_without_cache_nano", sa.BigInteger(), nullable=True),
+        sa.Column("num_removed", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("fingerprint", sa.LargeBinary(), nullable=True),
+        sa.Column("dialect", sa.String(16), nullable=True),
+        sa.Column("prefix", sa.String(16), nullable=True),
+        sa.Column("prefix_ttl", sa.String(8), nullable=True),
+        sa.Column("stop_reason", sa.String(32), nullable=True),
+        sa.Column("queue_seconds", sa.Double(), nullable=True),
+        sa.Column("prefill_seconds", sa.Double(), nullable=True),
+        sa.Column("decode_seconds", sa.Double(), nullable=True),
+        sa.Column("available_tokens", sa.BigInteger(), nullable=True),
+        sa.Column("captured_tokens", sa.BigInteger(), nullable=True),
+        sa.Column("http_request_id", sa.String(40), nullable=True),
+        sa.Column("user_agent", sa.String(64), nullable=True),
+        sa.Column("name", sa.String(64), nullable=True),
+        sa.Column("status", sa.BigInteger(), nullable=True),
+        sa.Column("error", sa.String(300), nullable=True),
+        sa.Column("approximate", sa.String(64), nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_turns"),
+    )
+
+
+def _index_turns() -> None:
+    op.create_index("ix_turns_engine", "turns", ["engine", "opened_ms", "id"])
+    op.create_index(
+        "ix_turns_errors",
+        "turns",
+        ["opened_ms", "id"],
+        sqlite_where=sa.text("outcome LIKE '%error'"),
+        postgresql_where=sa.text("outcome LIKE '%error'"),
+    )
+    op.create_index("ix_turns_http_request_id", "turns", ["http_request_id"])
+    op.create_index("ix_turns_miss_reason", "turns", ["miss_reason", "opened_ms", "id"])
+    op.create_index("ix_turns_opened", "turns", ["opened_ms", "id"])
+    op.create_index("ix_turns_outcome", "turns", ["outcome", "opened_ms", "id"])
+    op.create_index("ix_turns_prefix", "turns", ["prefix", "opened_ms", "id"])
+    op.create_index("ix_turns_workspace_opened", "turns", ["workspace_id", "opened_ms", "id"])
+
+
+def _create_rollups() -> None:
+    op.create_table(
+        "turn_rollups",
+        sa.Column("by_engine", sa.BigInteger(), nullable=False),
+        sa.Column("width_seconds", sa.BigInteger(), nullable=False),
+        sa.Column("start_ms", sa.BigInteger(), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("key_id", sa.String(32), nullable=False),
+        sa.Column("engine", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("price", sa.String(96), nullable=False),
+        sa.Column("prompt_above", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("requests_with_read", sa.BigInteger(), nullable=False),
+        sa.Column("errors", sa.BigInteger(), nullable=False),
+        sa.Column("unpriced", sa.BigInteger(), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_read_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write_5m_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write_30m_tokens", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("cache_write_1h_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("automatic_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("automatic_input_tokens", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("computed_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("thinking_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cost_nano", sa.BigInteger(), nullable=False),
+        sa.Column("cost_without_cache_nano", sa.BigInteger(), nullable=False),
+        sa.Column("prefill_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("prefill_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "by_engine",
+            "width_seconds",
+            "start_ms",
+            "workspace_id",
+            "key_id",
+            "engine",
+            "model",
+            "price",
+            "prompt_above",
+            name="pk_turn_rollups",
+        ),
+    )
+    op.create_table(
+        "reason_rollups",
+        sa.Column("by_engine", sa.BigInteger(), nullable=False),
+        sa.Column("width_seconds", sa.BigInteger(), nullable=False),
+        sa.Column("start_ms", sa.BigInteger(), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("engine", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("kind", sa.String(8), nullable=False),
+        sa.Column("value", sa.String(32), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "by_engine",
+            "width_seconds",
+            "start_ms",
+            "workspace_id",
+            "engine",
+            "model",
+            "kind",
+            "value",
+            name="pk_reason_rollups",
+        ),
+    )
+    op.create_table(
+        "latency_rollups",
+        sa.Column("by_engine", sa.BigInteger(), nullable=False),
+        sa.Column("width_seconds", sa.BigInteger(), nullable=False),
+        sa.Column("start_ms", sa.BigInteger(), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("engine", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("prompt_bucket", sa.BigInteger(), nullable=False),
+        sa.Column("has_read", sa.BigInteger(), nullable=False),
+        sa.Column("bin", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "by_engine",
+            "width_seconds",
+            "start_ms",
+            "workspace_id",
+            "engine",
+            "model",
+            "prompt_bucket",
+            "has_read",
+            "bin",
+            name="pk_latency_rollups",
+        ),
+    )
+
+
+def _create_whole_lives() -> None:
+    op.create_table(
+        "prefixes",
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("prefix", sa.String(16), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("ttl", sa.String(8), nullable=True),
+        sa.Column("price", sa.String(96), nullable=True),
+        sa.Column("first_ms", sa.BigInteger(), nullable=False),
+        sa.Column("last_ms", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("requests_with_read", sa.BigInteger(), nullable=False),
+        sa.Column("unpriced", sa.BigInteger(), nullable=False),
+        sa.Column("cache_read_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write_5m_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write_30m_tokens", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("cache_write_1h_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cost_nano", sa.BigInteger(), nullable=False),
+        sa.Column("cost_without_cache_nano", sa.BigInteger(), nullable=False),
+        sa.Column("gaps_5m", sa.BigInteger(), nullable=False),
+        sa.Column("gaps_1h", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("workspace_id", "prefix", name="pk_prefixes"),
+    )
+    op.create_index(
+        "ix_prefixes_reused",
+        "prefixes",
+        ["workspace_id", "requests", "prefix"],
+        sqlite_where=sa.text("requests > 1"),
+        postgresql_where=sa.text("requests > 1"),
+    )
+    op.create_table(
+        "engine_epochs",
+        sa.Column("engine", sa.String(64), nullable=False),
+        sa.Column("epoch", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("first_ms", sa.BigInteger(), nullable=False),
+        sa.Column("last_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("engine", "epoch", "model", name="pk_engine_epochs"),
+    )
+    op.create_table(
+        "horizon",
+        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("turns_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_horizon"),
+    )
+
+
+def _create_batches() -> None:
+    op.create_table(
+        "batches",
+        sa.Column("id", sa.String(40), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("key_id", sa.String(32), nullable=False),
+        sa.Column("version", sa.String(16), nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("num_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("cancel_initiated_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("owner", sa.String(32), nullable=False),
+        sa.Column("owned_until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_batches"),
+    )
+    op.create_index("ix_batches_status", "batches", ["status", "owned_until"])
+    op.create_index("ix_batches_workspace", "batches", ["workspace_id", "created_at", "id"])
+    op.create_table(
+        "batch_rows",
+        sa.Column("batch_id", sa.String(40), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("custom_id", sa.String(64), nullable=False),
+        sa.Column("rank", sa.BigInteger(), nullable=False),
+        sa.Column("prefix", sa.String(16), nullable=False),
+        sa.Column("params", sa.LargeBinary(), nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("result", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("batch_id", "position", name="pk_batch_rows"),
+    )
+    op.create_index("ix_batch_rows_rank", "batch_rows", ["batch_id", "status", "rank"])
+
+
+def _create_kept() -> None:
+    op.create_table(
+        "cached_contents",
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(256), nullable=False),
+        sa.Column("display_name", sa.String(128), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("num_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("num_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("prefix", sa.String(16), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("held_until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_cached_contents"),
+    )
+    op.create_index("ix_cached_contents_expires", "cached_contents", ["expires_at"])
+    op.create_index("ix_cached_contents_workspace", "cached_contents", ["workspace_id", "id"])
+    op.create_table(
+        "turn_contents",
+        sa.Column("turn_id", sa.String(64), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("turn_id", name="pk_turn_contents"),
+    )
+    op.create_index("ix_turn_contents_workspace", "turn_contents", ["workspace_id", "at_ms"])
+    op.create_table(
+        "kept_responses",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("workspace_id", sa.String(64), nullable=False),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_kept_responses"),
+    )
+    op.create_index("ix_kept_responses_workspace", "kept_responses", ["workspace_id", "at_ms"])
