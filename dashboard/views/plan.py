@@ -1,66 +1,27 @@
-"""Plan: how many GPUs reach a target, how much memory keeps which promise. All is simulated."""
+"""Plan: what other memory, engines and tiers would give the traffic of a range. Simulated."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 import streamlit as st
 
-import gateway.structs.advice as advice
+import gateway.structs.plan as structs
 from dashboard.client import AdminClient, ClientError, decoded
 from dashboard.ui import charts, filters, formats, parts, viewer
 from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
-from gateway.structs.advice import Plan, PlanChoices, Point
+from gateway.structs.plan import Plan, PlanChoices, PlannedEngine, Point
 
 PATH = "/admin/v1/plan"
-_LEDGER, _MADE, _TRACE = "Requests of the range", "Made-up conversations", "A trace"
-_PASTED = "Another: its config.json"
-_MEMORY, _ENGINES = "Memory for keys and values, all engines (GiB)", "Engines"
+_LEDGER = "Requests of the range"
+_TRACE = "A trace"
+_MEMORY = "Tokens that the memory of all engines holds"
+_ENGINES = "Engines"
 _MAX_TRACE = 8_000_000
+_MAX_TOKENS = 2**40
 _SEEN = "plan_seen"
 _EXACT, _SIMULATED, _REUSED = PLANS["light"]
-# Field, label, least, most, default and step of a made-up conversation, in three columns.
-_SLIDERS = (
-    (
-        ("tenants", "Tenants", 1, 100, 8, 1),
-        ("conversations", "Conversations of a tenant", 1, 200, 20, 1),
-        ("turns", "Requests of a conversation", 1, 50, 8, 1),
-    ),
-    (
-        ("system_tokens", "System prompt (tokens)", 0, 50_000, 3000, 100),
-        ("question_tokens", "New in a request (tokens)", 10, 10_000, 300, 10),
-        ("answer_tokens", "Answer (tokens)", 0, 4000, 250, 10),
-    ),
-    (
-        ("gap_seconds", "Seconds between requests", 1, 3600, 60, 1),
-        ("hours", "Hours in which they begin", 1, 168, 4, 1),
-    ),
-)
-# The target's: field, label, most, step.
-_TARGET = (
-    ("first_token_p95", "First token p95, at most (s)", 3600.0, 0.1),
-    ("requests_per_second", "Requests a second", 1000.0, 1.0),
-    ("promise_kept", "Promise kept, at least (%)", 100.0, 1.0),
-    ("leased", "Breakpoints leased, at least (%)", 100.0, 1.0),
-)
-# Field, label, least, most, default, and what stands where nothing is typed.
-_NUMBERS: tuple[tuple[tuple[str, str, float, float, float | None, str | None], ...], ...] = (
-    (),
-    (
-        ("device_gib", "Memory of a device (GiB)", 1.0, 65_536.0, 80.0, None),
-        (
-            *("weights_gib", "Of it, for weights and working memory (GiB)"),
-            *(0.0, 65_536.0, None, "weights and a tenth"),
-        ),
-        ("prefill_us", "Prefill of one token (µs)", 0.01, 1_000_000.0, None, "as measured"),
-    ),
-    (
-        ("host_gib", "Host memory of an engine (GiB)", 0.0, 1e6, 0.0, None),
-        ("disk_gib", "Disk of an engine (GiB)", 0.0, 1e6, 0.0, None),
-        ("decode_ms", "One decode step (ms)", 0.0, 1e4, None, "as measured"),
-    ),
-)
+_AS_IT_IS = "as it is"
 
 
 def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
@@ -68,12 +29,12 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
     bar = st.progress(0.0, text="Simulating")
     try:
         for text in client.stream(f"{PATH}/progress", body, {}):
-            match decoded(f"[{text}]", list[advice.Line])[0]:
-                case advice.Planned(plan=plan):
+            match decoded(f"[{text}]", list[structs.Line])[0]:
+                case structs.Planned(plan=plan):
                     return plan
-                case advice.PlanFailed(message=message):
+                case structs.PlanFailed(message=message):
                     raise ClientError(message)
-                case advice.Progress(share=share):
+                case structs.Progress(share=share):
                     bar.progress(min(share, 1.0), text=f"Simulating: {share:.0%}")
     finally:
         bar.empty()
@@ -81,130 +42,75 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
 
 
 def form(choices: PlanChoices) -> dict[str, Any] | None:
-    """What is to be planned; None until somebody asks. Raise ClientError for a wrong config."""
+    """What is to be planned; None until somebody asks."""
     source = st.segmented_control(
-        "Traffic", [_LEDGER, _MADE, _TRACE], default=_LEDGER, key="plan_source", required=True
+        "Traffic", [_LEDGER, _TRACE], default=_LEDGER, key="plan_source", required=True
     )
+    for engine in choices.engines:
+        st.caption(engine_text(engine))
     with st.form("plan_form"):
         body: dict[str, Any] = {}
-        columns = st.columns(3)
-        with columns[0]:
-            model = st.selectbox("Model", [*choices.models, _PASTED], key="plan_model")
-            body["kv_dtype"] = st.selectbox(
-                "Type of keys and values", choices.kv_dtypes, key="plan_dtype"
-            )
-            body["engines"] = st.number_input("Engines", 1, 64, 1, key="plan_engines")
-        for column, numbers in zip(columns, _NUMBERS, strict=True):
-            for field, label, low, high, value, told in numbers:
-                key = f"plan_{field.split('_')[0]}"
-                body[field] = column.number_input(
-                    label, low, high, value, key=key, placeholder=told
-                )
-        body |= wanted(choices)
-        pasted = st.text_area(
-            "config.json of a model that is not in the list",
-            key="plan_config",
-            height=100,
-            max_chars=200_000,
+        st.markdown("A field that is left empty is planned as it is.")
+        left, middle, right = st.columns(3)
+        body["device_tokens"] = number(left, "device_tokens", "Tokens on the device", least=1024)
+        body["engines"] = number(left, "engines", "Engines", least=1, most=64)
+        body["host_tokens"] = number(middle, "host_tokens", "Tokens in host memory")
+        body["max_running"] = number(
+            middle, "max_running", "Requests computed together", least=1, most=4096
         )
-        if source == _MADE:
-            body["made"] = made_up()
-        elif source == _TRACE:
+        body["disk_tokens"] = number(right, "disk_tokens", "Tokens on disk")
+        body["min_cache_tokens"] = number(
+            right, "min_cache_tokens", "Shortest cached prefix (tokens)", least=1, most=1_000_000
+        )
+        chosen = filters.chosen().params("engine")
+        body |= {"served_model": chosen.pop("model"), **chosen}
+        if source == _TRACE:
             body["trace"] = st.text_area(
                 "Lines of JSON: timestamp (ms), input_length, output_length, hash_ids",
                 key="plan_trace",
                 max_chars=_MAX_TRACE,
                 height=160,
             )
-        else:
-            chosen = filters.chosen().params("engine")
-            body |= {"served_model": chosen.pop("model"), **chosen}
         if not st.form_submit_button("Plan", key="plan_go", type="primary"):
             return None
-    if model == _PASTED:
-        body["config"] = config_of(pasted)
-    else:
-        body["model"] = model
     return {name: value for name, value in body.items() if value is not None}
 
 
-def wanted(choices: PlanChoices) -> dict[str, Any]:
-    """The target and the GPUs, where a first token's time is typed."""
-    st.markdown("**How many GPUs?** With a target, the fewest engines of each GPU are looked for.")
-    target: dict[str, Any] = {}
-    for column, (field, label, most, step) in zip(st.columns(4), _TARGET, strict=True):
-        key = f"plan_target_{field}"
-        value = column.number_input(label, 0.001, most, None, step, key=key, placeholder="as it is")
-        if value is not None:
-            target[field] = value / 100 if label.endswith("(%)") else value
-    with st.expander("GPUs and their prices (examples: type your own)"):
-        rows: list[Row] = [
-            {
-                "Use": True,
-                "GPU": gpu.title,
-                "$ an hour": gpu.per_hour,
-                "Memory (GB)": gpu.memory_gb,
-                "Dense BF16 (TFLOPS)": gpu.tflops,
-                "GB a second": gpu.bandwidth_gbs,
-                "From": gpu.source,
-            }
-            for gpu in choices.gpus.values()
-        ]
-        fixed = [name for name in rows[0] if name not in ("Use", "$ an hour")]
-        edited = st.data_editor(
-            frame(rows), key="plan_gpus", hide_index=True, disabled=fixed, num_rows="fixed"
-        )
-    if "first_token_p95" not in target:
-        return {}
-    picked = zip(choices.gpus, edited["Use"], edited["$ an hour"], strict=True)
-    found = [{"name": name, "per_hour": float(price)} for name, is_used, price in picked if is_used]
-    return {"target": target, "gpus": found or None}
+def engine_text(engine: PlannedEngine) -> str:
+    """What the engines of one model hold now."""
+    tiers = [f"{engine.device_tokens:,} tokens on the device"]
+    if engine.host_tokens:
+        tiers.append(f"{engine.host_tokens:,} in host memory")
+    if engine.disk_tokens:
+        tiers.append(f"{engine.disk_tokens:,} on disk")
+    engines = formats.counted(engine.engines, "engine")
+    return f"{engine.model}: {engines}, each with {', '.join(tiers)}."
 
 
-def made_up() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    columns = st.columns(3)
-    for column, sliders in zip(columns, _SLIDERS, strict=True):
-        for field, label, low, high, value, step in sliders:
-            found[field] = column.slider(label, low, high, value, step, key=f"plan_made_{field}")
-    found["ttl"] = columns[2].selectbox("Markers", ["5m", "1h", "none"], key="plan_ttl")
-    return found
-
-
-def config_of(text: str) -> dict[str, Any]:
-    """Raise ClientError where it is no config.json."""
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ClientError(f"config: no JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ClientError("config: paste the whole config.json, a JSON object")
-    return config
+def number(
+    column: Any, field: str, label: str, *, least: int = 0, most: int = _MAX_TOKENS
+) -> int | None:
+    value = column.number_input(
+        label, least, most, None, 1, key=f"plan_{field}", placeholder=_AS_IT_IS
+    )
+    return None if value is None else int(value)
 
 
 def draw(plan: Plan) -> None:
-    whole = plan.whole
     for text in plan.warnings:
         st.warning(text, icon=":material/warning:")
-    read = (
-        f"**{whole.hit_rate:.1%} of the prompt tokens would be read**, and one first token in"
-        f" twenty would take **{formats.seconds(whole.first_token_p95)}** or more (simulated)."
-    )
-    if plan.answers:
-        draw_answers(plan)
-        st.markdown(read)
-    else:
-        parts.hero(read)
+    whole = plan.whole
+    parts.hero(f"**{whole.hit_rate:.1%} of the prompt tokens would be read** (simulated).")
     st.caption(plan.text)
     draw_cards(plan)
     st.text(plan.knee_text)
-    parts.heading("What each purchase would change")
-    for change in plan.buys:
+    parts.heading("What each change would give")
+    for change in plan.changes:
         st.text(change.text)
     left, right = st.columns(2, gap="large")
     with left:
         rows: list[Row] = [
-            {"x": each.gib, "y": each.reuse_rate, "kind": _EXACT} for each in plan.lru
+            {"x": point.tokens, "y": point.reuse_rate, "kind": _EXACT} for point in plan.lru
         ]
         draw_curves("memory", "By memory", _MEMORY, rows, plan.memory)
     with right:
@@ -217,75 +123,64 @@ def draw(plan: Plan) -> None:
             st.text(text)
 
 
-def draw_answers(plan: Plan) -> None:
-    parts.hero(f"**{plan.answer_text}**".replace("$", "\\$"))
-    st.caption(
-        "Simulated, the cheapest first. Prices are those that stand in the form. What follows below"
-        " the table is about the first row."
-    )
-    rows = [
-        {
-            "GPU": each.title,
-            "Engines": each.engines,
-            "GPUs an engine": each.gpus_per_engine,
-            "An hour ($)": each.per_hour,
-            "First token p95 (s)": each.point.first_token_p95 if each.point else None,
-            "Promise kept": each.point.promise_kept if each.point else None,
-            "Hit rate": each.point.hit_rate if each.point else None,
-            "Prefill of a token (µs)": each.prefill_us or None,
-            "Decode step (ms)": each.decode_ms or None,
-            "Times are": each.speed or None,
-            "Note": each.why or None,
-        }
-        for each in plan.answers
-    ]
-    parts.table(rows, "plan_answers", plan.answer_text)
-
-
 def draw_cards(plan: Plan) -> None:
-    whole, kv = plan.whole, plan.kv
+    whole = plan.whole
+    engine = plan.engine
     with st.grid(4, min_column_width=170, row_height=132):
-        most, p50 = f"{plan.ceiling:.1%} at most", formats.seconds(whole.first_token_p50)
-        p95, fit = formats.seconds(whole.first_token_p95), formats.whole(kv.leases_that_fit)
-        size = f"{kv.bytes_per_token:,} bytes a token"
-        parts.card("plan_hit_rate", formats.percent(whole.hit_rate), label="Hit rate", delta=most)
+        parts.card(
+            "plan_hit_rate",
+            formats.percent(whole.hit_rate),
+            label="Hit rate",
+            delta=f"{plan.ceiling:.1%} at most",
+        )
         parts.card("plan_kept", formats.percent(whole.promise_kept), label="Promise kept")
-        parts.card("plan_first", p95, label="First token p95", delta=f"p50 {p50}")
-        parts.card("plan_leases", fit, label="Leases that fit", delta=size)
+        parts.card("plan_best_effort", formats.percent(whole.best_effort), label="Best effort")
+        parts.card("plan_leases", formats.whole(engine.leases_that_fit), label="Leases that fit")
 
 
 def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[Point]) -> None:
-    """Shares of the prompt tokens, and times to first token, by the memory of all engines together
-    or by engines."""
+    """Shares of the prompt tokens, and times to first token where they are known, by the memory of
+    all engines together or by engines."""
     parts.heading(heading)
     theme = viewer.theme()
-    at = [each.engines if key == "engines" else each.device_gib * each.engines for each in points]
     shares: list[Row] = list(lru)
     waits: list[Row] = []
-    for x, each in zip(at, points, strict=True):
-        shares.append({"x": x, "y": each.hit_rate, "kind": _SIMULATED})
-        shares.append({"x": x, "y": each.reuse_rate, "kind": _REUSED})
-        waits.append({"x": x, "y": max(each.first_token_p50, 0.001), "kind": "p50"})
-        waits.append({"x": x, "y": max(each.first_token_p95, 0.001), "kind": "p95"})
-    axis, scale = alt.Axis(format=".0%", tickCount=5), alt.Scale(domain=[0, 1])
-    share = alt.Y("y:Q", title="Share of prompt tokens", scale=scale, axis=axis)
-    told = ", ".join(f"{each.label} {each.hit_rate:.1%}" for each in points)
+    for point in points:
+        x = point.engines if key == "engines" else point.device_tokens * point.engines
+        shares.append({"x": x, "y": point.hit_rate, "kind": _SIMULATED})
+        shares.append({"x": x, "y": point.reuse_rate, "kind": _REUSED})
+        if point.first_token_p50 is not None and point.first_token_p95 is not None:
+            waits.append({"x": x, "y": max(point.first_token_p50, 0.001), "kind": "p50"})
+            waits.append({"x": x, "y": max(point.first_token_p95, 0.001), "kind": "p95"})
+    share = alt.Y(
+        "y:Q",
+        title="Share of prompt tokens",
+        scale=alt.Scale(domain=[0, 1]),
+        axis=alt.Axis(format=".0%", tickCount=5),
+    )
+    rates = ", ".join(f"{point.label} {point.hit_rate:.1%}" for point in points)
     drawn = curves(shares, PLANS[theme], title, share, "y:Q=Share|.1%")
-    parts.chart(drawn, f"plan_share_{key}", f"Simulated hit rates: {told}.")
+    parts.chart(drawn, f"plan_share_{key}", f"Simulated hit rates: {rates}.")
+    if not waits:
+        return
     wait = charts.decades(alt.Y, "y:Q", "First token (seconds)")
-    told = ", ".join(f"{each.label} {each.first_token_p95:.3f} s" for each in points)
+    times = ", ".join(
+        f"{point.label} {point.first_token_p95:.3f} s"
+        for point in points
+        if point.first_token_p95 is not None
+    )
     drawn = curves(waits, WAITS[theme], title, wait, "y:Q=First token (s)|.3f")
-    parts.chart(drawn, f"plan_wait_{key}", f"Simulated first tokens, p95: {told}.")
+    parts.chart(drawn, f"plan_wait_{key}", f"Simulated first tokens, p95: {times}.")
 
 
-def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, told: str) -> Any:
+def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, tip: str) -> Any:
     """Lines by kind; a simulated point is a dot."""
     axis = charts.amounts(whole=title == _ENGINES)
     drawn = alt.Chart(frame(rows)).encode(
         x=alt.X("x:Q", title=title, scale=charts.ZERO, axis=axis),
         y=y,
         color=colour("kind:N", colours, 2),
-        tooltip=charts.tips("kind:N=What", "x:Q=At", told),
+        tooltip=charts.tips("kind:N=What", "x:Q=At", tip),
     )
     dots = drawn.transform_filter("indexof(datum.kind, 'LRU') < 0").mark_circle(size=60)
     return alt.layer(drawn.mark_line(), dots).properties(height=280)
@@ -297,14 +192,13 @@ def draw_table(key: str, heading: str, points: Sequence[Point]) -> None:
         {
             "Fleet": point.label,
             "Engines": point.engines,
-            "GiB for keys and values": point.device_gib,
+            "Tokens on the device": point.device_tokens,
             "Hit rate": point.hit_rate,
             "Reused": point.reuse_rate,
             "Promise kept": point.promise_kept,
             "Share best effort": point.best_effort,
             "First token p50 (s)": point.first_token_p50,
             "First token p95 (s)": point.first_token_p95,
-            "Prefill saved (s)": round(point.prefill_saved_seconds),
             "Refused": point.refused,
         }
         for point in points
@@ -318,17 +212,18 @@ def draw_page() -> None:
     if body is not None:
         st.session_state.pop(_SEEN, None)
         st.session_state[_SEEN] = ask(client, body)
-    if (plan := st.session_state.get(_SEEN)) is not None:
+    plan = st.session_state.get(_SEEN)
+    if plan is not None:
         draw(plan)
     else:
-        told = "Choose the hardware and the traffic, then Plan. A plan takes some seconds."
-        parts.empty(told, ":material/calculate:")
+        words = "Choose what is to change, then Plan. A plan takes up to some minutes."
+        parts.empty(words, ":material/calculate:")
 
 
 if __name__ == "__main__":
     parts.title(
         "Plan",
-        "How many GPUs, and which memory keeps which promise? Simulated, with the product's pool.",
+        "What would other memory, engines and tiers give? Simulated, with the product's own pool.",
     )
     try:
         draw_page()

@@ -1,18 +1,15 @@
-"""What would pay: advice on markers, its summary of a week, and plans of memory."""
+"""What would pay: advice on markers, and its summary of a week."""
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date
 from functools import partial
-from statistics import median
 from typing import Annotated, Any
 
 import msgspec
-from litestar import post
 from litestar.di import NamedDependency
-from litestar.response import Stream
 
 from engine.protocol import InputUsage
 from gateway.admin import controller
@@ -22,7 +19,7 @@ from gateway.advice.observation import Observation, Row, observe
 from gateway.advice.pasted import MAX_REQUESTS, PastedDialect, advise_request, with_own_paths
 from gateway.advice.stream import advise_stream
 from gateway.advice.summary import MIN_TURNS, summary_lines
-from gateway.base.errors import GatewayError, InvalidRequest, NotFound, Overloaded
+from gateway.base.errors import InvalidRequest, NotFound, Overloaded
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.generation import while_present
 from gateway.http.query import NO_NUL
@@ -347,177 +344,3 @@ async def summarized(
         lines=lines,
         num_more=num_more,
     )
-
-
-_LINES = "application/x-ndjson"
-_PLAN_LINE = "plan"
-MAX_PLAN_PREFIXES = 2_000_000
-"""Of all turns together; older turns are left out beyond it."""
-_TIMED_TOKENS = 128
-"""A turn that computed fewer was timed for its fixed cost."""
-
-
-class PlanController(controller.AdminController):
-    path = "/admin/v1/plan"
-
-    @controller.view("/", "planChoices", "What a plan can be asked for.")
-    async def choices(self) -> structs.PlanChoices:
-        return structs.PlanChoices(
-            models=traffic.family_names(), kv_dtypes=list(traffic.DTYPES), gpus=traffic.known_gpus()
-        )
-
-    @controller.action(
-        "/",
-        "plan",
-        "What memory, tiers and engines would give, or how many reach a target; simulated.",
-        traffic.PlanRequest,
-        **(READS_BY_POST | {"is_plan": True}),
-    )
-    async def plan(
-        self,
-        request: AdminRequest,
-        asked: NamedDependency[traffic.PlanRequest],
-        services: controller.Deps,
-    ) -> structs.Plan:
-        job = await while_present(request.scope, _job(services, asked, request.user))
-        return await while_present(request.scope, services.planners.plan(job))
-
-    @post(
-        "/progress",
-        operation_id="planWithProgress",
-        summary="The same as lines of JSON: `progress`, and at last `plan` or `error`.",
-        status_code=200,
-        media_type=_LINES,
-        opt=READS_BY_POST | {"is_plan": True},
-        dependencies={"asked": controller.JsonBody(traffic.PlanRequest)},
-    )
-    async def plan_with_progress(
-        self,
-        request: AdminRequest,
-        asked: NamedDependency[traffic.PlanRequest],
-        services: controller.Deps,
-    ) -> Stream:
-        job = await while_present(request.scope, _job(services, asked, request.user))
-        lines = services.planners.lines(job)
-        # A request that can't be planned is an error, and not the beginning of a stream.
-        first = await while_present(request.scope, lines.asend(None))
-
-        async def told() -> AsyncIterator[bytes]:
-            yield msgspec.json.encode(first) + b"\n"
-            try:
-                async for line in lines:
-                    yield msgspec.json.encode(line) + b"\n"
-            except GatewayError as error:
-                failed = structs.PlanFailed(
-                    message=str(error), is_asked=isinstance(error, InvalidRequest)
-                )
-                yield msgspec.json.encode(failed) + b"\n"
-            finally:
-                # Closing it ends the process.
-                await lines.aclose()
-
-        return Stream(told(), media_type=_LINES)
-
-
-async def _job(services: Services, asked: traffic.PlanRequest, viewer: Viewer) -> traffic.Job:
-    own = viewer.confine(asked.workspace)
-    if sum(each is not None for each in (asked.trace, asked.made)) == 2:
-        raise InvalidRequest("trace: give either `trace` or `made`")
-    if asked.trace is not None or asked.made is not None:
-        return traffic.Job(asked=asked)
-    span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
-    of = controller.range_of(services, span, own, model=asked.served_model)
-    gathering = TrafficGathering(services.prices.own)
-    async for rows in observed(services.queries.ledger, of, asked.key, traffic.MAX_TURNS):
-        await in_thread(services, viewer, _PLAN_LINE, gathering.take, rows)
-        if gathering.is_full:
-            break
-    told = [min_tokens_of(services, model) for model in gathering.models]
-    least = min(told, default=traffic.DEFAULT_MIN_TOKENS)
-    job: traffic.Job = await in_thread(services, viewer, _PLAN_LINE, gathering.job, asked, least)
-    on = [_measured_on(services, model) for model in sorted(gathering.models)]
-    return msgspec.structs.replace(job, measured_on=on)
-
-
-def _measured_on(services: Services, model: str) -> traffic.MeasuredOn:
-    """The engine that serves the model now; one that is gone is not known."""
-    try:
-        found = services.find_model(model)
-    except NotFound:
-        return traffic.MeasuredOn(model=model)
-    for engine in services.fleet.engines:
-        about = engine.description
-        if about is not None and found.is_served_by(about.model):
-            width = about.kv_bytes_per_token
-            return traffic.MeasuredOn(model=model, device=about.device, kv_bytes_per_token=width)
-    return traffic.MeasuredOn(model=model)
-
-
-class TrafficGathering:
-    """Turns of the ledger as the planner needs them. Rows come the newest first."""
-
-    def __init__(self, prices: PriceSheets) -> None:
-        self._prices = prices
-        self._numbers = traffic.Numbers()
-        self._scopes = traffic.Numbers()
-        self._turns: list[traffic.Turn] = []
-        self._num_prefixes = 0
-        self.models: set[str] = set()
-        self._rates: list[float] = []
-        self._decodes: list[float] = []
-        self._overheads: list[float] = []
-
-    @property
-    def is_full(self) -> bool:
-        return self._num_prefixes >= MAX_PLAN_PREFIXES
-
-    def take(self, rows: Sequence[Any]) -> None:
-        for row in rows:
-            turn = observation_of(row, self._prices)
-            if turn is None or self.is_full:
-                continue
-            self._num_prefixes += len(turn.digests)
-            self.models.add(row.model)
-            self._turns.append(
-                traffic.Turn(
-                    at=turn.at_ms / 1000,
-                    scope=self._scopes.of((turn.workspace, turn.model)),
-                    ids=[self._numbers.of(digest) for digest in turn.digests],
-                    ends=turn.tokens,
-                    segments=list(range(len(turn.digests))),
-                    marks=turn.marks,
-                    output=row.output_tokens,
-                    tail=turn.total - turn.tokens[-1],
-                    steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
-                )
-            )
-            if not row.prefill_seconds:
-                continue
-            if row.computed_tokens >= _TIMED_TOKENS:
-                self._rates.append(row.prefill_seconds / row.computed_tokens)
-            if row.decode_seconds and row.output_tokens > 1:
-                self._decodes.append(row.decode_seconds / (row.output_tokens - 1))
-            if row.queue_seconds is not None:
-                of_engine = row.queue_seconds + row.prefill_seconds
-                self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
-
-    def job(
-        self, asked: traffic.PlanRequest, min_cache_tokens: int = traffic.DEFAULT_MIN_TOKENS
-    ) -> traffic.Job:
-        # The others shared their steps, so theirs took longer than their tokens alone.
-        rate, decode = _quickest(self._rates), _quickest(self._decodes)
-        return traffic.Job(
-            asked=asked,
-            turns=self._turns[::-1],
-            prefill_us=None if rate is None else rate * 1e6,
-            timed_turns=len(self._rates),
-            decode_ms=None if decode is None else decode * 1e3,
-            overhead_seconds=median(self._overheads) if self._overheads else 0.0,
-            min_cache_tokens=min_cache_tokens,
-            measured_on=[traffic.MeasuredOn(model=model) for model in sorted(self.models)],
-        )
-
-
-def _quickest(seconds: list[float]) -> float | None:
-    """What the quickest quarter took at most."""
-    return sorted(seconds)[len(seconds) // 4] if seconds else None

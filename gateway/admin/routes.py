@@ -1,6 +1,6 @@
 """The controllers of the HTTP API."""
 
-from gateway.admin import access, advice, engines, openapi, report, usage
+from gateway.admin import access, advice, engines, export, openapi, plan, usage
 from gateway.http import batches, cached_contents, health, model_calls, models
 
 CONTROLLERS = (
@@ -17,7 +17,7 @@ CONTROLLERS = (
     health.HealthController,
     advice.AdviseController,
     advice.AdviceSummaryController,
-    advice.PlanController,
+    plan.PlanController,
     usage.DivergenceController,
     usage.ConversationController,
     usage.ContentController,
@@ -28,6 +28,6 @@ CONTROLLERS = (
     access.KeysController,
     usage.UsageController,
     usage.RefusalsController,
-    report.ReportController,
+    export.ExportController,
     openapi.OpenApiController,
 )

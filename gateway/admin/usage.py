@@ -119,24 +119,6 @@ class UsageController(AdminController):
             definitions=DEFINITIONS,
         )
 
-    @view("/overview", "getOverview", "Totals, rates, savings and time buckets.")
-    async def overview(
-        self,
-        request: AdminRequest,
-        services: Deps,
-        seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
-    ) -> structs.Overview:
-        now = now_ms(services.clock)
-        own = request.user.workspace
-        of = Range(since_ms=now - seconds * 1000, until_ms=now + 1, workspace=own)
-        return structs.Overview(
-            **msgspec.structs.asdict(await _usage_of(services, of)),
-            now_ms=now,
-            seconds=seconds,
-            journal_backlog=services.journal.backlog if own is None else None,
-            definitions={name: each.formula for name, each in DEFINITIONS.items()},
-        )
-
     @view("/turns", "listTurns", "The newest turns.", None)
     async def turns(
         self,

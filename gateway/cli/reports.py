@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, TrafficGathering, of_requests
+from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, of_requests
+from gateway.admin.plan import TrafficGathering
 from gateway.advice.duplicates import find_groups, told
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream
@@ -22,24 +23,14 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed
 from gateway.planning.process import Planners
-from gateway.planning.traffic import (
-    DEFAULT_MIN_TOKENS,
-    DTYPES,
-    MAX_TRACE_CHARACTERS,
-    Job,
-    MadeTraffic,
-    PlanRequest,
-    Target,
-    family_names,
-    known_gpus,
-)
+from gateway.planning.traffic import DEFAULT_MIN_TOKENS, MAX_TRACE_CHARACTERS, Job, PlanRequest
 from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.files import SHIPPED, load_prices
 from gateway.prices.price import PriceSheets
-from gateway.structs.advice import AdviceReport, Finding, FleetAnswer, Plan, Planned, Point
+from gateway.structs.advice import AdviceReport, Finding
+from gateway.structs.plan import Plan, Planned, Point
 
 G = TypeVar("G", Gathering, TrafficGathering)
-_MAX_CONFIG_BYTES = 4 * 2**20
 _BAR = 40
 
 
@@ -52,30 +43,17 @@ def add_commands(commands: Commands) -> None:
     advise.add_argument("--model")
     advise.add_argument("--min-tokens", type=count, default=DEFAULT_MIN_TOKENS)
     plan = commands.add_parser("plan", help="say what memory, tiers and engines would give")
-    plan.add_argument("--model", help=f"a family: {', '.join(family_names())}")
-    plan.add_argument("--config", type=Path, help="a Hugging Face config.json in place of a family")
-    plan.add_argument("--kv-dtype", choices=DTYPES)
     for name, about in (
-        ("device-gib", "memory of one device"),
-        ("weights-gib", "the part of it that is not for keys and values"),
-        ("host-gib", "host memory of one engine for keys and values"),
-        ("disk-gib", "disk of one engine for keys and values"),
-        ("lease-share", "part of the pool that leases may hold"),
-        ("prefill-us", "microseconds of a computed token"),
-        ("decode-ms", "milliseconds of a decode step"),
+        ("device-tokens", "tokens that the device memory of one engine holds"),
+        ("host-tokens", "tokens that its host memory holds"),
+        ("disk-tokens", "tokens that its disk holds"),
+        ("engines", "how many engines there are"),
+        ("max-running", "requests that one engine computes together"),
+        ("min-cache-tokens", "the shortest prefix that is cached"),
     ):
-        plan.add_argument(f"--{name}", type=float, help=about)
-    plan.add_argument("--engines", type=int)
-    plan.add_argument("--max-running", type=int)
-    plan.add_argument("--min-cache-tokens", type=int, help="the shortest prefix that is cached")
+        plan.add_argument(f"--{name}", type=int, help=about)
+    plan.add_argument("--lease-share", type=float, help="part of the memory that leases may hold")
     plan.add_argument("--trace", type=Path, help="traffic: lines of JSON in Mooncake's format")
-    for name, metavar, nargs, about, known in (
-        ("made", "FIELD=VALUE", "*", "traffic made up by a rule", MadeTraffic.__struct_fields__),
-        ("target", "FIELD=VALUE", "+", "find how many engines reach it", Target.__struct_fields__),
-        ("gpus", "GPU[=DOLLARS]", "+", "with prices an hour; default: all of", known_gpus()),
-    ):
-        told = f"{about}: {', '.join(known)}"
-        plan.add_argument(f"--{name}", metavar=metavar, nargs=nargs, help=told)
     plan.add_argument("--served-model", help="only turns of this model of the ledger")
     for parser, run, start in ((advise, _advise, "a day"), (plan, _plan, "a week")):
         parser.add_argument("--workspace")
@@ -113,14 +91,15 @@ def _advise(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     try:
         asked = _asked(options)
-        if asked.trace is not None or asked.made is not None:
+        since, until = _since_until(options, UNITS_MS["w"])
+        model = asked.served_model
+        of = Range(since_ms=since, until_ms=until, workspace=asked.workspace, model=model)
+        if asked.trace is not None:
             job = Job(asked=asked)
         else:
-            since, until = _since_until(options, UNITS_MS["w"])
-            model = asked.served_model
-            of = Range(since_ms=since, until_ms=until, workspace=asked.workspace, model=model)
             gathering = TrafficGathering(_prices())
-            job = _gathered(gathering, of, asked.key, MAX_PLAN_TURNS).job(asked)
+            # Engines are known to a gateway that runs, and not to the ledger.
+            job = _gathered(gathering, of, asked.key, MAX_PLAN_TURNS).job(asked, None)
         plan = asyncio.run(_planned(job))
     except InvalidRequest as error:
         raise UsageError(str(error).replace("since_ms: ", "--since: ")) from None
@@ -200,30 +179,15 @@ def _findings(findings: Iterable[Finding]) -> Iterable[str]:
 
 
 def _asked(options: argparse.Namespace) -> PlanRequest:
-    """Raise InvalidRequest and UsageError."""
-    names = set(PlanRequest.__struct_fields__) - {"config", "trace", "made", "target", "gpus"}
-    given: dict[str, Any] = {
+    """Raise UsageError."""
+    names = set(PlanRequest.__struct_fields__) - {"trace"}
+    values: dict[str, Any] = {
         name: value for name in names if (value := getattr(options, name, None)) is not None
     }
-    try:
-        if options.config is not None:
-            given["config"] = msgspec.json.decode(_whole(options.config, _MAX_CONFIG_BYTES))
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"--config: {options.config}: {error}") from None
     if options.trace is not None:
-        given["trace"] = _whole(options.trace, MAX_TRACE_CHARACTERS)
-    for name, fields in (("made", options.made), ("target", options.target)):
-        if fields is not None:
-            if wrong := next((text for text in fields if "=" not in text), None):
-                raise UsageError(f"--{name}: `{wrong}` is not field=value")
-            given[name] = dict(text.split("=", 1) for text in fields)
-    if options.gpus is not None:
-        parted = (text.partition("=") for text in options.gpus)
-        given["gpus"] = [
-            {"name": name, **({"per_hour": price} if price else {})} for name, _, price in parted
-        ]
+        values["trace"] = _whole(options.trace, MAX_TRACE_CHARACTERS)
     try:
-        return msgspec.convert(given, PlanRequest, strict=False)
+        return msgspec.convert(values, PlanRequest, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from None
 
@@ -242,48 +206,41 @@ async def _planned(job: Job) -> Plan:
 def _plan_lines(plan: Plan) -> Iterable[str]:
     yield plan.text
     yield from (f"Warning: {text}" for text in plan.warnings)
-    if plan.answers:
-        yield f"\n{plan.answer_text}"
-        yield from map(_answer, plan.answers)
-        yield "\nThe rest is about the first of these."
-    kv = plan.kv
+    engine = plan.engine
     yield (
-        f"A token takes {kv.bytes_per_token:,} bytes; an engine holds {kv.device_tokens:,} tokens"
-        f" on the device, {kv.host_tokens:,} on the host and {kv.disk_tokens:,} on disk."
+        f"An engine holds {engine.device_tokens:,} tokens on the device, {engine.host_tokens:,} on"
+        f" the host and {engine.disk_tokens:,} on disk."
     )
-    if kv.leases_that_fit is not None:
-        yield f"{kv.leases_that_fit:,} leases of {kv.lease_tokens:,} tokens fit into an engine."
+    if engine.leases_that_fit is not None:
+        yield f"{engine.leases_that_fit:,} leases of {engine.lease_tokens:,} tokens fit into it."
     yield plan.knee_text
     for title, points in (
-        ("As asked, all requests", [plan.whole]),
-        ("Memory for keys and values", plan.memory),
+        ("As it is, all requests", [plan.whole]),
+        ("Memory", plan.memory),
         ("Engines", plan.engines),
         ("Tiers", plan.tiers),
     ):
-        columns = "     GiB     hit  reused    kept       p50       p95      saved"
+        columns = "      tokens     hit  reused    kept  best effort       p50       p95"
         yield f"\n{title}\n  {'':32} {columns}"
         yield from map(_point, points)
     yield ""
-    yield from (change.text for change in plan.buys)
+    yield from (change.text for change in plan.changes)
     yield "\nAssumed"
     yield from (f"  {text}" for text in plan.assumptions)
 
 
-def _answer(each: FleetAnswer) -> str:
-    if each.engines is None or each.point is None or each.per_hour is None:
-        return f"  {each.title:20} {each.why}"
-    more = f" {each.why}." if each.why else ""
+def _point(point: Point) -> str:
     return (
-        f"  {each.title:20} {each.engines:3} engines x {each.gpus_per_engine}"
-        f" ${each.per_hour:9,.2f}/h  p95 {each.point.first_token_p95:.3f}s "
-        f" {each.prefill_us:,.1f} µs a token, {each.decode_ms:,.1f} ms a step. {each.speed}.{more}"
+        f"  {point.label:32} {point.device_tokens:12,} {point.hit_rate:7.1%}"
+        f" {point.reuse_rate:7.1%} {_share(point.promise_kept):>7}"
+        f" {_share(point.best_effort):>12} {_seconds(point.first_token_p50):>9}"
+        f" {_seconds(point.first_token_p95):>9}"
     )
 
 
-def _point(each: Point) -> str:
-    kept = "-" if each.promise_kept is None else f"{each.promise_kept:.1%}"
-    return (
-        f"  {each.label:32} {each.device_gib:8.1f} {each.hit_rate:7.1%} {each.reuse_rate:7.1%}"
-        f" {kept:>7} {each.first_token_p50:8.3f}s {each.first_token_p95:8.3f}s"
-        f" {each.prefill_saved_seconds:9,.0f}s"
-    )
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f}s"

@@ -16,7 +16,7 @@ import msgspec
 from gateway.base.errors import InvalidRequest
 from gateway.planner.plan import plan
 from gateway.planning.traffic import Job
-from gateway.structs.advice import Line, PlanFailed, Planned, Progress
+from gateway.structs.plan import Line, PlanFailed, Planned, Progress
 
 _TOLD_SECONDS = 0.2
 NICENESS = 15

@@ -4,7 +4,7 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, TypeVar
@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.planner.engine import Capacities, Costs
-from gateway.planner.fleet import Patience, SimulatedGateway, Simulation, Tell
+from gateway.planner.fleet import SimulatedGateway, Simulation, Tell
 from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
-from gateway.planner.sizes import GIB, Sizes
-from gateway.planning.traffic import Job, PlanRequest, Turn
-from gateway.structs.advice import Point
+from gateway.planning.traffic import EngineFacts, Job, Turn
+from gateway.structs.plan import Point
 
-HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
+# What the schedule takes for the way back to the device. No figure of a plan rests on it alone.
+HOST_BYTES_PER_SECOND = 10e9
+DISK_BYTES_PER_SECOND = 2e9
+DEFAULT_MAX_RUNNING = 32
 MAX_STRETCH = 5_000
 """Turns of the busiest stretch, under which the curves' points are simulated."""
 _WARMING = 0.2
@@ -90,69 +92,67 @@ def stretch_of(turns: Sequence[Turn], most: int = MAX_STRETCH) -> Sequence[Turn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """`kv_scale` is the memory for keys and values on the device, as a share of what is asked.
-    `token_scale` is how many more tokens a byte holds. One that `is_whole` gets all of the traffic,
-    the others the busiest stretch."""
+    """Equal engines of one model, with the tokens that each tier of one of them holds."""
 
     label: str
     engines: int
-    host_gib: float
-    disk_gib: float
-    kv_scale: float = 1.0
-    kv_dtype: str
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    # It gets all of the traffic; the others get the busiest stretch.
     is_whole: bool = False
-    token_scale: float = 1.0
 
     @classmethod
-    def of(cls, asked: PlanRequest, label: str, engines: int) -> "Fleet":
-        tiers = {name: getattr(asked, name) for name in ("host_gib", "disk_gib", "kv_dtype")}
-        return cls(label=label, engines=engines, **tiers)
+    def of(cls, engine: EngineFacts, label: str) -> "Fleet":
+        return cls(
+            label=label,
+            engines=engine.engines,
+            device_tokens=engine.device_tokens,
+            host_tokens=engine.host_tokens,
+            disk_tokens=engine.disk_tokens,
+        )
 
-
-def _rank_of_p95(num: int) -> int:
-    return min(int(0.95 * num), num - 1)
+    @property
+    def has_lower_tier(self) -> bool:
+        return self.host_tokens + self.disk_tokens > 0
 
 
 class Bench:
     """Simulates fleets of one model. A `unit` of one token is exact."""
 
-    def __init__(self, job: Job, sizes: Sizes, unit: int, distinct_tokens: int) -> None:
-        self._job = job
-        self._sizes = sizes
+    def __init__(self, job: Job, engine: EngineFacts, unit: int, distinct_tokens: int) -> None:
+        self._asked = job.asked
+        self._times = job.times
+        self._engine = engine
         self._unit = unit
         # A pool whose leases have room for everything that there is: more is the same.
         share = max(job.asked.lease_share, 0.05)
         self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
 
-    def tokens_of(self, gib: float, fleet: Fleet) -> int:
-        return int(gib * GIB / self._sizes.bytes_per_token * fleet.token_scale)
-
-    def device_gib(self, fleet: Fleet) -> float:
-        return self._sizes.kv_bytes / GIB * fleet.kv_scale
-
     def capacities(self, fleet: Fleet) -> Capacities:
-        device, host, disk = (
-            min(self.tokens_of(gib, fleet), self._enough)
-            for gib in (self.device_gib(fleet), fleet.host_gib, fleet.disk_gib)
-        )
         return Capacities(
-            device=device,
-            host=host,
-            disk=disk,
-            lease_share=self._job.asked.lease_share,
-            max_running=self._job.asked.max_running,
+            device=min(fleet.device_tokens, self._enough),
+            host=min(fleet.host_tokens, self._enough),
+            disk=min(fleet.disk_tokens, self._enough),
+            lease_share=self._asked.lease_share,
+            max_running=self._engine.max_running or DEFAULT_MAX_RUNNING,
             block_units=max(BLOCK_TOKENS // self._unit, 1),
-            min_cache_tokens=self._job.asked.min_cache_tokens or self._job.min_cache_tokens,
+            min_cache_tokens=self._engine.min_cache_tokens,
         )
 
     def costs(self, fleet: Fleet) -> Costs:
-        per_token = self._sizes.bytes_per_token / fleet.token_scale
-        return Costs(
-            prefill=self._job.computed_us / 1e6,
-            decode=self._job.step_ms / 1e3,
-            host=per_token / HOST_BYTES_PER_SECOND,
-            disk=per_token / DISK_BYTES_PER_SECOND,
-            overhead=self._job.overhead_seconds,
+        per_token = self._engine.bytes_per_token
+        costs = Costs(
+            host=per_token / HOST_BYTES_PER_SECOND, disk=per_token / DISK_BYTES_PER_SECOND
+        )
+        times = self._times
+        if times is None:
+            return costs
+        return replace(
+            costs,
+            prefill=times.prefill_us / 1e6,
+            decode=times.decode_ms / 1e3,
+            overhead=times.overhead_seconds,
         )
 
     def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
@@ -163,51 +163,44 @@ class Bench:
             request.is_counted = False
         return requests
 
-    def point(
-        self,
-        fleet: Fleet,
-        requests: Sequence[PlannedRequest],
-        tell: Tell,
-        most_p95: float | None = None,
-    ) -> Point:
-        """Raise Hopeless as soon as the first token's p95 is above `most_p95`."""
+    def point(self, fleet: Fleet, requests: Sequence[PlannedRequest], tell: Tell) -> Point:
         gateway = SimulatedGateway(fleet.engines) if fleet.engines > 1 else None
-        costs, patience = self.costs(fleet), None
-        if most_p95 is not None:
-            num = sum(request.is_counted for request in requests)
-            patience = Patience(most_p95 - costs.overhead, num - 1 - _rank_of_p95(num))
+        costs = self.costs(fleet)
         capacities = self.capacities(fleet)
-        fleets = Simulation(fleet.engines, capacities, costs, self._unit, gateway, tell, patience)
-        found = fleets.replay(requests)
-        served = [each for each in found.served if each.request.is_counted]
-        prompt = max(sum(each.request.tokens for each in served), 1)
-        reused = sum(each.reused for each in served)
-        breakpoints = sum(each.breakpoints for each in served)
-        leased, ended = sum(each.leased for each in served), found.leases.total()
-        waits = sorted(each.wait for each in served) or [0.0]
+        simulation = Simulation(fleet.engines, capacities, costs, self._unit, gateway, tell)
+        outcome = simulation.replay(requests)
+        served = [row for row in outcome.served if row.request.is_counted]
+        prompt = max(sum(row.request.tokens for row in served), 1)
+        reused = sum(row.reused for row in served)
+        num_breakpoints = sum(row.breakpoints for row in served)
+        num_leased = sum(row.leased for row in served)
+        num_ended = outcome.leases.total()
+        waits = sorted(row.wait for row in served) or [0.0]
+        is_timed = self._times is not None and not fleet.has_lower_tier
         return Point(
             **self.about(fleet),
             engines=fleet.engines,
-            hit_rate=sum(each.read for each in served) / prompt,
+            hit_rate=sum(row.read for row in served) / prompt,
             reuse_rate=reused / prompt,
-            promise_kept=found.leases["expired"] / ended if ended else None,
-            leases_ended=ended,
-            best_effort=1 - leased / breakpoints if breakpoints else None,
-            first_token_p50=waits[len(waits) // 2],
-            first_token_p95=waits[_rank_of_p95(len(waits))],
-            prefill_saved_seconds=reused * costs.prefill,
-            refused=found.refused,
+            promise_kept=outcome.leases["expired"] / num_ended if num_ended else None,
+            leases_ended=num_ended,
+            best_effort=1 - num_leased / num_breakpoints if num_breakpoints else None,
+            first_token_p50=waits[len(waits) // 2] if is_timed else None,
+            first_token_p95=waits[_rank_of_p95(len(waits))] if is_timed else None,
+            prefill_saved_seconds=reused * costs.prefill if self._times else None,
+            refused=outcome.refused,
             turns=len(served),
         )
 
     def about(self, fleet: Fleet) -> dict[str, Any]:
         """What a point says of the fleet that it stands for: another may be equal to it."""
-        device = self.device_gib(fleet)
         return {
             "label": fleet.label,
-            "device_gib": round(device, 3),
-            "host_gib": fleet.host_gib,
-            "disk_gib": round(fleet.disk_gib, 3),
-            "kv_dtype": fleet.kv_dtype,
-            "device_tokens": self.tokens_of(device, fleet),
+            "device_tokens": fleet.device_tokens,
+            "host_tokens": fleet.host_tokens,
+            "disk_tokens": fleet.disk_tokens,
         }
+
+
+def _rank_of_p95(num: int) -> int:
+    return min(int(0.95 * num), num - 1)

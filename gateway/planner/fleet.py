@@ -100,38 +100,8 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Hopeless(Exception):
-    """More requests wait for their first token than may."""
-
-
-class Patience:
-    """Ends a simulation once more than `most` of its counted requests wait for longer than
-    `seconds`. A fleet that falls behind takes the longer the more wait."""
-
-    def __init__(self, seconds: float, most: int) -> None:
-        self._seconds = seconds
-        self._left = most
-        self._line = deque[PlannedRequest]()
-        self._waiting = set[int]()
-
-    def sent(self, request: PlannedRequest) -> None:
-        if request.is_counted:
-            self._line.append(request)
-            self._waiting.add(id(request))
-
-    def started(self, request: PlannedRequest) -> None:
-        self._waiting.discard(id(request))
-
-    def look(self, now: float) -> None:
-        while self._line and self._line[0].at + self._seconds < now:
-            self._left -= id(self._line.popleft()) in self._waiting
-        if self._left < 0:
-            raise Hopeless
-
-
 class Simulation:
-    """`gateway` None: requests go to the engines in turn. `tell` hears how many more were sent.
-    Raise Hopeless where it is not worth the `patience`."""
+    """`gateway` None: requests go to the engines in turn. `tell` hears how many more were sent."""
 
     def __init__(
         self,
@@ -141,10 +111,8 @@ class Simulation:
         unit: int,
         gateway: SimulatedGateway | None,
         tell: Tell = lambda count: None,
-        patience: Patience | None = None,
     ) -> None:
         self._now = 0.0
-        self._patience = patience
         self._calls: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self._gateway = gateway
@@ -187,8 +155,6 @@ class Simulation:
     def _run(self) -> Outcome:
         while self._calls:
             self._now, _, call = heapq.heappop(self._calls)
-            if self._patience is not None:
-                self._patience.look(self._now)
             call(self._now)
         outcome = self._outcome
         outcome.seconds = self._now
@@ -212,8 +178,6 @@ class Simulation:
     def _send(self, request: PlannedRequest, now: float) -> None:
         engine = self._num_sent % len(self._engines)
         self._num_sent += 1
-        if self._patience is not None:
-            self._patience.sent(request)
         if self._num_sent % _TOLD_EVERY == 0:
             self._tell(_TOLD_EVERY)
         if self._gateway is not None:
@@ -221,8 +185,6 @@ class Simulation:
         self._engines[engine].take(request, now)
 
     def _on_started(self, engine: int, request: PlannedRequest, told: Started, now: float) -> None:
-        if self._patience is not None:
-            self._patience.started(request)
         num_known = len(request.units) - request.num_tail
         reused = len(request.units) - (told.usage.computed_tokens or 0)
         served = Served(

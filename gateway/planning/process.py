@@ -22,7 +22,7 @@ import msgspec
 
 from gateway.base.errors import InvalidRequest, Overloaded, RateLimited
 from gateway.planning.traffic import Job
-from gateway.structs.advice import Line, Plan, PlanFailed, Planned, Progress
+from gateway.structs.plan import Line, Plan, PlanFailed, Planned, Progress
 
 DEADLINE_SECONDS = 170.0
 _ALL_KEYS = ""
@@ -53,10 +53,7 @@ class Planners:
                 await stack.enter_async_context(self._taken(_ALL_KEYS))
             except RateLimited:
                 raise Overloaded("too many plans are being made") from None
-            try:
-                packed = await asyncio.to_thread(msgspec.msgpack.encode, job)
-            except OverflowError:
-                raise InvalidRequest("config: integers must fit in 64 bits") from None
+            packed = await asyncio.to_thread(msgspec.msgpack.encode, job)
             output = await stack.enter_async_context(_process(packed))
             ends = asyncio.get_running_loop().time() + DEADLINE_SECONDS
             while True:

@@ -78,16 +78,6 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
 
 
-class Overview(Usage, frozen=True, kw_only=True):
-    """The usage of the last `seconds`. `journal_backlog` is of all workspaces, and None for a key
-    that sees only its own."""
-
-    now_ms: int
-    seconds: int
-    journal_backlog: int | None
-    definitions: dict[str, str]
-
-
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of turns with these values. A dimension that was not asked for is None."""
 

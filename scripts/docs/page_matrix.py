@@ -307,9 +307,9 @@ def look(
 def give_input(page: Page, name: str) -> None:
     """Make a plan; let the playground send twice."""
     plan = page.get_by_role("button", name="Plan", exact=True)
-    if name == "plan" and plan.count() and not page.get_by_text("What each purchase").count():
+    if name == "plan" and plan.count() and not page.get_by_text("What each change").count():
         plan.first.click()
-        page.wait_for_selector("text=/What each purchase|There is no plan/", timeout=180_000)
+        page.wait_for_selector("text=/What each change|There is no plan/", timeout=180_000)
     send = page.get_by_role("button", name="Send", exact=True)
     if name == "playground" and send.count() and not page.get_by_text("What became of").count():
         for _ in range(2):

@@ -129,18 +129,23 @@ def test_a_plans_figures_are_those_of_the_api(plan: Page, gateway: str) -> None:
     app.segmented_control(key="plan_source").set_value("A trace").run()
     trace = "\n".join(LINE % (n * 60_000) for n in range(5))
     app.text_area(key="plan_trace").set_value(trace)
-    app.number_input(key="plan_device").set_value(24.0)
+    app.number_input(key="plan_device_tokens").set_value(163_840)
     app = go(app)
     assert not app.error, said(app)
-    told = Admin(gateway).post("plan", {"trace": trace, "device_gib": 24})
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    span = {"since_ms": now - 86_400_000, "until_ms": now + 1000}
+    told = Admin(gateway).post("plan", {"trace": trace, "device_tokens": 163_840, **span})
     shown = table(app, "Fleet")
     assert list(shown["Fleet"]) == [each["label"] for each in told["memory"]]
     assert list(shown["Hit rate"]) == [each["hit_rate"] for each in told["memory"]]
-    assert told["knee_text"] in said(app) and told["buys"][0]["text"] in said(app)
+    assert told["knee_text"] in said(app) and told["changes"][0]["text"] in said(app)
     assert "80.0% of the prompt tokens would be read" in said(app)
 
 
-def test_times_of_another_model_are_warned_of(plan: Page) -> None:
-    app = go(plan(workspace="team-a"))
-    assert "The times were measured with" in app.warning[0].value
-    assert "on a device that is not known" in app.warning[0].value
+def test_an_engine_whose_memory_is_not_known_is_asked_for(plan: Page) -> None:
+    app = plan(workspace="team-a")
+    app = app.button(key="plan_go").click().run(timeout=120)
+    assert "its memory is not known" in said(app)
+    app.number_input(key="plan_device_tokens").set_value(163_840)
+    app = go(app)
+    assert "of the prompt tokens would be read" in said(app)

@@ -239,20 +239,18 @@ def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> No
         assert admin.metric("Prompt tokens") != "0"
 
 
-def test_plan_says_how_many_engines_of_which_gpu_reach_a_target(site: Site, admin: Visit) -> None:
+def test_a_plan_begins_with_the_engine_that_serves_the_range(site: Site, admin: Visit) -> None:
     page = admin.open("/plan?range=7d&workspace=sound")
-    page.get_by_label("First token p95, at most (s)").fill("5")
-    page.get_by_label("Promise kept, at least (%)").fill("90")
+    page.get_by_text(re.compile(r"engine, each with [\d,]+ tokens on the device")).first.wait_for(
+        timeout=WAIT_MS
+    )
     page.get_by_role("button", name="Plan", exact=True).click()
-    answer = page.get_by_text(re.compile(r"^\d+ engines? of .*: first token p95 .* an hour"))
-    answer.first.wait_for(timeout=WAIT_MS)
-    eventually(lambda: grid(page, "An hour ($)"))
-    rows = grid(page, "An hour ($)")
-    reached = [float(row["An hour ($)"]) for row in rows if row["Engines"] not in ("0", "")]
-    assert len(reached) > 3 and reached == sorted(reached), "the cheapest first"
-    first = answer.first.inner_text()
-    assert first.startswith(f"{rows[0]['Engines']} engine") and rows[0]["GPU"] in first
-    assert 0 < float(rows[0]["First token p95 (s)"]) <= 5
+    page.get_by_text("What each change would give").wait_for(timeout=WAIT_MS)
+    eventually(lambda: grid(page, "Share best effort"))
+    rows = grid(page, "Share best effort")
+    labels = [row["Fleet"] for row in rows]
+    assert "1 times the memory" in labels
+    assert {row["Engines"] for row in rows} == {"1"}
 
 
 def test_what_a_limit_refused_is_counted_and_named(site: Site, admin: Visit) -> None:

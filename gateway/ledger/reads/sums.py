@@ -17,7 +17,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
-from gateway.prices.price import PriceSheets, TokenPrices, cost_at
+from gateway.prices.price import PriceSheets, cost_at
 from gateway.structs import usage as structs
 
 _FINE_TURNS = 10_000
@@ -351,19 +351,6 @@ def avoided(engine: str | None, model: str, totals: structs.Totals) -> structs.A
         prefill_seconds=seconds,
         gpu_hours=None if seconds is None else seconds / 3600,
     )
-
-
-def costs_by_class(rates: TokenPrices, totals: structs.Totals) -> dict[str, int]:
-    """What each class of tokens cost, in nano-dollars; they add up to the cost."""
-    return {
-        "uncached_input_tokens": totals.input_tokens * rates.input,
-        **{
-            f"cache_creation.ephemeral_{ttl}_input_tokens": tokens * rates.write(ttl)
-            for ttl, tokens in totals.writes.items()
-        },
-        "cache_read_input_tokens": totals.cache_read_tokens * rates.read,
-        "output_tokens": totals.output_tokens * rates.output,
-    }
 
 
 # Longer ranges have daily intervals.

@@ -95,7 +95,7 @@ def test_a_body_of_very_many_values_is_refused_before_it_is_read(value: Any) -> 
     [
         pytest.param({f"field{n}": 1 for n in range(5000)}, id="unknown fields"),
         pytest.param({"dialect": "x" * 1_000_000, "model": "y" * 1_000_000}, id="long values"),
-        pytest.param({"made": {"x" * 1_000_000: 1}}, id="a long name"),
+        pytest.param({"x" * 1_000_000: 1}, id="a long name"),
     ],
 )
 def test_what_is_said_of_a_wrong_body_is_short(body: dict[str, Any]) -> None:
@@ -129,6 +129,6 @@ def test_an_odd_request_for_advice_or_a_plan_is_read_or_refused_in_few_words(sta
             reply = http.post("/admin/v1/advise", content=content, headers=headers)
             assert reply.status_code in (200, 400), reply.text
             assert reply.status_code == 200 or len(reply.text) < 2000
-        content = b'{"config": {"hidden_size": 1%s}}' % (b"0" * 40)
+        content = b'{"device_tokens": 1%s}' % (b"0" * 40)
         reply = http.post("/admin/v1/plan", content=content, headers=headers)
-        assert reply.status_code == 400 and "config: integers" in reply.text
+        assert reply.status_code == 400 and "device_tokens" in reply.text

@@ -13,7 +13,7 @@ from engine.protocol import Prompt, TextPart, Tool
 from gateway.advice.duplicates import Group, find_groups, normalisations, renamed, simulated, told
 from gateway.advice.observation import Observation
 from gateway.planner.plan import plan
-from gateway.planning.traffic import Job, Numbers, PlanRequest, Turn
+from gateway.planning.traffic import EngineFacts, Job, Numbers, PlanRequest, Turn
 from tests.gateway.advice.shapes import Author, Sent, at, single, turns_of, user
 
 MIN_TOKENS = 64
@@ -82,8 +82,8 @@ def planned(turns: list[Observation]) -> float:
         )
         for turn in turns
     ]
-    asked = PlanRequest(model="llama-3-8b", device_gib=80.0, weights_gib=0.0)
-    found = plan(Job(asked=asked, turns=made, min_cache_tokens=MIN_TOKENS), lambda share: None)
+    engine = EngineFacts(engines=1, device_tokens=655_360, min_cache_tokens=MIN_TOKENS)
+    found = plan(Job(asked=PlanRequest(), turns=made, engine=engine), lambda share: None)
     return found.whole.hit_rate * found.prompt_tokens
 
 

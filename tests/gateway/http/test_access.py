@@ -21,7 +21,7 @@ NUM_FUZZED = 2000
 CLOSED = [operation for operation in OPERATIONS if operation.keys]
 # What a key that is not an admin's may look at, of its own workspace.
 OWN = set(
-    "advise summarizeAdvice plan planChoices planWithProgress getAbout getOverview getDivergence"
+    "advise summarizeAdvice plan planChoices planWithProgress getAbout getDivergence"
     " listWorkspaces getWorkspace listKeys getUsage getUsageGroups getLatencySamples listLeases"
     " getSavings getLatency listPrefixes listRefusals listLimited searchTurns getTurn"
     " getConversation getContent exportUsage".split()

@@ -5,7 +5,8 @@ from collections import OrderedDict
 import pytest
 
 from gateway.planner.requests import PlannedRequest, Requests, distances
-from gateway.planning.traffic import MadeTraffic, made_up, total_tokens
+from gateway.planning.traffic import total_tokens
+from tests.gateway.planner.made_traffic import MadeTraffic, made_up
 
 TRAFFIC = MadeTraffic(tenants=3, conversations=5, turns=6, hours=0.2, system_tokens=640, seed=4)
 

@@ -1,0 +1,44 @@
+"""Usage as CSV, for other programs."""
+
+from typing import Annotated, Literal
+
+from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import QueryParameter
+from litestar.response import Stream
+
+from gateway.admin.controller import ASKED_RANGE, AdminController, Deps
+from gateway.http.auth import EXPORT
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.upkeep import check_rows, turn_lines, usage_lines
+
+_CSV = "text/csv; charset=utf-8"
+RowKind = Literal["hours", "days", "turns"]
+# The seconds of an interval; a turn has none.
+_SECONDS: dict[RowKind, int | None] = {"turns": None, "hours": 3600, "days": 86_400}
+
+
+class ExportController(AdminController):
+    dependencies = ASKED_RANGE
+
+    @get(
+        "/admin/v1/export.csv",
+        operation_id="exportUsage",
+        summary="Usage as CSV.",
+        media_type=_CSV,
+        opt=EXPORT,
+    )
+    async def export(
+        self,
+        services: Deps,
+        of: NamedDependency[Range],
+        rows: Annotated[RowKind, QueryParameter(name="rows")] = "hours",
+    ) -> Stream:
+        ledger = services.queries.ledger
+        # The first query runs before the answer begins: without a database, or beyond the bound,
+        # the answer is an error and not half a file.
+        step = _SECONDS[rows]
+        await check_rows(ledger, of, step, services.bounds.max_export_rows)
+        lines = usage_lines(ledger, of, step) if step else turn_lines(ledger, of)
+        headers = {"content-disposition": f'attachment; filename="holdfast-{rows}.csv"'}
+        return Stream(lines, media_type=_CSV, headers=headers)

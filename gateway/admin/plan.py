@@ -1,0 +1,243 @@
+"""Plans of memory, engines and tiers: the turns of a range as the planner's process needs them."""
+
+from collections.abc import AsyncIterator, Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.response import Stream
+
+from gateway.admin import controller
+from gateway.admin.advice import in_thread, observation_of
+from gateway.base.errors import GatewayError, InvalidRequest, NotFound
+from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
+from gateway.http.generation import while_present
+from gateway.http.services import Services
+from gateway.ledger.reads.turns import observed
+from gateway.planning import traffic
+from gateway.prices.price import PriceSheets
+from gateway.routing.engine import Engine
+from gateway.structs import plan as structs
+
+MAX_PREFIXES = 2_000_000
+"""Of all turns together; older turns are left out beyond it."""
+_LINES = "application/x-ndjson"
+# Plans wait for each other: one thread gathers for all.
+_LINE = "plan"
+# A turn that computed fewer was timed for its fixed cost.
+_TIMED_TOKENS = 128
+
+
+class PlanController(controller.AdminController):
+    path = "/admin/v1/plan"
+
+    @controller.view("/", "planChoices", "The engines that a plan can begin with.")
+    async def choices(self, services: controller.Deps) -> structs.PlanChoices:
+        by_model: dict[str, list[Engine]] = {}
+        for engine in services.fleet.engines:
+            model = services.name_of(engine.description)
+            if model is not None:
+                by_model.setdefault(model, []).append(engine)
+        planned = []
+        for model, engines in sorted(by_model.items()):
+            facts = facts_of(engines)
+            if facts is not None:
+                planned.append(
+                    structs.PlannedEngine(
+                        model=model,
+                        engines=facts.engines,
+                        device_tokens=facts.device_tokens,
+                        host_tokens=facts.host_tokens,
+                        disk_tokens=facts.disk_tokens,
+                        bytes_per_token=facts.bytes_per_token,
+                    )
+                )
+        return structs.PlanChoices(engines=planned)
+
+    @controller.action(
+        "/",
+        "plan",
+        "What other memory, engines and tiers would give the turns of a range; simulated.",
+        traffic.PlanRequest,
+        **(READS_BY_POST | {"is_plan": True}),
+    )
+    async def plan(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[traffic.PlanRequest],
+        services: controller.Deps,
+    ) -> structs.Plan:
+        job = await while_present(request.scope, _job(services, asked, request.user))
+        return await while_present(request.scope, services.planners.plan(job))
+
+    @post(
+        "/progress",
+        operation_id="planWithProgress",
+        summary="The same as lines of JSON: `progress`, and at last `plan` or `error`.",
+        status_code=200,
+        media_type=_LINES,
+        opt=READS_BY_POST | {"is_plan": True},
+        dependencies={"asked": controller.JsonBody(traffic.PlanRequest)},
+    )
+    async def plan_with_progress(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[traffic.PlanRequest],
+        services: controller.Deps,
+    ) -> Stream:
+        job = await while_present(request.scope, _job(services, asked, request.user))
+        lines = services.planners.lines(job)
+        # A request that can't be planned is an error, and not the beginning of a stream.
+        first = await while_present(request.scope, lines.asend(None))
+
+        async def encoded() -> AsyncIterator[bytes]:
+            yield msgspec.json.encode(first) + b"\n"
+            try:
+                async for line in lines:
+                    yield msgspec.json.encode(line) + b"\n"
+            except GatewayError as error:
+                failed = structs.PlanFailed(
+                    message=str(error), is_asked=isinstance(error, InvalidRequest)
+                )
+                yield msgspec.json.encode(failed) + b"\n"
+            finally:
+                # Closing it ends the process.
+                await lines.aclose()
+
+        return Stream(encoded(), media_type=_LINES)
+
+
+async def _job(services: Services, asked: traffic.PlanRequest, viewer: Viewer) -> traffic.Job:
+    workspace = viewer.confine(asked.workspace)
+    span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
+    of = controller.range_of(services, span, workspace, model=asked.served_model)
+    gathering = TrafficGathering(services.prices.own)
+    async for rows in observed(services.queries.ledger, of, asked.key, traffic.MAX_TURNS):
+        await in_thread(services, viewer, _LINE, gathering.take, rows)
+        if gathering.is_full:
+            break
+    models = sorted(gathering.models)
+    if asked.served_model is not None and not models:
+        models = [asked.served_model]
+    engines = [engine for model in models for engine in engines_of(services, model)]
+    facts = facts_of(list(dict.fromkeys(engines)))
+    job: traffic.Job = await in_thread(services, viewer, _LINE, gathering.job, asked, facts)
+    return job
+
+
+def engines_of(services: Services, model: str) -> list[Engine]:
+    """The engines that serve a model now. None of them where nobody knows the model."""
+    try:
+        known = services.find_model(model)
+    except NotFound:
+        return []
+    return [
+        engine
+        for engine in services.fleet.engines
+        if engine.description is not None and known.is_served_by(engine.description.model)
+    ]
+
+
+def facts_of(engines: Sequence[Engine]) -> traffic.EngineFacts | None:
+    """What the engines say of themselves: of the first, where they differ. None without any that
+    has blocks of its own."""
+    for engine in engines:
+        about = engine.description
+        if about is None or not about.num_blocks:
+            continue
+        stats = engine.last_stats
+        host_blocks = stats.host_blocks if stats is not None else 0
+        store = stats.store if stats is not None else None
+        disk_blocks = store.blocks if store is not None else 0
+        return traffic.EngineFacts(
+            engines=min(len(engines), traffic.MAX_ENGINES),
+            device_tokens=about.num_blocks * about.block_size,
+            host_tokens=host_blocks * about.block_size,
+            disk_tokens=disk_blocks * about.block_size,
+            bytes_per_token=about.kv_bytes_per_token,
+            max_running=about.max_running,
+            min_cache_tokens=max(about.min_cache_tokens, 1),
+        )
+    return None
+
+
+class TrafficGathering:
+    """Turns of the ledger as the planner needs them. Rows come the newest first."""
+
+    def __init__(self, prices: PriceSheets) -> None:
+        self._prices = prices
+        self._numbers = traffic.Numbers()
+        self._scopes = traffic.Numbers()
+        self._turns: list[traffic.Turn] = []
+        self._num_prefixes = 0
+        self.models: set[str] = set()
+        # Seconds of a computed token, of a token of an answer, and of all beside the engine's work.
+        self._rates: list[float] = []
+        self._decodes: list[float] = []
+        self._overheads: list[float] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_prefixes >= MAX_PREFIXES
+
+    def take(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            turn = observation_of(row, self._prices)
+            if turn is None or self.is_full:
+                continue
+            self._num_prefixes += len(turn.digests)
+            self.models.add(row.model)
+            self._turns.append(
+                traffic.Turn(
+                    at=turn.at_ms / 1000,
+                    scope=self._scopes.of((turn.workspace, turn.model)),
+                    ids=[self._numbers.of(digest) for digest in turn.digests],
+                    ends=turn.tokens,
+                    segments=list(range(len(turn.digests))),
+                    marks=turn.marks,
+                    output=row.output_tokens,
+                    tail=turn.total - turn.tokens[-1],
+                    steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
+                )
+            )
+            self._take_times(row)
+
+    def _take_times(self, row: Any) -> None:
+        if not row.prefill_seconds:
+            return
+        if row.computed_tokens >= _TIMED_TOKENS:
+            self._rates.append(row.prefill_seconds / row.computed_tokens)
+        if row.decode_seconds and row.output_tokens > 1:
+            self._decodes.append(row.decode_seconds / (row.output_tokens - 1))
+        if row.queue_seconds is not None:
+            of_engine = row.queue_seconds + row.prefill_seconds
+            self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
+
+    def job(self, asked: traffic.PlanRequest, engine: traffic.EngineFacts | None) -> traffic.Job:
+        """The turns of a trace, where one is asked for, are not those of the ledger; the times
+        are."""
+        return traffic.Job(
+            asked=asked,
+            turns=[] if asked.trace is not None else self._turns[::-1],
+            models=sorted(self.models),
+            engine=engine,
+            times=self._times(),
+        )
+
+    def _times(self) -> traffic.Times | None:
+        if not self._rates:
+            return None
+        return traffic.Times(
+            prefill_us=_quickest(self._rates) * 1e6,
+            timed_turns=len(self._rates),
+            decode_ms=_quickest(self._decodes) * 1e3 if self._decodes else 0.0,
+            overhead_seconds=median(self._overheads) if self._overheads else 0.0,
+        )
+
+
+def _quickest(seconds: list[float]) -> float:
+    """What the quickest quarter took at most. The others shared their steps, so theirs took longer
+    than their tokens alone."""
+    return sorted(seconds)[len(seconds) // 4]
