@@ -24,6 +24,7 @@ from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS, Limits, RateStatus, RateStatuses
 from gateway.base.record import TurnRecord
 from gateway.ledger.access import Workspaces
+from gateway.prices.price import NanoDollars, dollars
 from gateway.prompt.ask import Principal
 
 MAX_IN_FLIGHT = 2000
@@ -115,8 +116,10 @@ class WorkspaceLimits:
         if most is not None:
             spent = self.this_months(account).spent
             promised = account.reserved + account.reserved_elsewhere + most_cost
-            if spent >= most or spent + promised > most:
+            if spent >= most:
                 raise SpendLimitReached
+            if spent + promised > most:
+                raise SpendLimitReached(_would_exceed(most, spent, promised))
         in_flight = account.in_flight + account.in_flight_elsewhere
         if limits.max_concurrency is not None and in_flight >= limits.max_concurrency:
             raise RateLimited(CONCURRENT, limits.max_concurrency, 1)
@@ -254,6 +257,15 @@ async def watch_spend(
             watched, read = limited, now
 
     await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")
+
+
+def _would_exceed(most: int, spent: int, promised: int) -> str:
+    """Amounts in nano-dollars: `promised` is what this turn and those that run may cost at most."""
+    return (
+        "this request would exceed the workspace's spend limit of"
+        f" {dollars(NanoDollars(most))} for this month: {dollars(NanoDollars(spent))} is spent, and"
+        f" up to {dollars(NanoDollars(promised))} more is reserved for it and for requests that run"
+    )
 
 
 def month_of(moment: datetime) -> datetime:

@@ -97,6 +97,22 @@ def test_the_month_ends_a_spend_limit_and_unpriced_turns_cost_nothing() -> None:
     gate.turn(cost=1)
 
 
+def test_a_request_that_would_exceed_the_spend_limit_is_told_so() -> None:
+    """At 82 % of the limit nothing "has reached" it."""
+    gate = Gate(Limits(monthly_spend=1_000_000_000))
+    gate.turn(cost=820_000_000)
+    with pytest.raises(SpendLimitReached) as refused:
+        gate.limits_of.take(Wanted("large", gate.principal, 1, 0, most_cost=200_000_000))
+    assert str(refused.value) == (
+        "this request would exceed the workspace's spend limit of $1.0 for this month:"
+        " $0.82 is spent, and up to $0.2 more is reserved for it and for requests that run"
+    )
+    gate.turn(cost=180_000_000)
+    with pytest.raises(SpendLimitReached) as refused:
+        gate.turn()
+    assert str(refused.value) == "the workspace has reached its spend limit for this month"
+
+
 @pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365), timedelta(hours=1)])
 def test_a_wall_clock_that_jumps_and_comes_back_keeps_the_spend_limit(jump: timedelta) -> None:
     """A jump ahead had the month that came later: no cost counted until then."""

@@ -180,6 +180,7 @@ def test_a_spend_limit_is_a_billing_error_and_openais_insufficient_quota(limited
     with pytest.raises(anthropic.APIStatusError) as refused:
         sdk.messages.create(**body())
     assert (refused.value.status_code, refused.value.type) == (402, "billing_error")
+    assert "would exceed the workspace's spend limit of $0.000000001" in refused.value.message
     assert "retry-after" not in refused.value.response.headers
     with pytest.raises(openai.RateLimitError) as quota:
         limited.openai("spending").chat.completions.create(model="holdfast-demo", messages=MESSAGES)

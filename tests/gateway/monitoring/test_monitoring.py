@@ -20,10 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.backends.synthetic import CONTEXT_TOKENS
 from engine.metrics import render
+from engine.protocol import WRITE_FIELDS
 from engine.protocol.reports import BlockStats, Description
 from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
+from scripts.docs import monitoring
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.gateway.admin_client import Admin
 from tests.gateway.records import ledger_rows
@@ -46,8 +48,7 @@ NUM_NAMED = 2
 CLASSES = {
     "input": "input_tokens",
     "cache_read": "cache_read_tokens",
-    "cache_write_5m": "cache_write_5m_tokens",
-    "cache_write_1h": "cache_write_1h_tokens",
+    **{name.removesuffix("_tokens"): name for name in WRITE_FIELDS.values()},
     "output": "output_tokens",
 }
 Row = Mapping[str, Any]
@@ -309,6 +310,51 @@ def test_every_panel_asks_what_is_exposed_and_lets_choose_an_engine_or_a_model(
                     chosen = {matcher.name for matcher in selector.matchers.matchers}
                     able = rows[family].labels & {"model", "workspace", "engine"}
                     assert able <= chosen, f"{panel['title']}: {target['expr']}"
+
+
+WRITES = {name.removesuffix("_tokens") for name in WRITE_FIELDS.values()}
+
+
+def expressions() -> Iterator[str]:
+    """Of alerts, of the board's panels and of its annotations."""
+    for rule in rules():
+        yield rule["expr"]
+    for panel in board()["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+    for annotation in board()["annotations"]["list"]:
+        yield annotation["expr"]
+
+
+def classes_of(selector: promql.VectorSelector) -> set[str]:
+    """The classes of tokens that a selector lets through."""
+    chosen = set(CLASSES)
+    for matcher in selector.matchers.matchers:
+        if matcher.name == "class":
+            is_pattern = matcher.op in (promql.MatchOp.Re, promql.MatchOp.NotRe)
+            pattern = matcher.value if is_pattern else re.escape(matcher.value)
+            matched = {name for name in chosen if re.fullmatch(pattern, name)}
+            is_left_out = matcher.op in (promql.MatchOp.NotRe, promql.MatchOp.NotEqual)
+            chosen = chosen - matched if is_left_out else matched
+    return chosen
+
+
+def test_every_expression_counts_all_classes_of_ttl_or_none() -> None:
+    """A hit rate that leaves out a lifetime is too high, and an alert on writes can't fire."""
+    num_counted = 0
+    for text in expressions():
+        for selector in selectors(parsed(text)):
+            if selector.name and selector.name.endswith("_tokens_total"):
+                written = classes_of(selector) & WRITES
+                assert written in (set(), WRITES), text
+                num_counted += bool(written)
+    assert num_counted >= 8
+
+
+def test_classes_in_alerts_and_board_are_those_of_the_lifetimes() -> None:
+    for name in monitoring.FILES:
+        text = (MONITORING / name).read_text("utf-8")
+        assert monitoring.with_classes(text) == text, "run python -m scripts.docs.monitoring"
 
 
 def test_alerts_and_panels_ask_for_every_path_that_runs_turns() -> None:
