@@ -31,6 +31,16 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def sampled(requests: str, num_turns: int, *, is_whole: bool) -> str:
+    """Of which `requests` figures are: of all that the range has, or of a sample of them."""
+    if is_whole:
+        return f"Of all {requests} of this range."
+    return (
+        f"Of {requests}, in a sample of the {counted(num_turns, 'request')} of this range. Their"
+        " ids decide it, so it changes only as requests come and go."
+    )
+
+
 def compact(count: int) -> str:
     """Write a count in at most four digits: 950, 12.3K, 4.56M."""
     size = float(count)

@@ -12,7 +12,7 @@ from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from engine.protocol.reports import AdapterInfo, BlockStats, Description, Guarantee, Stats
-from gateway.structs.fleet import Attribution, EngineReport, FleetHistory, LoadPoint
+from gateway.structs.fleet import EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
     "exact_read": "A read is what memory reused",
@@ -66,7 +66,7 @@ def draw(view: View, chosen: Selection) -> None:
         wide=("How, or why not",),
     )
     draw_load(view.load, view.history)
-    draw_attribution(view.history.attribution)
+    draw_attribution(view.history)
     parts.section(
         "Restarts, and the cache they lost",
         [
@@ -258,9 +258,10 @@ def load_rows(found: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
     return rows
 
 
-def draw_attribution(found: list[Attribution]) -> None:
-    """Shares of the sampled prompts, of all engines and of each."""
+def draw_attribution(history: FleetHistory) -> None:
+    """Shares of the prompts of all turns, or of a fixed sample, of all engines and of each."""
     parts.heading("Where hits are lost", "attribution")
+    found = history.attribution
     if not found:
         parts.empty("No request in this range was routed by what engines hold.", key="attribution")
         return
@@ -279,6 +280,9 @@ def draw_attribution(found: list[Attribution]) -> None:
     if not rows:
         parts.empty("No engine held the beginning of a prompt that came in this range.")
         return
+    total, prompt = found[0], max(found[0].prompt_tokens, 1)
+    routed = f"{formats.counted(total.turns, 'request')} that what engines hold routed"
+    st.caption(formats.sampled(routed, history.num_turns, is_whole=history.is_whole))
     engines = list(dict.fromkeys(row["engine"] for row in rows))
     colours = charts.STAGES[viewer.theme()]
     axis = alt.Axis(labelLimit=200)
@@ -292,16 +296,15 @@ def draw_attribution(found: list[Attribution]) -> None:
             color=charts.colour("stage:N", colours, sort=list(colours)),
             tooltip=[
                 *charts.tips("engine:N=Engine", "stage:N=Stage", "share:Q=Share|.1%"),
-                *charts.tips("tokens:Q=Tokens|,", "turns:Q=Sampled turns|,"),
+                *charts.tips("tokens:Q=Tokens|,", "turns:Q=Requests|,"),
             ],
         )
         .properties(height=80 + 52 * len(engines))
     )
-    total, prompt = found[0], max(found[0].prompt_tokens, 1)
     parts.chart(
         drawn,
         "attribution",
-        f"Of {total.turns:,} sampled requests' prompt tokens"
+        f"Of the prompt tokens of {formats.counted(total.turns, 'request')}"
         f" {formats.percent(total.available_tokens / prompt)} were available,"
         f" {formats.percent(total.captured_tokens / prompt)} captured,"
         f" {formats.percent(total.delivered_tokens / prompt)} delivered.",

@@ -53,6 +53,9 @@ def draw(view: View, chosen: Selection) -> None:
         )
         return
     parts.heading("Time to first token against prompt length", "sampled_first_token")
+    samples = view.samples
+    answered = formats.counted(len(samples.samples), "answered request")
+    st.caption(formats.sampled(answered, samples.num_turns, is_whole=samples.is_whole))
     draw_scatter(view)
     span = view.samples.since_ms, view.samples.until_ms
     left, right = st.columns(2, gap="large")
@@ -93,12 +96,13 @@ def draw_cards(view: View) -> None:
         times = f"{sooner:.2g}×" if sooner else formats.NO_VALUE
         told = f"{found.length} tokens" if found else TOO_FEW
         parts.card("compared_first_token", times, label="Sooner with a read", delta=told)
-        ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
-        middle, most = formats.NO_VALUE, None
-        if ordered:
-            middle = formats.seconds(ordered[len(ordered) // 2].p50)
-            most = f"95 % within {formats.seconds(max(each.p95 for each in ordered))}"
-        parts.card("overhead_seconds", middle, delta=most)
+        samples = view.samples
+        most = formats.seconds(samples.overhead_p95)
+        parts.card(
+            "overhead_seconds",
+            formats.seconds(samples.overhead_p50),
+            delta=None if samples.overhead_p95 is None else f"95 % within {most}",
+        )
 
 
 def first_token_cards(
@@ -140,8 +144,8 @@ def _length(cell: LatencyCell) -> str:
 
 def draw_scatter(view: View) -> None:
     """Time to first token against prompt length; both logarithmic, since both span decades. At most
-    `MAX_DOTS` of the sampled turns, evenly over the range."""
-    samples = view.samples.samples
+    `MAX_DOTS` of the sampled turns, the same ones each time."""
+    samples = sorted(view.samples.samples, key=lambda each: each.order)[:MAX_DOTS]
     rows: list[Row] = [
         {
             "prompt": max(each.prompt_tokens, 1),
@@ -150,7 +154,7 @@ def draw_scatter(view: View) -> None:
             "share": each.cache_read_tokens / max(each.prompt_tokens, 1),
             "id": each.id,
         }
-        for each in samples[:: -(-len(samples) // MAX_DOTS) or 1]
+        for each in samples
     ]
     drawn = (
         alt.Chart(charts.frame(rows))
@@ -169,8 +173,8 @@ def draw_scatter(view: View) -> None:
     )
     hits = sum(row["kind"] == "With a read" for row in rows)
     told = (
-        f"{len(rows)} sampled requests, {hits} of them with a read. Median time to first token:"
-        f" {formats.seconds(view.latency.hits.p50)} with a read,"
+        f"{formats.counted(len(rows), 'request')}, {hits} of them with a read. Median time to"
+        f" first token: {formats.seconds(view.latency.hits.p50)} with a read,"
         f" {formats.seconds(view.latency.misses.p50)} without."
     )
     parts.chart(drawn, "scatter", told)

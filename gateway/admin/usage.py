@@ -42,7 +42,7 @@ from gateway.ledger.reads.prefixes import named, writers
 from gateway.ledger.reads.prefixes import prefixes as prefixes_of
 from gateway.ledger.reads.sums import Priced, Range, avoided, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
-from gateway.ledger.reads.turns import NUM_PARTS, Cursor, TurnFilter
+from gateway.ledger.reads.turns import Cursor, TurnFilter
 from gateway.prompt.fingerprint import (
     Divergence,
     Fingerprint,
@@ -278,6 +278,8 @@ def rates_of(totals: structs.Totals) -> structs.HitRates:
 
 _MAX_SAMPLES = 4000
 _ATTRIBUTION_SAMPLES = 2000
+NUM_PARTS = 40
+"""Intervals of a range that the gateway's overhead is told of."""
 
 
 class LiveController(AdminController):
@@ -340,9 +342,12 @@ class LiveController(AdminController):
         of = range_of(services, span, engine=engine, model=model)
         ledger = services.queries.ledger
         found = await queries_turns.samples(ledger, of, _ATTRIBUTION_SAMPLES)
+        num_turns = (await services.queries.totals(of)).requests
         return fleet.FleetHistory(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
+            num_turns=num_turns,
+            is_whole=num_turns <= _ATTRIBUTION_SAMPLES,
             restarts=await queries_turns.epochs(ledger, of),
             attribution=attributions(found),
         )
@@ -362,7 +367,7 @@ class LiveController(AdminController):
     @view(
         "/latency/samples",
         "getLatencySamples",
-        "A bounded sample of turns: time to first token against prompt length.",
+        "All turns of a range, or a fixed sample: time to first token against prompt length.",
     )
     async def samples(
         self,
@@ -371,11 +376,17 @@ class LiveController(AdminController):
         limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
     ) -> structs.LatencySamples:
         found = await queries_turns.samples(services.queries.ledger, of, limit)
+        num_turns = (await services.queries.totals(of)).requests
+        added = [each.overhead_seconds for each in found if each.overhead_seconds is not None]
         return structs.LatencySamples(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
+            num_turns=num_turns,
+            is_whole=num_turns <= limit,
             samples=found,
             overhead=overheads(found, of.since_ms, of.until_ms),
+            overhead_p50=_rank(added, 0.5) if added else None,
+            overhead_p95=_rank(added, 0.95) if added else None,
         )
 
 
@@ -424,12 +435,13 @@ def attributions(samples: Sequence[structs.Sample]) -> list[fleet.Attribution]:
 def overheads(
     samples: Iterable[structs.Sample], since_ms: int, until_ms: int
 ) -> list[structs.Overhead]:
-    """By parts of the range; none where no turn of a part was timed by its engine."""
+    """By intervals that are aligned to the epoch, so that a turn stays in its own while the range
+    moves on; none where no turn of an interval was timed by its engine."""
     step = max((until_ms - since_ms) // NUM_PARTS, 1)
     parts: dict[int, list[float]] = {}
     for each in samples:
         if each.overhead_seconds is not None:
-            start = since_ms + (each.opened_ms - since_ms) // step * step
+            start = each.opened_ms // step * step
             parts.setdefault(start, []).append(each.overhead_seconds)
     return [
         structs.Overhead(

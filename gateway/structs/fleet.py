@@ -135,10 +135,13 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """`restarts` are those between turns of the range; `attribution` is of a sample of it."""
+    """`restarts` are those between turns of the range. `attribution` is of all its answered turns
+    where `is_whole`, else of a sample of them that the turns' ids decide; `num_turns` are all."""
 
     since_ms: int
     until_ms: int
+    num_turns: int
+    is_whole: bool
     restarts: list[Epoch]
     attribution: list[Attribution]
 

@@ -368,9 +368,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     captured_tokens: int | None
     delivered_tokens: int
 
+    @property
+    def order(self) -> tuple[str, str, str]:
+        """By this order the first of a sample are a smaller sample: the end of an id is random."""
+        return self.id[30:], self.id[26:30], self.id
+
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that gateway and wire added before first tokens, of the sampled turns of one part."""
+    """Seconds that gateway and wire added before first tokens, of the sampled turns of one
+    interval; intervals are a 40th of the range long and aligned to the epoch."""
 
     start_ms: int
     turns: int
@@ -379,9 +385,15 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest turns of each of 40 equal parts of the range: a picture, no statistic."""
+    """The answered turns of the range where it has at most as many as were asked for, `is_whole`;
+    else those of a sample that the turns' ids decide, so it is the same each time. `num_turns` are
+    all turns of the range. `overhead_p50` and `overhead_p95` (seconds) are of all `samples`."""
 
     since_ms: int
     until_ms: int
+    num_turns: int
+    is_whole: bool
     samples: list[Sample]
     overhead: list[Overhead]
+    overhead_p50: float | None
+    overhead_p95: float | None

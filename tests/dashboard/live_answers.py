@@ -136,7 +136,9 @@ def samples(count: int) -> Answers:
     ]
     overhead = made(usage.Overhead, start_ms=START_MS, turns=count, p50=0.004, p95=0.012)
     day = {"since_ms": START_MS, "until_ms": START_MS + 24 * HOUR_MS}
-    return made(usage.LatencySamples, samples=found, overhead=[overhead][:count], **day)
+    told = {"num_turns": count, "is_whole": True, "overhead_p50": 0.004 if count else None}
+    told["overhead_p95"] = 0.012 if count else None
+    return made(usage.LatencySamples, samples=found, overhead=[overhead][:count], **day, **told)
 
 
 def latency(count: int, num_points: int) -> Answers:
@@ -172,7 +174,8 @@ def history(count: int) -> Answers:
         for name in (None, "engine-0")
         if count
     ]
-    return made(fleet.FleetHistory, restarts=restarts, attribution=attribution)
+    told = {"num_turns": count, "is_whole": True}
+    return made(fleet.FleetHistory, restarts=restarts, attribution=attribution, **told)
 
 
 def load(number: int) -> Answers:

@@ -200,7 +200,7 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures)
     assert delivered <= captured <= available
     assert card(app, "Held tokens delivered")[0] == formats.percent(delivered / available)
     assert alts(app)[0] == (
-        f"Of {count:,} sampled requests' prompt tokens"
+        f"Of the prompt tokens of {count:,} requests"
         f" {formats.percent(available / prompt)} were available,"
         f" {formats.percent(captured / prompt)} captured,"
         f" {formats.percent(delivered / prompt)} delivered."
