@@ -117,7 +117,8 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     num_kv_heads = num_heads
     if config.get("kv_lora_rank"):
         rotated = _number(config, ("qk_rope_head_dim",))
-        num_kv_heads, head_dim = 1, _number(config, ("kv_lora_rank",)) + rotated
+        num_kv_heads = 1
+        head_dim = _number(config, ("kv_lora_rank",)) + rotated
     else:
         if _given(config, _NUM_KV_HEADS) is not None:
             num_kv_heads = _number(config, _NUM_KV_HEADS)
@@ -165,7 +166,8 @@ def _layer_kinds(config: Mapping[str, Any]) -> list[str]:
     """The kind of each layer, as far as the configuration says."""
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return list(kinds)
-    attending, count = config.get("attn_layer_indices"), config.get("num_hidden_layers")
+    attending = config.get("attn_layer_indices")
+    count = config.get("num_hidden_layers")
     if attending and isinstance(count, int):  # Bamba
         return [
             "full_attention" if layer in attending else "linear_attention" for layer in range(count)
@@ -189,13 +191,15 @@ def _layer_state_bytes(config: Mapping[str, Any], kind: str, dtype: str) -> int:
     elif config.get("linear_num_heads"):
         heads = _number(config, ("linear_num_heads",))
         key = value = _number(config, ("linear_head_dim",))
-        channels, kernel = 3 * heads * key, ("linear_conv_kernel_dim", "short_conv_kernel_size")
+        channels = 3 * heads * key
+        kernel = ("linear_conv_kernel_dim", "short_conv_kernel_size")
     else:
         heads = _number(config, ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"))
         value = _number(config, ("mamba_d_head", "mamba_head_dim", "mamba_headdim"))
         key = _number(config, ("mamba_d_state", "ssm_state_size"))
         groups = _number(config, ("mamba_n_groups", "n_groups", "mamba_ngroups"))
-        channels, kernel = heads * value + 2 * groups * key, ("mamba_d_conv", "conv_kernel")
+        channels = heads * value + 2 * groups * key
+        kernel = ("mamba_d_conv", "conv_kernel")
     return channels * _number(config, kernel) * number_bytes + heads * key * value * 4
 
 

@@ -206,14 +206,17 @@ def wait_for(
     many seconds: no new answer came and the process computed nothing. A slow machine is no reason.
     """
     ours = [one for one in (process, *others) if one is not None]
-    last, moved_at = (Readiness(False), 0.0), time.monotonic()
+    last = (Readiness(False), 0.0)
+    moved_at = time.monotonic()
     while not (state := ask()).ready:
         for one in ours:
             if one.poll() is not None:
                 raise StartError(f"{one.args!r} ended with status {one.returncode}{tail(log)}")
-        cpu, now = cpu_seconds(process.pid) if process else 0.0, time.monotonic()
+        cpu = cpu_seconds(process.pid) if process else 0.0
+        now = time.monotonic()
         if state != last[0] or cpu - last[1] > STALLED_CPU_SECONDS:
-            last, moved_at = (state, cpu), now
+            last = (state, cpu)
+            moved_at = now
         if now - moved_at > seconds:
             whose = what or repr(process.args if process else None)
             raise StartError(f"{whose} has stalled for {seconds:.0f} s ({state}){tail(log)}")

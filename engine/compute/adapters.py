@@ -69,7 +69,8 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         if found is None:
             raise ModelRefused(f"`{name[:128]}`: no weight of LoRA's")
         name = found["module"]
-        module, parent = modules.get(name), modules.get(name.rpartition(".")[0])
+        module = modules.get(name)
+        parent = modules.get(name.rpartition(".")[0])
         is_embedding = module is not None and (module is head or isinstance(module, nn.Embedding))
         beside = parent.children() if parent is not None else ()
         for is_wrong, what in (
@@ -85,7 +86,8 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         sides.setdefault(name, {})[found["side"]] = tensor
     if not sides:
         raise ModelRefused(f"{WEIGHTS}: no weights")
-    layers, num_bytes = dict[str, LowRank](), 0
+    layers = dict[str, LowRank]()
+    num_bytes = 0
     for name, pair in sides.items():
         module = modules[name]
         assert isinstance(module, nn.Linear)
@@ -136,7 +138,8 @@ class Adapters:
         rows: dict[str, list[int]] = {}
         end = 0
         for work in works:
-            begin, end = end, end + len(work.token_ids)
+            begin = end
+            end = end + len(work.token_ids)
             if (use := work.adapter) is not None:
                 acting = range(max(begin, begin + use.start - work.start), end)
                 rows.setdefault(use.digest, []).extend(acting)

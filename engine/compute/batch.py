@@ -76,10 +76,12 @@ def build_batch(
     runs: list[Run] = []
     decoding: list[Run] = []
     for work in works:
-        begin, count = len(token_ids), len(work.token_ids)
+        begin = len(token_ids)
+        count = len(work.token_ids)
         if not count:
             raise ValueError("a work has no tokens")
-        end, needed = begin + count, -(-(work.start + count) // block_size)
+        end = begin + count
+        needed = -(-(work.start + count) // block_size)
         if len(work.block_table) < needed:
             raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
         table: Table = np.array(work.block_table[:needed], dtype=np.int64)
@@ -122,7 +124,8 @@ def _find_shared(decoding: Sequence[Run], block_size: int) -> tuple[list[Shared]
     groups: list[Shared] = []
     for run in sorted(decoding, key=lambda run: run.table.tobytes()):
         if groups:
-            group, num = groups[-1].runs, groups[-1].num_blocks
+            group = groups[-1].runs
+            num = groups[-1].num_blocks
             length = min(len(group[-1].table), len(run.table))
             differing = np.flatnonzero(group[-1].table[:length] != run.table[:length])
             common = int(differing[0]) if len(differing) else length
@@ -131,7 +134,8 @@ def _find_shared(decoding: Sequence[Run], block_size: int) -> tuple[list[Shared]
                 groups[-1] = Shared([*group, run], new)
                 continue
         groups.append(Shared([run], run.start // block_size))
-    shared, single = list[Shared](), list[Run]()
+    shared = list[Shared]()
+    single = list[Run]()
     for one in groups:
         if (len(one.runs) - 1) * one.num_blocks * block_size >= _MIN_SAVED_TOKENS:
             shared.append(one)

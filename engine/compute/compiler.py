@@ -94,7 +94,8 @@ def build(source: Path, variants: Sequence[Constants], folder: Path) -> list[Pat
     Raises NotCompiled.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    compiler, todo = _compiler(), []
+    compiler = _compiler()
+    todo = []
     for level in LEVELS.get(platform.machine(), ()):
         for constants in variants:
             command = [*compiler, *_options(level.name, constants)]
@@ -140,7 +141,8 @@ def _failures_told(compiler: Sequence[str]) -> Iterator[None]:
 def _compile(source: Path, compiler: list[str], command: list[str], library: Path) -> None:
     """Another process may do the same: the last one's file stays, and both are alike."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        compiled, linked = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+        compiled = Path(folder, "kernel.o")
+        linked = Path(folder, "kernel.so")
         _run([*command, "-c", str(source), "-o", str(compiled)])
         # Without OpenMP's library: torch has loaded its own, and two would each have threads.
         _run([*compiler, "-shared", str(compiled), "-o", str(linked)])

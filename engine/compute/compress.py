@@ -39,13 +39,16 @@ class KvCompressor:
     """A `Compressor` over a runner's pool. Without `turns` it places nothing."""
 
     def __init__(self, runner: TorchRunner, told: Told, turns: Turns | None = None) -> None:
-        self._runner, self._told, self.turns = runner, told, turns
+        self._runner = runner
+        self._told = told
+        self.turns = turns
 
     @torch.inference_mode()
     def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
         pool = self._runner.pool
         blocks = torch.tensor(move.sources[: -(-how.of // pool.block_size)], device=pool.device)
-        slots, into = pool.slots(blocks)[: how.of], self._slots(move.targets)
+        slots = pool.slots(blocks)[: how.of]
+        into = self._slots(move.targets)
         scores: dict[int, torch.Tensor] = {}
         if how.scorer == "kvzip":
             for columns, behind in pieces(tokens[: how.of], *self._told):
@@ -85,7 +88,8 @@ class KvCompressor:
         deviating ones are computed in all layers, and attend to the copies of the others. LMCache
         takes the keys; values need no turn.
         """
-        pool, own = self._runner.pool, self._slots(targets)
+        pool = self._runner.pool
+        own = self._slots(targets)
         layer = min(CHECKED_LAYER, pool.layout.num_layers - 1)
         for start, stop in _parts(gaps, _STEP_TOKENS):
             work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
@@ -94,7 +98,8 @@ class KvCompressor:
             yield -(-(stop - start) // pool.layout.num_layers)
         values = pool.values[layer].flatten(0, 1)
         for one in documents:
-            alone, far = self._slots(one.blocks), list[torch.Tensor]()
+            alone = self._slots(one.blocks)
+            far = list[torch.Tensor]()
             for start, stop in _parts([(one.start, one.end)], _COPIED_TOKENS):
                 before = values[alone[start - one.start + 1 : stop - one.start + 1]]
                 far.append((values[own[start:stop]].float() - before.float()).square().sum((1, 2)))
@@ -104,12 +109,15 @@ class KvCompressor:
 
     @torch.inference_mode()
     def place(self, shift: int, move: Move) -> Iterator[int]:
-        pool, turns = self._runner.pool, self.turns
+        pool = self._runner.pool
+        turns = self.turns
         assert turns is not None
-        old, new = self._slots(move.sources), self._slots(move.targets)
+        old = self._slots(move.sources)
+        new = self._slots(move.targets)
         for start, stop in _parts(move.ranges, _COPIED_TOKENS):
             for layer in range(pool.layout.num_layers):
-                style, into = turns.styles[layer], new[start:stop]
+                style = turns.styles[layer]
+                into = new[start:stop]
                 pool.copy_slots(layer, old[start - shift : stop - shift], into)
                 if style != "none" and shift:
                     keys = pool.keys[layer].flatten(0, 1)
@@ -119,8 +127,10 @@ class KvCompressor:
 
     @torch.inference_mode()
     def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
-        pool, num_layers = self._runner.pool, self._runner.pool.layout.num_layers
-        old, new = self._slots(move.sources), self._slots(move.targets)
+        pool = self._runner.pool
+        num_layers = self._runner.pool.layout.num_layers
+        old = self._slots(move.sources)
+        new = self._slots(move.targets)
         # A part takes about as long as a step of the whole model.
         part = min(_STEP_TOKENS * num_layers // max(own_layers, 1), _COPIED_TOKENS)
         for start, stop in _parts(move.ranges, part):

@@ -130,11 +130,13 @@ def stand(
     recompute: int | float,
 ) -> None:
     """Compute a prompt up to its last document's end, with documents copied to where they stand."""
-    asked, documents = Document(0, recompute=recompute), list[Blend]()
+    asked = Document(0, recompute=recompute)
+    documents = list[Blend]()
     for (start, end), blocks in zip(spans, apart, strict=True):
         num = min(asked.num_recomputed(end - start), end - start)
         documents.append(Blend(start, end, num, blocks, []))
-    end, copied = spans[-1][1], set[int]()
+    end = spans[-1][1]
+    copied = set[int]()
     if isinstance(recompute, float):
         for _ in compressor.choose(tokens, [(0, end)], documents, targets):
             pass
@@ -144,7 +146,8 @@ def stand(
         for _ in compressor.place(one.start - 1, move):
             pass
         copied.update(set(range(one.start, one.end)).difference(again))
-    works, position = list[Work](), 0
+    works = list[Work]()
+    position = 0
     while position < end:
         stop = next((place for place in range(position, end) if place in copied), end)
         if own := tokens[position:stop]:
@@ -157,7 +160,8 @@ def compared(
     method: Method, parameter: int | float, exact: list[torch.Tensor], found: list[torch.Tensor]
 ) -> Technique:
     """By log-probabilities (tokens, vocabulary) of each text."""
-    right, other = torch.cat(exact), torch.cat(found)
+    right = torch.cat(exact)
+    other = torch.cat(found)
     kl = float((right.exp() * (right - other)).sum(-1).mean())
     agreement = float((right.argmax(-1) == other.argmax(-1)).float().mean())
     return Technique(

@@ -96,7 +96,8 @@ def _encode_int4(numbers: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _decode_int4(kept: torch.Tensor, dtype: torch.dtype, groups: int) -> torch.Tensor:
-    packed, scales = kept[..., : -4 * groups], kept[..., -4 * groups :]
+    packed = kept[..., : -4 * groups]
+    scales = kept[..., -4 * groups :]
     steps = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     of_groups = (*kept.shape[:-1], groups, -1)
     pairs = scales.contiguous().view(torch.float16).reshape(of_groups).float()
@@ -247,7 +248,8 @@ class KvPool:
         if num > len(self._scratch[0]):
             shape = (num, *self.keys[0].shape[1:])
             self._scratch = (self.keys[0].new_empty(shape), self.values[0].new_empty(shape))
-        keys, values = self._scratch[0][:num], self._scratch[1][:num]
+        keys = self._scratch[0][:num]
+        values = self._scratch[1][:num]
         torch.index_select(self.keys[layer], 0, blocks, out=keys)
         torch.index_select(self.values[layer], 0, blocks, out=values)
         if self._codec is not None:

@@ -33,7 +33,8 @@ def state_parts(cache: Cache) -> list[StatePart]:
         for states in (layer.conv_states, layer.recurrent_states):
             for number, state in states.items():
                 if state is not None:
-                    is_convolution, shape = states is layer.conv_states, tuple(state.shape)
+                    is_convolution = states is layer.conv_states
+                    shape = tuple(state.shape)
                     parts.append(
                         StatePart(index, is_convolution, number, shape, state.dtype, start)
                     )
@@ -89,9 +90,11 @@ class StepStates:
         self._pool = pool
         self._parts = pool.layout.state_parts
         self.runs: list[_Run] = []
-        begin, single = 0, []
+        begin = 0
+        single = []
         for work in works:
-            end, move = begin + len(work.token_ids), work.state
+            end = begin + len(work.token_ids)
+            move = work.state
             assert move is not None, "a work without a state"
             if move.source is not None and end - begin == 1:
                 single.append((begin, move))
@@ -179,7 +182,8 @@ def _by_sequence(plain: Callable[..., torch.Tensor], name: str) -> Callable[...,
         for rows, moves, own in cache.states.runs:
             # (sequences, tokens of each, width)
             part = whole[0, rows].view(len(moves), -1, whole.shape[-1])
-            bound.arguments["hidden_states"], bound.arguments[name] = part, own
+            bound.arguments["hidden_states"] = part
+            bound.arguments[name] = own
             computed = plain(*bound.args, **bound.kwargs)
             if output is None:
                 output = computed.new_empty((1, whole.shape[1], computed.shape[-1]))

@@ -55,7 +55,9 @@ Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The load check: tokens of the prompt, where it is cut, slots per block. The last token alone is a
 # decode step, which kernels compute in another way than a chunk.
-_CHECK_TOKENS, _CHECK_CUTS, _CHECK_BLOCK = 24, (0, 13, 23, 24), 8
+_CHECK_TOKENS = 24
+_CHECK_CUTS = (0, 13, 23, 24)
+_CHECK_BLOCK = 8
 # Largest difference to the plain forward, as a share of the largest logit. A wrong attention is off
 # by a tenth or more. Rounding is off by a few units in the last place, amplified by the layers.
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
@@ -157,7 +159,8 @@ def load_model(
     if not is_text:
         # The text decoder inside a model that also sees or hears. The rest is let go.
         whole: Any = loaded
-        name, inner = type(loaded).__name__, whole.get_decoder()
+        name = type(loaded).__name__
+        inner = whole.get_decoder()
         auto = AutoModelForCausalLM
         try:
             with torch.device("meta"):
@@ -251,7 +254,8 @@ def check_exactness(loaded: LoadedModel) -> None:
     num_state = loaded.layout.state_blocks(_CHECK_BLOCK)
     places = [[BlockId(5 + num_state * turn + i) for i in range(num_state)] for turn in (0, 1)]
     for turn, (start, end) in enumerate(pairwise(_CHECK_CUTS)):
-        source, target = places[1 - turn % 2], places[turn % 2]
+        source = places[1 - turn % 2]
+        target = places[turn % 2]
         work = Work(
             token_ids=token_ids[start:end],
             start=start,
@@ -409,7 +413,8 @@ def layer_windows(config: PretrainedConfig) -> list[int | None]:
 
 def kv_layout(model: PreTrainedModel) -> KvLayout:
     """The KV shape of each attention layer and the parts of a state, as a forward calls them."""
-    config, parameter = model.config, next(model.parameters())
+    config = model.config
+    parameter = next(model.parameters())
     rank: int | None = getattr(config, "kv_lora_rank", None) or None
     probe = AttentionProbe()
     cache = DynamicCache(config=config) if has_state(config) else None

@@ -43,7 +43,8 @@ class Turns:
             one, other = turning.chunk(2, -1)
             moved = torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
         else:
-            one, other = turning[..., 0::2], turning[..., 1::2]
+            one = turning[..., 0::2]
+            other = turning[..., 1::2]
             pair = (one * cos - other * sin, other * cos + one * sin)
             moved = torch.stack(pair, -1).flatten(-2)
         return torch.cat([moved.to(keys.dtype), keys[..., num:]], -1)
@@ -56,7 +57,8 @@ def find_turns(loaded: LoadedModel) -> Turns | None:
     frequencies = next((one for one in modules if isinstance(one, torch.Tensor)), None)
     if frequencies is None or 2 * len(frequencies) > loaded.layout.head_dim:
         return None
-    turns, runner = Turns(frequencies.clone()), loaded.runner(4, 1)
+    turns = Turns(frequencies.clone())
+    runner = loaded.runner(4, 1)
     most = loaded.max_context_tokens - 1
     places = (0, min(3, most), most // 2, most)
     for block, place in enumerate(places):

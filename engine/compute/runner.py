@@ -178,7 +178,8 @@ class TorchRunner:
         step = AttentionStep(
             pool=self.pool, batch=batch, windows=self._windows, attend=attend, depth=depth
         )
-        states, cache = None, None
+        states = None
+        cache = None
         if self.pool.layout.state_parts:
             states = StepStates(works, self.pool, self._model.config.num_hidden_layers)
             cache = PackedCache(states)

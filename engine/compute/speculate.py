@@ -50,7 +50,8 @@ class NgramDrafter:
             longer = longer[known[longer - matched] == known[len(known) - 1 - matched]]
             if not len(longer):
                 break
-            places, matched = longer, matched + 1
+            places = longer
+            matched = matched + 1
         if matched < LEAST_MATCH:
             return []
         # Those behind the end repeat what was taken, as a loop does.

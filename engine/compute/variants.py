@@ -32,7 +32,8 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
     Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
     values of all tokens.
     """
-    shapes, configs = [], []
+    shapes = []
+    configs = []
     for model in (own, sibling):
         shapes.append({name: value.shape for name, value in model.state_dict().items()})
         facts = model.config.to_dict()
@@ -56,7 +57,8 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
         max_length=length,
         pad_token_id=0,
     )
-    prefix, rest = texts[:, :PREFIX_TOKENS], texts[:, PREFIX_TOKENS:]
+    prefix = texts[:, :PREFIX_TOKENS]
+    rest = texts[:, PREFIX_TOKENS:]
     mine, theirs = (one(prefix, use_cache=True).past_key_values.layers for one in (own, sibling))
     exact = list[torch.Tensor]()
     found = list[Technique]()

@@ -74,7 +74,8 @@ class MountedEngine:
         """Raises Refused where leases can't be held in this vLLM."""
         check(engine_client, self._settings)
         self._event_loop = asyncio.get_running_loop()
-        self._llm, self._args = engine_client, args
+        self._llm = engine_client
+        self._args = args
         ours = _our_config(engine_client.vllm_config.kv_transfer_config)
         settings = self._settings.model_copy(update=lease_shares(ours or {}))
         clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
@@ -149,7 +150,8 @@ def check(llm: Any, settings: Settings) -> None:
     """Raise Refused, naming everything that is wrong, and the flag to change."""
     wrong = list[str]()
     config = llm.vllm_config
-    parallel, cache = config.parallel_config, config.cache_config
+    parallel = config.parallel_config
+    cache = config.cache_config
     if getattr(cache, "kv_offloading_size", None):
         wrong.append(
             "--kv-offloading-size puts its own connector in the place of ours: leave it out"

@@ -74,22 +74,26 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_since, self._body_at = None, self.loop.time()
+        self._body_at = self.loop.time()
+        self._head_since = None
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = f"more than {MAX_PIPELINED} requests wait on the connection"
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._loose_bytes, self._body_at = 0, self.loop.time()
+        self._body_at = self.loop.time()
+        self._loose_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._loose_bytes, self._body_at = 0, None
+        self._loose_bytes = 0
+        self._body_at = None
         super().on_message_complete()
 
     def _end_if_late(self) -> None:
-        now, cycle = self.loop.time(), self.cycle
+        now = self.loop.time()
+        cycle = self.cycle
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
         is_answering = cycle is not None and not cycle.response_complete
         if self.pipeline or (is_answering and (cycle.response_started or self._body_at is None)):

@@ -67,7 +67,8 @@ class ServedEngine:
             await backend.stop()
 
     def note_loaded(self) -> None:
-        self._readiness.stage, self._readiness.progress = "ready", 1.0
+        self._readiness.stage = "ready"
+        self._readiness.progress = 1.0
         self._readiness.ready = True
 
     def end_events(self) -> None:
@@ -91,7 +92,8 @@ class ServedEngine:
 
     def _fail(self, **told: str) -> None:
         if self._readiness.stage != "failed":
-            self._readiness.ready, self._readiness.stage = False, "failed"
+            self._readiness.ready = False
+            self._readiness.stage = "failed"
             log.error("engine failed", **told)
             self._on_failure()
 
@@ -101,7 +103,8 @@ class ServedEngine:
 
     async def _load(self, backend: EngineBackend) -> None:
         def note(stage: str, fraction: float) -> None:
-            self._readiness.stage, self._readiness.progress = stage, fraction
+            self._readiness.stage = stage
+            self._readiness.progress = fraction
 
         try:
             await asyncio.to_thread(backend.load, note)

@@ -221,7 +221,9 @@ def snapshot_pieces(snapshot: Snapshot) -> Iterator[bytes]:
         num_names += len(chain.names)
         if num_names >= NAMES_A_PIECE or end == len(snapshot.chains):
             yield separator + msgspec.json.encode(snapshot.chains[begin:end])[1:-1]
-            separator, begin, num_names = b",", end, 0
+            separator = b","
+            begin = end
+            num_names = 0
     yield b"]}"
 
 
@@ -245,24 +247,33 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
     is_public = False
     match error:
         case EngineError():
-            code, message, status = error.code, str(error), error.status
+            code = error.code
+            message = str(error)
+            status = error.status
             is_public = error.is_public
             # The message may have words of the prompt's tools and schemas.
             log.log(REFUSAL_LEVELS.get(code, logging.INFO), "call refused", code=code)
         case CallerLeft():
-            code, message, status = "cancelled", "the caller left", STATUS_OF["cancelled"]
+            code = "cancelled"
+            message = "the caller left"
+            status = STATUS_OF["cancelled"]
         case HTTPException() if error.status_code < 500:
             code = "not_found" if error.status_code == 404 else "invalid_request"
-            message, status = error.detail, error.status_code
+            message = error.detail
+            status = error.status_code
             if error.status_code == 404:
                 message = "no call of the engine protocol: clients ask a gateway, not an engine"
         case InternalServerException(detail="client disconnected prematurely"):
             # The body was incomplete, so nothing was begun. The caller is gone and does not read
             # this.
-            code, message, status = "invalid_request", "the body ended early", 499
+            code = "invalid_request"
+            message = "the body ended early"
+            status = 499
         case _:
             log.error("call failed", trace=trace_of(error))
-            code, message, status = "internal", "internal error", 500
+            code = "internal"
+            message = "internal error"
+            status = 500
     return Response(ErrorReply(code, message, is_public), status_code=status)
 
 
@@ -280,7 +291,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        app.state.host, app.state.backend = host, backend_of(host)
+        app.state.host = host
+        app.state.backend = backend_of(host)
         async with host.running(app.state.backend):
             yield
 

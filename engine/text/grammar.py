@@ -197,7 +197,9 @@ class GrammarWriter:
             rules += free_rules(style.starts, self.texts(style.starts[0]), parallel=choice.parallel)
             # Inputs of tools that are not strict are any objects, where they are JSON.
             loose = {tool.name for tool in tools if not tool.strict}
-            pieces, free, parallel = self.texts(style.starts[0]), style, choice.parallel
+            pieces = self.texts(style.starts[0])
+            free = style
+            parallel = choice.parallel
             if not is_control(pieces[0]) and style.begin:
                 free = replace(style, begin=behind_head(style.begin, pieces))
             elif not is_control(pieces[0]):
@@ -424,7 +426,8 @@ _UNHELD_IN_TEXT = ("pattern", "format", "minLength", "maxLength", "not", "allOf"
 
 def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle | None:
     """The style of a model's calls; None where it has no format."""
-    of, proven = formats.call_format, formats.calls
+    of = formats.call_format
+    proven = formats.calls
     if of is None:
         return None
     # Of the format's ways the one that the template renders; its numbers and ids may be any.
@@ -450,7 +453,8 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
         at = shown.rfind(tags.end)
         last = shown.rfind(tags.close, 0, at)
         # The white space that the template writes behind an argument, and behind the last alone.
-        gap, more = "", ""
+        gap = ""
+        more = ""
         if "{key}" not in tags.close:
             behind = shown[shown.find(tags.close) + len(tags.close) :] if last >= 0 else "\n"
             gap = behind[: len(behind) - len(behind.lstrip())]
@@ -537,7 +541,8 @@ class _Rules:
         self, tool: Tool, rule: str, name: str, schema: Any, around: tuple[str, str]
     ) -> list[str]:
         """A string between two texts, as it is."""
-        begin, (first, *more) = " ".join(self.writer.texts(around[0])), self.writer.texts(around[1])
+        begin = " ".join(self.writer.texts(around[0]))
+        (first, *more) = self.writer.texts(around[1])
         choices = _choices(schema)
         if choices is not None:
             return [f"{rule}: {begin} ({choices}) {' '.join((first, *more))}"]
@@ -636,7 +641,8 @@ class _Literal(_Rules):
         return [f"{rule}: {' | '.join(starts)}", *rules]
 
     def _argument(self, tool: Tool, rule: str, name: str, schema: Any) -> list[str]:
-        opened, quote = name + self.syntax.assign, self.syntax.quote
+        opened = name + self.syntax.assign
+        quote = self.syntax.quote
         begin = " ".join(self.writer.texts(opened))
         types = types_of(schema, tool.input_schema)
         if types == {"string"} and quote:

@@ -72,7 +72,8 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
         return 0, True
     placed = encoded.piece_at(character - 1)
     assert placed is not None
-    piece, at = placed.piece, character - placed.begin
+    piece = placed.piece
+    at = character - placed.begin
     whole = bisect_right(piece.character_ends, at)
     # A piece's end is an edge: behind it comes a control token, or nothing.
     if whole == len(piece):
@@ -174,16 +175,19 @@ class TurnParser:
         deltas = self._calls.feed(self._stops.feed(text)) if text else []
         if self._ends_after_call and self._calls.num_calls:
             self.finish = "tool_use"
-            deltas, self._is_cut = self._cut(deltas), True
+            deltas = self._cut(deltas)
+            self._is_cut = True
         elif self._stops.found is not None:
-            self.finish, self.stop_sequence = "stop_sequence", self._stops.found
+            self.finish = "stop_sequence"
+            self.stop_sequence = self._stops.found
         return deltas
 
     def _cut(self, deltas: list[Delta]) -> list[Delta]:
         """Without parallel calls, nothing behind the first one is told."""
         if not self._ends_after_call or not self._calls.num_calls:
             return deltas
-        kept, kept_call = list[Delta](), False
+        kept = list[Delta]()
+        kept_call = False
         for delta in deltas:
             is_call = isinstance(delta, ToolUseStart | ToolInputDelta)
             if kept_call and (not is_call or isinstance(delta, ToolUseStart)):
@@ -313,7 +317,8 @@ class ChatRenderer:
             moment = datetime.fromisoformat(dated.day)
         with self.template.at(moment):
             placed, cuts = self._place(prompt, thinking=thinking)
-        text, messages = placed.text, prompt.messages
+        text = placed.text
+        messages = prompt.messages
         if messages and messages[-1].role == "assistant":
             continued_from = placed.places[-1].end
             if continued_from is None:
@@ -333,7 +338,8 @@ class ChatRenderer:
                 continue
             # Places are inside the text's outer white space: `begin` is its first other character.
             leading = len(segment.text) - len(segment.text.lstrip())
-            begin, ends = place.begin - piece.begin - leading, piece.piece.character_ends
+            begin = place.begin - piece.begin - leading
+            ends = piece.piece.character_ends
             spans.append(SegmentSpan(end, piece.first_token, ends, begin, is_exact))
         images: list[str] = []
         if prompt.images and self.image_text:
@@ -363,7 +369,8 @@ class ChatRenderer:
         The whole is rendered without marks and with them (`template/boundaries.py`).
         """
         failed: TemplateFails | None = None
-        template, controls = self.template, self._pieces.controls
+        template = self.template
+        controls = self._pieces.controls
         # Templates that fail on a tool are given more of it.
         for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
             given = with_complete_tools(prompt, completion)
@@ -413,10 +420,13 @@ class ChatRenderer:
 
         Raises InvalidRequest where what the request demands of the output can't be guaranteed.
         """
-        sampling, choice, messages = request.sampling, request.tool_choice, request.prompt.messages
+        sampling = request.sampling
+        choice = request.tool_choice
+        messages = request.prompt.messages
         continues = request.prompt.text is not None
         continues = continues or (bool(messages) and messages[-1].role == "assistant")
-        tags, is_open = self.formats.tags, self.begins_thinking(request)
+        tags = self.formats.tags
+        is_open = self.begins_thinking(request)
         may_think = tags is not None and (is_open or request.thinking or is_free(request))
         rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
         first: Constraint | None = None

@@ -44,7 +44,8 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
             raise TooLarge(f"the request body has more than {most} JSON values")
         pieces.append(marks)
     refusal = TooLarge(f"an object of the request body has more than {most_keys} keys")
-    counts, too_many = [0], b":" * (most_keys + 1)  # counts: keys of the objects that are open
+    counts = [0]
+    too_many = b":" * (most_keys + 1)  # counts: keys of the objects that are open
     for piece in pieces:
         marks = piece.translate(None, b",[")
         # Most objects begin and end in one piece, with few in them: they are taken out together.
@@ -67,7 +68,8 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
 
 def _marks(body: bytes) -> Iterator[bytes]:
     """The commas, colons, braces and opening brackets that are in no string, a piece at a time."""
-    is_inside, rest = 0, b""
+    is_inside = 0
+    rest = b""
     for start in range(0, len(body), _PIECE_BYTES):
         piece = rest + body[start : start + _PIECE_BYTES]
         # A backslash escapes the next character.

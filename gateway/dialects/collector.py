@@ -159,7 +159,8 @@ class Writer(Generic[EventT, WholeT]):
             case protocol.Done():
                 if len(self.finished) != self.num_choices:
                     raise EngineFailed
-                self.output_tokens, self.is_done = frame.output_tokens, True
+                self.output_tokens = frame.output_tokens
+                self.is_done = True
 
     def begin(self, started: protocol.Started) -> None:
         """Keep what is known where the engine begins."""
@@ -199,7 +200,8 @@ class Writer(Generic[EventT, WholeT]):
 
     def take_extension(self) -> Holdfast | UnsetType:
         """The extension object, for the first event alone."""
-        taken, self.extension = self.extension, UNSET
+        taken = self.extension
+        self.extension = UNSET
         return taken
 
     def _block(self, choice: int, kind: Literal["text", "thinking"]) -> Block:

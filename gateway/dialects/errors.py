@@ -143,7 +143,8 @@ def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBo
     if dialect == "openai":
         detail = openai_detail(failure)
         return OpenAIError(msgspec.structs.replace(detail, request_id=request_id))
-    message, details = _message(failure, "gemini"), list[dict[str, Any]]()
+    message = _message(failure, "gemini")
+    details = list[dict[str, Any]]()
     match failure:
         case Unauthenticated():
             is_missing = isinstance(failure, MissingKey)
@@ -172,7 +173,8 @@ def anthropic_error(failure: GatewayError, request_id: str) -> AnthropicError:
 
 
 def openai_detail(failure: GatewayError) -> OpenAIDetail:
-    message, param = _message(failure, "openai"), failure.param
+    message = _message(failure, "openai")
+    param = failure.param
     other = ("server_error" if failure.status >= 500 else _INVALID), None
     kind, code = next((each[1:] for each in _CODES if isinstance(failure, each[0])), other)
     match failure:

@@ -166,7 +166,8 @@ def _hold(found: int, most: int, subject: str, unit: str = "") -> None:
 
 def name(checking: Checking, value: str, path: str) -> None:
     """A name or an id."""
-    most, must = checking.bounds.max_name_characters, checking.style.must("String")
+    most = checking.bounds.max_name_characters
+    must = checking.style.must("String")
     _hold(len(value), most, f"{path}: {must}", " characters")
 
 

@@ -122,7 +122,8 @@ class Lowering:
             named_tools=list(named),
             images=[*self.images.found.values()],
         )
-        scope, adapter = self.asked.principal.scope, self.asked.model.weights
+        scope = self.asked.principal.scope
+        adapter = self.asked.model.weights
         if self.asked.keep is not None:
             self.check_approximate(KEEP_HEADER)
         plan = make_plan(prompt, slots, automatic, scope, policy, adapter, self.asked.keep)

@@ -6,7 +6,8 @@ import msgspec
 
 SPACE = b" "
 """Keeps a connection alive where bare data is open: JSON may begin with blanks."""
-OPEN, END = b"data: ", b"\n\n"
+OPEN = b"data: "
+END = b"\n\n"
 NEXT = END + OPEN
 COMMENT = b": \n\n"
 DONE = b"data: [DONE]\n\n"

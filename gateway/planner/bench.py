@@ -80,11 +80,13 @@ def stretch_of(turns: Sequence[Turn], most: int = MAX_STRETCH) -> Sequence[Turn]
     if len(turns) <= most:
         return turns
     tokens = sum(turn.ends[-1] for turn in turns[:most])
-    best, chosen = -1.0, 0
+    best = -1.0
+    chosen = 0
     for start in range(len(turns) - most + 1):
         seconds = turns[start + most - 1].at - turns[start].at
         if tokens / max(seconds, 1e-3) > best:
-            best, chosen = tokens / max(seconds, 1e-3), start
+            best = tokens / max(seconds, 1e-3)
+            chosen = start
         if start + most < len(turns):
             tokens += turns[start + most].ends[-1] - turns[start].ends[-1]
     return turns[chosen : chosen + most]

@@ -222,7 +222,8 @@ class TimedRunner:
         self.has_worked = False
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        costs, decoding = self._costs, self._decoding
+        costs = self._costs
+        decoding = self._decoding
         tokens = num_steps = 0
         for work in works:
             ids = work.token_ids
@@ -390,7 +391,8 @@ class SimulatedEngine:
         end = self._clock.now()
         if self._frames or self._events:
             self._at(end, partial(self._deliver, self._frames, self._events))
-            self._frames, self._events = [], []
+            self._frames = []
+            self._events = []
         seconds = self._decoding.seconds_to_next()
         self._is_busy = self._runner.has_worked
         if self._is_busy:

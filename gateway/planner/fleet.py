@@ -36,7 +36,8 @@ class SimulatedGateway:
     """One gateway's knowledge of the engines: the index and the loads, as `gateway` keeps them."""
 
     def __init__(self, num_engines: int) -> None:
-        self.weights, index = Weights(), PrefixIndex()
+        self.weights = Weights()
+        index = PrefixIndex()
         fade = self.weights.fade_seconds
         self.candidates = [
             Known(number, Holdings(index), Load(fade)) for number in range(num_engines)
@@ -64,7 +65,8 @@ class SimulatedGateway:
         return route.engine.seed
 
     def started(self, engine: int, served: "Served", told: Started, now: float) -> None:
-        candidate, request = self.candidates[engine], served.request
+        candidate = self.candidates[engine]
+        request = served.request
         candidate.load.started(_turn(request), request.tokens - served.reused, now)
         candidate.holdings.learn(told, [name.digest for name in request.names], now)
 

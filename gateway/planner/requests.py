@@ -15,10 +15,13 @@ from gateway.prompt.names import step_at
 BLOCK_TOKENS = 16
 """Of an engine."""
 CHARACTERS_PER_TOKEN = 4
-TAILS, ANSWERS = 2**30, 2**31
+TAILS = 2**30
+ANSWERS = 2**31
 """The first ids of units that stand for no tokens, and of those that engines write."""
-_UNITS_A_TURN, _UNITS = 5, 100_000
-EXACT_TOKENS, EXACT_OUTPUT = 2_000_000, 200_000
+_UNITS_A_TURN = 5
+_UNITS = 100_000
+EXACT_TOKENS = 2_000_000
+EXACT_OUTPUT = 200_000
 """Of all prompts and of all answers together: up to so many, a unit is one token."""
 _NO_END = Segment("text", None)
 
@@ -56,7 +59,8 @@ class PlannedRequest:
 def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
     """Tokens of a unit: as few as the number of turns allows; one where the traffic is small enough
     for that, if it may be."""
-    prompts, output = total_tokens(turns), sum(turn.output for turn in turns)
+    prompts = total_tokens(turns)
+    output = sum(turn.output for turn in turns)
     if may_be_exact and prompts <= EXACT_TOKENS and output <= EXACT_OUTPUT:
         return 1
     wanted = max(_UNITS_A_TURN * len(turns), _UNITS)
@@ -117,7 +121,8 @@ class Requests:
 
     def _units(self, turn: Turn) -> tuple[list[int], list[int], dict[int, int]]:
         """The prompt's units, the depth of each prefix in them, and its tokens by depth."""
-        unit, slots = self._unit, self._slots.setdefault(turn.scope, {})
+        unit = self._unit
+        slots = self._slots.setdefault(turn.scope, {})
         units: list[int] = []
         depths: list[int] = []
         exact: dict[int, int] = {}
@@ -133,7 +138,8 @@ class Requests:
             depths.append(len(units))
             exact[len(units)] = end
         if not units:
-            units, depths[last] = self._new(1), 1
+            units = self._new(1)
+            depths[last] = 1
             exact[1] = turn.ends[-1]
         return units, depths, exact
 
@@ -146,18 +152,21 @@ class Requests:
 def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[int, int]]:
     """The segments, and the number of the segment at each place. Segments without an end stand for
     positions that are walked between two places. Segments of one run are one position."""
-    segments, segment_of = list[Segment](), dict[int, int]()
+    segments = list[Segment]()
+    segment_of = dict[int, int]()
     kind: SegmentKind = "tool_use" if turn.steps else "text"
     walked = run = end = 0
     for place in turn.segments:
-        depth, step = depths[place], turn.steps[place] if turn.steps else 1
+        depth = depths[place]
+        step = turn.steps[place] if turn.steps else 1
         run += step > 0
         walked += step
         if depth > end:
             if turn.steps:
                 segments += [_NO_END] * (walked - 1)
             segments.append(Segment(kind, depth, run))
-            walked, end = 0, depth
+            walked = 0
+            end = depth
         segment_of[place] = len(segments) - 1
     return segments, segment_of
 
@@ -177,7 +186,9 @@ class Distances:
     def curve(self, sizes: Sequence[int]) -> list[float]:
         """The share of tokens that memories of these many units would have given."""
         found = sorted(self.tokens.items())
-        shares, at, total = {}, 0, 0
+        shares = {}
+        at = 0
+        total = 0
         for size in sorted(sizes):
             while at < len(found) and found[at][0] < size:
                 total += found[at][1]
@@ -187,7 +198,8 @@ class Distances:
 
     def size_for(self, share: float) -> int:
         """The fewest units that give this share of what unlimited memory would."""
-        wanted, total = share * self.read, 0
+        wanted = share * self.read
+        total = 0
         for distance, tokens in sorted(self.tokens.items()):
             total += tokens
             if total >= wanted:
@@ -197,7 +209,10 @@ class Distances:
 
 def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
     """`num_uses` is the number of all prompts' units together, at least."""
-    made, tree, used_at, now = Distances(), [0] * (num_uses + 2), dict[int, int](), 0
+    made = Distances()
+    tree = [0] * (num_uses + 2)
+    used_at = dict[int, int]()
+    now = 0
     size = len(tree)
     for request in requests:
         made.prompt += request.tokens

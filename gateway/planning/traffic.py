@@ -122,7 +122,9 @@ def _of_line(row: _TraceLine, number: int, chains: dict[tuple[int, int], int]) -
         raise InvalidRequest(
             f"trace: line {number}: hash_ids: {count} ids are needed for {row.input_length} tokens"
         )
-    parent, ids, known = 0, [], 0
+    parent = 0
+    ids = []
+    known = 0
     for place, piece in enumerate(row.hash_ids[:count]):
         found = chains.get((parent, piece))
         if found is None:

@@ -181,7 +181,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         self, request_id: str, now: float, capabilities: Collection[Capability]
     ) -> GenerateRequest:
         """The request for an engine with these capabilities, at `now` on the monotonic clock."""
-        sampling, can_wait = self.sampling, "service_class" in capabilities
+        sampling = self.sampling
+        can_wait = "service_class" in capabilities
         if sampling.logprobs is not None and "logprobs" not in capabilities:
             # Where that is an error, routing has refused the turn. So it is with the next.
             sampling = msgspec.structs.replace(sampling, logprobs=None)

@@ -132,7 +132,8 @@ def pack(fingerprint: Fingerprint) -> bytes:
 def _kept(
     places: Sequence[tuple[int, int | None]], num_tools: int, num_system: int
 ) -> Iterator[int]:
-    stride, dense = 1, len(places) - _DENSE_POINTS
+    stride = 1
+    dense = len(places) - _DENSE_POINTS
     while -(-dense // stride) > MAX_POINTS - 2 - _DENSE_POINTS:
         stride *= 2
     levels = {(num_tools - 1, None), (num_tools + num_system - 1, None)}

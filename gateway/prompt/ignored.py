@@ -59,7 +59,8 @@ class Notepad:
 
         `unheld` are the tools for which it says that it did not.
         """
-        told, reasons = [*self.ignored], {one.tool: one.reason for one in unheld}
+        told = [*self.ignored]
+        reasons = {one.tool: one.reason for one in unheld}
         for ignored, capability, tool in self.wishes:
             if capability not in capabilities:
                 told.append(ignored)

@@ -49,7 +49,8 @@ class ImageReader:
         self._num_shown += 1
         if self._num_shown > MAX_IMAGES:
             raise InvalidRequest(f"{path}: at most {MAX_IMAGES} images. {REFUSED}")
-        data, is_address = b"", media.name.startswith(("http://", "https://"))
+        data = b""
+        is_address = media.name.startswith(("http://", "https://"))
         if is_address and self._fetched is not None:
             if media.name not in self._fetched:
                 self.named.setdefault(media.name, path)

@@ -62,7 +62,8 @@ def placeholder(media: Media) -> str:
     It depends on the content alone, so that a prompt with it is the same each time.
     """
     subtype = media.media_type.partition(";")[0].rpartition("/")[2].upper()
-    form, size = subtype.removeprefix("X-").removesuffix("+XML"), None
+    form = subtype.removeprefix("X-").removesuffix("+XML")
+    size = None
     head = media.data[:_HEAD_CHARACTERS] if media.kind == "image" else ""
     with suppress(Base64Error, ValueError):
         size = image_size(b64decode(head[: len(head) // 4 * 4]))

@@ -119,7 +119,8 @@ def find_prefixes(
         num_bytes += len(header)
         if sizes:
             num_bytes += sum(sizes.get(id, 0) for id in IMAGE_REFERENCE.findall(text))
-        start, length = 0, len(text)
+        start = 0
+        length = len(text)
         while start < length:
             # A piece ends at the next multiple of its step, or with the text.
             step = step_at(depth + start) if length > _LEAST_STEP else _LEAST_STEP
@@ -150,9 +151,11 @@ def name_documents(
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"document")
     ends = {name.segment: num_bytes for name, num_bytes in prefixes if name.characters is None}
     texts = [segment.text.encode() for segment in segments_of(prompt)] if documents else []
-    named, places = list[Document](), list[tuple[int, int]]()
+    named = list[Document]()
+    places = list[tuple[int, int]]()
     for one in documents:
-        text, own = texts[one.segment], chain.copy()
+        text = texts[one.segment]
+        own = chain.copy()
         own.update(text)
         named.append(replace(one, name=own.hexdigest()))
         places.append((ends[one.segment] - len(text), ends[one.segment]))
@@ -198,7 +201,8 @@ def segments_of(prompt: Prompt) -> Iterator[Segment]:
     for block in prompt.system:
         yield Segment(SYSTEM, b"", False, None, block.text)
     for number, message in enumerate(prompt.messages):
-        begin, is_first = b"%d %b " % (number, message.role.encode()), True
+        begin = b"%d %b " % (number, message.role.encode())
+        is_first = True
         for part in message.parts:
             match part:
                 case TextPart():

@@ -185,7 +185,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         if (shown := IMAGE_REFERENCE.match(message)) is not None:
             return self.image_paths.get(shown[1], "messages") + message[shown.end() :]
-        asked, found = _ASKED.match(message), self.approximations
+        asked = _ASKED.match(message)
+        found = self.approximations
         if asked is not None and (number := int(asked[1] or 0)) < len(found):
             return found[number][0] + message[asked.end() :]
         said = _TOOL.match(message)
@@ -208,7 +209,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         `name_tokens` go with the names, as in an engine's receipt. It has all points where it is
         shared: compared with an earlier one. Else it has those that are kept.
         """
-        num_tools, num_system = len(self.prompt.tools), len(self.prompt.system)
+        num_tools = len(self.prompt.tools)
+        num_system = len(self.prompt.system)
         prefixes = self.prefixes
         if not is_shared:
             prefixes = few_of(prefixes, num_tools, num_system)
@@ -272,7 +274,8 @@ def make_plan(
         segment = segments[point.segment]
         if segment >= 0:
             moved.setdefault(segment, replace(point, segment=segment))
-    slots, breakpoints = [slot for slot in given if not slot.is_absent], [*moved.values()]
+    slots = [slot for slot in given if not slot.is_absent]
+    breakpoints = [*moved.values()]
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)

@@ -62,11 +62,14 @@ def kinds_of(prompt: Prompt) -> str:
 def sketch_of(prompt: Prompt, scope: str) -> Sketch:
     """The sketch of the prompt's first segments."""
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
-    own, sketch = [], Sketch()
-    room, is_first_message = SKETCHED_BYTES, True
+    own = []
+    sketch = Sketch()
+    room = SKETCHED_BYTES
+    is_first_message = True
     for index, segment in enumerate(islice(segments_of(prompt), MAX_SEGMENTS)):
         letter, _, _, values, text = segment
-        kind, content = _HEADERS.get(letter, _TEXT_HEADER), text.encode()
+        kind = _HEADERS.get(letter, _TEXT_HEADER)
+        content = text.encode()
         header = kind if values is None else kind + _encode(values)
         room -= len(header) + len(content)
         if room < 0:
@@ -100,7 +103,8 @@ def _pieces(scope: str, content: bytes) -> bytes:
     whole = [content[:1], content, content[-1:]]
     found = next((split for split in splits if len(split) >= PIECES // 2), whole)
     checksums = list(map(crc32, found))
-    wanted, inner = PIECES - 2, range(1, len(checksums) - 1)
+    wanted = PIECES - 2
+    inner = range(1, len(checksums) - 1)
     # Sorting all of a long text's words would be most of a turn's plan. Of evenly spread ones
     # about three times those that are wanted are below this bound.
     bound = 3 * wanted * _CHECKSUMS // len(checksums)

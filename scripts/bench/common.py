@@ -72,11 +72,13 @@ def _crash(error: BaseException) -> None:
 async def ask(backend: LoopedBackend, request: protocol.GenerateRequest) -> EngineAnswer:
     """Run a request to its end. Raises RuntimeError where it fails."""
     begun = time.perf_counter()
-    first, usage = 0.0, None
+    first = 0.0
+    usage = None
     async for frame in await backend.open(request):
         match frame:
             case protocol.Started():
-                usage, first = frame.usage, time.perf_counter() - begun
+                usage = frame.usage
+                first = time.perf_counter() - begun
             case protocol.Failed():
                 raise RuntimeError(f"{request.request_id}: {frame.message}")
             case protocol.Done():

@@ -166,8 +166,10 @@ def placed(runner: TorchRunner, compressor: KvCompressor) -> Family:
     def entries(
         parts: list[list[int]], exact: Entry, spare: list[BlockId]
     ) -> Iterator[tuple[Way, Entry]]:
-        prompt, ends = [*chain.from_iterable(parts)], [*accumulate(map(len, parts))]
-        spans, size = [*pairwise(ends)], len(spare)
+        prompt = [*chain.from_iterable(parts)]
+        ends = [*accumulate(map(len, parts))]
+        spans = [*pairwise(ends)]
+        size = len(spare)
         apart = [range(spare[-1] + 1 + n * size, spare[-1] + 1 + (n + 1) * size) for n in range(8)]
         apart = apart[: len(spans)]
         compute_apart(runner, prompt, spans, apart)
@@ -194,7 +196,8 @@ def play(
     own = [BlockId(block) for block in range(num_blocks)]
     spare = [BlockId(block) for block in range(num_blocks, 2 * num_blocks)]
     runner.execute([Work(token_ids=prefix, start=0, block_table=own)])
-    exact, wanted = Entry(own, len(prefix)), list[torch.Tensor]()
+    exact = Entry(own, len(prefix))
+    wanted = list[torch.Tensor]()
     for question, answer in questions:
         logprobs, seconds = behind(runner, exact, question, answer)
         wanted.append(logprobs)

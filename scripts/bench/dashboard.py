@@ -73,8 +73,10 @@ def cost_of_sessions(browser: Browser, stack: DashboardStack, seconds: float) ->
     pages = [signed_in(browser, stack) for _ in range(NUM_SESSIONS)]
     for number, page in enumerate(pages):
         open_page(page, stack, PAGES[number % len(PAGES)], "24h")
-    process, highest = psutil.Process(stack.dashboard_pid), 0
-    before, started = cpu_seconds(stack.dashboard_pid), time.monotonic()
+    process = psutil.Process(stack.dashboard_pid)
+    highest = 0
+    before = cpu_seconds(stack.dashboard_pid)
+    started = time.monotonic()
     while (passed := time.monotonic() - started) < seconds:
         pages[0].wait_for_timeout(2000)
         highest = max(highest, process.memory_info().rss)

@@ -89,7 +89,8 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[lis
         seconds = time.perf_counter() - begun
         after = await ask(engine, again)
         stats = await engine.stats()
-    usage, written = after.usage, before.usage.prompt_tokens - before.usage.input_tokens
+    usage = after.usage
+    written = before.usage.prompt_tokens - before.usage.input_tokens
     counts = usage.cache_read_tokens, usage.automatic_tokens, usage.computed_tokens
     times = before.first_seconds, after.first_seconds
     row = [kind, f"{before.usage.prompt_tokens:,}", f"{flood_tokens:,}", f"{seconds:.1f}"]
@@ -99,14 +100,17 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[lis
 
 async def flood(engine: LoopedBackend, render: Render, options: argparse.Namespace) -> int:
     """Unmarked prompts of equal length, `--at-once` of them at any time; the tokens of all."""
-    model, tokens, index = "Flood 100000", 0, 100_000
+    model = "Flood 100000"
+    tokens = 0
+    index = 100_000
     text = text_of_tokens(render, model, options.request)
 
     async def client() -> None:
         nonlocal tokens, index
         while tokens < options.times * options.pool:
             index += 1
-            name, own = f"f{index}", text.replace(model, f"Flood {index}")
+            name = f"f{index}"
+            own = text.replace(model, f"Flood {index}")
             request = new_request(name, own, "?", max_tokens=options.output, is_marked=False)
             answer = await ask(engine, request)
             await engine.acknowledge([name])

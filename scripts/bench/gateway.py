@@ -37,8 +37,10 @@ from scripts.bench.report import percentile
 from scripts.setup.options import parse
 from scripts.stack import API_HEADERS, cpu_seconds, free_port, python, url_of
 
-SERVER_CORE, OTHER_CORE = 0, 1
-CONNECTIONS, STREAMS = 32, 64
+SERVER_CORE = 0
+OTHER_CORE = 1
+CONNECTIONS = 32
+STREAMS = 64
 NUM_CHUNKS = 200
 MODEL = "holdfast-demo"
 SENTENCE = "Leases end when their time is over, and no sooner. "
@@ -107,7 +109,8 @@ class RawConnection(asyncio.Protocol):
 
     async def ask(self, request: RawRequest) -> None:
         """Raise RuntimeError for any other answer than the stub's."""
-        self._parts, self._missing = [], None
+        self._parts = []
+        self._missing = None
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request.data)
         answer = await asyncio.wait_for(self._answer, 60)
@@ -120,7 +123,9 @@ async def drive(
     port: int, requests: Sequence[RawRequest], num_connections: int, num_requests: int
 ) -> Measured:
     """Ask so many times over so many connections, each again as soon as it has its answer."""
-    loop, measured, numbers = asyncio.get_running_loop(), Measured(), iter(range(num_requests))
+    loop = asyncio.get_running_loop()
+    measured = Measured()
+    numbers = iter(range(num_requests))
 
     async def work(connection: RawConnection) -> None:
         for number in numbers:
@@ -183,7 +188,9 @@ class Subject:
         messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
         body: dict[str, Any] = {"model": MODEL, "max_tokens": 64, **changes}
         if self.speaks_messages:
-            path, body["system"], body["messages"] = "/v1/messages", marked(system), messages
+            path = "/v1/messages"
+            body["system"] = marked(system)
+            body["messages"] = messages
         else:
             path = "/v1/chat/completions"
             body["messages"] = [{"role": "system", "content": system}, *messages]
@@ -234,7 +241,8 @@ def main() -> int:
             if place is None or place.is_dir()
         }
         direct = uvloop.run(_latency(engine))
-        p50, p99 = direct.percentile(0.5), direct.percentile(0.99)
+        p50 = direct.percentile(0.5)
+        p99 = direct.percentile(0.99)
         print(f"direct: p50 {p50 * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms")
         print("| subject | " + " | ".join(COLUMNS) + " |\n|---|" + "--:|" * len(COLUMNS))
         floor: dict[str, float] | None = None
@@ -269,7 +277,8 @@ number behind a comma in a heading is that of connections; the floor is the firs
 
 
 def _subjects(engine: str, folders: dict[str, Path]) -> Iterator[Subject]:
-    port, name = free_port(), "Litestar, aiohttp alone"
+    port = free_port()
+    name = "Litestar, aiohttp alone"
     command = [*python("scripts.bench.gateway_floor"), str(port), engine]
     yield Subject(name=name, command=command, port=port)
     for name, folder in folders.items():
@@ -311,12 +320,15 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
     for _ in range(options.rounds):
         seen: dict[str, float] = {}
         load, used = await subject.watched(pid, small, CONNECTIONS, options.requests)
-        seen["cpu"], seen["rate"] = used / len(load.seconds), load.rate
-        seen["many_p50"], seen["many_p99"] = load.percentile(0.5), load.percentile(0.99)
+        seen["cpu"] = used / len(load.seconds)
+        seen["rate"] = load.rate
+        seen["many_p50"] = load.percentile(0.5)
+        seen["many_p99"] = load.percentile(0.99)
         await drive(subject.port, small, 1, 50)
         load, used = await subject.watched(pid, small, 1, 600)
         seen["single"] = used / len(load.seconds)
-        seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
+        seen["p50"] = load.percentile(0.5)
+        seen["p99"] = load.percentile(0.99)
         load, _ = await subject.watched(pid, streams, STREAMS, 640)
         seen["chunks"] = load.rate * NUM_CHUNKS
         await drive(subject.port, large, 1, 5)

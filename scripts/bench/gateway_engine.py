@@ -101,7 +101,8 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        self._url, self._body = b"", []
+        self._url = b""
+        self._body = []
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -110,7 +111,8 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        path, body = self._url.decode().partition("?")[0], b"".join(self._body)
+        path = self._url.decode().partition("?")[0]
+        body = b"".join(self._body)
         if path == "/v1/generate":
             self._generate(_asked(body))
         elif path == "/v1/chat/completions":

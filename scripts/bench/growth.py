@@ -73,7 +73,9 @@ from scripts.stack import (
 )
 
 PARTS = ("choice", "index", "ledger", "engines")
-NAME_TOKENS, SYSTEM_NAMES, OWN_NAMES = 512, 8, 4
+NAME_TOKENS = 512
+SYSTEM_NAMES = 8
+OWN_NAMES = 4
 NUM_SYSTEMS = 1000
 DESCRIPTION = Description(
     backend="synthetic",
@@ -142,9 +144,11 @@ def ask_of(digests: Sequence[str], template: list[Ask], num_documents: int = 0) 
 
 
 def bench_choice(num_engines: int) -> None:
-    rows, template = [], list[Ask]()
+    rows = []
+    template = list[Ask]()
     for num_names, num_documents in ((10, 0), (64, 0), (512, 0), (128, 64)):
-        names, cells = [f"{n:016x}" for n in range(num_names)], []
+        names = [f"{n:016x}" for n in range(num_names)]
+        cells = []
         num_prefixes = num_names - num_documents
         for holders, share in ((0, 0.0), (1, 1.0), (num_engines, 0.5)):
             engines = fleet(num_engines, PrefixIndex())
@@ -156,7 +160,8 @@ def bench_choice(num_engines: int) -> None:
                 chain = ChainHeld(seq=1, names=held, num_leased=len(held))
                 one.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
                 one.load.assign("t", 1000 + one.number, 0.0)
-            ask, seconds = ask_of(names, template, num_documents), []
+            ask = ask_of(names, template, num_documents)
+            seconds = []
             for _ in range(400):
                 begun = time.thread_time()
                 Router().choose(ask, engines, 1.0)
@@ -177,7 +182,9 @@ def prompt_of(number: int, turn: int) -> list[str]:
 
 def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -> tuple[int, int]:
     """Place one turn as the dispatcher does, and say what its engine held; both in names."""
-    names, now, router = prompt_of(number, turn), float(number % 1_000_000) / 200, Router()
+    names = prompt_of(number, turn)
+    now = float(number % 1_000_000) / 200
+    router = Router()
     for one in engines:
         one.holdings.heard_at = now
     ask = ask_of(names, template)
@@ -215,7 +222,8 @@ def snapshot_line(one: StandIn, num_prefixes: int) -> bytes:
 
 async def take_in(engines: list[StandIn], num_prefixes: int) -> tuple[float, float]:
     """Seconds until all snapshots were taken in, and the longest pause of the loop meanwhile."""
-    pauses, busy = [0.0], 0.0
+    pauses = [0.0]
+    busy = 0.0
 
     async def tick() -> None:
         while True:
@@ -233,7 +241,8 @@ async def take_in(engines: list[StandIn], num_prefixes: int) -> tuple[float, flo
     for start in range(0, len(engines), 20):  # the lines of all would take more than the names
         part = engines[start : start + 20]
         lines = [snapshot_line(one, num_prefixes) for one in part]
-        ticking, begun = asyncio.create_task(tick()), time.perf_counter()
+        ticking = asyncio.create_task(tick())
+        begun = time.perf_counter()
         await asyncio.gather(*(follow(*pair) for pair in zip(part, lines, strict=True)))
         busy += time.perf_counter() - begun
         ticking.cancel()
@@ -248,7 +257,8 @@ def bench_index(num_engines: int, num_prefixes: int, num_asked: int) -> None:
         serve(first, number, 0, template)
     truth = [one.truth for one in first]
     del first
-    rows, whole = list[list[str]](), 0
+    rows = list[list[str]]()
+    whole = 0
     for what in ("forgets nothing", "default bound", "a tenth of the names"):
         bound = (1 << 40, INDEX_BYTES, whole // 10 * BYTES_PER_NAME)[len(rows)]
         # A process of its own, so that nothing of another's memory counts.
@@ -267,12 +277,15 @@ def one_index(
 ) -> tuple[list[str], int]:
     gc.collect()
     gc.freeze()  # as a gateway does
-    before, index = psutil.Process().memory_info().rss, PrefixIndex(bound)
-    engines, template = fleet(len(truth), index, truth), list[Ask]()
+    before = psutil.Process().memory_info().rss
+    index = PrefixIndex(bound)
+    engines = fleet(len(truth), index, truth)
+    template = list[Ask]()
     seconds, pause = asyncio.run(take_in(engines, num_prefixes // len(engines)))
     gc.collect()
     taken = psutil.Process().memory_info().rss - before
-    num_names, forgotten = len(index), index.num_forgotten
+    num_names = len(index)
+    forgotten = index.num_forgotten
     order = list(range(num_asked))
     random.Random(1).shuffle(order)
     reads = [serve(engines, number, 1, template) for number in order]
@@ -284,10 +297,12 @@ def one_index(
 
 def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecord]:
     """The newest turns of the last hours: 20 workspaces with 5 keys each."""
-    draw, now = random.Random(7), datetime.now(UTC)
+    draw = random.Random(7)
+    now = datetime.now(UTC)
     for turn in range(number):
         workspace = min(int(draw.expovariate(0.3)), 19)
-        prefix, read = draw.randrange(max(number // 20, 1)), draw.choice((0, 4000, 8000))
+        prefix = draw.randrange(max(number // 20, 1))
+        read = draw.choice((0, 4000, 8000))
         yield TurnRecord(
             id=f"msg_{turn:028x}",
             instance="bench",
@@ -328,7 +343,8 @@ def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         settings = DatabaseSettings(data=Path(name), database_url=url)
         migrate(settings)
-        begun, newest = time.perf_counter(), int(time.time())
+        begun = time.perf_counter()
+        newest = int(time.time())
         work = partial(fill_ledger, number=number, rate=rate, num_engines=num_engines)
         asyncio.run(with_ledger(settings.ledger_url, work, 3600.0))
         size = (settings.sqlite_path.stat().st_size / number) if settings.sqlite_path else 0.0
@@ -363,11 +379,13 @@ def time_calls(http: httpx.Client, now: int) -> None:
     ):
         cells = []
         for hours in (1, 24):
-            since, until = 1000 * (now - 3600 * hours), 1000 * now
+            since = 1000 * (now - 3600 * hours)
+            until = 1000 * now
             is_ranged = path.split("?")[0] not in ("about", "engines", "leases", "engines/memory")
             is_ranged &= path != "refusals"
             spans = f"{'&' if '?' in path else '?'}since_ms={since}&until_ms={until}"
-            seconds, status = [], 0
+            seconds = []
+            status = 0
             for _ in range(3):
                 begun = time.perf_counter()
                 reply = http.get(f"/admin/v1/{path}{spans if is_ranged else ''}", timeout=120)
@@ -441,7 +459,8 @@ def bench_engines(num_engines: int, minutes: float) -> None:
             time.sleep(0.1)
         asked = {"since_ms": began_ms, "until_ms": int(time.time() * 1000) + 1}
         reply = http.get("/admin/v1/usage", params=asked, headers={"x-api-key": ADMIN_KEY})
-        totals, answered = reply.json()["totals"], sum(status == 200 for _, _, status in seen)
+        totals = reply.json()["totals"]
+        answered = sum(status == 200 for _, _, status in seen)
         print(f"{len(seen):,} turns were sent, {answered:,} answered; in the ledger are", end=" ")
         print(f"{totals['requests']:,}, {totals['requests'] - totals['errors']:,} without an error")
 

@@ -55,7 +55,8 @@ class Answer:
                     self._add(choice["delta"].get("content") or "")
                 return
             case "message_start":
-                self.message, self.usage = event["message"], dict(event["message"]["usage"])
+                self.message = event["message"]
+                self.usage = dict(event["message"]["usage"])
             case "content_block_delta":
                 self._add(event["delta"].get("text", ""))
             case "message_delta":
@@ -80,7 +81,8 @@ class Answer:
         if self.status != 200:
             self.error = body.decode()[:300]
             return
-        self.message, self.is_whole = json.loads(body), True
+        self.message = json.loads(body)
+        self.is_whole = True
         self.usage = self.message.get("usage") or {}
 
     def end(self, broken: httpx.TransportError | None = None) -> "Answer":

@@ -49,7 +49,8 @@ def run_vllm(task: dict[str, Any]) -> dict[str, Any]:
     )
 
     def generate(prompts: list[list[int]]) -> dict[str, float]:
-        begun, cpu = time.perf_counter(), time.process_time()
+        begun = time.perf_counter()
+        cpu = time.process_time()
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = engine.generate(inputs, params, use_tqdm=False)
         return {

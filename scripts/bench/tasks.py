@@ -96,7 +96,8 @@ def niah_multiquery(rng: random.Random, size: int) -> Sample:
 
 def vt(rng: random.Random, size: int) -> Sample:
     names = ["".join(rng.sample("ABCDEFGHJKLMNPQRSTUVWXYZ", 3)) for _ in range(6)]
-    lines, values = [], [str(rng.randrange(10_000, 100_000)) for _ in range(2)]
+    lines = []
+    values = [str(rng.randrange(10_000, 100_000)) for _ in range(2)]
     for value, chain in zip(values, (names[:3], names[3:]), strict=True):
         lines.append(f"VAR {chain[0]} = {value}.")
         lines += [f"VAR {b} = VAR {a}." for a, b in pairwise(chain)]

@@ -67,7 +67,8 @@ def main() -> int:
 
         prefix = text_of_tokens(render, "The shared prefix", options.prefix)
         stranger = request("0-0", text_of_tokens(render, "Another text", options.prefix // 4))
-        first, clients = request("0-1", prefix), range(1, options.clients + 1)
+        first = request("0-1", prefix)
+        clients = range(1, options.clients + 1)
         lists = [[request(f"{n}-{i}", prefix) for i in range(options.rounds)] for n in clients]
         prompts = [render(one) for requests in lists for one in requests]
         print(
@@ -101,7 +102,8 @@ def main() -> int:
             runs += measure_vllm(options.vllm_python, task)
     rows = []
     for run in runs:
-        seconds, times = run["seconds"], (run["cold_seconds"], run["seconds"], run["cpu_seconds"])
+        seconds = run["seconds"]
+        times = (run["cold_seconds"], run["seconds"], run["cpu_seconds"])
         rates = len(prompts) / seconds, run["output_tokens"] / seconds
         computed = f"{run['computed_tokens']:,}" if "computed_tokens" in run else ""
         figures = [f"{one:.2f}" for one in (*times, rates[0])]
@@ -125,7 +127,8 @@ async def measure(
 
         await ask(backend, stranger)
         cold = await ask(backend, first)
-        begun, cpu = time.perf_counter(), time.process_time()
+        begun = time.perf_counter()
+        cpu = time.process_time()
         answers = [one for each in await asyncio.gather(*map(client, lists)) for one in each]
         return {
             "name": "ours",

@@ -31,7 +31,8 @@ def main() -> int:
         threads=torch.get_num_threads(),
         **MODEL_OPTIONS,
     )
-    rows, ratios = [], []
+    rows = []
+    ratios = []
     with (
         bench_model(options.hidden, options.layers, 2 * options.tokens) as model,
         tempfile.TemporaryDirectory() as data,
@@ -59,7 +60,8 @@ def main() -> int:
 
 def ask(client: Anthropic, system: str, what: str, model: str = "bench-model") -> tuple[float, str]:
     """Seconds to the first content block, and the usage."""
-    begun, first = time.perf_counter(), float("nan")
+    begun = time.perf_counter()
+    first = float("nan")
     with client.messages.stream(
         **body_of(model, system, f"What is {what}?", max_tokens=4)
     ) as stream:

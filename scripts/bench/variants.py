@@ -20,7 +20,8 @@ from engine.settings import DEMO_MODEL
 from scripts.setup.options import parse
 from scripts.stack import ROOT
 
-WINDOW, ROWS = 256, 4
+WINDOW = 256
+ROWS = 4
 
 
 def main() -> int:
@@ -39,7 +40,9 @@ def main() -> int:
     tokenizer: Any = AutoTokenizer.from_pretrained(options.model)
     pages = "\n".join(path.read_text("utf-8") for path in sorted(ROOT.glob("*/*.md")))
     tokens = torch.tensor(tokenizer.encode(pages, add_special_tokens=False))
-    copy, losses, began = deepcopy(base), [], time.monotonic()
+    copy = deepcopy(base)
+    losses = []
+    began = time.monotonic()
     if options.rank:
         from peft import LoraConfig, get_peft_model
 

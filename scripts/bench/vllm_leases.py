@@ -20,8 +20,11 @@ from typing import Any
 from scripts.bench.report import machine_line
 from scripts.setup.options import parse
 
-BLOCKS, BLOCK_TOKENS = 512, 32
-PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
+BLOCKS = 512
+BLOCK_TOKENS = 32
+PREFIX_TOKENS = 640
+TAIL_TOKENS = 100
+OUTPUT_TOKENS = 48
 TOKEN = "the secret that our directives carry"
 HOOKS = (
     "on_new_request",
@@ -105,7 +108,8 @@ class VllmWorker:
 
         rng = random.Random(seed)
         prefixes = [draw(rng, PREFIX_TOKENS) for _ in range(8)]
-        inputs, params = [], []
+        inputs = []
+        params = []
         for index in range(requests):
             self._num += 1
             which = index % len(prefixes)

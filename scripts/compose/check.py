@@ -154,7 +154,8 @@ class Project:
         `docker kill` won't do: the engine takes it for the operator's wish and restarts nothing.
         """
         before = self.container(service)
-        pid, restarts = int(before["State"]["Pid"]), before["RestartCount"] + 1
+        pid = int(before["State"]["Pid"])
+        restarts = before["RestartCount"] + 1
         groups = Path(f"/proc/{pid}/cgroup")
         if not groups.exists() or before["Id"] not in groups.read_text("utf-8"):
             raise ComposeError(
@@ -447,7 +448,8 @@ def disturb(
 ) -> None:
     """Do it under load; say what the clients met, which may be none of `forbidden`."""
     clients.wait_for_more()
-    before, started = clients.so_far(), time.monotonic()
+    before = clients.so_far()
+    started = time.monotonic()
     act(service)
     seconds = time.monotonic() - started
     clients.wait_for_more()
@@ -490,7 +492,8 @@ def check(profile: str, folder: Path) -> None:
 
 
 def check_project(project: Project) -> None:
-    profile, key = project.profile, project.settings["HOLDFAST_API_KEY"]
+    profile = project.profile
+    key = project.settings["HOLDFAST_API_KEY"]
     say(f"==> profile {profile}: {', '.join(project.services())}")
     try:
         project.down()

@@ -173,7 +173,8 @@ TOOLS = tuple(_TOOLS)
 
 def task_of(rng: random.Random, tool: str) -> ToolTask:
     """A tool has one argument, and its schema is in the Chat Completions form."""
-    table, param = _TOOLS[tool], _TOOLS[tool]["param"]
+    table = _TOOLS[tool]
+    param = _TOOLS[tool]["param"]
     about = rng.choice([{}, {"description": table["described"]}])
     schema = {
         "type": "object",
@@ -240,9 +241,11 @@ def turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
         roles = zip(("user", "assistant"), said, strict=True)
         return [(message(role, text), False) for role, text in roles]
     fact = rng.choice(FACTS)
-    question, answer = rng.choice(fact.ask), fact.answer
+    question = rng.choice(fact.ask)
+    answer = fact.answer
     if draw >= 0.91:
-        question, answer = rng.choice(_WORDS["unknown"]), UNKNOWN
+        question = rng.choice(_WORDS["unknown"])
+        answer = UNKNOWN
     question = vary(rng, question)
     if rng.random() < 0.06:
         before = distractor(rng, rng.randint(50, 400))

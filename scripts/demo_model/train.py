@@ -86,7 +86,8 @@ def draw_batch(
         box = data.toolbox(rng, 20 if many else 5) if many or rng.random() < 0.6 else []
         prefix = encoder.ids(data.tools_block(box)) if box else []
         prefix += encoder.systems(rng, size)
-        rows, width = [Example() for _ in range(8)], 160
+        rows = [Example() for _ in range(8)]
+        width = 160
         boxes = [box] * len(rows)
     else:
         width = 440
@@ -131,7 +132,10 @@ def train(model: LlamaForCausalLM, encoder: Encoder, args: argparse.Namespace) -
     """AdamW with a warm-up and a cosine over the given time; the weights are saved on the way."""
     rng = random.Random(args.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
-    began, step, tokens, mean = time.monotonic(), 0, 0, 0.0
+    began = time.monotonic()
+    step = 0
+    tokens = 0
+    mean = 0.0
     model.train()
     while (progress := (time.monotonic() - began) / (60 * args.minutes)) < 1:
         cosine = 0.02 + 0.98 * (1 + math.cos(math.pi * progress)) / 2

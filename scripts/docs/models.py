@@ -107,7 +107,8 @@ _OTHERS: dict[str, dict[str, Any]] = {
 }
 _SETTINGS = {name: dict[str, Any]() for name in _ALIKE.split()} | _OTHERS
 ARCHITECTURES = sorted(_SETTINGS)
-_VLLM_BLOCKS, _TOLD = 384, 100
+_VLLM_BLOCKS = 384
+_TOLD = 100
 _ERROR = re.compile(
     r"^(?:\[rank0\]: )?[A-Za-z_.]+(?:Error|Exception|Refused): "
     r"(?:.* validation errors? for .*\n  )?(.+)$",
@@ -209,7 +210,8 @@ def try_inside(folder: str) -> str:
         kv_transfer_config=connector,
     )
     core = engine.llm_engine.engine_core.engine_core
-    size, token = core.scheduler.block_size, "token"
+    size = core.scheduler.block_size
+    token = "token"
     core.holdfast_bind(token)
     prefix = [3 + 7 * place % 190 for place in range(2 * size)]
 

@@ -56,7 +56,9 @@ LAYOUT = """() => {
         return [box.x, box.y, box.width, box.height].map(Math.round).join();
     }).join(';');
 }"""
-LOOK_MS, NUM_EQUAL, STILL_SECONDS = 150, 3, 60.0
+LOOK_MS = 150
+NUM_EQUAL = 3
+STILL_SECONDS = 60.0
 MAX_HEIGHT = 3000
 
 
@@ -91,7 +93,8 @@ def show_whole(page: Page, width: int) -> None:
 
 def wait_until_still(page: Page) -> None:
     """Charts are drawn after the script has ended: wait until nothing changes its size any more."""
-    before, num_equal = None, 0
+    before = None
+    num_equal = 0
     deadline = time.monotonic() + STILL_SECONDS
     while num_equal < NUM_EQUAL and time.monotonic() < deadline:
         page.wait_for_timeout(LOOK_MS)
@@ -142,7 +145,8 @@ def seed(data: Path, num_turns: int) -> None:
 
 def send_traffic(gateway: str, num_turns: int) -> None:
     """Turns of three workspaces with shared prefixes, more than the pool holds."""
-    admin, chance = {"x-api-key": ADMIN_KEY}, random.Random(1)
+    admin = {"x-api-key": ADMIN_KEY}
+    chance = random.Random(1)
     keys = []
     with httpx.Client(base_url=gateway, timeout=60, trust_env=False) as http:
         for name in ("support-desk", "coding", "reports"):
@@ -150,9 +154,11 @@ def send_traffic(gateway: str, num_turns: int) -> None:
             made = http.post("/admin/v1/keys", json={"workspace": name}, headers=admin)
             keys.append(made.json()["key"])
         for number in range(num_turns):
-            key, which = chance.choice(keys), chance.randrange(6)
+            key = chance.choice(keys)
+            which = chance.randrange(6)
             text = f"{which} " + "The lamp is lit at dusk. " * (240 + 150 * which)
-            system, limit = marked(text, "1h" if which % 2 else "5m"), chance.randrange(1, 8)
+            system = marked(text, "1h" if which % 2 else "5m")
+            limit = chance.randrange(1, 8)
             question = f"{number} " * chance.randrange(10, 900)
             body = body_of("synthetic", system, question, max_tokens=limit)
             http.post(MESSAGES, json=body, headers=headers_of(key)).raise_for_status()

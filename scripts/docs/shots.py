@@ -19,7 +19,8 @@ from scripts.setup.options import parse
 from scripts.stack import ROOT
 
 NUM_TURNS = 20_000
-BEGIN, END = "<!-- pictures: written by scripts.docs.shots -->", "<!-- end of pictures -->"
+BEGIN = "<!-- pictures: written by scripts.docs.shots -->"
+END = "<!-- end of pictures -->"
 SHOTS = {
     "two": (("light", 1440, 0.75), ("dark", 1440, 0.5), ("light", 480, 0.5)),
     "empty": (("dark", 1200, 0.5),),
@@ -67,7 +68,8 @@ def write_table(pictures: Path, readme: Path) -> None:
         if any(cells):
             rows.append([name, *cells])
     before, _, rest = readme.read_text("utf-8").partition(BEGIN)
-    table, after = markdown(("page", *columns), rows), rest.partition(END)[2]
+    table = markdown(("page", *columns), rows)
+    after = rest.partition(END)[2]
     readme.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", "utf-8")
 
 

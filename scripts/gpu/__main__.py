@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 # No part begins later than the second; comparisons, which mostly wait for Triton's compiler, end
 # with the first. A part that hangs ends the process with the third.
-EXACT_SECONDS, LIMIT_SECONDS, HARD_SECONDS = 240.0, 440.0, 530.0
+EXACT_SECONDS = 240.0
+LIMIT_SECONDS = 440.0
+HARD_SECONDS = 530.0
 Row = tuple[str, str]
 """A subject and its figure."""
 
@@ -131,7 +133,10 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> Iterat
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    worst, wrong, right, skipped = 0.0, 0, 0, 0
+    worst = 0.0
+    wrong = 0
+    right = 0
+    skipped = 0
     for what, compare, allowed in comparisons(device):
         if time.perf_counter() > deadline:
             skipped += 1
@@ -139,7 +144,8 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> Iterat
         found: list[float] = []
         failure = failure_of(lambda: found.append(compare()))  # noqa: B023 - called at once
         is_right = not failure and found[0] <= allowed
-        wrong, right = wrong + (not is_right), right + is_right
+        wrong = wrong + (not is_right)
+        right = right + is_right
         worst = max([worst, *(difference / allowed for difference in found)])
         told = failure or f"{found[0]:.1e}"
         print(f"{'ok   ' if is_right else 'WRONG'} {told} {what}", flush=True)

@@ -140,7 +140,8 @@ def _works(step: list[tuple[int, int]], block_size: int) -> list[Work]:
 def _shared_works(block_size: int) -> list[Work]:
     """Decoding sequences behind the same 640 tokens, with tails of other lengths, and one alone."""
     rng = np.random.default_rng(2)
-    order, shared = rng.permutation(NUM_BLOCKS).tolist(), 640 // block_size
+    order = rng.permutation(NUM_BLOCKS).tolist()
+    shared = 640 // block_size
     works = []
     for index in range(7):
         start = shared * block_size + 5 * index
@@ -152,11 +153,13 @@ def _shared_works(block_size: int) -> list[Work]:
 
 def _plain(query: torch.Tensor, works: list[Work], pool: KvPool, layer: Layer) -> torch.Tensor:
     """Attention in float32 over a whole matrix of scores for each sequence."""
-    outputs, begin = [], 0
+    outputs = []
+    begin = 0
     each = len(query) // pool.layout.num_kv_heads
     for work in works:
         rows = slice(begin, begin + len(work.token_ids))
-        begin, end = rows.stop, work.start + len(work.token_ids)
+        begin = rows.stop
+        end = work.start + len(work.token_ids)
         blocks = torch.tensor(work.block_table, device=query.device)
         keys, values = (
             tensor[0][blocks].flatten(0, 1)[:end].float().transpose(0, 1).repeat_interleave(each, 0)

@@ -131,7 +131,8 @@ def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
 
 def decoding(loaded: LoadedModel, sizes: Sizes) -> Rows:
     """Steps of one token a sequence, behind one shared prefix and behind one each."""
-    shared, own = sizes.shared_tokens // BLOCK_SIZE, sizes.own_tokens // BLOCK_SIZE
+    shared = sizes.shared_tokens // BLOCK_SIZE
+    own = sizes.own_tokens // BLOCK_SIZE
     for batch in sizes.batches:
         num_blocks = batch * (shared + own)
         runner = loaded.runner(num_blocks, BLOCK_SIZE)
@@ -169,7 +170,8 @@ def host_tier(loaded: LoadedModel, sizes: Sizes) -> Rows:
     pairs = [(BlockId(block), BlockId(block)) for block in range(count)]
     size = runner.host.num_bytes / 1e9
     runner.demote(pairs)
-    down, up = seconds(lambda: runner.demote(pairs)), seconds(lambda: runner.promote(pairs))
+    down = seconds(lambda: runner.demote(pairs))
+    up = seconds(lambda: runner.promote(pairs))
     yield "host tier: to the host, back", f"{size / down:.1f} GB/s, {size / up:.1f} GB/s"
 
 

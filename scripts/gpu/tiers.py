@@ -20,7 +20,8 @@ from scripts.stack import ENGINE_SECRET, family, serving_engine
 MODULE = "engine.backends.vllm.tiers"
 WORDS = 500
 """Of a prompt, whose entry then takes about half of what leases may hold."""
-LEASES, PROMPTS = 4, 12
+LEASES = 4
+PROMPTS = 12
 """Of the flood, which is 3.7 times the pool."""
 SETTLE_SECONDS = 5.0
 """Until what was marked is written, which nothing tells."""
@@ -69,7 +70,9 @@ def tiers() -> Iterator[tuple[str, str]]:
         return
     import torch
 
-    is_gpu, wanted, wrong = torch.cuda.is_available(), 0, list[str]()
+    is_gpu = torch.cuda.is_available()
+    wanted = 0
+    wrong = list[str]()
     with TemporaryDirectory() as name:
         transfer = beside(Path(name), is_gpu=is_gpu)
         arguments = {"max_model_len": 4096, "kv_transfer_config": transfer}

@@ -32,7 +32,9 @@ VLLM_VENV = ROOT / ".venv-vllm" / "bin" / "python"
 # What vLLM's CPU build needs to be told; a GPU's ignores it.
 VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 # The defaults of ENGINE_GRACE_SECONDS, HOLDFAST_GRACE_SECONDS and HOLDFAST_DRAIN_SECONDS.
-ENGINE_GRACE, GATEWAY_GRACE, GATEWAY_DRAIN = 10.0, 30.0, 0.0
+ENGINE_GRACE = 10.0
+GATEWAY_GRACE = 30.0
+GATEWAY_DRAIN = 0.0
 SAMPLE_DATABASE = "sample.db"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

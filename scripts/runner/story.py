@@ -21,7 +21,8 @@ from scripts.runner.data import SECRETS, handbook, read_running, read_secrets
 from scripts.runner.options import GATEWAY_PORT, default_data, from_caller
 from scripts.stack import url_of
 
-API_KEY, ADMIN_KEY = "HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY"
+API_KEY = "HOLDFAST_API_KEY"
+ADMIN_KEY = "HOLDFAST_ADMIN_KEY"
 GREETING = "What is Holdfast?"
 # The demo model answers these right behind handbooks of any edition: see its README.
 QUESTIONS = (
@@ -29,11 +30,9 @@ QUESTIONS = (
     "How long does a 5m lease live?",
     "What happens when a lease expires?",
 )
-WRITTEN, READ, PLAIN = (
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-    "input_tokens",
-)
+WRITTEN = "cache_creation_input_tokens"
+READ = "cache_read_input_tokens"
+PLAIN = "input_tokens"
 FLOOD_FACTOR = 1.3
 FLOOD_SECONDS = 30.0
 REFUSED = (401, 403)
@@ -62,7 +61,8 @@ class DemoGateway:
     def __init__(
         self, url: str, key: str, admin_key: str, place: str, model: str | None = None
     ) -> None:
-        self._url, self._place = url, place
+        self._url = url
+        self._place = place
         trusts = httpx.URL(url).host not in LOOPBACK
         self._http = httpx.Client(base_url=url, timeout=600, trust_env=trusts)
         engines = self._read("/admin/v1/engines", admin_key, ADMIN_KEY)
@@ -125,7 +125,9 @@ def told(gateway: DemoGateway, question: str, system: str = "", *, marked: bool 
 
 def flood(gateway: DemoGateway) -> int:
     """Send unmarked prompts, each of its own, until they are more than the memory holds."""
-    pool, began, sent = gateway.pool_tokens, time.monotonic(), 0
+    pool = gateway.pool_tokens
+    began = time.monotonic()
+    sent = 0
     while sent < pool * FLOOD_FACTOR and time.monotonic() - began < FLOOD_SECONDS:
         text = handbook("flood", edition=secrets.token_hex(4))
         sent += prompt_tokens(gateway.ask(GREETING, text, marked=False, max_tokens=1))
@@ -137,7 +139,8 @@ def flood(gateway: DemoGateway) -> int:
 def tell(gateway: DemoGateway) -> str:
     """The whole story; its last sentence is returned. Raises DemoError where it fails."""
     run = secrets.token_hex(3)  # so that a second story starts cold too
-    marked, unmarked = handbook(edition=run), handbook("sales", edition=f"{run}-s")
+    marked = handbook(edition=run)
+    unmarked = handbook("sales", edition=f"{run}-s")
     say(f"{gateway.model}, with a memory of {gateway.pool_tokens:,} tokens")
     told(gateway, GREETING)
     say("1. A long handbook, marked with cache_control, and a question behind it")
@@ -157,7 +160,8 @@ def tell(gateway: DemoGateway) -> str:
             f"of {first.usage[WRITTEN]:,} marked tokens {kept.usage[READ]:,} were read after "
             "the flood: see the dashboard's page Why, or the engine's log"
         )
-    cold, warm = first_token(first), first_token(second)
+    cold = first_token(first)
+    warm = first_token(second)
     return (
         f"{cold / warm:.0f} times sooner: {shown(cold)} → {shown(warm)}; after a flood of "
         f"{sent:,} tokens still {shown(first_token(kept))}, and {shown(first_token(lost))} "
@@ -185,12 +189,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def run(given: argparse.Namespace) -> None:
     """Raises DemoError, with what to do."""
     data = from_caller(given.data) if given.data else default_data(given.port)
-    stored, running = read_secrets(data), read_running(data)
+    stored = read_secrets(data)
+    running = read_running(data)
     url = (given.url or (running.gateway if running else url_of(given.port))).rstrip("/")
     keys = (os.environ.get(API_KEY, ""), os.environ.get(ADMIN_KEY, ""))
     place = "the environment"
     if stored and not (given.url and all(keys)):
-        keys, place = (stored.api_key, stored.admin_key), str(data / SECRETS)
+        keys = (stored.api_key, stored.admin_key)
+        place = str(data / SECRETS)
     if not all(keys):
         raise DemoError(
             f"no keys: nothing was ever run with {data}; start scripts/run in another terminal, "

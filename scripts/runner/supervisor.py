@@ -53,7 +53,9 @@ MADE = "sample-made"
 MOST_REASON_CHARS = 300
 # What a program may take beyond its own grace, before it is killed.
 MARGIN_SECONDS = 10.0
-FIRST_PAUSE_SECONDS, STEADY_SECONDS, MOST_ENDS = 1.0, 60.0, 5
+FIRST_PAUSE_SECONDS = 1.0
+STEADY_SECONDS = 60.0
+MOST_ENDS = 5
 URGENT_STATUS = 130
 PR_SET_PDEATHSIG = 1
 # Loaded before any fork: between fork and exec, where the function below runs, nothing may be.
@@ -123,12 +125,14 @@ class Child:
 
     def look(self) -> None:
         """See how it is, and do what is due. Raises StartError where it ended too often."""
-        now, name = time.monotonic(), self.program.name
+        now = time.monotonic()
+        name = self.program.name
         if self._due is not None:
             if now >= self._due:
                 signal_group(self.process, signal.SIGTERM)  # its helpers may hold its port
                 self._start()
-                self._due, self._is_awaited = None, True
+                self._due = None
+                self._is_awaited = True
         elif self.process.poll() is not None:
             self._num_ends = 1 if now - self._started >= STEADY_SECONDS else self._num_ends + 1
             if self._num_ends >= MOST_ENDS:
@@ -150,8 +154,10 @@ class Child:
         Where it takes long, say what for; where it gets urgent, kill at once.
         """
         signal_group(self.process, signal.SIGTERM)
-        name, grace = self.program.name, self.program.grace_seconds
-        began, is_told = time.monotonic(), False
+        name = self.program.name
+        grace = self.program.grace_seconds
+        began = time.monotonic()
+        is_told = False
         while self.process.poll() is None and not is_urgent():
             spent = time.monotonic() - began
             if spent > grace + MARGIN_SECONDS:

@@ -48,7 +48,8 @@ def fill_sample(settings: DatabaseSettings, until: datetime, num_turns: int, see
 
     Raise InvalidRequest where it is not empty.
     """
-    files, chance = load_price_files(), random.Random(f"keys of {seed}")
+    files = load_price_files()
+    chance = random.Random(f"keys of {seed}")
     month = Month(until, num_turns, seed, PriceBook(files.prices, files.hosted_prices))
     # Limits as somebody might have set them; `prototype` was told to stay small.
     workspaces = [

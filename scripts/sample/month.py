@@ -97,7 +97,8 @@ APPS = msgspec.convert(_CAST["apps"], tuple[App, ...])
 DAYS = 30
 _HOURS = DAYS * 24
 # The shares of a talk's pauses that are short breaks, and that are long ones.
-_COFFEE, _MEETING = 0.06, 0.012
+_COFFEE = 0.06
+_MEETING = 0.012
 _TOKEN_SECONDS = 0.036
 _DAY_MS = 86_400_000
 
@@ -116,14 +117,16 @@ class Arrival:
 
 def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arrival]:
     """About `num_turns` arrivals in the 30 days before `until`, in order of time."""
-    first, last_ms = until - timedelta(days=DAYS), int(until.timestamp() * 1000)
+    first = until - timedelta(days=DAYS)
+    last_ms = int(until.timestamp() * 1000)
     hours = [first + timedelta(hours=hour) for hour in range(_HOURS)]
     made: list[Arrival] = []
     for app in APPS:
         # The team grows: the last day has a third more turns than the first.
         weights = [weight(app.rhythm, hour) * (1 + n / _HOURS / 3) for n, hour in enumerate(hours)]
         own: list[Arrival] = []
-        talk, count = 0, int(num_turns * app.share)
+        talk = 0
+        count = int(num_turns * app.share)
         while len(own) < count:
             start = chance.choices(hours, weights)[0] + timedelta(hours=chance.random())
             talk += 1
@@ -135,7 +138,8 @@ def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arr
 
 def weight(rhythm: Rhythm, moment: datetime) -> float:
     """The traffic of the hour that begins at `moment` (UTC), as a share of the busiest hour's."""
-    hour, is_weekend = moment.hour, moment.weekday() >= 5
+    hour = moment.hour
+    is_weekend = moment.weekday() >= 5
     match rhythm:
         case "night":
             return 1.0 if hour in (1, 2, 3) else 0.0
@@ -191,7 +195,10 @@ _SCAFFOLD_TOKENS = 6
 # The time that gateway and network add to the engine's own.
 _OVERHEAD_SECONDS = 0.004
 _QUEUE_SECONDS = 0.09
-_TIMEOUT, _GONE, _LENGTH, _TOOL_USE = 0.0012, 0.008, 0.02, 0.6
+_TIMEOUT = 0.0012
+_GONE = 0.008
+_LENGTH = 0.02
+_TOOL_USE = 0.6
 # Days on which the system prompts changed, so that everything is written anew.
 _DEPLOYMENTS = (4, 11, 18, 25)
 _ELSEWHERE = 0.02
@@ -294,7 +301,8 @@ class SamplePrompt:
         tools = [Tool(f"{app.name}_{number}", {}) for number in range(app.num_tools)]
         tool_tokens = int(app.system_tokens * _TOOLS_PART / app.num_tools) if tools else 0
         system = app.system_tokens * (1 + arrival.prompt % 5) // 3 - tool_tokens * app.num_tools
-        self._arrival, self._scope = arrival, scope
+        self._arrival = arrival
+        self._scope = scope
         self._prompt = Prompt(
             messages=[Message(role, [TextPart(text)]) for role, text, _ in said],
             tools=tools,
@@ -311,7 +319,8 @@ class SamplePrompt:
         ]
 
     def fingerprint(self) -> bytes:
-        app, prompt = self._arrival.app, self._prompt
+        app = self._arrival.app
+        prompt = self._prompt
         points = points_of(
             [
                 prefix._replace(num_bytes=tokens * _BYTES_PER_TOKEN)
@@ -349,12 +358,16 @@ def serve(
 ) -> None:
     """Fill in the counts that the engine would have sent, and why the turn missed."""
     ms = arrival.ms
-    record.engine, record.epoch = place.machine.name, place.epoch_at(ms)
+    record.engine = place.machine.name
+    record.epoch = place.epoch_at(ms)
     if chance.random() < _TIMEOUT:
-        record.outcome, record.duration_seconds = "timeout_error", 16.0 + chance.random()
+        record.outcome = "timeout_error"
+        record.duration_seconds = 16.0 + chance.random()
         return
     marks = [mark for mark in prompt.marks if mark.tokens >= MIN_CACHE_TOKENS]
-    read, key, keys = 0, None, prompt.keys
+    read = 0
+    key = None
+    keys = prompt.keys
     for mark in reversed(marks):  # at its position, or up to 20 positions back
         read, key = place.read(keys[: keys.index(mark.key) + 1], ms)
         if key is not None:
@@ -373,7 +386,8 @@ def serve(
     is_there = reason == "in_progress_race"
     is_there |= reason == "no_breakpoint" and chance.random() < 0.7
     automatic = max(prompt.lengths[arrival.app.num_tools] - read, 0) if is_there else 0
-    writes, position = dict.fromkeys(TTLS, 0), read
+    writes = dict.fromkeys(TTLS, 0)
+    position = read
     for mark in marks:
         writes[mark.ttl] += max(mark.tokens - position, 0)
         position = max(mark.tokens, position)
@@ -394,9 +408,11 @@ def serve(
     overhead = _OVERHEAD_SECONDS + chance.expovariate(1 / 0.002)
     first = record.queue_seconds + record.prefill_seconds + overhead
     record.first_token_seconds = first
-    output, fate = chance.randint(*arrival.app.answer), chance.random()
+    output = chance.randint(*arrival.app.answer)
+    fate = chance.random()
     if fate < _GONE:
-        record.outcome, record.stop_reason = "client_disconnect", "cancelled"
+        record.outcome = "client_disconnect"
+        record.stop_reason = "cancelled"
         output = int(output * chance.random())
     elif fate < _GONE + _LENGTH:
         record.outcome = record.stop_reason = "length"
@@ -440,7 +456,9 @@ class Month:
     def _record(
         self, arrival: Arrival, engines: list[SampleCache], chance: random.Random
     ) -> TurnRecord:
-        app, ms, scope = arrival.app, arrival.ms, scope_of(arrival.app.workspace)
+        app = arrival.app
+        ms = arrival.ms
+        scope = scope_of(arrival.app.workspace)
         turn = f"{arrival.talk}.{arrival.turn}"
         talk = self._talks.setdefault((app.name, arrival.talk), [])
         talk.append(("user", f"question {turn}", chance.randint(*app.question)))
@@ -462,7 +480,8 @@ class Month:
         )
         place = self._route(arrival, prompt, engines, chance)
         if place is None:
-            record.outcome, record.duration_seconds = "overloaded_error", 0.002
+            record.outcome = "overloaded_error"
+            record.duration_seconds = 0.002
         else:
             held = {
                 engine.machine.name: engine.holds(prompt.keys, ms)
@@ -470,12 +489,14 @@ class Month:
                 if engine.is_up(ms) and engine.epoch_at(ms)
             }
             serve(record, arrival, prompt, place, chance)
-            own, most = held[place.machine.name], max(held.values())
+            own = held[place.machine.name]
+            most = max(held.values())
             # As the gateway does: only where the engine knows no better reason.
             if record.miss_reason == "cold" and most > own:
                 record.miss_reason = "routed_elsewhere"
             if record.first_token_seconds is not None:
-                record.available_tokens, record.captured_tokens = most, own
+                record.available_tokens = most
+                record.captured_tokens = own
             talk.append(("assistant", f"answer {turn}", record.output_tokens))
         priced_as = PRICED_AS[app.model]
         if priced_as is not None:
@@ -490,7 +511,9 @@ class Month:
         chance: random.Random,
     ) -> SampleCache | None:
         """Mostly the engine that holds most of the prompt; None while no engine is up."""
-        app, ms, wanted = arrival.app, arrival.ms, ENGINE_MODEL[arrival.app.model]
+        app = arrival.app
+        ms = arrival.ms
+        wanted = ENGINE_MODEL[arrival.app.model]
         up = [one for one in engines if one.machine.serves == wanted and one.is_up(ms)]
         if not up:
             return None

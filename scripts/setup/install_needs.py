@@ -75,7 +75,8 @@ def read_lock() -> dict[str, list[str]]:
 
 def show(folder: Path, needs: list[str]) -> None:
     """Write what `install` reads for `needs`, and nothing else."""
-    project, lock = read_project(), read_lock()
+    project = read_project()
+    lock = read_lock()
     # Lists of strings and quoted keys are the same in JSON and TOML.
     lines = ["[project]", f"dependencies = {json.dumps(requirements_of('base', project))}"]
     lines.append("[project.optional-dependencies]")
@@ -138,7 +139,8 @@ def run(*arguments: str) -> None:
 
 def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = True) -> None:
     """Install the base, if wanted, and `needs` unless the stamp says that they are here."""
-    project, lock = read_project(), read_lock() if is_locked else {}
+    project = read_project()
+    lock = read_lock() if is_locked else {}
     names = ["base", *needs] if is_base_wanted else needs
     wanted = {need: requirements_of(need, project) + lock.get(need, []) for need in names}
     # Two starts at the same time must not install over each other.
@@ -165,7 +167,8 @@ def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[
     rest |= {r for need in needs for r in requirements_of(need, project) if is_unhashed(r)}
     pip = ["pip", "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
-        hashed, pins = Path(folder, "hashed.txt"), Path(folder, "pins.txt")
+        hashed = Path(folder, "hashed.txt")
+        pins = Path(folder, "pins.txt")
         if entries:
             hashed.write_text("\n".join(entries), "utf-8")
             run(*pip, "--require-hashes", "--no-deps", "-r", str(hashed))

@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
     seed = ""
     if tests := job.get("tests"):
         drawn = environment.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**32)))
-        command, seed = [*PYTEST, *tests, f"--hypothesis-seed={drawn}"], f"; TEST_SEED={drawn}"
+        command = [*PYTEST, *tests, f"--hypothesis-seed={drawn}"]
+        seed = f"; TEST_SEED={drawn}"
     else:
         command = job.get("command") or python(job["module"])
     if "vllm_tests" not in command[0]:

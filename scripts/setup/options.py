@@ -14,8 +14,10 @@ def new_parser(doc: str | None, **options: object) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     for name, declared in options.items():
-        default, about, choices, *_ = (*_tuple(declared), None, None)
-        flag, many = "--" + name.replace("_", "-"), isinstance(default, list)
+        padded = [*_tuple(declared), None, None]
+        default, about, choices = padded[:3]
+        flag = "--" + name.replace("_", "-")
+        many = isinstance(default, list)
         if default is False:
             parser.add_argument(flag, action="store_true", help=about)
         elif isinstance(default, type):

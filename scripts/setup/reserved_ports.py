@@ -21,7 +21,8 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-FIRST, LAST = 10_000, 65_535
+FIRST = 10_000
+LAST = 65_535
 # Where the ephemeral range leaves fewer, ports are taken from inside of it.
 FEW = 1_000
 
@@ -74,7 +75,8 @@ def candidates(file: Path = RANGE_FILE) -> list[int]:
     try:
         first, last = map(int, file.read_text("ascii").split())
     except (OSError, ValueError):
-        first, last = 49_152, 65_535  # IANA's range
+        first = 49_152
+        last = 65_535  # IANA's range
     outside = [port for port in range(FIRST, LAST + 1) if not first <= port <= last]
     return outside if len(outside) >= FEW else list(range(FIRST, LAST + 1))
 

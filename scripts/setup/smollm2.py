@@ -67,7 +67,9 @@ def convert(weights: Path, target: Path) -> None:
     AutoTokenizer.from_pretrained(**place).save_pretrained(target)
     # As its authors' example draws.
     drawing = model.generation_config
-    drawing.do_sample, drawing.temperature, drawing.top_p = True, 0.2, 0.9
+    drawing.do_sample = True
+    drawing.temperature = 0.2
+    drawing.top_p = 0.9
     drawing.save_pretrained(target)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     del config["quantization_config"]

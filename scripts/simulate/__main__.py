@@ -61,7 +61,8 @@ def _figures(
     requests: Sequence[PlannedRequest], outcome: Outcome, num_engines: int
 ) -> dict[str, str]:
     seen: set[int] = set()
-    ideal, loads = 0, [0] * num_engines
+    ideal = 0
+    loads = [0] * num_engines
     for request in sorted(requests, key=lambda request: request.at):
         units = request.units
         known = next((n for n, unit in enumerate(units) if unit not in seen), len(units))
@@ -90,9 +91,12 @@ def _turns(args: argparse.Namespace) -> Iterable[list[Turn]]:
         with args.trace.open() as lines:
             yield [msgspec.structs.replace(turn, marks=[]) for turn in of_trace(lines)]
         return
-    ids, size = dict[tuple[int, str], int](), TALK_UNIT * BYTES_PER_TOKEN
+    ids = dict[tuple[int, str], int]()
+    size = TALK_UNIT * BYTES_PER_TOKEN
     for system, questions in conversations(args.workload, args.seed):
-        turns, chain, ends = list[Turn](), list[int](), list[int]()
+        turns = list[Turn]()
+        chain = list[int]()
+        ends = list[int]()
         for text in (system, *questions):
             for start in range(0, len(text), size):
                 # The same piece of a prompt behind the same pieces has the same id.

@@ -41,7 +41,8 @@ def attend_decodes(
     first = first_visible_block(group.earliest, layer.window, pool.block_size)
     blocks = group.blocks[:, first:]
     keys, values = pool.gather(layer.index, blocks.flatten())
-    begin, num_keys = first * pool.block_size, blocks.shape[1] * pool.block_size
+    begin = first * pool.block_size
+    num_keys = blocks.shape[1] * pool.block_size
     shape = (num_sequences, num_keys, *keys.shape[1:])
     keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
     positions = torch.arange(begin, begin + num_keys, device=keys.device)

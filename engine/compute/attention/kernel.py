@@ -58,7 +58,8 @@ class PagedKernel:
             keys, values = pool.keys[layer.index], pool.values[layer.index]
             outputs = query.new_empty((len(parts), num_heads, head_dim), dtype=torch.float32)
             log_sums = query.new_empty((len(parts), num_heads), dtype=torch.float32)
-            group, padded_dim = _padded(num_heads // kv_heads), max(_padded(head_dim), _LEAST)
+            group = _padded(num_heads // kv_heads)
+            padded_dim = max(_padded(head_dim), _LEAST)
             num_keys = max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
             if query.dtype == torch.float32:
                 # Exact products have no tensor cores: they are unrolled into registers.

@@ -37,22 +37,27 @@ class Replay:
         """`query` (1, heads, tokens, width), keys and values (1, kv_heads, tokens, width)."""
         kept = self.pool.gather(layer.index, self.blocks)
         keys, values = (rows[: self.num_tokens].transpose(0, 1)[None] for rows in kept)
-        device, num = query.device, query.shape[2]
+        device = query.device
+        num = query.shape[2]
         places = torch.arange(self.num_tokens, device=device)
         if not self.is_own:
             before = self.behind.get(layer.index)
             if before is not None:
-                key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
+                key = torch.cat([before[0], key], 2)
+                value = torch.cat([before[1], value], 2)
             self.behind[layer.index] = key, value
-            keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+            keys = torch.cat([keys, key], 2)
+            values = torch.cat([values, value], 2)
             places = torch.arange(self.num_tokens + key.shape[2], device=device)
         mask = places <= self.positions[:, None]
         heads = query.view(keys.shape[1], -1, num, query.shape[-1])  # by KV head
         among = keys[0]
         if not self.is_own:
-            begin, end = self.columns.start, self.columns.stop
+            begin = self.columns.start
+            end = self.columns.stop
             seen = [*range(self.sinks), *range(begin, end), *range(self.num_tokens, len(places))]
-            among, places = among[:, seen], places[seen]
+            among = among[:, seen]
+            places = places[seen]
         scores = (heads @ among[:, None].transpose(2, 3)).float() * layer.scaling
         weights = scores.masked_fill(places > self.positions[:, None], -torch.inf).softmax(-1)
         weights = weights[..., self.sinks : self.sinks + len(self.columns)]

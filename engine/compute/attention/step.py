@@ -112,7 +112,8 @@ def paged_attention(
     if sinks is not None:
         sinks = sinks.detach().float().contiguous()
     step.visited.append(index)
-    pool, layout = step.pool, step.pool.layout
+    pool = step.pool
+    layout = step.pool.layout
     layer = Layer(layout.place_of[index], scaling, window, softcap, sinks)
     if step.replay is not None:
         output = step.replay.attend(query, key, value, layer)
@@ -125,7 +126,8 @@ def paged_attention(
         nope: Any = module.qk_nope_head_dim
         if not isinstance(expand, torch.nn.Linear) or getattr(expand, "bias", None) is not None:
             raise ModelRefused("latents that are expanded in another way")
-        heads, query = expand.weight.view(query.shape[1], -1, rank), query[0]
+        heads = expand.weight.view(query.shape[1], -1, rank)
+        query = query[0]
         absorbed = torch.cat([query[..., :nope] @ heads[:, :nope], query[..., nope:]], dim=-1)
         output = _attend_rows(absorbed, step, layer)[..., :rank] @ heads[:, nope:].transpose(1, 2)
         return output.transpose(0, 1).unsqueeze(0).contiguous(), None
@@ -201,9 +203,11 @@ def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torc
         return step.attend(query, pool, layer)
     output = torch.empty_like(query)
     for run, blocks in batch.chunks:
-        rows, end = slice(run.begin, run.begin + run.count), run.start + run.count
+        rows = slice(run.begin, run.begin + run.count)
+        end = run.start + run.count
         first = first_visible_block(run.start, layer.window, pool.block_size)
-        gathered, begin = pool.gather(layer.index, blocks[first:]), first * pool.block_size
+        gathered = pool.gather(layer.index, blocks[first:])
+        begin = first * pool.block_size
         keys, values = (each[: end - begin].transpose(0, 1)[None] for each in gathered)
         query_positions = torch.arange(run.start, end, device=query.device)
         key_positions = torch.arange(begin, end, device=query.device)

@@ -63,9 +63,12 @@ def cut(
 ) -> Tiles:
     """The tiles of a step of `num_rows` rows; `width` is the most rows of a wide tile."""
     split = max(SPLIT_TOKENS // block_size, 1) * block_size
-    tables, table_size = list[Table](), 0
-    cut_rows, rows_size = list[NDArray[np.int64]](), 0
-    wide, narrow = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    tables = list[Table]()
+    table_size = 0
+    cut_rows = list[NDArray[np.int64]]()
+    rows_size = 0
+    wide = list[tuple[int, ...]]()
+    narrow = list[tuple[int, ...]]()
 
     def place(table: Table) -> int:
         nonlocal table_size
@@ -90,7 +93,8 @@ def cut(
             begin = next_end
 
     for run in runs:
-        rows, end = np.arange(run.begin, run.begin + run.count), run.start + run.count
+        rows = np.arange(run.begin, run.begin + run.count)
+        end = run.start + run.count
         (add_split if run.count == 1 else add)(rows, place(run.table), 0, end)
     for group in shared:
         begin = group.num_blocks * block_size

@@ -30,11 +30,18 @@ def attend_tile(
     WINDOW: tl.constexpr,
 ):
     """One tile for one KV head. A row of scores is a query row and one of the heads."""
-    tile, kv_head = tiles + tl.program_id(0) * 6, tl.program_id(1)
-    rows_begin, num_rows, table_begin = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    begin, end, part_begin = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
-    lane, dim = tl.arange(0, SCORES), tl.arange(0, PADDED_DIM)
-    place, member = lane // GROUP, lane % GROUP
+    tile = tiles + tl.program_id(0) * 6
+    kv_head = tl.program_id(1)
+    rows_begin = tl.load(tile)
+    num_rows = tl.load(tile + 1)
+    table_begin = tl.load(tile + 2)
+    begin = tl.load(tile + 3)
+    end = tl.load(tile + 4)
+    part_begin = tl.load(tile + 5)
+    lane = tl.arange(0, SCORES)
+    dim = tl.arange(0, PADDED_DIM)
+    place = lane // GROUP
+    member = lane % GROUP
     row = tl.load(rows + rows_begin + place, mask=place < num_rows, other=0)
     position = tl.load(positions + row, mask=place < num_rows, other=-1)
     head = kv_head * HEADS_OF_EACH + member
@@ -110,8 +117,10 @@ def merge_parts(
 
     A sink is one more of them, with nothing behind it.
     """
-    row, head = tl.program_id(0), tl.program_id(1)
-    begin, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    begin = tl.load(offsets + row)
+    end = tl.load(offsets + row + 1)
     dim = tl.arange(0, PADDED_DIM)
     is_dim = dim < HEAD_DIM
     largest = tl.full([], float("-inf"), tl.float32)
@@ -125,7 +134,8 @@ def merge_parts(
         log_sum = tl.load(log_sums + part)
         new_largest = tl.maximum(largest, log_sum)
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        shrink, weight = tl.exp(largest - base), tl.exp(log_sum - base)
+        shrink = tl.exp(largest - base)
+        weight = tl.exp(log_sum - base)
         own = tl.load(outputs + part * HEAD_DIM + dim, mask=is_dim, other=0.0)
         output = output * shrink + own * weight
         total = total * shrink + weight

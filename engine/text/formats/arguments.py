@@ -29,7 +29,8 @@ _MAX_REFERENCES = 32
 _MAX_PYTHON_CHARACTERS = 65_536
 _MAX_LITERAL = 1_000_000
 _MAX_DEPTH = 64
-_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+_CDATA = "<![CDATA["
+_CDATA_END = "]]>"
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _ITEM = "item"
 _ID_LENGTH = 24
@@ -251,7 +252,8 @@ class CallStream:
 
     def _break(self, rest: str) -> None:
         self.is_over = self.is_broken = True
-        self.rest, self._held = rest, ""
+        self.rest = rest
+        self._held = ""
 
 
 class ArgumentStream(CallStream):
@@ -302,7 +304,8 @@ class ArgumentStream(CallStream):
     def _close(self, rest: str) -> None:
         self._said.append("}" if self._keys else "{}")
         self.has_input = self.is_over = True
-        self.rest, self._held = rest, ""
+        self.rest = rest
+        self._held = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,8 +429,10 @@ class TaggedInput(ArgumentStream):
                     return False
                 held = held[len(_CDATA) :]
                 self._value_close = _CDATA_END + self._value_close
-            self._held, self._is_at_begin = held, False
-        close, lines = self._value_close, self._syntax.has_lines
+            self._held = held
+            self._is_at_begin = False
+        close = self._value_close
+        lines = self._syntax.has_lines
         at = self._held.find(close, self._passed)
         if at < 0:
             # What may belong to what closes the value is kept.
@@ -439,7 +444,8 @@ class TaggedInput(ArgumentStream):
         behind = self._held[at + len(close) :]
         outcomes = [match(after, behind) for after in (self._open, *self._ends)]
         if any(isinstance(outcome, Match) for outcome in outcomes):
-            value, self._held = self._held[:at], behind
+            value = self._held[:at]
+            self._held = behind
             self._finish_value(value)
             return True
         if "partial" in outcomes:
@@ -499,7 +505,8 @@ class LiteralInput(ArgumentStream):
         outcomes = [match(head, text) for head in self._heads]
         found = next((o for o in outcomes if isinstance(o, Match)), None)
         if found is not None:
-            self._key, self._held = found.words["word"], text[found.end :]
+            self._key = found.words["word"]
+            self._held = text[found.end :]
             self._scan = _Scan(self._syntax)
             return True
         if text and "partial" not in outcomes:
@@ -512,7 +519,8 @@ class LiteralInput(ArgumentStream):
         end = self._scan.find_end(self._held)
         if end is None:
             return False
-        written, self._held = self._held[:end].rstrip(_SPACE), self._held[end:]
+        written = self._held[:end].rstrip(_SPACE)
+        self._held = self._held[end:]
         value: Any = written
         if len(written) <= _MAX_LITERAL:
             quote = self._syntax.quote
@@ -548,7 +556,8 @@ class _Scan:
                 continue
             opened = next((q for q in self._quotes if text.startswith(q, self.at)), None)
             if opened is not None:
-                self._quote, self.at = opened, self.at + len(opened)
+                self._quote = opened
+                self.at = self.at + len(opened)
                 continue
             if any(q.startswith(text[self.at :]) for q in self._quotes):
                 return None

@@ -91,11 +91,13 @@ class JsonObjectStream:
 
     def _read_structure(self, at: int) -> tuple[int, str] | None:
         """As `_read_string`; None where it is not JSON."""
-        char, expects = self.rest[at], self._expects
+        char = self.rest[at]
+        expects = self._expects
         inside = self._stack[-1] if self._stack else ""
         if char in _SPACE:
             return (at + 1, char) if inside else None
-        may_end, self._may_end = self._may_end, False
+        may_end = self._may_end
+        self._may_end = False
         if inside and char == _CLOSING[inside] and (may_end or expects == "comma"):
             self._stack.pop()
             self._expects = "comma"
@@ -106,9 +108,11 @@ class JsonObjectStream:
             self._expects = "value"
         elif expects == "value" and (char == "{" or (inside and char == "[")):
             self._stack.append(char)
-            self._expects, self._may_end = ("key" if char == "{" else "value"), True
+            self._expects = "key" if char == "{" else "value"
+            self._may_end = True
         elif char == '"' and inside and expects in ("key", "value"):
-            self._is_in_string, self._is_key = True, expects == "key"
+            self._is_in_string = True
+            self._is_key = expects == "key"
         elif expects == "value" and inside and (run := _SCALAR_RUN.match(self.rest, at)):
             # Numbers and words are held back until they end, when they can be checked.
             if run.end() == len(self.rest):
@@ -219,7 +223,8 @@ class CallObject(CallStream):
             if self._tail.is_broken:
                 self._break(self._held)
             elif self._tail.is_complete:
-                self.is_over, self.rest = True, self._tail.rest
+                self.is_over = True
+                self.rest = self._tail.rest
         return deltas
 
     def _read_header(self, text: str, deltas: list[Delta]) -> str:
@@ -267,7 +272,8 @@ class CallObject(CallStream):
             self._held = ""
             self._tail.feed('{"":{}')
             if self._name is not None:
-                self.is_over, self.rest = True, self._input.rest
+                self.is_over = True
+                self.rest = self._input.rest
             return self._input.rest
         return ""
 
@@ -378,7 +384,8 @@ class CallParser:
         for way in starts_bare:
             outcome = way.match_call(begin, behind=(Maybe(way.opens),))
             if isinstance(outcome, Match):
-                self._syntax, self._is_bare = way, True
+                self._syntax = way
+                self._is_bare = True
                 self._take(len(self._held) - len(begin) + outcome.end)
                 return self._begin(outcome)
             outcomes.append(outcome)
@@ -412,7 +419,8 @@ class CallParser:
             is_bare = not first_literal(way.opens).startswith(self._start)
             behind = () if is_bare else way.opens
             outcome = way.match_call(self._start + self._held, behind=behind)
-            self._syntax, self._is_bare = way, is_bare and bool(way.opens)
+            self._syntax = way
+            self._is_bare = is_bare and bool(way.opens)
             if isinstance(outcome, Match) and self._is_call(outcome):
                 self._take(outcome.end - len(self._start))
                 return self._begin(outcome)
@@ -434,7 +442,8 @@ class CallParser:
         return name is None or not needs_name or name in self._tools
 
     def _begin(self, head: Match) -> bool:
-        name, arguments = head.words.get("name"), self._syntax.arguments
+        name = head.words.get("name")
+        arguments = self._syntax.arguments
         written_id = head.words.get("id", "")
         if name is None:
             needs_name = self._is_bare or self._syntax.knows_names
@@ -489,7 +498,8 @@ class CallParser:
         if isinstance(another, Match):
             between = match((syntax.separator,), self._held)
             assert isinstance(between, Match)
-            self._skipped, self._held = self._held[: between.end], self._held[between.end :]
+            self._skipped = self._held[: between.end]
+            self._held = self._held[between.end :]
             self._step = self._read_next
             return True
         if "partial" in (closes, another):

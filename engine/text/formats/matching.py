@@ -59,7 +59,8 @@ class StopStrings:
 
     def _longer(self, state: StopState, character: str, *, fall: StopState) -> StopState | None:
         """The state of one more character of a stop string, None where none goes on so."""
-        stops, depth = self._stops, state.depth
+        stops = self._stops
+        depth = state.depth
         # The one that ends here is sorted before those that it begins.
         low = state.low + (state.low < state.high and len(stops[state.low]) == depth)
         low = bisect_left(stops, character, low, state.high, key=lambda stop: stop[depth])
@@ -86,14 +87,16 @@ class StopFinder:
     def feed(self, text: str) -> str:
         if self.found is not None:
             return ""
-        stops, state = self._stops, self._state
+        stops = self._stops
+        state = self._state
         if not stops:
             return text
         held = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             state = stops.step(state, character)
             if length := state.longest:
-                self.found, self._held = held[end - length : end], ""
+                self.found = held[end - length : end]
+                self._held = ""
                 return held[: end - length]
         self._state = state
         passed = held[: len(held) - state.depth]
@@ -101,7 +104,8 @@ class StopFinder:
         return passed
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 
@@ -183,7 +187,8 @@ def pattern_of(text: str) -> Pattern:
         if part in _PLACES:
             elements.append(_PLACES[part])
         elif part == "{key}":
-            behind, before = parts[index + 1], parts[index - 1]
+            behind = parts[index + 1]
+            before = parts[index - 1]
             others = '"<>' if behind.startswith('"') else "<>/" if before.endswith("<") else "<>"
             elements.append(Word("key", f"[^{others}]"))
         elif part[:1] in ("«", "‹"):
@@ -230,7 +235,8 @@ def match(pattern: Pattern, text: str) -> Outcome:
                     return "partial"
                 if not run.group() and not may_be_empty:
                     return "none"
-                words[key], at = run.group(), run.end()
+                words[key] = run.group()
+                at = run.end()
     return Match(at, words)
 
 

@@ -55,8 +55,12 @@ from engine.text.tokens.pieces import ControlTexts
 
 log = structlog.get_logger()
 _MAX_SHOWN = 300
-_QUESTION, _ANSWER, _RESULT = "probe-question", "probe-answer", "probe-result"
-_THOUGHT, _TEXT, _NAME = "probe-thought", "probe-text", "probe_tool"
+_QUESTION = "probe-question"
+_ANSWER = "probe-answer"
+_RESULT = "probe-result"
+_THOUGHT = "probe-thought"
+_TEXT = "probe-text"
+_NAME = "probe_tool"
 LAST_WORD = "probe-last"
 """What stands last in every probe's input."""
 # In the order of the alphabet, since some templates sort arguments by it.
@@ -87,7 +91,8 @@ _INPUTS: tuple[dict[str, Any], ...] = (
     {"count": 3, "flag": True, "ratio": 1.5, "text": "probe it", "word": LAST_WORD},
     {"text": "probe it", "word": LAST_WORD},
 )
-_ONE, _OTHER = {"word": "probe it"}, "another one"
+_ONE = {"word": "probe it"}
+_OTHER = "another one"
 _OTHER_INPUT = {"word": _OTHER}
 DERIVED = "template"
 """The name of a format that is known from the template alone."""
@@ -435,10 +440,13 @@ class _CallProof:
 
     def _complete(self, proven: ProvenCalls) -> ProvenCalls:
         """How the template takes what a turn may have beside one call."""
-        of, traits, given = proven.format, proven.traits, dict(proven.probe)
+        of = proven.format
+        traits = proven.traits
+        given = dict(proven.probe)
         # Without content where an empty one leaves something behind, as an empty answer.
         bare = replace(traits, null_content=True)
-        shorter, whole = self._text([given], bare), self._text([given], traits)
+        shorter = self._text([given], bare)
+        whole = self._text([given], traits)
         if len(shorter or whole or "") < len(whole or "") and self._reads(of, [given], bare):
             traits = bare
         split = replace(traits, splits_calls=True)
@@ -474,11 +482,13 @@ class _CallProof:
 
     def _in_family(self, proven: ProvenCalls) -> ProvenCalls:
         """What else its model writes is read as well."""
-        name, of = proven.name, proven.format
+        name = proven.name
+        of = proven.format
         for names in self._families:
             # Objects and lists without markup tell of no family by themselves.
             is_bare = name in ("llama3_json", "pythonic")
-            name, of = names[0] if is_bare else name, reading(of, names)
+            name = names[0] if is_bare else name
+            of = reading(of, names)
         return replace(proven, name=name, format=of)
 
     def _find_told(self) -> ProvenCalls | None:
@@ -571,14 +581,16 @@ class _ThinkingProof:
                     continue
                 opened = asked.rpartition(_QUESTION)[2]
                 for name in names:
-                    tags, messages = REASONING_FORMATS.get(name), _THINKING_MESSAGES.get(name)
+                    tags = REASONING_FORMATS.get(name)
+                    messages = _THINKING_MESSAGES.get(name)
                     if _reads_thought(turn, opened, tags or messages):
                         return self._proven(name, tags, way, turn)
                 # The tags around the thinking, whatever their names; the prompt may end behind the
                 # first.
                 before, _, behind = (opened + turn).partition(_THOUGHT)
                 before = before.rstrip()
-                found, closed = _TAG.findall(before[-60:]), _TAG.match(behind.lstrip())
+                found = _TAG.findall(before[-60:])
+                closed = _TAG.match(behind.lstrip())
                 if wanted != "auto" or not found or closed is None:
                     continue
                 opening = before[before.rfind(found[-1].rstrip()) :]

@@ -87,7 +87,8 @@ class MessagesParser:
         self, syntax: MessageSyntax, tools: Sequence[Tool], inner: FormatParser | None = None
     ) -> None:
         self.is_thinking = False
-        self._syntax, self._inner = syntax, inner
+        self._syntax = syntax
+        self._inner = inner
         self._calls = syntax.calls if tools else None
         names = [tool.name for tool in tools]
         self._begins = tuple(
@@ -114,7 +115,8 @@ class MessagesParser:
         return deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         is_header = self._is_header(held)
         if self._is_in_header and (is_header or is_cut or not held.strip()):
             held = "" if is_header is not False else held
@@ -133,8 +135,10 @@ class MessagesParser:
         return None if may_be else False
 
     def _read_header(self) -> bool:
-        syntax, held = self._syntax, self._held
-        is_header, at = self._is_header(held), held.find(syntax.stop)
+        syntax = self._syntax
+        held = self._held
+        is_header = self._is_header(held)
+        at = held.find(syntax.stop)
         if is_header is None or (is_header and at < 0 and len(held) <= _MAX_HEADER):
             return False
         if not is_header and not syntax.start and self._num_ended:
@@ -142,7 +146,8 @@ class MessagesParser:
             return False
         self._is_in_header = self._is_begun = False
         if is_header and at >= 0:
-            header, self._held = held[:at], held[at + len(syntax.stop) :]
+            header = held[:at]
+            self._held = held[at + len(syntax.stop) :]
             header = header.strip().removeprefix(syntax.start)
             call = None if self._calls is None else self._calls.search(header)
             if call is not None:
@@ -159,7 +164,8 @@ class MessagesParser:
             if not call.is_over:
                 return False
         # Behind a call's input nothing but the message's end counts.
-        start, held = self._syntax.start, self._held
+        start = self._syntax.start
+        held = self._held
         found = [(at, end) for end in self._syntax.ends if (at := held.find(end)) >= 0]
         begun = held.find(start) if start else -1
         while begun >= 0 and self._is_header(held[begun:]) is False:
@@ -173,7 +179,9 @@ class MessagesParser:
             self._held = held[len(body) :]
             return False
         self._held = held[at + len(end) :]
-        self.is_thinking, self._is_in_header, self._call = False, True, None
+        self.is_thinking = False
+        self._is_in_header = True
+        self._call = None
         self._num_ended += 1
         return True
 
@@ -252,7 +260,8 @@ class ThinkingParser:
 
     def __init__(self, tags: ReasoningFormat, inner: FormatParser, *, is_open: bool) -> None:
         self.is_thinking = is_open
-        self._opening, self._close = tags.open.strip(), tags.close
+        self._opening = tags.open.strip()
+        self._close = tags.close
         self._inner = inner if tags.wrapper is None else _Unwrapped(tags, inner)
         self._held = ""
         self._may_begin = True
@@ -274,7 +283,8 @@ class ThinkingParser:
             self._may_begin = False
             if tag:
                 self._held = begin[len(tag) :]
-                self.is_thinking, self._drops_space = tag == self._opening, True
+                self.is_thinking = tag == self._opening
+                self._drops_space = True
         if self._drops_space:
             self._held = self._held.lstrip()
             self._drops_space = not self._held
@@ -286,13 +296,16 @@ class ThinkingParser:
             if not close:
                 self._held = self._held[len(thought.rstrip()) :]
                 return deltas
-            self.is_thinking, self._held = False, rest.lstrip()
+            self.is_thinking = False
+            self._held = rest.lstrip()
             self._drops_space = not self._held
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return [*deltas, *self._inner.feed(held)] if held else deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self.is_thinking:
             held = held.lstrip() if self._drops_space else held
             return [*_thoughts(held.rstrip()), *self._inner.close(is_cut=is_cut)]
@@ -329,7 +342,8 @@ class _Unwrapped:
             self._may_begin = False
         while found := [(at, tag) for tag in self._closing if (at := self._held.find(tag)) >= 0]:
             at, tag = min(found)
-            before, self._held = self._held[:at], self._held[at + len(tag) :]
+            before = self._held[:at]
+            self._held = self._held[at + len(tag) :]
             self._closing = self._closing[self._closing.index(tag) + 1 :]
             deltas += self._inner.feed(before)
         kept = max((overlap(self._held, tag) for tag in self._closing), default=0)
@@ -338,7 +352,8 @@ class _Unwrapped:
         return [*deltas, *self._inner.feed(passed)] if passed else deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         held = "" if is_cut and is_begun_markup(held) else held
         return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
 

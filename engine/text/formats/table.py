@@ -31,25 +31,32 @@ _LIST = Space(",;")
 def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSyntax:
     """How calls that are written so are read."""
     head, _, tail = way.call.replace("{more}", "").partition("{input}")
-    opens, closes = way.begin.rstrip(), way.end.lstrip()
+    opens = way.begin.rstrip()
+    closes = way.end.lstrip()
     separator = _LIST if way.separator.strip() in (",", ";") else SPACE
     begin = object_begin(head, tail)
     if begin is not None and arguments is None:
         # A call that is one object of JSON is read as such, whatever the order of its keys.
-        head, tail, separator = head[:begin], tail[tail.index("}") + 1 :], _LIST
-    opening, closing = pattern_of(opens), pattern_of(closes)
+        head = head[:begin]
+        tail = tail[tail.index("}") + 1 :]
+        separator = _LIST
+    opening = pattern_of(opens)
+    closing = pattern_of(closes)
     if begin is not None or opens.endswith("["):
         # Around a list of JSON or Python; its brackets may be missing beside other markup.
-        before, behind = opens.removesuffix("[").rstrip(), closes.removeprefix("]").lstrip()
+        before = opens.removesuffix("[").rstrip()
+        behind = closes.removeprefix("]").lstrip()
         if before and not before[-1].isalnum():
             opening = (*pattern_of(before), SPACE, Maybe(("[",)))
         if behind:
             closing = (Maybe(("]",)), SPACE, *pattern_of(behind))
     if isinstance(arguments, LiteralSyntax):
-        arguments, tail = replace(arguments, end=tail[0]), tail[1:]
+        arguments = replace(arguments, end=tail[0])
+        tail = tail[1:]
     elif arguments is not None:
         others = (written(closes),) if closes else ()
-        arguments, tail = replace(arguments, end=tail.strip(), others=others), ""
+        arguments = replace(arguments, end=tail.strip(), others=others)
+        tail = ""
     return CallSyntax(
         opens=(*opening, SPACE) if opening else (),
         head=pattern_of(head.lstrip()),
@@ -151,7 +158,8 @@ def reading(of: CallFormat, others: Sequence[str]) -> CallFormat:
 
 
 def _in_messages(name: str, *ways: Written, calls: CallFormat | None = None) -> CallFormat:
-    messages, of = MESSAGES[name], calls or CallFormat(written=ways)
+    messages = MESSAGES[name]
+    of = calls or CallFormat(written=ways)
     return replace(of, written=ways, messages=messages, markers=of.markers | messages.markers)
 
 
@@ -184,12 +192,14 @@ def _objects(opening: str, closing: str, *more: str) -> CallFormat:
 
 def _python(opening: str, closing: str, separator: str = ", ") -> CallFormat:
     begin, end = (f"{opening}[", f"]{closing}") if separator == ", " else (opening, closing)
-    call, arguments = "{name}‹\n›({input})", LiteralSyntax(assign="=")
+    call = "{name}‹\n›({input})"
+    arguments = LiteralSyntax(assign="=")
     return _between(begin, call, end, separator, arguments, knows_names=not opening)
 
 
 def _gemma(opening: str, closing: str, quote: str) -> CallFormat:
-    call, arguments = "call:{name}‹\n›{{input}}", LiteralSyntax(assign=":", quote=quote)
+    call = "call:{name}‹\n›{{input}}"
+    arguments = LiteralSyntax(assign=":", quote=quote)
     return _between(opening, call, closing, closing + opening, arguments)
 
 
@@ -386,8 +396,10 @@ FAMILIES = {
 Show = Callable[[Sequence[dict[str, Any]]], str | None]
 """The turn that a template writes for calls with these inputs, from its first character on."""
 
-_KEYS, _VALUES = ("first_key", "other_key"), ("first value", "other value")
-_ONE, _TWO = dict(zip(_KEYS, _VALUES, strict=True)), {"first_key": "third value"}
+_KEYS = ("first_key", "other_key")
+_VALUES = ("first value", "other value")
+_ONE = dict(zip(_KEYS, _VALUES, strict=True))
+_TWO = {"first_key": "third value"}
 _OTHER_VALUES: dict[str, Any] = {
     "integer": 3, "number": 1.5, "boolean": True, "null": None, "array": ["x"], "object": {"k": "z"}
 }  # fmt: skip
@@ -411,7 +423,8 @@ class Derivation:
 
     def derive(self) -> CallFormat | None:
         """None where calls are written in a way that has no such form."""
-        one, two = self.show([_ONE]), self.show([_ONE, _TWO])
+        one = self.show([_ONE])
+        two = self.show([_ONE, _TWO])
         if one is None or self.name not in one:
             return None
         # A call that begins with what ends a turn can't be told from the turn's end.
@@ -443,7 +456,8 @@ class Derivation:
         if len(pieces) != 5 or re.findall("|".join(map(re.escape, keys)), one) != list(keys):
             return None
         shown, assign, gap, again, rest = pieces
-        between, before = self._atoms(gap), self._atoms(shown)
+        between = self._atoms(gap)
+        before = self._atoms(shown)
         num_open = _num_alike(before[::-1], between[::-1])
         opened = between[len(between) - num_open :]
         closed = "".join(between[: len(between) - num_open])
@@ -467,7 +481,8 @@ class Derivation:
             return None
         has_lines = assign.endswith("\n") and close.startswith("\n")
         if has_lines:
-            assign, close = assign[:-1], close[1:]
+            assign = assign[:-1]
+            close = close[1:]
         if kinds:
             head, _, tail = assign.rpartition(kinds["string"])
             assign = f"{head}{{kind}}{tail}"
@@ -498,7 +513,8 @@ class Derivation:
                     return None
                 if not behind.startswith(assign[one.end() :], other.end()):
                     return None
-                kinds["string"], kinds[kind] = one.group(), other.group()
+                kinds["string"] = one.group()
+                kinds[kind] = other.group()
         return kinds if not kinds or set(kinds) == ALL_TYPES else None
 
     def _behind(self, text: str) -> _Atoms:
@@ -525,7 +541,9 @@ def _written(
 
     `gap` is the white space behind an argument, which belongs to the input.
     """
-    num_head, num_tail, rest = len(before), len(behind), _Atoms()
+    num_head = len(before)
+    num_tail = len(behind)
+    rest = _Atoms()
     if middle is not None:
         num_head = _num_alike(before[::-1], middle[::-1])
         rest = middle[: len(middle) - num_head]

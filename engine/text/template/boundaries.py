@@ -172,7 +172,8 @@ class _Finder:
 
     def _mark(self) -> tuple[dict[int, SegmentMarks], dict[str, list[int]]]:
         """Marks that leave the render as it is, and where they came out."""
-        alphabet, numbers = self._conversation.alphabet, self._with_content
+        alphabet = self._conversation.alphabet
+        numbers = self._with_content
         num_objects = sum(self._segments[number].text is None for number in numbers)
         # A prompt of very many segments has no characters to spare for their fields.
         spare = alphabet.num_free - 3 * len(numbers) - _MAX_COMPARISONS
@@ -215,7 +216,8 @@ class _Finder:
                     for at in unmarked.positions.get(mark, [])[:1]
                 )
                 nearest = places[0][1] if places else next(iter(marks))
-            kind, changing = self._segments[nearest].kind, marks[nearest]
+            kind = self._segments[nearest].kind
+            changing = marks[nearest]
             whole_kind = unmarked is None or attempt > 2
             marks = {
                 number: pair
@@ -235,7 +237,8 @@ class _Finder:
             place = found.get(number)
             known = None if place is None or number < self._first_message else place.begin
             behind[number] = behind[number + 1] if known is None else known
-        wanted, absent = set(missing), set[int]()
+        wanted = set(missing)
+        absent = set[int]()
         budget = _SEARCH_LIMIT * len(self._text)
         before = 0
         for number, segment in enumerate(self._segments):
@@ -267,7 +270,8 @@ def _marked_places(
     for segment, pair in marks.items():
         index = seen[pair.end]
         seen[pair.end] += 1
-        begins, ends = positions.get(pair.begin, []), positions.get(pair.end, [])
+        begins = positions.get(pair.begin, [])
+        ends = positions.get(pair.end, [])
         if len(ends) == sharing[pair.end]:
             whole = len(begins) == len(ends)
             found[segment] = Place(ends[index], begins[index] if whole else None)
@@ -287,7 +291,8 @@ def common_length(first: AnyStr, second: AnyStr, unit: int = 1) -> int:
 
     By bisection: each item is compared once or twice, outside of the interpreter.
     """
-    low, high = 0, min(len(first), len(second)) // unit
+    low = 0
+    high = min(len(first), len(second)) // unit
     while low < high:
         middle = (low + high + 1) // 2
         if first[low * unit : middle * unit] == second[low * unit : middle * unit]:

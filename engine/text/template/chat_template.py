@@ -106,7 +106,8 @@ def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:
     if kind is None:
         return value
     marked: Marked = kind(value)
-    marked.marks, marked.plain = marks, value if plain is None else plain
+    marked.marks = marks
+    marked.plain = value if plain is None else plain
     return marked
 
 

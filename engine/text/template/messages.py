@@ -139,7 +139,8 @@ class Conversation:
 
         Text grows by a mark, an input by a key, a tool loses the tools after it or gains one.
         """
-        mark, prompt = self.alphabet.take(), self.prompt
+        mark = self.alphabet.take()
+        prompt = self.prompt
         tools, system = list(prompt.tools), list(prompt.system)
         messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
         if segment < len(tools):
@@ -281,7 +282,8 @@ class _Builder:
         if tools and traits.told:
             written = "\n".join(write_json(tool["function"]) for tool in tools)
             told = _TOOLS_HEADING + written + _SEPARATOR + traits.told
-            tools, system = [], _SEPARATOR.join(filter(None, [told, system]))
+            tools = []
+            system = _SEPARATOR.join(filter(None, [told, system]))
         if system and not self._traits.folds_system:
             messages.insert(0, {"role": "system", "content": system})
         elif system and messages and messages[0]["role"] == "user":
@@ -328,12 +330,15 @@ class _Builder:
                     calls.append(self._call(part))
                 case ToolResultPart():
                     raise InvalidRequest("a tool result in an assistant's message")
-        text, thought = _SEPARATOR.join(texts), _SEPARATOR.join(thoughts)
+        text = _SEPARATOR.join(texts)
+        thought = _SEPARATOR.join(thoughts)
         traits = self._traits
         if calls and traits.written is not None:
-            text, calls = text + _written(calls, traits.written), []
+            text = text + _written(calls, traits.written)
+            calls = []
         if calls and text and thought and traits.merges_text:
-            text, thought = "", thought + _SEPARATOR + text
+            thought = thought + _SEPARATOR + text
+            text = ""
         if calls and text and (traits.splits_text or traits.names_in_metadata):
             yield self._assistant(text, thought)
             text = thought = ""
@@ -362,13 +367,16 @@ class _Builder:
         return built
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
-        name, arguments, marks = part.name, part.input, self._next_marks()
+        name = part.name
+        arguments = part.input
+        marks = self._next_marks()
         if marks is not None and marks.inner:
             values = dict(part.input)
             # The last fields are those that tell where a call ends.
             for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
                 values[key] = mark_value(part.input[key], pair)
-            name, arguments = surround(name, marks.inner[0]), mark_value(values, marks, part.input)
+            name = surround(name, marks.inner[0])
+            arguments = mark_value(values, marks, part.input)
         elif marks is not None:
             arguments = mark_value(part.input, marks)
         told: Any = write_json(arguments) if self._traits.string_arguments else arguments

@@ -296,7 +296,8 @@ class _Edges:
         word of the punctuation before them, and templates write them or not. Pairs are never
         split once joined, so the tokens before such a token are those of the text without it.
         """
-        words, offsets = encoding.word_ids, encoding.offsets
+        words = encoding.word_ids
+        offsets = encoding.offsets
         edges = bytearray(len(words))
         last: int | None = -1
         for index, word in enumerate(words):
@@ -340,7 +341,8 @@ class _PlainTokenizer:
         in two parts that meet inside of it. Raises InvalidRequest where it is one character.
         """
         parts: list[tuple[int, Encoding]] = []
-        begin, end = 0, len(text)
+        begin = 0
+        end = len(text)
         while begin < len(text):
             tokenizer = self._behind_text
             if begin == 0:
@@ -351,7 +353,8 @@ class _PlainTokenizer:
             made = next((at for token_id, (at, _) in spans if token_id in self._controls), None)
             if made is None:
                 parts.append((begin, encoding))
-                begin, end = end, len(text)
+                begin = end
+                end = len(text)
             elif begin + made + 1 < end:
                 end = begin + made + 1
             elif made > 0:

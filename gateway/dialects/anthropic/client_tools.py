@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 _VERSION = re.compile(r"_(\d{8})$")
-_TEXT, _LINE = {"type": "string"}, {"type": "integer", "minimum": 0}
+_TEXT = {"type": "string"}
+_LINE = {"type": "integer", "minimum": 0}
 _RANGE = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 _FILES: dict[str, dict[str, Any]] = {
     "path": _TEXT,
@@ -34,7 +35,8 @@ def described(kind: str) -> tuple[str, dict[str, Any]] | None:
             about = "Runs a command in a bash shell that stays open, and returns what it prints."
             return about, _object({"command": _TEXT, "restart": restart}, ["command"])
         case "text_editor":
-            files, commands = dict(_FILES), [*_EDITS]
+            files = dict(_FILES)
+            commands = [*_EDITS]
             if kind < "text_editor_20250429":
                 commands.append("undo_edit")
             if kind < "text_editor_20250728":

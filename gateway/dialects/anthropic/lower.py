@@ -86,7 +86,8 @@ def ask_of(
             if is_set:
                 raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
     policy = asked.principal.auto_cache if marks_for_client else None
-    ask, thinking = count_ask_of(request, asked, version, policy), request.thinking
+    ask = count_ask_of(request, asked, version, policy)
+    thinking = request.thinking
     return msgspec.structs.replace(
         ask,
         sampling=sampling_of(request, "anthropic"),
@@ -113,7 +114,8 @@ def count_ask_of(
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: Tool names must be unique")
     lowering = _MessagesLowering(asked, version)
-    notepad, form = lowering.notepad, request.form
+    notepad = lowering.notepad
+    form = request.form
     wire.FIELDS.note(request, notepad)
     for index, message in enumerate(request.messages):
         if message.clear_at == "next_user_message":
@@ -170,7 +172,9 @@ def _tool_choice(request: wire.CountTokensRequest) -> ToolChoice:
 
 def prompt_parameters(request: wire.CountTokensRequest, betas: str = "") -> bytes:
     """The form is equal for equal requests: a default that is written out counts as left out."""
-    choice, thinking, output = request.tool_choice, request.thinking, request.output_config
+    choice = request.tool_choice
+    thinking = request.thinking
+    output = request.output_config
     return msgspec.json.encode(
         [
             None if choice == wire.ChoiceAuto() else choice,
@@ -205,7 +209,8 @@ def _check_turns(messages: list[Message], *, has_calls: bool) -> None:
         if message.role == "system":
             continue
         answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
-        expected, given = set(pending), set(answered)
+        expected = set(pending)
+        given = set(answered)
         for position, tool_use_id in enumerate(answered):
             if tool_use_id not in expected:
                 raise InvalidRequest(
@@ -267,7 +272,8 @@ class _MessagesLowering(Lowering):
             if text is not None:
                 self.system.append(TextPart(text))
         for index, message in enumerate(request.messages):
-            path, content = f"messages.{index}", message.content
+            path = f"messages.{index}"
+            content = message.content
             if message.only_sets_effort:
                 continue
             if not content and not isinstance(content, str):

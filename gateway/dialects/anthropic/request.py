@@ -413,7 +413,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: fields.Count | None = None
 
 
-_NOT_HERE, NO_EFFORT = "not supported by this server", "this model has one effort"
+_NOT_HERE = "not supported by this server"
+NO_EFFORT = "this model has one effort"
 _UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
 FIELDS = Fields(
     style=Style("messages: more than {} content blocks in the request", is_dotted=True),
@@ -595,7 +596,8 @@ def _explained(what: str, body: bytes) -> str:
         document = None
     path = partial(_path, document)
     if field := _FIELD.match(what):
-        is_missing, name = field[1] == "missing required", field[2]
+        is_missing = field[1] == "missing required"
+        name = field[2]
         is_tagged = bool(steps) and (isinstance(steps[-1], int) or steps[-1] in _TAGS)
         if name == "type" and is_missing and is_tagged:
             return f"{path(steps)}: Unable to extract tag using discriminator 'type'"

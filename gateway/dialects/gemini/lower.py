@@ -70,8 +70,10 @@ def ask_of(
 ) -> Ask:
     """The request, behind what is `held` of a cached content, whose end is marked; without one the
     key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
-    lowering, config = _GeminiLowering(asked), request.generation_config
-    notepad, thoughts = lowering.notepad, config.thinking_config
+    lowering = _GeminiLowering(asked)
+    config = request.generation_config
+    notepad = lowering.notepad
+    thoughts = config.thinking_config
     if not request.contents:
         raise InvalidRequest("contents: contents are required")
     if request.contents[-1].role == "model":
@@ -130,7 +132,8 @@ def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | No
     """A budget of 0 is the wish not to think; any other setting is a wish to."""
     if wanted is None or wanted.thinking_budget == 0:
         return None
-    path, budget = "generationConfig.thinkingConfig", wanted.thinking_budget
+    path = "generationConfig.thinkingConfig"
+    budget = wanted.thinking_budget
     if not (wanted.include_thoughts or budget is not None or wanted.thinking_level):
         return None
     if budget is not None and budget > 0:
@@ -139,7 +142,8 @@ def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | No
 
 
 def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
-    path, given = "generationConfig.responseSchema", config.response_schema
+    path = "generationConfig.responseSchema"
+    given = config.response_schema
     if config.response_json_schema is not None:
         if given is not None:
             raise InvalidRequest(f"{path}: excludes responseJsonSchema")

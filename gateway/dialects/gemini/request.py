@@ -369,7 +369,8 @@ def expiry_of(
     if request.ttl is not None and request.expire_time is not None:
         raise InvalidRequest("ttl: excludes expireTime")
     if request.ttl is not None:
-        field, match = "ttl", _TTL.fullmatch(request.ttl)
+        field = "ttl"
+        match = _TTL.fullmatch(request.ttl)
         if match is None:
             raise InvalidRequest("ttl: must be seconds, such as '300s'")
         seconds = float(f"{match[1]}.{match[2] or 0}")
@@ -391,7 +392,8 @@ def expiry_of(
 
 def _explained(complaint: str) -> InvalidRequest:
     what, path = split_complaint(complaint)
-    path, what = path.removeprefix("."), what.replace("`", "'")
+    path = path.removeprefix(".")
+    what = what.replace("`", "'")
     return InvalidRequest(f"{path}: {what}" if path else what[:300], path or None)
 
 
@@ -413,7 +415,8 @@ def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str,
     for key, item in value.items():
         where = f"{path}.{key}" if path else key
         if key not in fields:
-            shown, at = key[:_MAX_SHOWN], f" at '{path}'" if path else ""
+            shown = key[:_MAX_SHOWN]
+            at = f" at '{path}'" if path else ""
             raise InvalidRequest(
                 f'Invalid JSON payload received. Unknown name "{shown}"{at}: Cannot find field.',
                 f"{path}.{shown}" if path else shown,

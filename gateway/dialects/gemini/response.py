@@ -266,7 +266,8 @@ def _candidate(end: protocol.Finished, blocks: Sequence[Block]) -> Candidate:
 
     The last call may be cut off, or malformed; then it is left out too.
     """
-    reason, parts = _REASONS[end.reason], list[Part]()
+    reason = _REASONS[end.reason]
+    parts = list[Part]()
     for number, block in enumerate(blocks):
         if block.kind == "call" and number == len(blocks) - 1 and _input_of(block) is None:
             if reason != "MAX_TOKENS":

@@ -93,7 +93,8 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
-    choice, bound = _tool_choice(request), _bound(request, request.response_format)
+    choice = _tool_choice(request)
+    bound = _bound(request, request.response_format)
     is_forced = choice.mode in ("any", "tool")
     if max_tokens == 0 and is_forced:
         raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
@@ -112,7 +113,9 @@ def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
         prompt = prompt[0]
     if not prompt:
         raise InvalidRequest("prompt: must not be empty")
-    slots, scope, adapter = [Slot(path="prompt")], asked.principal.scope, asked.model.weights
+    slots = [Slot(path="prompt")]
+    scope = asked.principal.scope
+    adapter = asked.model.weights
     plan = make_plan(Prompt([], text=prompt), slots, None, scope, adapter=adapter, keep=asked.keep)
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)
@@ -176,16 +179,21 @@ def _ask(
 
 def _thinks_by(request: wire.ChatRequest) -> str | None:
     """The field that asks for thinking, the template's own first."""
-    arguments, reasoning = request.chat_template_kwargs, request.reasoning
+    arguments = request.chat_template_kwargs
+    reasoning = request.reasoning
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
-        path, thinks = "chat_template_kwargs", bool(arguments.enable_thinking or arguments.thinking)
+        path = "chat_template_kwargs"
+        thinks = bool(arguments.enable_thinking or arguments.thinking)
     elif request.thinking is not None:
-        path, thinks = "thinking", request.thinking.type != "disabled"
+        path = "thinking"
+        thinks = request.thinking.type != "disabled"
     elif request.reasoning_effort is None and reasoning is not None:
         is_off = reasoning.enabled is False or reasoning.effort == "none"
-        path, thinks = "reasoning", not is_off and bool(reasoning.enabled or reasoning.effort)
+        path = "reasoning"
+        thinks = not is_off and bool(reasoning.enabled or reasoning.effort)
     else:
-        path, thinks = "reasoning_effort", request.reasoning_effort not in (None, "none")
+        path = "reasoning_effort"
+        thinks = request.reasoning_effort not in (None, "none")
     return path if thinks else None
 
 
@@ -230,7 +238,8 @@ def _tool_choice(request: wire.ChatRequest) -> ToolChoice:
     names = [tool.function.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: function names must be unique")
-    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    choice = request.tool_choice
+    parallel = request.parallel_tool_calls
     if isinstance(choice, wire.NamedTool):
         name = choice.function.name
         if name not in names:
@@ -250,8 +259,11 @@ class _ChatLowering(Lowering):
 
     def lay_out(self, request: wire.ChatRequest) -> None:
         for index, tool in enumerate(request.tools):
-            path, function = f"tools[{index}]", tool.function
-            name, about, strict = function.name, function.description, function.strict
+            path = f"tools[{index}]"
+            function = tool.function
+            name = function.name
+            about = function.description
+            strict = function.strict
             if isinstance(tool, wire.ForeignTool):
                 self.notepad.ignore(path, f"{name[:64]}: {HOSTED}")
                 self.mark(path, tool.cache_control, is_absent=True)
@@ -259,10 +271,12 @@ class _ChatLowering(Lowering):
             if not name:
                 raise InvalidRequest(f"{path}.function.name: must not be empty")
             self.mark(path, tool.cache_control, function.cache_control)
-            where, schema = f"{path}.function", function.parameters
+            where = f"{path}.function"
+            schema = function.parameters
             self.tools.append(self.tool(where, name, schema, about, strict=strict))
         for index, message in enumerate(request.messages):
-            path, marker = f"messages[{index}]", message.cache_control
+            path = f"messages[{index}]"
+            marker = message.cache_control
             match message:
                 case wire.SystemMessage(content=content):
                     is_head = not self.messages
@@ -283,7 +297,8 @@ class _ChatLowering(Lowering):
         may_be_nonce: bool = False,
     ) -> list[TextPart]:
         """A marker of a message counts as one on its last part."""
-        where, is_first = f"{path}.content", path == "messages[0]"
+        where = f"{path}.content"
+        is_first = path == "messages[0]"
         if isinstance(content, str):
             if not content and marker:
                 raise InvalidRequest(f"{where}: cache_control cannot be set for empty text")
@@ -295,7 +310,8 @@ class _ChatLowering(Lowering):
         texts: list[TextPart] = []
         for number, part in enumerate(content):
             outer = marker if number == len(content) - 1 else None
-            at, native = f"{where}[{number}]", part.prompt_cache_breakpoint
+            at = f"{where}[{number}]"
+            native = part.prompt_cache_breakpoint
             text: str | None = self._text(at, part)
             if not text and (native or outer or part.cache_control):
                 raise InvalidRequest(f"{at}: cache_control cannot be set for empty text")
@@ -317,7 +333,9 @@ class _ChatLowering(Lowering):
         if thought:
             self.mark(f"{path}.reasoning", can_carry=False)
             parts.append(ThinkingPart(thought))
-        calls, content, marker = message.tool_calls or [], message.content, message.cache_control
+        calls = message.tool_calls or []
+        content = message.content
+        marker = message.cache_control
         outer = None if calls else marker
         if isinstance(content, list):
             texts = [
@@ -329,7 +347,8 @@ class _ChatLowering(Lowering):
                 raise InvalidRequest(f"{path}.content: required unless there are tool_calls")
             parts.extend(self._texts(path, content, outer))
         for number, call in enumerate(calls):
-            where, function = f"{path}.tool_calls[{number}]", call.function
+            where = f"{path}.tool_calls[{number}]"
+            function = call.function
             self.mark(where, call.cache_control, marker if number == len(calls) - 1 else None)
             arguments = arguments_of(f"{where}.function.arguments", function.arguments)
             parts.append(ToolUsePart(call.id, function.name, arguments))
@@ -337,7 +356,8 @@ class _ChatLowering(Lowering):
 
     def _tool_result(self, path: str, message: wire.ToolMessage) -> ToolResultPart:
         """The parts make one segment, so only the last one may be marked."""
-        where, content = f"{path}.content", message.content
+        where = f"{path}.content"
+        content = message.content
         if isinstance(content, str):
             self.mark(where, message.cache_control)
             return ToolResultPart(message.tool_call_id, content)

@@ -57,7 +57,8 @@ def described(kind: str) -> tuple[str, dict[str, Any]]:
 def action_of(kind: str, written: str) -> dict[str, Any]:
     """A call's action or operation of what the model wrote, which may be cut off. What is not as
     the schema says is left out, or empty where the API has it always."""
-    value, known = partial_json(written), _TOOLS[kind][1]
+    value = partial_json(written)
+    known = _TOOLS[kind][1]
     given: dict[str, Any] = {
         name: one
         for name, one in (value.items() if isinstance(value, dict) else ())

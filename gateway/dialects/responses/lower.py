@@ -68,12 +68,14 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
     for path, item in given.items():
         if isinstance(item, wire.AdditionalTools):
             lowering.add_tools(f"{path}.tools", item.tools)
-    choice, form = _tool_choice(request, lowering), request.text.format if request.text else None
+    choice = _tool_choice(request, lowering)
+    form = request.text.format if request.text else None
     schema = form.schema if isinstance(form, wire.JsonSchemaFormat) else None
     if isinstance(form, JsonObjectFormat):
         schema = {"type": "object"}
     if request.is_prewarm:  # nothing is generated
-        choice, schema = ToolChoice(), None
+        choice = ToolChoice()
+        schema = None
     lowering.lay_out(given)
     if not lowering.messages:
         raise InvalidRequest("input: must have at least one message")
@@ -121,7 +123,8 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
 
 
 def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering") -> ToolChoice:
-    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    choice = request.tool_choice
+    parallel = request.parallel_tool_calls
     if choice == "required":
         if not lowering.functions and request.tools:
             raise uncallable("tool_choice")
@@ -199,7 +202,8 @@ class _ResponsesLowering(Lowering):
 
     def find(self, wanted: wire.NamedTool) -> list[str]:
         """The prompt's names of the functions that a choice names, in the order of the tools."""
-        name, namespace = wanted.name or wanted.type, wanted.namespace
+        name = wanted.name or wanted.type
+        namespace = wanted.namespace
         return [
             made
             for made in self._by_name.get((name, wanted.type), ())
@@ -215,7 +219,8 @@ class _ResponsesLowering(Lowering):
         is_free = namespace is not None or isinstance(tool, wire.ClientTool)
         if origin in self._names or (not is_free and made in self.origins):
             raise InvalidRequest(f"{path}.name: tool names must be unique", f"{path}.name")
-        first, number = made, 1
+        first = made
+        number = 1
         while made in self.origins:
             number += 1
             made = f"{first}_{number}"
@@ -351,7 +356,8 @@ class _ResponsesLowering(Lowering):
         if not isinstance(output, str):
             texts: list[str] = []
             for number, part in enumerate(output):
-                where, marker = f"{path}.output[{number}]", part.prompt_cache_breakpoint
+                where = f"{path}.output[{number}]"
+                marker = part.prompt_cache_breakpoint
                 if isinstance(part, wire.InputText):
                     texts.append(part.text)
                 else:
@@ -392,7 +398,8 @@ def unseal(sealed: str, scope: str) -> str | None:
         whole = b64decode(sealed[len(_SEALED) :].encode(), altchars=b"-_", validate=True)
     except ValueError:
         return None
-    digest, text = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    digest = whole[:_DIGEST_BYTES]
+    text = whole[_DIGEST_BYTES:]
     if not hmac.compare_digest(digest, _digest(text, scope)):
         return None
     return text.decode()

@@ -431,7 +431,8 @@ def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
     return made
 
 
-LOGPROBS, REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+REASONING = "reasoning.encrypted_content"
 """What `include` says where log probabilities, or sealed thoughts, are wanted."""
 _SILENT = (
     "access_programs client_metadata prompt_cache_retention safety_identifier service_tier user"
@@ -501,7 +502,8 @@ _open = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Given:
-    whole, notepad = fields_of(body, bounds), Notepad()
+    whole = fields_of(body, bounds)
+    notepad = Notepad()
     if "previous_response_id" in whole or "conversation" in whole:
         whole.setdefault("input", Raw(b"[]"))
     given: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}

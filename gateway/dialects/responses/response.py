@@ -464,7 +464,8 @@ class ResponseWriter(Writer[Event, Response]):
         if self._open is not None and self._open.kind is kind:
             return
         yield from self._end("completed")
-        index, stem = len(self._output), self.id.removeprefix("resp_")
+        index = len(self._output)
+        stem = self.id.removeprefix("resp_")
         item = kind.item(id=f"{kind.prefix}_{stem}{index:02x}", status="in_progress", **more)
         self._open = _Open(kind, item, index)
         yield self._event("output_item.added", output_index=index, item=item)
@@ -482,7 +483,9 @@ class ResponseWriter(Writer[Event, Response]):
     def _end(self, status: Status) -> Iterator[Event]:
         if (opened := self._open) is None:
             return
-        kind, text, done = opened.kind, opened.text, f"{opened.kind.text_events}.done"
+        kind = opened.kind
+        text = opened.text
+        done = f"{opened.kind.text_events}.done"
         made: dict[str, Any] = {}
         if kind is _CALL:
             made = {"arguments": text}
