@@ -19,6 +19,7 @@ BENCHMARKS = {
     "flood": "what a flood leaves of a leased, a best-effort and an unmarked prefix",
     "gateway": "CPU, added latency and throughput of the gateway itself",
     "growth": "200 engines, a million prefixes, a large ledger: routing, restarts, admin calls",
+    "reuse": "what an order of reuse reads in tight memory, beside LRU and Belady's bound",
     "throughput": "throughput on a shared prefix, ours and vLLM's",
     "ttft": "time to the first token with and without a cached prefix",
     "variants": "what reading the entries of a fine-tuned sibling costs in quality",

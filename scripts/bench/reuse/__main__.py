@@ -1,0 +1,171 @@
+"""What share of prompt tokens an order of reuse reads where memory is tight.
+
+    python -m scripts.bench.reuse --traces DIR [--only agents …] [--before CHECKOUT]
+
+Traffic of one workspace is replayed through the engine's prefix cache (pool, entries, leases): no
+model, one request at a time, a virtual clock. `marked`: every prompt has a client's mark of 5
+minutes at its end. `unmarked`: every prompt has an automatic one there. `off`: there is no mark.
+Prompts of fewer than 1,024 tokens get no entry, and are a row of their own too. Beside it stand
+plain LRU over the same memory, and Belady's bound, which knows the future.
+
+*starved*: short prompts before and after 14 chats that never come back. *strangers*: short prompts
+among many such chats. *conversations*: Mooncake's trace. *agents*: sessions of coding agents. DIR
+has the last two as `conversation_trace.jsonl` and `agentic/trace_NNNN.json`; README.md of
+scripts/bench says where they are to be had. Without DIR the first two are replayed.
+
+With `--before` the same is replayed by the engine of another checkout that has this benchmark. Its
+figures stand in columns of their own.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from scripts.bench.report import machine_line, table
+from scripts.bench.reuse.engine_replay import replay_engine
+from scripts.bench.reuse.models import Reads, replay_belady, replay_lru
+from scripts.bench.reuse.traces import SIZES, TraceMissing, load
+from scripts.setup.options import parse
+
+MODELS = ("lru", "belady")
+ENGINE = ("unmarked", "marked", "off")
+PUBLIC = ("conversations", "agents")
+NO_ROW = ("long", "chats")
+"""Groups that are not printed apart."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    trace: str
+    blocks: int
+    order: str
+    folder: Path
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """What one order read of a trace in one memory: shares of prompt tokens, also by group.
+
+    `refused` prompts do not fit that memory, and are counted nowhere else.
+    """
+
+    trace: str
+    blocks: int
+    order: str
+    share: float
+    groups: dict[str, float]
+    refused: int
+
+
+def main() -> int:
+    options = parse(
+        __doc__,
+        traces=(Path, "folder of the public traces"),
+        only=([""], "traces to replay", [*SIZES]),
+        blocks=([0], "sizes of memory, in blocks"),
+        orders=(["lru", "unmarked", "marked", "belady"], None, [*MODELS, *ENGINE]),
+        before=(Path, "checkout whose engine is compared"),
+        workers=(2, "processes at the same time"),
+        json=(False, "print figures as lines of JSON"),
+    )
+    names = [name for name in options.only if name]
+    if not names:
+        names = [name for name in SIZES if name not in PUBLIC or options.traces is not None]
+    folder = (options.traces or Path()).resolve()
+    jobs = [
+        Job(name, blocks, order, folder)
+        for name in names
+        for blocks in [size for size in options.blocks if size] or SIZES[name]
+        for order in options.orders
+    ]
+    began = time.perf_counter()
+    try:
+        for name in names:
+            load(name, folder)
+        figures = list(measure(jobs, options.workers))
+        before = []
+        if options.before is not None:
+            theirs = [job for job in jobs if job.order in ENGINE]
+            before = measure_before(theirs, options.workers, options.before)
+    except (TraceMissing, subprocess.CalledProcessError) as error:
+        print(f"reuse: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        for figure in figures:
+            print(msgspec.json.encode(figure).decode())
+        return 0
+    print_table(figures, before)
+    print(f"\n{machine_line()}; {time.perf_counter() - began:.0f} s")
+    return 0
+
+
+def measure(jobs: Sequence[Job], num_workers: int) -> Iterator[Figure]:
+    """In the order of the jobs."""
+    with ProcessPoolExecutor(num_workers) as workers:
+        yield from workers.map(run, jobs)
+
+
+def run(job: Job) -> Figure:
+    trace = load(job.trace, job.folder)
+    began = time.perf_counter()
+    reads: Reads
+    match job.order:
+        case "lru":
+            reads = replay_lru(trace, job.blocks)
+        case "belady":
+            reads = replay_belady(trace, job.blocks)
+        case "unmarked" | "marked" | "off" as marks:
+            reads = replay_engine(trace, job.blocks, marks)
+        case _:
+            raise AssertionError(job.order)
+    took = time.perf_counter() - began
+    what = f"{job.trace}, {job.blocks:,} blocks, {job.order}"
+    print(f"{what}: {reads.share:.3f} in {took:.0f} s", file=sys.stderr, flush=True)
+    groups = {group: reads.share_of(group) for group in sorted(reads.prompt)}
+    return Figure(job.trace, job.blocks, job.order, reads.share, groups, reads.num_refused)
+
+
+def measure_before(jobs: Sequence[Job], num_workers: int, checkout: Path) -> list[Figure]:
+    """What this benchmark prints in another checkout. Raises CalledProcessError."""
+    figures: list[Figure] = []
+    decoder = msgspec.json.Decoder(Figure)
+    for name in dict.fromkeys(job.trace for job in jobs):
+        own = [job for job in jobs if job.trace == name]
+        sizes = dict.fromkeys(str(job.blocks) for job in own)
+        orders = dict.fromkeys(job.order for job in own)
+        command = [sys.executable, "-m", "scripts.bench.reuse", "--json", "--only", name]
+        command += ["--traces", str(own[0].folder), "--workers", str(num_workers)]
+        command += ["--blocks", *sizes, "--orders", *orders]
+        done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True)
+        figures += map(decoder.decode, done.stdout.splitlines())
+    return figures
+
+
+def print_table(figures: Sequence[Figure], before: Sequence[Figure]) -> None:
+    found = {(figure.trace, figure.blocks, figure.order): figure for figure in figures}
+    found |= {(figure.trace, figure.blocks, f"{figure.order} before"): figure for figure in before}
+    told_before = {figure.order for figure in before}
+    columns: list[str] = []
+    for order in dict.fromkeys(figure.order for figure in figures):
+        columns += [f"{order} before", order] if order in told_before else [order]
+    rows: list[list[str]] = []
+    for name, blocks in dict.fromkeys((figure.trace, figure.blocks) for figure in figures):
+        row = [found[name, blocks, column] for column in columns]
+        shares = [f"{figure.share:.3f}" for figure in row]
+        rows.append([name, f"{blocks:,}", "all", *shares, str(row[0].refused)])
+        for group in row[0].groups:
+            if group in NO_ROW:
+                continue
+            # Belady's order is best for all prompts together, which bounds no part of them.
+            shares = [
+                "" if figure.order == "belady" else f"{figure.groups[group]:.3f}" for figure in row
+            ]
+            rows.append(["", "", group, *shares, ""])
+    print(table(["trace", "blocks", "prompts", *columns, "refused"], rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

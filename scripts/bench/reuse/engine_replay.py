@@ -1,0 +1,107 @@
+"""A trace through the engine's prefix cache: no model, one request at a time, a virtual clock.
+
+Answers take no memory here, as in the models beside it. Each request does to the cache what
+`engine.schedule` does for it: it is looked up, begun, computed, written and released.
+"""
+
+from array import array
+from typing import Literal
+
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
+from engine.cache.ids import TokenId
+from engine.cache.lookup import Segment
+from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.protocol import Breakpoint
+from scripts.bench.reuse.models import Reads, fits
+from scripts.bench.reuse.traces import MIN_TOKENS, Request, Trace
+
+Marks = Literal["marked", "unmarked", "off"]
+"""Every prompt is marked by the client, or automatically, or not at all: behind tools and system
+prompt, where the trace tells where that is, and at the end."""
+LEASE_SHARE = 0.5
+SCOPE = "workspace"
+
+
+def replay_engine(trace: Trace, num_blocks: int, marks: Marks) -> Reads:
+    """What the engine reads of the trace's prompts, from entries and without one."""
+    replay = EngineReplay(num_blocks, trace.block_size, marks)
+    reads = Reads()
+    for request in trace.requests:
+        if fits(request, num_blocks):
+            reads.add(request, replay.run(request))
+        else:
+            reads.num_refused += 1
+    return reads
+
+
+class EngineReplay:
+    def __init__(self, num_blocks: int, block_size: int, marks: Marks) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        self.entries = Entries(
+            self.pool, lease_share=LEASE_SHARE, grace_seconds=ARRIVAL_GRACE_SECONDS
+        )
+        self._cache = PrefixCache(
+            self.pool, self.entries, ChainHasher(b"a benchmark's key", block_size)
+        )
+        self._marks = marks
+
+    def run(self, request: Request) -> int:
+        """One request from its arrival to its end. Return the tokens that were reused.
+
+        Raises NoFreeBlocks where the prompt has no room though no lease is left.
+        """
+        now = request.at
+        self.entries.expire(now)
+        self._forget_events()
+        query = self._query(request)
+        table = self._cache.new_table(query)
+        found = self._cache.look_up(query)
+        while True:
+            try:
+                self._cache.begin(query, found, table)
+                break
+            except NoFreeBlocks:
+                if not self.entries.leases.sacrifice():
+                    raise
+        for start, end in list(table.gaps(request.tokens)):
+            table.commit(query.tokens[start:end])
+        usage = self._cache.write(query, found, table, now).usage
+        table.release()
+        assert usage.prompt_tokens == request.tokens
+        return usage.prompt_tokens - usage.computed_tokens
+
+    def _query(self, request: Request) -> CacheQuery:
+        tokens = self._tokens(request)
+        # A segment ends where an earlier prompt went another way, too.
+        ends = {request.known * self.pool.block_size, request.head, request.tokens}
+        segments = [Segment("text", end) for end in sorted(ends) if 0 < end <= request.tokens]
+        marked = () if self._marks == "off" else (request.head, request.tokens)
+        return CacheQuery(
+            scope=SCOPE,
+            tokens=tokens,
+            digests=self._cache.digests(SCOPE, tokens),
+            segments=segments,
+            breakpoints=[
+                Breakpoint(number)
+                for number, segment in enumerate(segments)
+                if segment.end in marked
+            ],
+            names=[],
+            min_tokens=MIN_TOKENS,
+            arrived_at=request.at,
+        )
+
+    def _tokens(self, request: Request) -> "array[TokenId]":
+        """A block's tokens are its id, as often as it has tokens: equal ids, equal tokens."""
+        tokens: array[TokenId] = array("I")
+        for block in request.blocks:
+            tokens.extend([TokenId(block)] * self.pool.block_size)
+        del tokens[request.tokens :]
+        return tokens
+
+    def _forget_events(self) -> None:
+        """Nobody follows the cache here."""
+        self.entries.leases.take_ended()
+        self.pool.changes.take()

@@ -1,0 +1,222 @@
+"""Traffic to replay: two public traces, and two kinds made up by a rule.
+
+A block's id stands for its content and for all content before it, so equal ids are equal prefixes.
+"""
+
+import random
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+MIN_TOKENS = 1024
+"""Of an entry, by default. Shorter prompts are counted apart: they get none."""
+CONVERSATIONS = "conversation_trace.jsonl"
+SESSIONS = (
+    *(67, 75, 116, 134, 143, 172, 211, 235, 312, 360, 484, 501),
+    *(517, 521, 539, 545, 553, 584, 595, 601, 646, 652, 710, 724),
+)
+"""The agents' sessions that are replayed, by their number in `agentic/trace_NNNN.json`."""
+COPIES = 3
+SPAN_SECONDS = 7200.0
+NUM_CHATS = 14
+CHAT_SECONDS = 15.0
+CHAT_TURNS = 8
+FIRST_BLOCKS = 81
+TURN_BLOCKS = 25
+NUM_SHORT = 40
+NUM_SYSTEMS = 5
+SYSTEM_BLOCKS = 15
+SHORT_TOKENS = 312
+
+
+class TraceMissing(Exception):
+    """A file of a public trace is not in the folder. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt of `tokens` tokens, which arrives at second `at`.
+
+    `blocks` are the ids of its blocks. The last one may be filled in part. The first `known` of
+    them stood in an earlier prompt. Its first `head` tokens are tools and system prompt; 0: not
+    known. Its reads are counted for its `group` too.
+    """
+
+    at: float
+    blocks: "array[int]"
+    tokens: int
+    known: int
+    head: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, in blocks of `block_size` tokens."""
+
+    block_size: int
+    requests: Sequence[Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt before its blocks have ids: `names` tell them apart. `group` None: by its length."""
+
+    at: float
+    names: Sequence[object]
+    tokens: int
+    head: int = 0
+    group: str | None = None
+
+
+def new_trace(block_size: int, prompts: Iterable[Prompt]) -> Trace:
+    """Number the blocks of prompts in order of arrival.
+
+    A block in part that has no name is nobody else's.
+    """
+    ids: dict[object, int] = {}
+    requests: list[Request] = []
+    for prompt in prompts:
+        blocks = array("I")
+        known = 0
+        for place, name in enumerate(prompt.names):
+            if name in ids and known == place:
+                known += 1
+            blocks.append(ids.setdefault(name, len(ids)))
+        if len(blocks) * block_size < prompt.tokens:
+            blocks.append(ids.setdefault(object(), len(ids)))
+        group = prompt.group
+        if group is None:
+            group = "short" if prompt.tokens < MIN_TOKENS else "long"
+        requests.append(Request(prompt.at, blocks, prompt.tokens, known, prompt.head, group))
+    return Trace(block_size, requests)
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    hash_ids: list[int]
+
+
+class _Call(msgspec.Struct):
+    t: float
+    tokens: int = msgspec.field(name="in")
+    hash_ids: list[int] = []
+
+
+class _Session(msgspec.Struct):
+    tool_tokens: int
+    system_tokens: int
+    requests: list[_Call]
+
+
+def conversations(folder: Path) -> Trace:
+    """Mooncake's trace of conversations (FAST '25). Raises TraceMissing."""
+    decoder = msgspec.json.Decoder(_Line)
+    lines = map(decoder.decode, _read(folder / CONVERSATIONS).splitlines())
+    return new_trace(
+        512, (Prompt(line.timestamp / 1000, line.hash_ids, line.input_length) for line in lines)
+    )
+
+
+def agents(folder: Path, seed: int = 1) -> Trace:
+    """24 sessions of coding agents, COPIES times, begun at random within SPAN_SECONDS.
+
+    Copies share nothing. Raises TraceMissing.
+    """
+    draw = random.Random(seed)
+    decoder = msgspec.json.Decoder(_Session)
+    files = [folder / "agentic" / f"trace_{number:04}.json" for number in SESSIONS]
+    sessions = [decoder.decode(_read(file)) for file in files]
+    prompts: list[Prompt] = []
+    for copy in range(COPIES):
+        for number, session in zip(SESSIONS, sessions, strict=True):
+            begin = draw.uniform(0, SPAN_SECONDS)
+            head = session.tool_tokens + session.system_tokens
+            for call in session.requests:
+                if call.hash_ids:
+                    names = [(copy, number, block) for block in call.hash_ids]
+                    prompts.append(
+                        Prompt(begin + call.t, names, call.tokens, min(head, call.tokens))
+                    )
+    return new_trace(64, sorted(prompts, key=lambda prompt: prompt.at))
+
+
+def strangers(seed: int = 1) -> Trace:
+    """Short prompts under some forty system prompts, among long chats that never come back."""
+    draw = random.Random(seed)
+
+    def prompts() -> Iterator[Prompt]:
+        for number in range(6000):
+            names: list[object]
+            if draw.random() < 0.3:
+                names = [("chat", number, place) for place in range(64)]
+            else:
+                system = min(int(draw.expovariate(1 / 6)), 40)
+                names = [*(("system", system, place) for place in range(4)), ("question", number)]
+            yield Prompt(float(number), names, 64 * len(names))
+
+    return new_trace(64, prompts())
+
+
+def starved() -> Trace:
+    """Short prompts under few system prompts, twice; then chats that never come back; then the
+    same short prompts, twice again."""
+
+    def prompts() -> Iterator[Prompt]:
+        at = 0.0
+        for group in ("1 first", "2 again", "chats", "3 after the chats", "4 again"):
+            if group == "chats":
+                for number in range(NUM_CHATS):
+                    for turn in range(CHAT_TURNS):
+                        num_blocks = FIRST_BLOCKS + turn * TURN_BLOCKS
+                        names = [("chat", number, place) for place in range(num_blocks)]
+                        at += CHAT_SECONDS / CHAT_TURNS
+                        yield Prompt(at, names, 16 * num_blocks, group=group)
+                continue
+            for number in range(NUM_SHORT):
+                system = number % NUM_SYSTEMS
+                head = [("system", system, place) for place in range(SYSTEM_BLOCKS)]
+                num_behind = SHORT_TOKENS // 16 - SYSTEM_BLOCKS
+                behind = [("question", number, place) for place in range(num_behind)]
+                at += 1.0
+                yield Prompt(at, [*head, *behind], SHORT_TOKENS, group=group)
+
+    return new_trace(16, prompts())
+
+
+SIZES = {
+    "starved": (2048,),
+    "strangers": (256, 1024, 2048),
+    "conversations": (2000, 10_000, 30_000),
+    "agents": (5000, 10_000, 20_000, 40_000),
+}
+"""What can be replayed, and the sizes of memory to do so with, in blocks."""
+
+
+@cache
+def load(name: str, folder: Path) -> Trace:
+    """The trace of this name. Raises TraceMissing where it is public and not in the folder."""
+    match name:
+        case "conversations":
+            return conversations(folder)
+        case "agents":
+            return agents(folder)
+        case "strangers":
+            return strangers()
+        case "starved":
+            return starved()
+    raise TraceMissing(f"{name}: no such trace")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise TraceMissing(
+            f"{file} is not there: scripts/bench/README.md says where it is"
+        ) from None
