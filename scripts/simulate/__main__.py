@@ -24,7 +24,7 @@ from gateway.planner.requests import PlannedRequest, Requests
 from gateway.planning.traffic import TRACE_UNIT, Turn, of_trace
 from scripts.bench.report import percentile
 from scripts.setup.options import new_parser
-from scripts.simulate.workload import SHAPES, conversations
+from scripts.simulate.workload import SHAPES, Pieces, conversations
 
 POLICIES = ("cost", "round_robin")
 TALK_UNIT = 16
@@ -91,17 +91,13 @@ def _turns(args: argparse.Namespace) -> Iterable[list[Turn]]:
         with args.trace.open() as lines:
             yield [msgspec.structs.replace(turn, marks=[]) for turn in of_trace(lines)]
         return
-    ids = dict[tuple[int, str], int]()
-    size = TALK_UNIT * BYTES_PER_TOKEN
+    pieces = Pieces(TALK_UNIT * BYTES_PER_TOKEN)
     for system, questions in conversations(args.workload, args.seed):
         turns = list[Turn]()
         chain = list[int]()
         ends = list[int]()
         for text in (system, *questions):
-            for start in range(0, len(text), size):
-                # The same piece of a prompt behind the same pieces has the same id.
-                piece = chain[-1] if chain else 0, text[start : start + size]
-                chain.append(ids.setdefault(piece, len(ids) + 1))
+            pieces.append(chain, text)
             ends.append(len(chain))
             if len(ends) > 1:
                 units = [(place + 1) * TALK_UNIT for place in range(len(chain))]

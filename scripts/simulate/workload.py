@@ -41,6 +41,21 @@ def conversations(shape: str, seed: int) -> list[Talk]:
     return talks
 
 
+class Pieces:
+    """Numbers pieces of texts: the same piece behind the same pieces has the same number."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._size = num_bytes
+        self._numbers: dict[tuple[int, str], int] = {}
+
+    def append(self, chain: list[int], text: str) -> None:
+        """Add the numbers of a text's pieces to those of what stands before it."""
+        for start in range(0, len(text), self._size):
+            before = chain[-1] if chain else 0
+            piece = text[start : start + self._size]
+            chain.append(self._numbers.setdefault((before, piece), len(self._numbers) + 1))
+
+
 def _parted(draw: random.Random) -> list[str]:
     """System texts of 8 to 12 KB in NUM_GROUPS groups; those of a group begin alike."""
     groups = [_prose(draw, SHARED_BYTES) for _ in range(NUM_GROUPS)]

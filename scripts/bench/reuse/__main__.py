@@ -4,14 +4,16 @@
 
 Traffic of one workspace is replayed through the engine's prefix cache (pool, entries, leases): no
 model, one request at a time, a virtual clock. `marked`: every prompt has a client's mark of 5
-minutes at its end. `unmarked`: every prompt has an automatic one there. `off`: there is no mark.
+minutes at its end. `unmarked`: every prompt has an automatic one there. `off`: none has one.
 Prompts of fewer than 1,024 tokens get no entry, and are a row of their own too. Beside it stand
 plain LRU over the same memory, and Belady's bound, which knows the future.
 
 *starved*: short prompts before and after 14 chats that never come back. *strangers*: short prompts
-among many such chats. *conversations*: Mooncake's trace. *agents*: sessions of coding agents. DIR
-has the last two as `conversation_trace.jsonl` and `agentic/trace_NNNN.json`; README.md of
-scripts/bench says where they are to be had. Without DIR the first two are replayed.
+among many such chats. *tenants*, *parting*, *sessions*: the conversations of scripts.simulate, in
+an eighth and a quarter of the memory that would hold them all. *conversations*: Mooncake's trace.
+*agents*: sessions of coding agents. DIR has the last two as `conversation_trace.jsonl` and
+`agentic/trace_NNNN.json`; README.md of scripts/bench says where they are to be had. Without DIR the
+others are replayed.
 
 With `--before` the same is replayed by the engine of another checkout that has this benchmark. Its
 figures stand in columns of their own.

@@ -18,8 +18,7 @@ from scripts.bench.reuse.models import Reads, fits
 from scripts.bench.reuse.traces import MIN_TOKENS, Request, Trace
 
 Marks = Literal["marked", "unmarked", "off"]
-"""Every prompt is marked by the client, or automatically, or not at all: behind tools and system
-prompt, where the trace tells where that is, and at the end."""
+"""Every prompt is marked at its end by the client, or automatically, or not at all."""
 LEASE_SHARE = 0.5
 SCOPE = "workspace"
 
@@ -75,19 +74,15 @@ class EngineReplay:
     def _query(self, request: Request) -> CacheQuery:
         tokens = self._tokens(request)
         # A segment ends where an earlier prompt went another way, too.
-        ends = {request.known * self.pool.block_size, request.head, request.tokens}
+        ends = {request.known * self.pool.block_size, request.tokens}
         segments = [Segment("text", end) for end in sorted(ends) if 0 < end <= request.tokens]
-        marked = () if self._marks == "off" else (request.head, request.tokens)
+        points = [] if self._marks == "off" else [Breakpoint(len(segments) - 1)]
         return CacheQuery(
             scope=SCOPE,
             tokens=tokens,
             digests=self._cache.digests(SCOPE, tokens),
             segments=segments,
-            breakpoints=[
-                Breakpoint(number)
-                for number, segment in enumerate(segments)
-                if segment.end in marked
-            ],
+            breakpoints=points,
             names=[],
             min_tokens=MIN_TOKENS,
             arrived_at=request.at,

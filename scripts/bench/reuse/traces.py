@@ -1,16 +1,21 @@
-"""Traffic to replay: two public traces, and two kinds made up by a rule.
+"""Traffic to replay: two public traces, and kinds made up by a rule.
 
 A block's id stands for its content and for all content before it, so equal ids are equal prefixes.
 """
 
 import random
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import msgspec
+
+from engine.backends.synthetic_renderer import BYTES_PER_TOKEN
+from scripts.simulate.workload import Pieces
+from scripts.simulate.workload import conversations as made_up
 
 MIN_TOKENS = 1024
 """Of an entry, by default. Shorter prompts are counted apart: they get none."""
@@ -22,6 +27,9 @@ SESSIONS = (
 """The agents' sessions that are replayed, by their number in `agentic/trace_NNNN.json`."""
 COPIES = 3
 SPAN_SECONDS = 7200.0
+TALK_BLOCK = 16
+IN_FLIGHT = 24
+STARVED_BLOCK = 16
 NUM_CHATS = 14
 CHAT_SECONDS = 15.0
 CHAT_TURNS = 8
@@ -42,15 +50,13 @@ class Request:
     """One prompt of `tokens` tokens, which arrives at second `at`.
 
     `blocks` are the ids of its blocks. The last one may be filled in part. The first `known` of
-    them stood in an earlier prompt. Its first `head` tokens are tools and system prompt; 0: not
-    known. Its reads are counted for its `group` too.
+    them stood in an earlier prompt. Its reads are counted for its `group` too.
     """
 
     at: float
     blocks: "array[int]"
     tokens: int
     known: int
-    head: int
     group: str
 
 
@@ -69,7 +75,6 @@ class Prompt:
     at: float
     names: Sequence[object]
     tokens: int
-    head: int = 0
     group: str | None = None
 
 
@@ -92,7 +97,7 @@ def new_trace(block_size: int, prompts: Iterable[Prompt]) -> Trace:
         group = prompt.group
         if group is None:
             group = "short" if prompt.tokens < MIN_TOKENS else "long"
-        requests.append(Request(prompt.at, blocks, prompt.tokens, known, prompt.head, group))
+        requests.append(Request(prompt.at, blocks, prompt.tokens, known, group))
     return Trace(block_size, requests)
 
 
@@ -109,8 +114,6 @@ class _Call(msgspec.Struct):
 
 
 class _Session(msgspec.Struct):
-    tool_tokens: int
-    system_tokens: int
     requests: list[_Call]
 
 
@@ -136,13 +139,10 @@ def agents(folder: Path, seed: int = 1) -> Trace:
     for copy in range(COPIES):
         for number, session in zip(SESSIONS, sessions, strict=True):
             begin = draw.uniform(0, SPAN_SECONDS)
-            head = session.tool_tokens + session.system_tokens
             for call in session.requests:
                 if call.hash_ids:
                     names = [(copy, number, block) for block in call.hash_ids]
-                    prompts.append(
-                        Prompt(begin + call.t, names, call.tokens, min(head, call.tokens))
-                    )
+                    prompts.append(Prompt(begin + call.t, names, call.tokens))
     return new_trace(64, sorted(prompts, key=lambda prompt: prompt.at))
 
 
@@ -163,6 +163,30 @@ def strangers(seed: int = 1) -> Trace:
     return new_trace(64, prompts())
 
 
+def talks(shape: str, seed: int = 1) -> Trace:
+    """The conversations that `scripts.simulate` makes up, IN_FLIGHT at once by turns."""
+    pieces = Pieces(TALK_BLOCK * BYTES_PER_TOKEN)
+
+    def prompts() -> Iterator[Prompt]:
+        waiting = deque(made_up(shape, seed))
+        running = deque[tuple[list[int], deque[str]]]()
+        at = 0.0
+        while waiting or running:
+            while waiting and len(running) < IN_FLIGHT:
+                system, questions = waiting.popleft()
+                chain = list[int]()
+                pieces.append(chain, system)
+                running.append((chain, deque(questions)))
+            chain, behind = running.popleft()
+            pieces.append(chain, behind.popleft())
+            at += 1.0
+            yield Prompt(at, list(chain), TALK_BLOCK * len(chain))
+            if behind:
+                running.append((chain, behind))
+
+    return new_trace(TALK_BLOCK, prompts())
+
+
 def starved() -> Trace:
     """Short prompts under few system prompts, twice; then chats that never come back; then the
     same short prompts, twice again."""
@@ -176,22 +200,25 @@ def starved() -> Trace:
                         num_blocks = FIRST_BLOCKS + turn * TURN_BLOCKS
                         names = [("chat", number, place) for place in range(num_blocks)]
                         at += CHAT_SECONDS / CHAT_TURNS
-                        yield Prompt(at, names, 16 * num_blocks, group=group)
+                        yield Prompt(at, names, STARVED_BLOCK * num_blocks, group=group)
                 continue
             for number in range(NUM_SHORT):
                 system = number % NUM_SYSTEMS
                 head = [("system", system, place) for place in range(SYSTEM_BLOCKS)]
-                num_behind = SHORT_TOKENS // 16 - SYSTEM_BLOCKS
+                num_behind = SHORT_TOKENS // STARVED_BLOCK - SYSTEM_BLOCKS
                 behind = [("question", number, place) for place in range(num_behind)]
                 at += 1.0
                 yield Prompt(at, [*head, *behind], SHORT_TOKENS, group=group)
 
-    return new_trace(16, prompts())
+    return new_trace(STARVED_BLOCK, prompts())
 
 
 SIZES = {
     "starved": (2048,),
     "strangers": (256, 1024, 2048),
+    "tenants": (4000, 8000),
+    "parting": (1100, 2200),
+    "sessions": (7700, 15_400),
     "conversations": (2000, 10_000, 30_000),
     "agents": (5000, 10_000, 20_000, 40_000),
 }
@@ -206,6 +233,8 @@ def load(name: str, folder: Path) -> Trace:
             return conversations(folder)
         case "agents":
             return agents(folder)
+        case "tenants" | "parting" | "sessions":
+            return talks(name)
         case "strangers":
             return strangers()
         case "starved":
