@@ -241,11 +241,17 @@ class BlockPool:
         assert len(block.tokens) <= self.block_size * TOKEN_BYTES
 
     def index(self, block: Block, digest: Digest) -> None:
-        """Make a full block findable. The first of several equal blocks stays the one found."""
+        """Make a full block findable. The first of several equal blocks stays the one found.
+
+        That counts as used now: a prompt's last block is computed again though it is in memory.
+        """
         assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
-        if digest not in self._index:
-            block.digest = digest
-            self._index[digest] = block
+        known = self._index.get(digest)
+        if known is not None:
+            self.touch([known])
+            return
+        block.digest = digest
+        self._index[digest] = block
 
     def forget(self, block: Block) -> None:
         """Make a block's content unfindable now. The block is empty once nothing references it."""
