@@ -14,8 +14,9 @@ import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from engine.asgi import AccessLog, num_descriptors, raise_descriptor_limit
+from engine.asgi import AccessLog, TrimmingServer, num_descriptors, raise_descriptor_limit
 from engine.protocol import ErrorReply
+from engine.reading import FRAMING_TOLD, SteadyProtocol
 from engine.serve.health import ServedEngine
 from engine.serve.server import note_call
 from engine.settings import Settings
@@ -40,7 +41,7 @@ def max_connections() -> int:
     return int(num_descriptors(sys.maxsize) * DESCRIPTORS_SHARE)
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(SteadyProtocol):
     """For uvicorn's `http` setting."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -59,14 +60,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._look.cancel()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self._loose_bytes += len(data)
-        super().data_received(data)
+    def feed(self, piece: bytes) -> None:
+        self._loose_bytes += len(piece)
+        # uvicorn's own `data_received` parses, and answers what is no HTTP.
+        HttpToolsProtocol.data_received(self, piece)
         if self._loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refusal = f"the headers have more than {MAX_HEAD_BYTES} bytes"
             self.send_400_response("")
+
+    def refuse_framing(self) -> None:
+        self._refusal = FRAMING_TOLD
+        self.send_400_response("")
+
+    def on_response_complete(self) -> None:
+        is_whole = self.transport.is_closing() or self._body_at is None or bool(self.pipeline)
+        is_last = not is_whole and self.cycle.response_complete
+        super().on_response_complete()
+        if is_last:
+            self.transport.close()  # nobody will read the rest of its body
 
     def on_message_begin(self) -> None:
         if self._head_since is None:
@@ -113,10 +124,11 @@ class BoundedProtocol(HttpToolsProtocol):
             body = msgspec.json.encode(reply)
             head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
             self.transport.write(STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + body)
+        self.lingering.has_more = True
         self.transport.close()
 
 
-class Server(uvicorn.Server):
+class Server(TrimmingServer):
     """`host` is the one that `app` was made with.
 
     On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never

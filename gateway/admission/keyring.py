@@ -85,6 +85,12 @@ class KeyRing:
         """The workspace's cache salt. It is the same on every gateway and reveals nothing."""
         return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
 
+    def has(self, key: str) -> bool:
+        """Whether the key is in memory, where it may have expired meanwhile."""
+        digest = digest_of(key)
+        configured = self._configured
+        return digest in self._known or (configured is not None and configured.digest == digest)
+
     async def find(self, key: str, address: str = "") -> Principal | None:
         """The workspace and rights of a key; None for a key that does not work. Raise
         LedgerUnavailable if the key is not in memory and the database is away, Overloaded if too

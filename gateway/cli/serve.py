@@ -17,8 +17,9 @@ from gateway.base.settings import PREFIX, Settings, SettingsError, load
 from gateway.cli.arguments import Commands
 from gateway.http.server import Server
 
-# The collector would walk again and again through objects that live on. Requests leave few cycles,
-# so it waits for this many new objects, and then for this many rounds.
+# The collector would walk again and again through objects that live on. Connections and requests
+# leave no cycles (`tests/gateway/http/test_memory.py`), so it waits for this many new objects, and
+# then for this many rounds.
 _GC_THRESHOLDS = (20_000, 50, 50)
 
 

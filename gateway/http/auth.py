@@ -36,8 +36,9 @@ from gateway.base.errors import (
     SampleData,
     Unauthenticated,
 )
-from gateway.http.connections import GuardedProtocol, group_of
+from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import request_id
+from gateway.http.places import group_of
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.access import digest_of
 from gateway.prompt.ask import Principal
@@ -87,6 +88,14 @@ class AdminGate:
         """Whether it is HOLDFAST_ADMIN_KEY."""
         return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
 
+    def is_known(self, scope: Scope) -> bool:
+        """Whether the request has a key that works and is in memory."""
+        try:
+            key = _presented_key(scope)
+        except GatewayError:
+            return False
+        return self._keyring.has(key) or self.is_admin(key)
+
     async def principal(self, key: str, address: str = "") -> Principal:
         """Raise Unauthenticated, or AdminKeyServesNoTurns for HOLDFAST_ADMIN_KEY."""
         principal = await self._keyring.find(key, address)
@@ -129,10 +138,13 @@ class AdminAuth(AbstractAuthenticationMiddleware):
 
     def __init__(self, app: ASGIApp, *arguments: Any, **options: Any) -> None:
         async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-            opt, viewer = scope["route_handler"].opt, scope["user"]
-            if not _is_read(scope.get("method"), opt):
+            opt = scope["route_handler"].opt
+            # OPTIONS asks for no key (so CORS wants it) and reads nothing, whatever its path has.
+            method = scope.get("method")
+            if method == "OPTIONS" or not _is_read(method, opt):
                 await app(scope, receive, send)
                 return
+            viewer = scope["user"]
             kind: ReadKind = "read"
             whose = viewer.key_id
             if opt.get("is_export") or opt.get("is_plan"):
@@ -175,7 +187,7 @@ async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, 
     except GatewayError:
         connections.doubt(connection)
         raise
-    connections.prove(connection)
+    connections.prove(connection, user.key_id)
     return user
 
 

@@ -6,22 +6,18 @@ those before it.
 """
 
 import asyncio
-import ipaddress
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from engine.reading import FRAMING_TOLD, SteadyProtocol
 from gateway.base.errors import GatewayError, HeadTimeout, HeadTooLarge, InvalidRequest, Overloaded
 from gateway.http.errors import reply_without_route
+from gateway.http.places import Connections
 
 # RFC 3986, 3.2.2, and a port: a name, an IPv4 address or an IPv6 address in brackets; or nothing.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
@@ -67,89 +63,22 @@ def check_head(
     return SERVER.encode() if method == b"OPTIONS" and not (slash or rest) else b"/" + rest
 
 
-class Guest(Protocol):
-    """A connection as it is counted."""
-
-    def evict(self) -> None: ...
-
-
-class Connections:
-    """Which connections may stay: so many in total, and so many of one address without a valid key.
-    A connection is *proved* while the last key that was shown on it is valid. When there is no
-    room, the oldest one that is not proved makes way, whatever it does, so clients without a key
-    keep nobody out. Where all are proved the newcomer is refused."""
-
-    def __init__(self, most: int, most_of_address: int) -> None:
-        self._most = most
-        self._most_of_address = most_of_address
-        # The addresses of all, and those that are not proved, the oldest first.
-        self._groups: dict[Guest, str] = {}
-        self._unproved: OrderedDict[Guest, None] = OrderedDict()
-        self._by_address: dict[str, OrderedDict[Guest, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def enter(self, guest: Guest, address: str) -> bool:
-        """Whether the newcomer may stay; another connection may have been evicted for it."""
-        group = group_of(address)
-        of_address = self._by_address.get(group, OrderedDict())
-        if len(of_address) >= self._most_of_address:
-            self._evict(of_address)
-        if len(self) >= self._most and not self._evict(self._unproved):
-            return False
-        self._groups[guest] = group
-        self.doubt(guest)
-        return True
-
-    def prove(self, guest: Guest) -> None:
-        """A valid key was shown on it."""
-        if guest not in self._unproved:
-            return
-        del self._unproved[guest]
-        group = self._groups[guest]
-        del self._by_address[group][guest]
-        if not self._by_address[group]:
-            del self._by_address[group]
-
-    def doubt(self, guest: Guest) -> None:
-        """No valid key was shown on it, or another one behind a valid one."""
-        if guest in self._groups and guest not in self._unproved:
-            self._unproved[guest] = None
-            self._by_address.setdefault(self._groups[guest], OrderedDict())[guest] = None
-
-    def leave(self, guest: Guest) -> None:
-        self.prove(guest)
-        self._groups.pop(guest, None)
-
-    def _evict(self, guests: OrderedDict[Guest, None]) -> bool:
-        """Evict the oldest, and return whether there was one."""
-        oldest = next(iter(guests), None)
-        if oldest is not None:
-            self.leave(oldest)
-            oldest.evict()
-        return oldest is not None
-
-
-def group_of(address: str) -> str:
-    """What counts as one address: of IPv6 the network of 64 bits, which is one customer's."""
-    if ":" not in address:
-        return address
-    try:
-        return str(ipaddress.ip_network(f"{address}/64", strict=False))
-    except ValueError:
-        return address
-
-
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PIPELINED = 8
 """Requests that may wait on a connection for the answer to the one before them."""
 
+
+class TooManyConnections(Overloaded):
+    def __init__(self) -> None:
+        super().__init__("too many connections", retry_after=1)
+
+
 _REASONS: dict[type[GatewayError], str] = {
     HeadTooLarge: "head_too_large",
     HeadTimeout: "head_timeout",
     Overloaded: "too_many",
+    TooManyConnections: "too_many",
 }
 
 
@@ -158,15 +87,16 @@ class ConnectionLimits:
     """The limits of a connection. `request_seconds` is the time for a head, and again for its body.
     `stall_seconds` is the time for a client to read waiting bytes. `refused` is called with the
     reason of every refusal that no route sees, and with the request's id where the client got
-    one."""
+    one. `most_sockets` counts those too that have lost their place and are told so."""
 
     request_seconds: float
     stall_seconds: float
     refused: Callable[[str, str | None], None]
     connections: Connections
+    most_sockets: int
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(SteadyProtocol):
     """uvicorn's `http` setting is a partial of it: `bounds` are the first argument."""
 
     def __init__(self, bounds: ConnectionLimits, **given: Any) -> None:
@@ -188,19 +118,35 @@ class GuardedProtocol(HttpToolsProtocol):
         self._failure: GatewayError | None = None
         # A refusal that waits for the answers before it.
         self._pending: GatewayError | None = None
-        # For a head, or for the rest of a body whose request has its answer.
+        # For a head.
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         # Called when the client hangs up while a request of it is answered.
         self._on_leave: Callable[[], None] | None = None
         self._arm()
-        address = self.client[0] if self.client else ""
-        if not self.bounds.connections.enter(self, address):
-            self._refuse(Overloaded("too many connections", retry_after=1))
+        if len(self.connections) > self.bounds.most_sockets:
+            # The rest of the descriptors is the journal's and the engines'.
+            self.bounds.refused("too_many", None)
+            self.transport.abort()
+        elif not self.bounds.connections.enter(self, self.client[0] if self.client else ""):
+            self._refuse(TooManyConnections())
 
-    def evict(self, reason: str = "made_way") -> None:
-        """Another connection needs its place, or the client does not read: so its turn ends as if
-        the client had hung up."""
+    def evict(self) -> None:
+        """Another connection needs its place. A request that has no answer yet has this for one,
+        and its turn ends as if the client had hung up."""
+        answered = self._answered
+        is_idle = answered is None or answered.response_complete
+        if is_idle and not self._loose_bytes and not self._is_in_body:
+            self.bounds.refused("made_way", None)
+            self.transport.close()
+        elif (answered is not None and answered.response_started) or self.transport.is_closing():
+            self._cut_off("made_way")
+        else:
+            self._is_deaf = True
+            self._disarm()
+            self._say(TooManyConnections(), "made_way")
+
+    def _cut_off(self, reason: str) -> None:
         self.bounds.refused(reason, None)
         self.transport.abort()
 
@@ -214,6 +160,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._on_leave is not None:
             self._on_leave()
             self._on_leave = None
+        self._answered = None
         super().connection_lost(exc)
 
     def watch(self, on_leave: Callable[[], None] | None) -> None:
@@ -227,7 +174,7 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self.flow.resume_reading()  # only so is it seen that the client has left
 
-    def data_received(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         self._loose_bytes += len(data)
         if self._is_deaf:
             if self._loose_bytes > MAX_HEAD_BYTES:
@@ -258,6 +205,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(HeadTooLarge())
         elif self._loose_bytes and not self._is_in_body and self._deadline is None:
             self._arm()
+
+    def refuse_framing(self) -> None:
+        self._refuse(InvalidRequest(FRAMING_TOLD))
+
+    @property
+    def is_in_last_body(self) -> bool:
+        """Whether the body of the request that is answered has not come whole. The answer is the
+        connection's last then: nobody will read the rest."""
+        return self._is_in_body and not self.pipeline
 
     # httptools calls these. An exception in one is an HttpParserError of `feed_data`.
 
@@ -308,14 +264,18 @@ class GuardedProtocol(HttpToolsProtocol):
     # uvicorn calls these.
 
     def on_response_complete(self) -> None:
+        if self.transport.is_closing():
+            super().on_response_complete()
+            return
         if self._pending is not None and len(self.pipeline) <= self._is_in_body:
             self._say(self._pending)
             return
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
+        is_last = self.is_in_last_body and self.cycle.response_complete
         super().on_response_complete()
-        if self._is_in_body and not self.pipeline and self.cycle.response_complete:
-            self._arm()  # the answer did not wait for the body; the rest is read and dropped
+        if is_last:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_deaf:
@@ -323,7 +283,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self.bounds.stall_seconds, self.evict, "stalled_reader")
+        self._stall = self.loop.call_later(
+            self.bounds.stall_seconds, self._cut_off, "stalled_reader"
+        )
 
     def resume_writing(self) -> None:
         if self._stall is not None:
@@ -360,13 +322,13 @@ class GuardedProtocol(HttpToolsProtocol):
         answered = self._answered
         if answered is None or (answered.response_complete and not self._is_in_body):
             self._say(failure)
-        elif self._is_in_body and not self.pipeline:  # of the request that is answered
+        elif self.is_in_last_body:
             self._say(None if answered.response_started else failure)
         else:
             self._pending = failure
             self.flow.resume_reading()  # only so is it seen that the client has left
 
-    def _say(self, failure: GatewayError | None) -> None:
+    def _say(self, failure: GatewayError | None, reason: str | None = None) -> None:
         made = None
         if failure is not None:
             url = self.url.decode("latin-1")
@@ -377,6 +339,8 @@ class GuardedProtocol(HttpToolsProtocol):
             # The other dialect's 529 is no status that a proxy knows.
             status = STATUS_LINE[503 if isinstance(failure, Overloaded) else failure.status]
             self.transport.write(status + head.encode() + b"\r\n" + body)
-        reason = "malformed" if failure is None else _REASONS.get(type(failure), "malformed")
+        if reason is None:
+            reason = "malformed" if failure is None else _REASONS.get(type(failure), "malformed")
         self.bounds.refused(reason, made)
+        self.lingering.has_more = True
         self.transport.close()

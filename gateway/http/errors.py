@@ -76,8 +76,8 @@ async def before_send(message: Message, scope: Scope) -> None:
     if (approximate := scope["state"].get("approximate")) is not None:
         headers.append((b"holdfast-approximate", approximate.encode()))
     state = scope["litestar_app"].state
-    if state.stopping.is_set():
-        # The next request of this client goes to another gateway.
+    # While the gateway stops, the next request of this client goes to another one.
+    if state.stopping.is_set() or scope["state"]["connection"].is_in_last_body:
         headers.append((b"connection", b"close"))
     services = getattr(state, "services", None)
     if services is not None:
@@ -170,6 +170,8 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str,
         "content-length": str(len(body)),
         "connection": "close",
     }
+    if isinstance(failure, Overloaded):
+        headers["retry-after"] = str(failure.retry_after)
     return made, headers, body
 
 

@@ -20,14 +20,22 @@ import uvicorn
 from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
-from engine.asgi import AccessLog, Application, num_descriptors
+from engine.asgi import AccessLog, Application, TrimmingServer, num_descriptors
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
-from gateway.http.connections import SERVER, ConnectionLimits, Connections, GuardedProtocol
+from gateway.http.auth import AdminGate
+from gateway.http.connections import SERVER, ConnectionLimits, GuardedProtocol
+from gateway.http.places import Connections, Strangers
 from gateway.prompt.ask import Principal
 
 _MAX_BACKLOG = 2048
+_PLACES_SHARE = 3 / 4
+"""Of the process's descriptors, for clients."""
+_SOCKETS_SHARE = 13 / 16
+"""The same with connections that have lost their place, or never had one, and are told so."""
+_BACKLOG_SHARE = 1 / 16
+"""The last eighth is the journal's, the database's and the engines'."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
 
@@ -43,8 +51,21 @@ _OPTIONS_OF_ALL = ASGIResponse(
 
 def front(app: Litestar) -> Application:
     """The application, with what Litestar has no routes for. HEAD is taken for GET (RFC 9110,
-    9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Where the gateway knows why
-    it can't start, the server logs that and no traceback."""
+    9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Requests without a known key
+    wait for their turn. Where the gateway knows why it can't start, the server logs that and no
+    traceback."""
+    strangers = Strangers()
+
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == SERVER:
+            await _OPTIONS_OF_ALL(scope, receive, send)
+        elif scope["method"] == "HEAD":
+            # Agents ask so whether anybody serves.
+            path = "/healthz" if scope["path"] == "/" else scope["path"]
+            asked: Any = {**scope, "method": "GET", "path": path}
+            await app(asked, receive, send)
+        else:
+            await app(scope, receive, send)
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
         async def told(message: Any) -> None:
@@ -54,19 +75,20 @@ def front(app: Litestar) -> Application:
 
         if scope["type"] == "lifespan":
             await app(scope, receive, told)
-        elif scope["path"] == SERVER:
-            await _OPTIONS_OF_ALL(scope, receive, send)
+            return
+        gate: AdminGate = app.state.services.admin
+        if gate.is_known(scope):
+            with strangers.known():
+                await answered(scope, receive, send)
         else:
-            if scope["method"] == "HEAD":
-                # Agents ask so whether anybody serves.
-                path = "/healthz" if scope["path"] == "/" else scope["path"]
-                scope = {**scope, "method": "GET", "path": path}
-            await app(scope, receive, send)
+            client = scope["client"]
+            await strangers.wait(client[0] if client else "")
+            await answered(scope, receive, send)
 
     return served
 
 
-class Server(uvicorn.Server):
+class Server(TrimmingServer):
     def __init__(self, app: Litestar, settings: Settings, **changes: Any) -> None:
         """`changes` are further settings of uvicorn's."""
         self._stopping: asyncio.Event = app.state.stopping
@@ -79,18 +101,22 @@ class Server(uvicorn.Server):
                 log = get_logger("access")
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
-        descriptors, tuning = num_descriptors(4 * 16_384), settings.tuning
-        most = min(tuning.connections, max(descriptors * 3 // 4, 1))
-        connections = Connections(most, tuning.connections_per_address)
+        descriptors = num_descriptors(4 * 16_384)
+        tuning = settings.tuning
+        most = min(tuning.connections, max(int(descriptors * _PLACES_SHARE), 1))
         limits = ConnectionLimits(
-            tuning.request_seconds, tuning.stall_seconds, refused, connections
+            request_seconds=tuning.request_seconds,
+            stall_seconds=tuning.stall_seconds,
+            refused=refused,
+            connections=Connections(most, tuning.connections_per_address),
+            most_sockets=max(int(descriptors * _SOCKETS_SHARE), 1),
         )
         options: dict[str, Any] = {
             "host": settings.host,
             "port": settings.port,
             "http": partial(GuardedProtocol, limits),
             # All that wait are accepted before one can be refused.
-            "backlog": max(16, min(_MAX_BACKLOG, descriptors // 8)),
+            "backlog": max(16, min(_MAX_BACKLOG, int(descriptors * _BACKLOG_SHARE))),
             "ws": "none",
             "log_config": None,
             "access_log": False,

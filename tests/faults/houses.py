@@ -50,11 +50,18 @@ class House:
 class Victim:
     """A workspace that asks short questions behind a cached prefix, one after another."""
 
-    def __init__(self, house: House, key: str, num_words: int) -> None:
+    def __init__(self, house: House, key: str, num_words: int, *, comes_anew: bool = False) -> None:
+        """`comes_anew`: each question on a new connection."""
         self._http = httpx.AsyncClient(
-            base_url=house.gateway.url, headers=headers_of(key), timeout=180
+            base_url=house.gateway.url,
+            headers=headers_of(key),
+            timeout=180,
+            limits=httpx.Limits(max_keepalive_connections=0 if comes_anew else None),
         )
         self._model, self._system = MODEL, text(random.Random(7), num_words)
+
+    async def close(self) -> None:
+        await self._http.aclose()
 
     async def ask(self) -> Answer:
         question = f"Question {random.random()}?"

@@ -1,15 +1,17 @@
 """A victim's time to its first token, alone and beside each attack at the bound of what is allowed.
 
-    python -m tests.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ...]
+    python -m tests.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ... | --door]
         [--apart]
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
 behind a cached prefix, one after another. Beside it another workspace sends one kind of request of
-`attacks.py` all the time, from a process of its own. The table has p50 and p95 alone
-(before and after all attacks together) and beside each attack, their ratio, the turns of the victim
-that failed, and the statuses that the attacker got. Ends with 1 where a turn of the victim failed
-or a p95 was more than `--most` times that alone. With `--apart` the attacker's process takes only
-the processor time that the others leave, as if it ran on a machine of its own.
+`attacks.py` or `door_attacks.py` all the time, from a process of its own. The table has p50 and p95
+alone (just before and just after the attack) and beside each attack, the ratio of the p95, the
+turns of the victim that failed, and the statuses that the attacker got. Ends with 1 where a turn of
+the victim failed or a p95 was more than `--most` times that alone. With `--door` the attacks are
+those of `door_attacks.py`, and the victim comes on a new connection each time. With `--apart` the
+attacker's process takes only the processor time that the others leave, as if it ran on a machine of
+its own.
 """
 
 import argparse
@@ -31,10 +33,11 @@ from pathlib import Path
 
 from scripts.bench.report import percentile
 from tests.faults.attacks import FLOODS, KINDS, neighbour_of
+from tests.faults.door_attacks import DOORS
 from tests.faults.houses import MODEL, House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
-ALL_KINDS = {**KINDS, **FLOODS}
+ALL_KINDS = {**KINDS, **FLOODS, **DOORS}
 
 
 @dataclass(slots=True)
@@ -110,60 +113,70 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=15, help="beside each attack")
     parser.add_argument("--most", type=float, default=2.0, help="p95 beside an attack / p95 alone")
-    parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), default=list(ALL_KINDS))
+    parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), metavar="NAME")
+    parser.add_argument("--door", action="store_true", help="the attacks of door_attacks.py")
     parser.add_argument("--apart", action="store_true", help="the attacker has what others leave")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
         return attack(options.attack, options.job)
+    names = options.only or list(DOORS if options.door else {**KINDS, **FLOODS})
     with tempfile.TemporaryDirectory() as data, running_house(Path(data), options.engines) as house:
         niceness = 19 if options.apart else 0
-        rows = asyncio.run(measure(house, options.only, options.seconds, niceness))
+        rows = asyncio.run(measure(house, names, options.seconds, niceness))
     return report(rows, options.most)
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Row:
+    """What the victim saw alone and beside one attack, and the attacker's statuses."""
+
     name: str
-    seen: Seen
+    alone: Seen
+    beside: Seen
     statuses: str
 
 
-async def measure(house: House, names: list[str], seconds: float, niceness: int) -> list[Beside]:
+async def measure(house: House, names: list[str], seconds: float, niceness: int) -> list[Row]:
     victim_key = await asyncio.to_thread(house.new_key, "victim")
-    victim = Victim(house, victim_key, num_words=1100)
     attacker = await asyncio.to_thread(house.new_key, "attacker")
-    await watch(victim, 3)
-    alone = await watch(victim, seconds)
     rows = []
     for name in names:
+        victim = Victim(house, victim_key, num_words=1100, comes_anew=name in DOORS)
+        await watch(victim, 3)
+        alone = await watch(victim, seconds / 2)
         with attacking(name, house, attacker, niceness) as process:
             await asyncio.sleep(2)
-            seen = await watch(victim, seconds)
+            beside = await watch(victim, seconds)
         assert process.stdout is not None
-        rows.append(Beside(name, seen, process.stdout.read().strip()))
-        p95 = 1e3 * percentile(seen.seconds, 0.95)
-        print(f"  {name}: {len(seen.seconds)} turns, p95 {p95:.0f} ms", flush=True)
+        statuses = process.stdout.read().strip()
         await watch(victim, 2)
-    again = await watch(victim, seconds)
-    both = Seen(alone.seconds + again.seconds, alone.failures + again.failures)
-    return [Beside("alone", both, ""), *rows]
+        after = await watch(victim, seconds / 2)
+        await victim.close()
+        both = Seen(alone.seconds + after.seconds, alone.failures + after.failures)
+        rows.append(Row(name, both, beside, statuses))
+        p95 = 1e3 * percentile(beside.seconds, 0.95)
+        print(f"  {name}: {len(beside.seconds)} turns, p95 {p95:.0f} ms", flush=True)
+    return rows
 
 
-def report(rows: list[Beside], most: float) -> int:
-    alone, wrong = percentile(rows[0].seen.seconds, 0.95), []
-    print("\n| beside | turns | failed | p50 ms | p95 ms | p95 / alone | the attacker's statuses |")
-    print("|---|--:|--:|--:|--:|--:|---|")
+def report(rows: list[Row], most: float) -> int:
+    wrong = []
+    print(
+        "\n| attack | alone p50 ms | p95 | beside p50 ms | p95 | p95 / alone | turns | failed"
+        " | the attacker's statuses |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|--:|---|")
     for row in rows:
-        seen = row.seen
-        p50, p95 = percentile(seen.seconds, 0.5), percentile(seen.seconds, 0.95)
-        ratio = p95 / alone
-        print(
-            f"| {row.name} | {len(seen.seconds)} | {len(seen.failures)} |"
-            f" {1e3 * p50:.0f} | {1e3 * p95:.0f} | {ratio:.2f} | {row.statuses} |"
-        )
-        wrong += [f"{row.name}: {why}" for why in seen.failures[:3]]
+        alone, beside = row.alone.seconds, row.beside.seconds
+        ratio = percentile(beside, 0.95) / percentile(alone, 0.95)
+        figures = [percentile(seen, part) for seen in (alone, beside) for part in (0.5, 0.95)]
+        cells = [f"{1e3 * figure:.0f}" for figure in figures]
+        cells += [f"{ratio:.2f}", str(len(beside)), str(len(row.beside.failures)), row.statuses]
+        print(f"| {row.name} | {' | '.join(cells)} |")
+        wrong += [f"{row.name}: {why}" for why in row.beside.failures[:3]]
+        wrong += [f"{row.name}, alone: {why}" for why in row.alone.failures[:3]]
         if ratio > most:
             wrong.append(f"{row.name}: p95 is {ratio:.2f} times that alone")
     print("\n".join(["", *(wrong or ["no turn of the victim failed, none was slowed too much"])]))

@@ -17,7 +17,7 @@ from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.admission.accounts import Wanted, WorkspaceLimits
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.base.grants import Limits
-from gateway.http.connections import Connections
+from gateway.http.places import Connections
 from gateway.http.query import query_problems
 from gateway.journal import store
 from gateway.journal.store import Journal

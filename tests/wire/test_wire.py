@@ -8,15 +8,17 @@ import json
 import socket
 import time
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.reading import FRAMING_TOLD
 from gateway.http.connections import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.gateway.bodies import body
 from tests.gateway.serving import API_KEY, eventually, metric
-from tests.wire.conftest import BODY_LIMIT, Reply, Wire, read_replies
+from tests.wire.conftest import BODY_LIMIT, WAIT_SECONDS, Reply, Wire, read_replies
 
 GOOD = json.dumps(body()).encode()
 FIRST = "POST /v1/messages HTTP/1.1"
@@ -199,6 +201,56 @@ def test_a_compressed_body_is_415_and_is_not_unpacked(wire: Wire) -> None:
         headers = (f"content-encoding: {encoding}", "connection: close", length(bomb))
         sent = request(*headers, content=bomb)
         check_envelope(wire.replies(sent)[0], 415)
+
+
+def endless(wire: Wire, head: bytes, piece: bytes) -> list[Reply]:
+    """Send the piece again and again until the gateway ends the connection; what it said."""
+    with wire.connect() as raw:
+        raw.settimeout(1)
+        deadline = time.monotonic() + WAIT_SECONDS
+        with suppress(ConnectionError):
+            raw.sendall(head)
+            while True:
+                assert time.monotonic() < deadline, "it was never cut off"
+                with suppress(TimeoutError):
+                    raw.sendall(piece)
+        return read_replies(raw)
+
+
+CHUNKED = "transfer-encoding: chunked"
+FRAMES = {
+    "chunks of a byte": b"1\r\n \r\n" * 1000,
+    "extensions": b"1;" + b"e" * 60_000 + b"\r\n \r\n",
+    "names and values": b"1" + b";a=b" * 100 + b"\r\n \r\n",
+    "zeros before the length": b"0" * 15 + b"1\r\n \r\n",
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_framing_costs_no_more_than_a_part_of_its_content(wire: Wire, kind: str) -> None:
+    """Eight connections with such bodies slowed everybody's turns down to 44 s."""
+    (reply,) = endless(wire, request(CHUNKED), FRAMES[kind])
+    check_envelope(reply, 400)
+    assert reply.error["message"] == FRAMING_TOLD and reply.closed
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_an_answer_without_a_key_ends_the_reading(wire: Wire, kind: str) -> None:
+    head = request(CHUNKED).replace(API_KEY.encode(), b"")
+    began = time.monotonic()
+    (reply,) = endless(wire, head, FRAMES[kind])
+    assert reply.status == 401 and reply.error["type"] == "authentication_error"
+    assert reply.headers["connection"] == "close" and reply.closed
+    assert time.monotonic() - began < WAIT_SECONDS / 4, "its deadline was not waited for"
+
+
+@pytest.mark.parametrize("size", [12, 16, 100, 5000])
+def test_a_body_in_small_chunks_is_served(wire: Wire, size: int) -> None:
+    content = json.dumps(body(system="x" * 30_000)).encode()
+    pieces = [content[at : at + size] for at in range(0, len(content), size)]
+    sent = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    (reply,) = wire.replies(request(CHUNKED, "connection: close"), sent + b"0\r\n\r\n")
+    assert reply.status == 200, reply
 
 
 def drip(wire: Wire, start: bytes, rest: bytes) -> list[Reply]:

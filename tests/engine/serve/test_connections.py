@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from engine.reading import FRAMING_TOLD
 from engine.serve import connections
 from engine.serve.connections import MAX_HEAD_BYTES, MAX_PIPELINED, BoundedProtocol
 from tests.conformance.engines import SECRET, Engine, running_engine
@@ -70,6 +71,24 @@ def test_endless_headers_and_trailers_end_their_connection(engine: Engine) -> No
     answer = told(engine, head(), b"0\r\n" + endless)
     assert answer.count(b"HTTP/1.1 400") == 1
     assert engine.client.get("/v1/describe").status_code == 200
+
+
+@pytest.mark.parametrize("piece", [b"1\r\n \r\n" * 1000, b"1;" + b"e" * 60_000 + b"\r\n \r\n"])
+@pytest.mark.parametrize("secret", [SECRET, "wrong"])
+def test_endless_framing_ends_its_connection(engine: Engine, piece: bytes, secret: str) -> None:
+    """Without the secret nothing of the body is read; with it, framing has a bound."""
+    host, port = engine.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as raw:
+        with suppress(ConnectionError):
+            raw.sendall(head(secret).replace(b"connection: close\r\n", b""))
+            for _ in range(10_000):
+                raw.sendall(piece)
+            pytest.fail("it was never cut off")
+        answer = raw.recv(65536)
+    if secret == SECRET:
+        assert answer.startswith(b"HTTP/1.1 400") and FRAMING_TOLD.encode() in answer
+    else:
+        assert answer.startswith(b"HTTP/1.1 401")
 
 
 def test_requests_that_wait_on_a_connection_are_few_and_no_http_is_told_in_an_envelope(

@@ -2,6 +2,7 @@
 
 import http.client
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import pytest
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
-from tests.gateway.operations import OPERATIONS
+from tests.gateway.operations import APPLICATION, OPERATIONS
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, soon_after
 
 NUM_FUZZED = 2000
@@ -110,6 +111,28 @@ def test_each_route_by_each_key(http_: httpx.Client, keys: dict[str, str], opera
         made = reply.headers.get("request-id") or reply.headers["x-request-id"]
         shapes[kind] = reply.text.replace(made, ""), sorted(reply.headers)
     assert shapes["wrong"] == shapes["revoked"] == shapes["expired"] == shapes["archived"]
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+
+
+@pytest.mark.parametrize("kind", ["none", "wrong", "read_only"])
+@pytest.mark.parametrize("path", sorted({route.path for route in APPLICATION.routes}))
+def test_no_method_of_any_route_fails_by_itself(
+    stack: Stack, http_: httpx.Client, keys: dict[str, str], path: str, kind: str
+) -> None:
+    """OPTIONS without a key was a 500 and a traceback on every route of the admin API."""
+    served = re.sub(r"\{[^}]*\}", "none", path)
+    headers = {"x-api-key": keys[kind]} if kind in keys else {}
+    for method in METHODS:
+        reply = http_.request(method, served, headers=headers)
+        assert reply.status_code < 500 or reply.json()["error"]["type"] == "overloaded_error", (
+            method,
+            reply.text,
+        )
+        if method == "OPTIONS":
+            assert reply.status_code == 204 and "OPTIONS" in reply.headers["allow"]
+            assert not reply.content
 
 
 @pytest.mark.parametrize("path", ["/admin%2fv1%2fkeys", "/admin%2Fv1/keys", "/%61dmin/v1/keys"])

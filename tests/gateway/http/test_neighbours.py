@@ -13,11 +13,13 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.asgi import raise_descriptor_limit
 from gateway.admission import rates
 from gateway.http.batch_runner import BATCH_BYTES, ROW_BYTES
-from gateway.http.connections import Connections
+from gateway.http.places import Connections
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack, stacked
@@ -49,54 +51,58 @@ def sockets(url: str, count: int, source: str) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(one) for one in made]
 
 
+def proving(key: str) -> bytes:
+    return f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n\r\n".encode()
+
+
 def test_where_none_can_make_way_a_connection_is_refused_and_closed(small: Stack) -> None:
-    head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n\r\n".encode()
-    answer = b""
+    """Where each key has one place, nobody has more than a newcomer may have."""
+    admin, answer = Admin(small.url), b""
+    keys = [admin.make_key("default")[1] for _ in range(MOST + 1)]
     with ExitStack() as known:
-        # Other tests' connections may still count: until one is refused. What a refused connection
-        # is told is lost where something was sent on it, so the next one says nothing.
-        for _ in range(MOST + 1):
-            (one,) = known.enter_context(sockets(small.url, 1, "127.0.0.2"))
-            if _is_served(one, head):
-                continue
-            (next_one,) = known.enter_context(sockets(small.url, 1, "127.0.0.2"))
-            if answer := _refusal_of(next_one, head):
+        # Other tests' connections may still count: until one is refused.
+        for key in keys:
+            (raw,) = known.enter_context(sockets(small.url, 1, "127.0.0.2"))
+            answer = _answer_to(raw, proving(key))
+            if not answer.startswith(b"HTTP/1.1 200"):
                 break
-    assert answer.startswith(b"HTTP/1.1 503")
+    assert answer.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 1\r\n" in answer
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     assert error == {"type": "overloaded_error", "message": "too many connections"}
     eventually(small.is_ready)
 
 
-def _is_served(connection: socket.socket, head: bytes) -> bool:
+def _answer_to(connection: socket.socket, head: bytes) -> bytes:
+    """All that is said where the connection ends, else the first part of it."""
     connection.settimeout(120)
-    try:
-        connection.sendall(head)
-        return connection.recv(4096).startswith(b"HTTP/1.1 200")
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-
-
-def _refusal_of(connection: socket.socket, head: bytes) -> bytes:
-    """What is said before anything was sent, or nothing where the connection may stay."""
-    connection.settimeout(3)
-    try:
-        answer = connection.recv(4096)
-    except TimeoutError:
-        # It may stay; else what it is told later is lost, since something was sent on it.
-        _is_served(connection, head)
-        return b""
-    connection.settimeout(120)
-    while piece := connection.recv(4096):
+    connection.sendall(head)
+    answer = connection.recv(4096)
+    while answer.startswith(b"HTTP/1.1 503") and (piece := connection.recv(4096)):
         answer += piece
     return answer
 
 
+def test_one_key_that_holds_all_places_keeps_nobody_out(small: Stack) -> None:
+    """16,500 connections of one valid key were `503 too many connections` for everybody."""
+    admin = Admin(small.url)
+    held, other = (admin.make_key("default")[1] for _ in range(2))
+    with ExitStack() as exits:
+        for _ in range(3 * MOST):
+            (raw,) = exits.enter_context(sockets(small.url, 1, "127.0.0.2"))
+            # The key's own newest connections make way, and are told so or served.
+            assert _answer_to(raw, proving(held)).startswith((b"HTTP/1.1 200", b"HTTP/1.1 503"))
+            (newcomer,) = exits.enter_context(sockets(small.url, 1, "127.0.0.3"))
+            assert _answer_to(newcomer, proving(other)).startswith(b"HTTP/1.1 200")
+            newcomer.close()
+
+
 class Guest:
     is_evicted = False
+    is_inside = False
 
     def evict(self) -> None:
         self.is_evicted = True
+        self.is_inside = False
 
 
 def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only() -> None:
@@ -104,7 +110,7 @@ def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only()
     proved, old, other, newcomer = guests = Guest(), Guest(), Guest(), Guest()
     assert connections.enter(other, "2001:db8::1")
     assert connections.enter(proved, "2001:db8:1::1")
-    connections.prove(proved)
+    connections.prove(proved, "key")
     assert connections.enter(old, "2001:db8:1::2") and connections.enter(newcomer, "2001:db8:1::3")
     assert connections.enter(Guest(), "2001:db8:1::4")
     assert [guest.is_evicted for guest in guests] == [False, True, False, False]
@@ -116,8 +122,53 @@ def test_one_address_evicts_its_own_oldest_connection_without_a_valid_key_only()
     assert len(connections) == 2
     full = Connections(most=1, most_of_address=1)
     assert full.enter(proved, "10.0.0.1")
-    full.prove(proved)
+    full.prove(proved, "key")
     assert not full.enter(Guest(), "10.0.0.1") and not proved.is_evicted
+
+
+def test_the_newest_of_the_key_that_has_the_most_makes_way() -> None:
+    connections = Connections(most=8, most_of_address=8)
+    many, few = [Guest() for _ in range(4)], [Guest() for _ in range(4)]
+    for key, guests in (("many", many), ("few", few[:2]), ("other", few[2:])):
+        for guest in guests:
+            assert connections.enter(guest, "10.0.0.1")
+            connections.prove(guest, key)
+    newcomer = Guest()
+    assert connections.enter(newcomer, "10.0.0.2")
+    assert [guest.is_evicted for guest in many] == [False, False, False, True]
+    connections.prove(newcomer, "new")
+    beyond = Guest()
+    assert connections.enter(beyond, "10.0.0.3") and many[2].is_evicted
+    # Each key has two, and the equal part of each and of a newcomer is one more.
+    connections.prove(beyond, "new")
+    assert connections.enter(Guest(), "10.0.0.4"), "two are more than an equal part of five"
+    assert not any(guest.is_evicted for guest in [*many[:1], *few[:1]])
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 11), st.integers(0, 3)), max_size=200
+    )
+)
+def test_places_are_counted_whatever_comes_and_goes(steps: list[tuple[int, int, int]]) -> None:
+    connections = Connections(most=6, most_of_address=4)
+    guests = [Guest() for _ in range(12)]
+    for step, number, whose in steps:
+        guest = guests[number]
+        match step:
+            case 0 if not guest.is_inside:
+                guest.is_inside = connections.enter(guest, f"10.0.0.{whose}")
+            case 1:
+                connections.prove(guest, f"key {whose}")
+            case 2:
+                connections.doubt(guest)
+            case 3:
+                connections.leave(guest)
+                guest.is_inside = False
+        assert len(connections) == sum(guest.is_inside for guest in guests) <= 6
+    for guest in guests:
+        connections.leave(guest)
+    assert not len(connections)
 
 
 @pytest.mark.parametrize("key", ["", "x-api-key: hf-wrong\r\n"])

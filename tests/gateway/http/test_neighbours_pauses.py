@@ -4,9 +4,11 @@ CPU time of the loop's thread: what a busy machine adds to the clock does not co
 """
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -19,7 +21,7 @@ from gateway.cli.migrate import migrate
 from gateway.http.server import Server
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import HEADERS, eventually, make_settings, running, serve
+from tests.gateway.serving import API_KEY, HEADERS, eventually, make_settings, running, serve
 from tests.longest_callback import LONGEST_SECONDS, Longest, longest_callback
 
 BLOCKS = [{"type": "text", "text": letter} for letter in "abcdefgh"]
@@ -81,6 +83,34 @@ def test_no_callback_keeps_the_loop_long_while_large_bodies_are_read(
             thread.join()
         seconds.append(longest.seconds)
     assert set(statuses) == {200}
+    assert 0 < min(seconds) < LONGEST_SECONDS, (seconds, longest.name)
+
+
+@pytest.mark.parametrize("key", [API_KEY, ""], ids=["key", "no key"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"1\r\n \r\n" * 100_000, id="chunks of a byte"),
+        pytest.param(b"x: y\r\n" * 100_000, id="headers"),
+        pytest.param(b"0\r\n" + b"x: y\r\n" * 100_000, id="trailers"),
+    ],
+)
+def test_no_callback_parses_long(url: str, longest: Longest, sent: bytes, key: str) -> None:
+    """One read of chunks of a byte was parsed at once: 0.1 s, and eight of them one behind
+    another."""
+    host, port = url.removeprefix("http://").split(":")
+    lines = ["POST /v1/messages HTTP/1.1", "host: x", f"x-api-key: {key}"]
+    lines += ["content-type: application/json", "transfer-encoding: chunked"]
+    head = "\r\n".join(lines).encode() + (b"\r\n" if sent.startswith(b"x") else b"\r\n\r\n")
+    seconds: list[float] = []
+    while len(seconds) < ROUNDS and not (seconds and min(seconds) < LONGEST_SECONDS):
+        longest.reset()
+        with socket.create_connection((host, int(port)), timeout=120) as raw:
+            with suppress(ConnectionError):
+                raw.sendall(head + sent)
+            with suppress(ConnectionError):
+                assert raw.recv(65536).startswith(b"HTTP/1.1 4")
+        seconds.append(longest.seconds)
     assert 0 < min(seconds) < LONGEST_SECONDS, (seconds, longest.name)
 
 

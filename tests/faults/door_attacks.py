@@ -1,0 +1,208 @@
+"""Attacks on the door: bytes that carry nothing, places that are held, answers that need no key.
+
+Each is spoken on bare sockets, since no client library would send it. What has no end is sent until
+the gateway closes the connection; then the attacker comes again at once.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
+from urllib.parse import urlsplit
+
+from scripts.bench.load import MESSAGES
+from tests.faults.attacks import Attack, Neighbour
+
+_HOLD_SECONDS = 60.0
+_READ_BYTES = 1 << 16
+_CHUNKED = "transfer-encoding: chunked"
+_BYTE_CHUNKS = b"1\r\n \r\n" * 20_000
+_LONG_EXTENSION = b"1;" + b"e" * 60_000 + b"\r\n \r\n"
+_TRAILER = b"x-trailer: " + b"t" * 87 + b"\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+_LIVEZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def head(key: str | None, *more: str) -> bytes:
+    """Of a message, with this key or without one."""
+    lines = [f"POST {MESSAGES} HTTP/1.1", "host: x", "anthropic-version: 2023-06-01"]
+    lines += ["content-type: application/json", *more]
+    if key is not None:
+        lines.append(f"x-api-key: {key}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@asynccontextmanager
+async def connected(
+    who: Neighbour,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    parts = urlsplit(str(who.client.base_url))
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def status_in(reader: asyncio.StreamReader) -> int:
+    """The status of the first answer that comes; 0 where the connection ends without one."""
+    line = await reader.readline()
+    return int(line.split(b" ", 2)[1]) if line.startswith(b"HTTP/") else 0
+
+
+async def say(who: Neighbour, pieces: Iterable[bytes]) -> int:
+    """Send the pieces one by one until the gateway has had enough, or until there are no more and
+    it has answered all and closed. Return the first status."""
+    status = 0
+    try:
+        async with connected(who) as (reader, writer):
+
+            async def listen() -> None:
+                nonlocal status
+                status = await status_in(reader)
+                while await reader.read(_READ_BYTES):
+                    pass
+
+            listening = asyncio.create_task(listen())
+            try:
+                for piece in pieces:
+                    if listening.done():
+                        break
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                await listening
+            finally:
+                listening.cancel()
+                with suppress(asyncio.CancelledError, OSError):
+                    await listening
+    except OSError:
+        pass
+    return status
+
+
+def saying(pieces: Callable[[str], Iterable[bytes]], *, has_key: bool = False) -> Attack:
+    """`pieces` makes what is sent of the head's first lines."""
+
+    async def attack(who: Neighbour, rng: random.Random) -> int:
+        key = who.client.headers["x-api-key"] if has_key else None
+        return await say(who, pieces(key or ""))
+
+    return attack
+
+
+def endless(more: bytes, header: str = _CHUNKED) -> Callable[[str], Iterator[bytes]]:
+    return lambda key: chain([head(key or None, header)], repeat(more))
+
+
+def single_headers(key: str) -> Iterator[bytes]:
+    """A head of as many headers of 100 bytes as there may be, each in a packet of its own."""
+    yield head(None, "connection: close")[:-2]
+    for number in range(100):
+        yield b"x-%04d: " % number + b"h" * 90 + b"\r\n"
+    yield b"\r\n"
+
+
+def single_bytes(key: str) -> Iterator[bytes]:
+    """A body that is promised and comes a byte at a time."""
+    yield head(key or None, "content-length: 1000000", "connection: close")
+    yield from repeat(b" ", 1_000_000)
+
+
+async def pipelined(who: Neighbour, rng: random.Random) -> int:
+    """As many requests at once as a connection may have waiting, again and again."""
+    return await _rounds(who, _LIVEZ * 8, num_answers=8)
+
+
+async def metrics_in_a_loop(who: Neighbour, rng: random.Random) -> int:
+    return await _rounds(who, METRICS, num_answers=1)
+
+
+async def _rounds(who: Neighbour, sent: bytes, num_answers: int) -> int:
+    status = 0
+    with suppress(OSError, asyncio.IncompleteReadError):
+        async with connected(who) as (reader, writer):
+            for _ in range(100):
+                writer.write(sent)
+                for _ in range(num_answers):
+                    answer = await reader.readuntil(b"\r\n\r\n")
+                    status = status or int(answer.split(b" ", 2)[1])
+                    fields = answer.lower().partition(b"content-length: ")[2]
+                    await reader.readexactly(int(fields.partition(b"\r\n")[0] or 0))
+    return status
+
+
+async def metrics_and_away(who: Neighbour, rng: random.Random) -> int:
+    """Asked on a connection of its own, and closed behind the answer."""
+    with suppress(OSError):
+        async with connected(who) as (reader, writer):
+            writer.write(METRICS.replace(b"host", b"connection: close\r\nhost"))
+            status = await status_in(reader)
+            while await reader.read(_READ_BYTES):
+                pass
+            return status
+    return 0
+
+
+async def connect_and_close(who: Neighbour, rng: random.Random) -> int:
+    with suppress(OSError):
+        async with connected(who):
+            pass
+    return 0
+
+
+async def hold_a_place(who: Neighbour, rng: random.Random) -> int:
+    """A connection on which a valid key was shown, kept for as long as the gateway lets it."""
+    status = 0
+    with suppress(OSError):
+        async with connected(who) as (reader, writer):
+            key = who.client.headers["x-api-key"]
+            writer.write(
+                b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: %b\r\n\r\n" % key.encode()
+            )
+            status = await status_in(reader)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HOLD_SECONDS):
+                    while await reader.read(_READ_BYTES):
+                        pass
+    # Who is refused comes again, but not so fast that the attack is one on the accepting.
+    await asyncio.sleep(0.2)
+    return status
+
+
+async def wrong_key_anew(who: Neighbour, rng: random.Random) -> int:
+    """A key that nobody has, on a connection of its own, with a body."""
+    body = json.dumps(who.message("hello")).encode()
+    made = head(f"hf-{rng.getrandbits(160):x}", f"content-length: {len(body)}", "connection: close")
+    return await say(who, [made + body])
+
+
+DOORS: dict[str, tuple[Attack, int]] = {
+    "chunks of a byte without end, no key": (saying(endless(_BYTE_CHUNKS)), 8),
+    "the same with a key": (saying(endless(_BYTE_CHUNKS), has_key=True), 8),
+    "chunk extensions of 60 KB, no key": (saying(endless(_LONG_EXTENSION)), 8),
+    "the same extensions with a key": (saying(endless(_LONG_EXTENSION), has_key=True), 8),
+    "headers one at a time": (saying(single_headers), 8),
+    "trailers without end, with a key": (
+        saying(lambda key: chain([head(key, _CHUNKED), b"0\r\n"], repeat(_TRAILER)), has_key=True),
+        8,
+    ),
+    "bytes of a body one at a time": (saying(single_bytes), 8),
+    "the same bytes with a key": (saying(single_bytes, has_key=True), 8),
+    "Expect and bytes of chunks": (
+        saying(
+            lambda key: chain([head(key, _CHUNKED, "expect: 100-continue")], repeat(b"1\r\n \r\n")),
+            has_key=True,
+        ),
+        8,
+    ),
+    "requests in pipelines": (pipelined, 8),
+    "metrics in a loop": (metrics_in_a_loop, 8),
+    "metrics on a connection each": (metrics_and_away, 8),
+    "connect and close": (connect_and_close, 8),
+    "wrong keys on a connection each": (wrong_key_anew, 8),
+    "places of one key": (hold_a_place, 1200),
+}
+"""An attack, and how many of it run side by side. The victim comes anew with each question."""
