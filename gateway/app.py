@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 from litestar import Litestar
@@ -23,7 +23,7 @@ from gateway.admission.workers import Workers
 from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
@@ -42,7 +42,9 @@ from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.schema import KeptResponseRow
+from gateway.ledger.sealed import Sealing, Texts
 from gateway.ledger.stored import Batches, CachedContents, Contents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
@@ -148,6 +150,10 @@ async def _start(
         journal_max_bytes=lambda: journal.max_bytes,
     )
     ledgers = open_ledgers(stack, settings.ledger_url)
+    schema = SchemaWatch(ledgers.access)
+    with suppress(LedgerUnavailable):  # it is asked again
+        await schema.look()
+    run_beside("schema", schema.run)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring = KeyRing(keys, settings, clock)
     limits = WorkspaceLimits(clock.monotonic, clock.wall)
@@ -226,7 +232,10 @@ async def _start(
     )
     workers = Workers()
     stack.callback(workers.close)
-    contents = CachedContents(ledgers.store, tuning.cached_contents, tuning.cached_content_bytes)
+    contents = CachedContents(
+        ledgers.store, settings.master_secret, tuning.cached_contents, tuning.cached_content_bytes
+    )
+    run_beside("sealing", Sealing(ledgers.store, Texts(settings.master_secret)).run)
     sweep = Sweep(contents, fleet, keyring, catalogue, clock)
     run_beside("cached_contents", sweep.run)
     reads = read_limits()
@@ -254,7 +263,12 @@ async def _start(
         bounds=tuning,
         cached_contents=contents,
         sweep=sweep,
-        batches=Batches(ledgers.store, most_running=tuning.batches, most_bytes=tuning.batch_bytes),
+        batches=Batches(
+            ledgers.store,
+            settings.master_secret,
+            most_running=tuning.batches,
+            most_bytes=tuning.batch_bytes,
+        ),
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,

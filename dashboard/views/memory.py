@@ -38,6 +38,7 @@ _REFUSED = {
     "in_use": "off: another engine uses it",
     "strangers": "off: it has files that are no store's",
     "newer": "off: it is of a newer version",
+    "older": "off: it is of an older version",
     "unusable": "off: it can't be opened",
     "too_small": "off: it has too little room",
 }

@@ -228,7 +228,7 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_seconds: Distribution
 
 
-StoreRefusal = Literal["in_use", "strangers", "newer", "unusable", "too_small"]
+StoreRefusal = Literal["in_use", "strangers", "newer", "older", "unusable", "too_small"]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):

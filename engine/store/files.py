@@ -48,7 +48,7 @@ MAX_MEMBERS = 64
 STALE_SECONDS = 4 * 3600.0
 """A member that no engine uses is removed after this time. No lease lasts longer."""
 FORMAT = 4
-"""The version of a directory and its files. An engine leaves a directory of a newer one alone."""
+"""The version of a directory and its files. An engine leaves a directory of another one alone."""
 
 _MAGIC = b"HOLDFAST"
 _FIXED = struct.Struct("<8sIIIIQ16s16s16s16s")
@@ -192,15 +192,11 @@ class StoreDirectory:
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # What a newer version made is left alone.
-            version, own = path / "format", b"%d\n" % FORMAT
-            found = version.read_bytes() if version.exists() else b""
-            if found.strip().isdigit() and int(found) > FORMAT:
-                message = f"{path} is of the newer version {int(found)}"
-                raise StoreRefused("newer", message)
+            _check_format(path)
             self._new.mkdir(mode=0o700, exist_ok=True)
-            if found != own:
-                self._write_new(version, own, is_synced=True)
+            own = b"%d\n" % FORMAT
+            if not (path / "format").exists() or (path / "format").read_bytes() != own:
+                self._write_new(path / "format", own, is_synced=True)
             self._blocks.mkdir(mode=0o700, exist_ok=True)
             for left in self._new.iterdir():
                 left.unlink()
@@ -282,6 +278,22 @@ class StoreDirectory:
             with suppress(OSError):
                 new.unlink()
             raise
+
+
+def _check_format(path: Path) -> None:
+    """Raise StoreRefused for what another version made: it is left as it is. A number that can't be
+    read is damage, and the number of a directory without one was never written."""
+    number = path / "format"
+    found = number.read_bytes().strip() if number.exists() else b""
+    if not found.isdigit() or int(found) == FORMAT:
+        return
+    reason: StoreRefusal = "newer" if int(found) > FORMAT else "older"
+    raise StoreRefused(
+        reason,
+        f"{path} is of the {reason} format {int(found)}, and this version's is {FORMAT}: start the"
+        " version that made it, or delete the directory, which loses the prompts held there: they"
+        " are computed again",
+    )
 
 
 def _place_of(root: Path, name: str) -> Path:

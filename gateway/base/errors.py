@@ -248,6 +248,9 @@ class LedgerNotMigrated(
 ): ...
 
 
+class SchemaRefused(GatewayError, default="this version can't upgrade the database"): ...
+
+
 class LedgerDamaged(
     LedgerUnavailable,
     default="the ledger's file is damaged: stop the gateway, restore a backup or recover the file"

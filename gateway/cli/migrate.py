@@ -23,7 +23,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def migrate(settings: DatabaseSettings) -> None:
-    """Upgrade to the newest schema. A second migrator waits and then finds nothing to do."""
+    """Upgrade to the newest schema. A second migrator waits and then finds nothing to do. Raise
+    SchemaRefused for a database that can't be upgraded, LedgerUnavailable where it is away."""
     settings.data.mkdir(parents=True, exist_ok=True)
     # One migrator at a time on this machine; PostgreSQL has a lock of its own in `env.py`.
     path = (settings.sqlite_path or settings.data / "migrate").with_suffix(".lock")
@@ -32,11 +33,12 @@ def migrate(settings: DatabaseSettings) -> None:
         upgrade(settings)
 
 
-def upgrade(settings: DatabaseSettings) -> None:
-    """As `migrate`, where nobody else migrates. Raise SQLAlchemyError or OSError."""
+def upgrade(settings: DatabaseSettings, revision: str = "head") -> None:
+    """As `migrate`, to any revision, where nobody else migrates. Raise SchemaRefused for a database
+    that can't be upgraded, and SQLAlchemyError or OSError."""
     config = Config(toml_file=ROOT / "pyproject.toml")
     config.set_main_option("script_location", str(ROOT / "migrations"))
     config.attributes["url"] = settings.ledger_url
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
     if settings.sqlite_path is not None:
         settings.sqlite_path.chmod(0o600)

@@ -26,6 +26,7 @@ from gateway.cli.arguments import Commands
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal, has_journal
+from gateway.journal.versions import check_version
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
 from gateway.prices.files import PriceBook
@@ -72,6 +73,7 @@ class Recovered(NamedTuple):
 async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     """Settle everything in the journal. Raise JournalUnavailable while its gateway runs,
     LedgerUnavailable without the database; what was done stays done, and it can be run again."""
+    check_version(directory)
     if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
     metrics, prices = Metrics(), PriceBook(settings.prices, settings.hosted_prices)

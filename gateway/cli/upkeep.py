@@ -21,6 +21,7 @@ from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUna
 from gateway.base.settings import load_database, load_price_files
 from gateway.cli import arguments
 from gateway.journal.store import ASIDE, has_journal, rows_in
+from gateway.journal.versions import check_version
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.upkeep import EXPORT_SECONDS, rebuild, retain, turn_lines, usage_lines
@@ -95,6 +96,7 @@ def now_ms() -> int:
 
 def _list(options: argparse.Namespace) -> int:
     directory = options.journal or load_database().data / "journal"
+    check_version(directory)
     if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
     try:

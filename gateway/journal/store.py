@@ -32,6 +32,7 @@ from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import JOURNAL_MAX_BYTES
+from gateway.journal.versions import APPLICATION, FILE, FORMAT, check_version, connect_to_read
 
 OPEN, CLOSED, ASIDE = "open", "closed", "aside"
 LOST = "lost"
@@ -42,14 +43,13 @@ _DEADLINE_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _GROUP = 512
 
-_FILE = "journal.db"
-_FILES = (_FILE, f"{_FILE}-wal", f"{_FILE}-shm")
+_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm")
 _INSTANCES = "instances"
 _KEPT = "damaged-"
-_APPLICATION = 0x486F6C64
-"""SQLite's `application_id` of a journal: another database in its place is told by it."""
+_MODE = 0o600
 _SCHEMA = f"""
-PRAGMA application_id = {_APPLICATION};
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {FORMAT};
 CREATE TABLE turns (
     id TEXT PRIMARY KEY,
     state TEXT NOT NULL,
@@ -140,7 +140,7 @@ def has_journal(directory: Path) -> bool:
 
 def rows_in(directory: Path) -> list[Row]:
     """The journal's rows, the oldest first; also while a gateway writes it. Raise sqlite3.Error."""
-    with closing(_connect_to_read(directory)) as db:
+    with closing(connect_to_read(directory)) as db:
         return [Row(*row) for row in db.execute(_ROWS + " ORDER BY rowid")]
 
 
@@ -238,13 +238,18 @@ class Journal:
         self._thread = threading.Thread(target=run, name="journal", daemon=True)
 
     def start(self) -> Self:
-        """Raise JournalUnavailable where there can be no file, or another process has it."""
+        """Raise JournalUnavailable where there can be no file, another process has it, or another
+        version wrote it."""
         self._lock = _lock(self._directory)
         try:
+            check_version(self._directory)
             self._table = self._open()
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
             raise JournalUnavailable(f"journal `{self._directory}`: {error}") from None
+        except JournalUnavailable:
+            self._lock.close()
+            raise
         self._counts, self.num_bytes = self._table.numbers()
         self._thread.start()
         return self
@@ -427,7 +432,7 @@ class Journal:
         try:
             table.db.execute("BEGIN IMMEDIATE")
             if self._is_failing:
-                table.db.execute("PRAGMA user_version = 1")  # something to write
+                table.db.execute(f"PRAGMA user_version = {FORMAT}")  # something to write
             results: list[Any] = []
             for is_row, group in groupby(jobs, lambda job: isinstance(job.work, Row)):
                 works = [job.work for job in group]
@@ -464,7 +469,7 @@ class Journal:
         path = self._directory / _INSTANCES  # the present one stands last
         content = path.read_text("ascii", "replace") if path.exists() else ""
         told = [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
-        is_hurt = bool(told) and not (self._directory / _FILE).exists()
+        is_hurt = bool(told) and not (self._directory / FILE).exists()
         try:
             table = _open_file(self._directory)
         except (sqlite3.Error, Damaged) as error:
@@ -508,7 +513,7 @@ class Journal:
             _sync(self._directory)
         self.instance = self.instances[-1]
         if is_hurt and not unread:
-            self._log.error("journal_damaged", file=_FILE, error="it is gone")
+            self._log.error("journal_damaged", file=FILE, error="it is gone")
         for folder in unread:
             (folder / "read").touch()
         self.damaged = [folder.name for folder in kept]
@@ -529,7 +534,7 @@ class Journal:
         _sync(self._directory)
         # SQLite writes its log to the file when that is closed, but not to one that was moved.
         self._close()
-        self._log.error("journal_damaged", file=_FILE, error=str(error), kept=kept.name)
+        self._log.error("journal_damaged", file=FILE, error=str(error), kept=kept.name)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception | None = None) -> None:
@@ -556,19 +561,23 @@ def _lock(directory: Path) -> Any:
 
 def _open_file(directory: Path) -> Table:
     """Open or make the file. Raise Damaged or sqlite3.Error where it is not sound."""
-    path = directory / _FILE
+    path = directory / FILE
     is_new = not path.exists() or path.stat().st_size == 0
-    if is_new and (directory / f"{_FILE}-wal").exists():
+    if is_new and (directory / f"{FILE}-wal").exists():
         raise Damaged("the file is gone, and its log is there")  # SQLite would delete the log
     if not is_new:
-        with closing(_connect_to_read(directory)) as db:
+        with closing(connect_to_read(directory)) as db:
             if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise Damaged(str(found))
             # A kill at the first start may have come before the schema.
             has_schema = db.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
             is_new = not has_schema and not (directory / _INSTANCES).exists()
-            if not is_new and db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            if not is_new and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
                 raise Damaged("it is no journal")
+    # SQLite gives its log the file's own mode.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
+    for kept in (*directory.glob(f"{FILE}*"), *directory.glob(f"{_KEPT}*/{FILE}*")):
+        kept.chmod(_MODE)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
@@ -581,17 +590,12 @@ def _open_file(directory: Path) -> Table:
 def _readable_rows(directory: Path) -> Iterator[Row]:
     """Rows as far as SQLite reads them, from the front and from the back."""
     for order in ("ASC", "DESC"):
-        with suppress(sqlite3.Error), closing(_connect_to_read(directory)) as db:
+        with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
             for row in db.execute(f"{_ROWS} ORDER BY rowid {order}"):
                 turn_id, state, record = row[:3]
                 is_row = isinstance(turn_id, str) and isinstance(record, bytes | None)
                 if is_row and state in (OPEN, CLOSED, ASIDE):
                     yield Row(*row)
-
-
-def _connect_to_read(directory: Path) -> sqlite3.Connection:
-    """A connection that changes neither the file nor its log."""
-    return sqlite3.connect(f"{(directory / _FILE).absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _commit(db: sqlite3.Connection) -> None:

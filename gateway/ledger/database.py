@@ -113,13 +113,16 @@ class Ledger:
 
     @asynccontextmanager
     async def transaction(
-        self, deadline_seconds: float | None = None
+        self, deadline_seconds: float | None = None, *, is_any_schema: bool = False
     ) -> AsyncIterator[AsyncConnection]:
         """One transaction, committed at the end of the block, within the deadline. Raise
         LedgerRefused for a value that the database can't hold, LedgerDamaged and LedgerReplaced for
-        a file that is not the ledger any more, LedgerUnavailable otherwise."""
+        a file that is not the ledger any more, LedgerNotMigrated for a schema of another version
+        unless it may be `is_any_schema`, LedgerUnavailable otherwise."""
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
         self.identity.check_file()
+        if not is_any_schema:
+            self.identity.check_schema()
         try:
             async with patient(seconds + _MARGIN_SECONDS):
                 connection = await self._connect(seconds)

@@ -1,6 +1,7 @@
-"""What tells of a database: how often its access has changed, whether it holds sample data, and
-whether a SQLite path still leads to the file that is open: rows in a deleted or replaced one are
-lost. A difference stays until the operator puts the file back or starts the gateway again.
+"""What tells of a database: how often its access has changed, whether it holds sample data, whether
+its schema is this version's, and whether a SQLite path still leads to the file that is open: rows
+in a deleted or replaced one are lost. A difference of the file stays until the operator puts the
+file back or starts the gateway again.
 """
 
 import os
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, Engine, event, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.base.errors import LedgerDamaged, LedgerReplaced
+from gateway.base.errors import LedgerDamaged, LedgerNotMigrated, LedgerReplaced
 from gateway.ledger.schema import WatermarkRow
 
 _ACCESS = "access"
@@ -60,6 +61,8 @@ class Identity:
         self._path: str | None = None
         self._file: FileId | None = None
         self.is_damaged = False
+        # Why the database's schema is not this version's, as `revision.py` tells it.
+        self.schema_problem: str | None = None
 
     def watch(self, engine: Engine) -> None:
         """Check every connection that the pool makes."""
@@ -77,12 +80,18 @@ class Identity:
     def problem(self) -> str | None:
         if self.is_damaged:
             return LedgerDamaged.default
-        return LedgerReplaced.default if self._is_moved else None
+        return LedgerReplaced.default if self._is_moved else self.schema_problem
 
     def check_file(self) -> None:
         """Raise LedgerReplaced where the path does not lead to the file that is open."""
         if self._is_moved:
             raise LedgerReplaced
+
+    def check_schema(self) -> None:
+        """Raise LedgerNotMigrated where the schema is another version's: rows of this version
+        would lack what that one says of them."""
+        if self.schema_problem is not None:
+            raise LedgerNotMigrated(self.schema_problem)
 
     @property
     def _is_moved(self) -> bool:

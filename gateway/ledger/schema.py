@@ -8,6 +8,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
+REVISION = "0003"
+"""The revision that these tables are of: each new one in `migrations/versions` moves it."""
+
 NAMING_CONVENTION = {
     "ix": "ix_%(column_0_label)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",
@@ -335,9 +338,9 @@ class KeptResponseRow(Base):
 
 
 class CachedContentRow(Base):
-    """A prompt that a client named, to be held until `expires_at`. `body` is its JSON, compressed;
-    `num_bytes` and `num_tokens` are those of the prompt. `prefix` is its name, keyed by the
-    workspace's scope. Engines were told to hold it until `held_until`."""
+    """A prompt that a client named, to be held until `expires_at`. `body` is its JSON, compressed
+    and encrypted (`sealed.py`); `num_bytes` and `num_tokens` are those of the prompt. `prefix` is
+    its name, keyed by the workspace's scope. Engines were told to hold it until `held_until`."""
 
     __tablename__ = "cached_contents"
     __table_args__ = (
@@ -386,8 +389,8 @@ class BatchRow(Base):
 
 class BatchItemRow(Base):
     """One request of a batch. Rows run in the order of `rank`; `prefix` names what they share.
-    `params` and `result` are JSON, compressed. The status is `pending` or the type of the
-    result."""
+    `params` and `result` are JSON, compressed and encrypted (`sealed.py`). The status is `pending`
+    or the type of the result."""
 
     __tablename__ = "batch_rows"
     __table_args__ = (sa.Index("ix_batch_rows_rank", "batch_id", "status", "rank"),)

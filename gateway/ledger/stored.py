@@ -1,23 +1,17 @@
 """What clients keep in the ledger's database: batches of messages, cached contents, and what was
 asked and answered: prompts and answers, and responses that clients go on with.
 
-The last are encrypted, and kept for as many days as their workspace says. A workspace's key is
-derived from the master secret. A body is bound to its turn: in another one's place it can't be
-read. What counts is how many days the workspace says now, not what it said when the turn came; one
-that says none has nothing.
+All texts are encrypted (`sealed.py`). The last are kept for as many days as their workspace says.
+What counts is how many days the workspace says now, not what it said when the turn came; one that
+says none has nothing.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import SecretStr
 from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -34,6 +28,7 @@ from gateway.ledger.schema import (
     TurnContentRow,
     WorkspaceRow,
 )
+from gateway.ledger.sealed import Cipher, Texts
 
 PENDING = "pending"
 _LONG_SECONDS = 60.0
@@ -85,8 +80,11 @@ class Batches:
     """A workspace has at most `most_running` batches that have not ended. The rows of its batches
     that are not deleted have at most `most_bytes` together."""
 
-    def __init__(self, ledger: Ledger, *, most_running: int, most_bytes: int) -> None:
+    def __init__(
+        self, ledger: Ledger, master: SecretStr, *, most_running: int, most_bytes: int
+    ) -> None:
         self._ledger = ledger
+        self._texts = Texts(master)
         self._most_running = most_running
         self._most_bytes = most_bytes
 
@@ -99,11 +97,21 @@ class Batches:
             row = {**msgspec.structs.asdict(batch), "owner": "", "owned_until": batch.created_at}
             await connection.execute(insert(BatchRow).values(row))
             for start in range(0, len(items), _ROWS):
-                rows = [
-                    {**msgspec.structs.asdict(item), "batch_id": batch.id, "status": PENDING}
-                    for item in items[start : start + _ROWS]
-                ]
+                some = items[start : start + _ROWS]
+                rows = await asyncio.to_thread(self._sealed_rows, batch.id, some)
                 await connection.execute(insert(BatchItemRow), rows)
+
+    def _sealed_rows(self, batch_id: str, items: Sequence[BatchItem]) -> list[dict[str, Any]]:
+        texts = self._texts.batch(batch_id)
+        fields = {"batch_id": batch_id, "status": PENDING}
+        return [
+            {
+                **msgspec.structs.asdict(item),
+                **fields,
+                "params": texts.sealed_params(item.position, item.params),
+            }
+            for item in items
+        ]
 
     async def get(self, workspace: str, batch_id: str) -> Batch:
         """Raise NotFound for one that is not there, or another workspace's."""
@@ -156,9 +164,17 @@ class Batches:
         """Position, custom id and result of rows that have ended, in the order of the rows."""
         item = BatchItemRow
         ended = item.batch_id == batch_id, item.position > after, item.status != PENDING
-        query = select(item.position, item.custom_id, item.result).where(*ended)
+        query = select(item.position, item.custom_id, item.status, item.result).where(*ended)
         rows = await self._ledger.rows(query.order_by(item.position).limit(limit))
-        return [(row.position, row.custom_id, row.result or b"") for row in rows]
+        texts = self._texts.batch(batch_id)
+
+        def opened() -> list[tuple[int, str, bytes]]:
+            return [
+                (position, name, texts.opened_result(position, status, result or b""))
+                for position, name, status, result in rows
+            ]
+
+        return await asyncio.to_thread(opened)
 
     # For the gateway that runs them.
 
@@ -199,7 +215,18 @@ class Batches:
         async with self._ledger.transaction() as connection:
             found = (await connection.execute(status)).scalar_one_or_none() or "ended"
             rows = (await connection.execute(query)).all()
-        return found, [_as(BatchItem, row) for row in rows]
+        texts = self._texts.batch(batch_id)
+
+        def opened() -> list[BatchItem]:
+            items = [_as(BatchItem, row) for row in rows]
+            return [
+                msgspec.structs.replace(
+                    item, params=texts.opened_params(item.position, item.params)
+                )
+                for item in items
+            ]
+
+        return found, await asyncio.to_thread(opened)
 
     async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
         """Keep results of rows that are pending. A second result of a row changes nothing."""
@@ -210,11 +237,26 @@ class Batches:
             .where(BatchItemRow.status == PENDING)
             .values(status=bindparam("new_status"), result=bindparam("new_result"))
         )
-        rows = [{"at": r.position, "new_status": r.status, "new_result": r.result} for r in results]
-        await self._ledger.run(statement, rows)
+        texts = self._texts.batch(batch_id)
+
+        def sealed() -> list[dict[str, Any]]:
+            return [
+                {
+                    "at": result.position,
+                    "new_status": result.status,
+                    "new_result": texts.sealed_result(
+                        result.position, result.status, result.result
+                    ),
+                }
+                for result in results
+            ]
+
+        await self._ledger.run(statement, await asyncio.to_thread(sealed))
 
     async def end(self, batch_id: str, status: str, result: bytes, now: datetime) -> None:
-        """End the batch: rows that are still pending get this status and result."""
+        """End the batch: rows that are still pending get this status, `canceled` or `expired`, and
+        this result."""
+        result = self._texts.batch(batch_id).sealed_result(0, status, result)
         waiting = BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING
         rows = update(BatchItemRow).where(*waiting)
         ended = update(BatchRow).where(BatchRow.id == batch_id)
@@ -293,8 +335,9 @@ _EXPIRED = (
 class CachedContents:
     """`most` rows and `most_bytes` of prompts are kept for each workspace."""
 
-    def __init__(self, ledger: Ledger, most: int, most_bytes: int) -> None:
+    def __init__(self, ledger: Ledger, master: SecretStr, most: int, most_bytes: int) -> None:
         self._ledger = ledger
+        self._texts = Texts(master)
         self._most = most
         self._most_bytes = most_bytes
 
@@ -305,12 +348,14 @@ class CachedContents:
 
     async def create(self, content: CachedContent, body: bytes) -> None:
         """Raise RateLimited where there is no room."""
+        seal = self._texts.sealed_content
+        sealed = await asyncio.to_thread(seal, content.workspace_id, content.id, body)
         async with self._ledger.transaction() as connection:
             # The first statement takes the lock, so that no two count the same room.
             await identity.count_change(connection)
             created = content.created_at
             await self._check_room(connection, content.workspace_id, content.num_bytes, created)
-            row = {**msgspec.structs.asdict(content), "body": body}
+            row = {**msgspec.structs.asdict(content), "body": sealed}
             await connection.execute(insert(CachedContentRow).values(row))
 
     async def get(self, workspace: str, content_id: str, now: datetime) -> CachedContent:
@@ -322,7 +367,9 @@ class CachedContents:
     ) -> tuple[CachedContent, bytes]:
         """As `get`, with the compressed body."""
         row = await self._row([*_COLUMNS, CachedContentRow.body], workspace, content_id, now)
-        return _as(CachedContent, row), row.body
+        opened = self._texts.opened_content
+        body = await asyncio.to_thread(opened, workspace, row.id, row.body)
+        return _as(CachedContent, row), body
 
     async def _row(
         self, columns: Sequence[Any], workspace: str, content_id: str, now: datetime
@@ -384,7 +431,6 @@ class CachedContents:
 
 
 DAY_MS = 86_400_000
-_NONCE_BYTES = 12
 _CONTENTS_AT_ONCE = 200
 
 
@@ -404,16 +450,11 @@ class Contents:
         self._days = days
 
     def sealed(self, workspace: str, turn_id: str, plain: bytes) -> bytes:
-        nonce = os.urandom(_NONCE_BYTES)
-        return nonce + self._cipher(workspace).encrypt(nonce, plain, turn_id.encode())
+        return self._cipher(workspace).sealed(turn_id, plain)
 
     def opened(self, workspace: str, turn_id: str, body: bytes) -> bytes:
         """Raise NotFound for a body of another turn or another master secret."""
-        nonce, rest = body[:_NONCE_BYTES], body[_NONCE_BYTES:]
-        try:
-            return self._cipher(workspace).decrypt(nonce, rest, turn_id.encode())
-        except InvalidTag:
-            raise NotFound("content: it was kept with another master secret") from None
+        return self._cipher(workspace).opened(turn_id, body)
 
     async def put(self, workspace: str, turn_id: str, at_ms: int, body: bytes) -> None:
         """Keep a sealed body. A turn has one: a second one changes nothing."""
@@ -501,6 +542,5 @@ class Contents:
                 if (await connection.execute(gone)).rowcount < _CONTENTS_AT_ONCE:
                     return
 
-    def _cipher(self, workspace: str) -> AESGCM:
-        derived = HKDF(SHA256(), 32, None, b"holdfast kept contents: " + workspace.encode())
-        return AESGCM(derived.derive(self._master.get_secret_value().encode()))
+    def _cipher(self, workspace: str) -> Cipher:
+        return Cipher(self._master, f"holdfast kept contents: {workspace}")

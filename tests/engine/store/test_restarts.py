@@ -135,6 +135,11 @@ def of_a_newer_version(engine: StoredEngine) -> None:
     (engine.path / "format").write_text(f"{FORMAT + 1}\n")
 
 
+def of_an_older_version(engine: StoredEngine) -> None:
+    engine.kill()
+    (engine.path / "format").write_text(f"{FORMAT - 1}\n")
+
+
 def of_somebody_else(engine: StoredEngine) -> None:
     engine.kill()
     engine.path.rename(engine.path.with_name("elsewhere"))
@@ -157,6 +162,7 @@ def contents(path: Path) -> dict[Path, bytes]:
     [
         (lambda engine: None, "in_use"),
         (of_a_newer_version, "newer"),
+        (of_an_older_version, "older"),
         (of_somebody_else, "strangers"),
         (no_directory, "unusable"),
     ],

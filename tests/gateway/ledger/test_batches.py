@@ -4,17 +4,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.stored import Batch, Batches, BatchItem
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
+MASTER = SecretStr("a master secret")
 OWNED = timedelta(seconds=15)
 
 
 @pytest.fixture
 def store(ledger: Ledger) -> Batches:
-    return Batches(ledger, most_running=10, most_bytes=1000)
+    return Batches(ledger, MASTER, most_running=10, most_bytes=1000)
 
 
 async def made(store: Batches, name: str, workspace: str, **changes: Any) -> Batch:

@@ -123,7 +123,7 @@ async def test_a_cached_content_is_looked_at_without_its_body(ledger: Ledger) ->
         "before_cursor_execute",
         lambda *called: statements.append(str(called[2])),
     )
-    kept = CachedContents(ledger, 10, 1 << 20)
+    kept = CachedContents(ledger, MASTER, 10, 1 << 20)
     with pytest.raises(NotFound):
         await kept.get("a", "cachedContents/none", NOW)
     assert not any("body" in statement for statement in statements), statements

@@ -1,0 +1,131 @@
+"""Which revision of the schema a database has. A gateway works with its own revision alone.
+
+Revisions are only added since 2026-11-28, and a database of any of them can be upgraded. One of an
+earlier version, or of a newer one, is left as it is: the error says what it is, and the way on.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, inspect, text
+
+from gateway.base.background import repeat
+from gateway.base.errors import SchemaRefused
+from gateway.ledger.database import Ledger
+from gateway.ledger.schema import REVISION, Base
+
+LOOK_SECONDS = 2.0
+Columns = Mapping[str, frozenset[str]]
+"""Names of columns by table."""
+
+_VERSIONS = "alembic_version"
+_PROMISE = "2026-11-28"
+_LOST = (
+    "an empty database lacks its turns, sums, prices of past turns, workspaces, keys, batches and"
+    " cached contents"
+)
+
+
+def columns_of(connection: Connection) -> Columns:
+    """Of the tables that a version of the gateway may have made."""
+    reflected = inspect(connection)
+    tables = [name for name in reflected.get_table_names() if name in Base.metadata.tables]
+    return {
+        table: frozenset(column["name"] for column in reflected.get_columns(table))
+        for table in tables
+    }
+
+
+def revision_of(connection: Connection) -> str | None:
+    """The revision that the database says it has; None where it says none."""
+    if not inspect(connection).has_table(_VERSIONS):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalars().all()  # noqa: S608
+    return ", ".join(sorted(found)) or None
+
+
+def check_upgrade(
+    connection: Connection, revisions: Sequence[str], made_by: Mapping[str, Columns]
+) -> None:
+    """Raise SchemaRefused for a database that can't be upgraded. `revisions` are all that this
+    version knows, the first one first; `made_by` says what columns the first one makes, and the one
+    that the database says it has, if it is known."""
+    found, columns = revision_of(connection), columns_of(connection)
+    if found is None and not columns:
+        return
+    if found is not None and found in made_by and columns == made_by[found]:
+        return
+    first = made_by[revisions[0]]
+    # Later revisions add to the first one. What lacks a part of it is of before.
+    is_newer = found not in revisions and all(
+        table in columns and names <= columns[table] for table, names in first.items()
+    )
+    said = f"revision {found}" if found is not None else "no revision"
+    if is_newer and found is not None:
+        raise SchemaRefused(
+            f"the database has {said} of the schema, and the newest that this version knows is"
+            f" {revisions[-1]}: start the version that migrated it, or restore the backup from"
+            " before that migration, which lacks what was recorded since; nothing was changed"
+        )
+    raise SchemaRefused(
+        f"the database says {said} of the schema and has other tables than that: it was made before"
+        f" {_PROMISE}, and this version upgrades revision {revisions[0]} of that day and later ones"
+        f" (to {revisions[-1]}): keep it with the version that made it, write its usage out with"
+        " that version's `python -m gateway export`, and set HOLDFAST_DATA or HOLDFAST_DATABASE_URL"
+        f" to an empty one; {_LOST}; nothing was changed"
+    )
+
+
+def problem_of(found: str | None, columns: Columns) -> str | None:
+    """Why a gateway of this version can't use a database of this revision, with these columns;
+    None where it can."""
+    migrate = "`python -m gateway migrate` with the settings of `serve`"
+    if found is None:
+        return (
+            f"the database has no schema, and this version works with revision {REVISION}: run"
+            f" {migrate}"
+        )
+    if found != REVISION:
+        is_older = found.isdecimal() and found < REVISION
+        return (
+            f"the database has revision {found} of the schema, and this version works with"
+            f" {REVISION}: "
+            + (f"run {migrate}" if is_older else f"{migrate} says whose it is, and the way on")
+            + "; turns wait in the journal"
+        )
+    tables = Base.metadata.tables
+    lacking = [
+        f"{table}.{column.name}"
+        for table in sorted(tables)
+        for column in tables[table].columns
+        if column.name not in columns.get(table, ())
+    ]
+    if not lacking:
+        return None
+    return (
+        f"the database says revision {found} of the schema and lacks `{lacking[0]}`: {migrate} says"
+        " what it is, and the way on; turns wait in the journal"
+    )
+
+
+class SchemaWatch:
+    """Looks again and again whether the database has this version's schema, and tells its
+    identity. A database that is away is no problem of the schema."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._found: str | None = None
+
+    async def look(self) -> None:
+        """Raise LedgerUnavailable while the database is away. Columns are looked at when the
+        revision is new: that takes many queries."""
+        async with self._ledger.transaction(is_any_schema=True) as connection:
+            found = await connection.run_sync(revision_of)
+            if found is not None and found == self._found:
+                return
+            columns = await connection.run_sync(columns_of)
+        self._found = found
+        self._ledger.identity.schema_problem = problem_of(found, columns)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        await repeat(stopping, LOOK_SECONDS, self.look, "schema_not_looked_at")

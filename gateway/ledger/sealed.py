@@ -1,0 +1,186 @@
+"""Clients' texts in the database, encrypted: prompts, answers, batches and cached contents.
+
+AES-GCM, with keys derived from the master secret by HKDF: one for what a workspace keeps, one for
+each batch. A body is bound to its place: in another one's it can't be read. Rows of batches and
+cached contents were plain before revision 0003; such a body is a zlib stream, which begins with
+another byte than a sealed one. They are read as they are until they have been sealed.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import SecretStr
+from sqlalchemy import ColumnElement, delete, func, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.base.background import pause
+from gateway.base.errors import GatewayError, NotFound
+from gateway.base.logs import get_logger
+from gateway.ledger.database import Ledger
+from gateway.ledger.schema import BatchItemRow, CachedContentRow, WatermarkRow
+
+UNSEALED = "unsealed"
+"""The watermark that revision 0003 sets: rows of before are to be sealed."""
+PLAIN = b"\x78"
+"""The first byte of a zlib stream (RFC 1950, 2.2) of any level."""
+
+_NONCE_BYTES = 12
+_SEALED = b"\x01"
+_SHARED_ENDS = frozenset({"canceled", "expired"})
+_ROWS = 16
+_PAUSE_SECONDS = 0.05
+_RETRY_SECONDS = 5.0
+
+
+class Cipher:
+    """Seals with one derived key."""
+
+    def __init__(self, master: SecretStr, use: str) -> None:
+        derived = HKDF(SHA256(), 32, None, use.encode())
+        self._aead = AESGCM(derived.derive(master.get_secret_value().encode()))
+
+    def sealed(self, place: str, plain: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, plain, place.encode())
+
+    def opened(self, place: str, body: bytes) -> bytes:
+        """Raise NotFound for a body of another place or another master secret."""
+        nonce = body[:_NONCE_BYTES]
+        try:
+            return self._aead.decrypt(nonce, body[_NONCE_BYTES:], place.encode())
+        except InvalidTag:
+            raise NotFound("content: it was kept with another master secret") from None
+
+
+class Texts:
+    """Seals rows of batches and cached contents. What was plain before is opened as it is."""
+
+    def __init__(self, master: SecretStr) -> None:
+        self._master = master
+
+    def batch(self, batch_id: str) -> "BatchTexts":
+        return BatchTexts(Cipher(self._master, f"holdfast batch: {batch_id}"))
+
+    def sealed_content(self, workspace: str, content_id: str, body: bytes) -> bytes:
+        return _SEALED + self._contents_of(workspace).sealed(content_id, body)
+
+    def opened_content(self, workspace: str, content_id: str, body: bytes) -> bytes:
+        """Raise NotFound for a body of another master secret."""
+        return _opened(self._contents_of(workspace), content_id, body)
+
+    def _contents_of(self, workspace: str) -> Cipher:
+        return Cipher(self._master, f"holdfast cached contents: {workspace}")
+
+
+class BatchTexts:
+    """Seals what one batch asks and is answered. Raise NotFound for another master secret's."""
+
+    def __init__(self, cipher: Cipher) -> None:
+        self._cipher = cipher
+
+    def sealed_params(self, position: int, params: bytes) -> bytes:
+        return _SEALED + self._cipher.sealed(f"params {position}", params)
+
+    def opened_params(self, position: int, params: bytes) -> bytes:
+        return _opened(self._cipher, f"params {position}", params)
+
+    def sealed_result(self, position: int, status: str, result: bytes) -> bytes:
+        return _SEALED + self._cipher.sealed(_result_place(position, status), result)
+
+    def opened_result(self, position: int, status: str, result: bytes) -> bytes:
+        return _opened(self._cipher, _result_place(position, status), result)
+
+
+def _result_place(position: int, status: str) -> str:
+    """Rows that never ran end together, with one result for all."""
+    return f"result {status}" if status in _SHARED_ENDS else f"result {position}"
+
+
+def _opened(cipher: Cipher, place: str, body: bytes) -> bytes:
+    return cipher.opened(place, body[1:]) if body.startswith(_SEALED) else body
+
+
+def _is_plain(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    return func.substr(column, 1, 1) == PLAIN
+
+
+class Sealing:
+    """Seals the rows of before revision 0003, some at a time, so that others can write between
+    them. What a kill leaves is sealed at the next start."""
+
+    def __init__(self, ledger: Ledger, texts: Texts) -> None:
+        self._ledger = ledger
+        self._texts = texts
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run until all is sealed. While the database is away it is tried again."""
+        while not stopping.is_set():
+            try:
+                if not await self.step():
+                    return
+                seconds = _PAUSE_SECONDS
+            except GatewayError as error:
+                get_logger("ledger").warning("texts_not_sealed", error=str(error))
+                seconds = _RETRY_SECONDS
+            await pause(stopping, seconds)
+
+    async def step(self) -> bool:
+        """Seal some rows; return whether there may be more."""
+        async with self._ledger.transaction() as connection:
+            if not await self._is_due(connection):
+                return False
+            if not self._ledger.is_postgres:
+                # What is written over is zeroed in the file, and does not stay in free pages.
+                await connection.execute(text("PRAGMA secure_delete = ON"))
+            count = await self._seal_batches(connection)
+            count += await self._seal_contents(connection)
+            if count == 0:
+                await connection.execute(delete(WatermarkRow).where(WatermarkRow.name == UNSEALED))
+        if count == 0:
+            await self._empty_log()
+            get_logger("ledger").info("texts_sealed")
+        return count > 0
+
+    async def _is_due(self, connection: AsyncConnection) -> bool:
+        query = select(WatermarkRow.value).where(WatermarkRow.name == UNSEALED)
+        return (await connection.execute(query)).first() is not None
+
+    async def _seal_batches(self, connection: AsyncConnection) -> int:
+        row = BatchItemRow
+        plain = or_(_is_plain(row.params.expression), _is_plain(row.result.expression))
+        query = select(row.batch_id, row.position, row.status, row.params, row.result)
+        found = (await connection.execute(query.where(plain).limit(_ROWS))).all()
+        for batch_id, position, status, params, result in found:
+            texts = self._texts.batch(batch_id)
+            values: dict[str, bytes] = {}
+            if params.startswith(PLAIN):
+                values["params"] = await asyncio.to_thread(texts.sealed_params, position, params)
+            if result is not None and result.startswith(PLAIN):
+                sealed = await asyncio.to_thread(texts.sealed_result, position, status, result)
+                values["result"] = sealed
+            place = row.batch_id == batch_id, row.position == position, row.status == status
+            await connection.execute(update(row).where(*place).values(values))
+        return len(found)
+
+    async def _seal_contents(self, connection: AsyncConnection) -> int:
+        row = CachedContentRow
+        query = select(row.id, row.workspace_id, row.body).where(_is_plain(row.body.expression))
+        found = (await connection.execute(query.limit(_ROWS))).all()
+        for content_id, workspace, body in found:
+            seal = self._texts.sealed_content
+            sealed = await asyncio.to_thread(seal, workspace, content_id, body)
+            await connection.execute(update(row).where(row.id == content_id).values(body=sealed))
+        return len(found)
+
+    async def _empty_log(self) -> None:
+        """SQLite's log still has the pages of before. PostgreSQL's rows of before go with its own
+        vacuum."""
+        if not self._ledger.is_postgres:
+            async with self._ledger.transaction() as connection:
+                await connection.commit()  # not within a transaction
+                await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,0 +1,143 @@
+"""What an installation of an earlier commit left behind is upgraded, to the last figure."""
+
+import json
+import os
+import tarfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import MetaData, create_engine, insert, select
+
+from gateway.app import create_app
+from gateway.base.clock import Clock
+from gateway.cli.migrate import migrate, upgrade
+from scripts.stack import free_port
+from tests.engine.store.engines import PREFIX, MovedWall, StoredEngine, read_of
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually, make_settings, serve_app
+
+STATES = sorted(Path(__file__).parent.glob("*.tar.xz"))
+TABLES = ("workspaces", "watermarks", "api_keys")
+"""Rows of these come first, since others point to them."""
+
+
+@pytest.fixture(params=STATES, ids=lambda path: path.name.partition(".")[0])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The files that a commit left behind."""
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+@pytest.fixture
+def figures(state: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((state / "figures.json").read_text())
+    return made
+
+
+def copy_rows(file: Path, url: str) -> None:
+    """The rows of a ledger's file into an empty database of the first revision. On PostgreSQL that
+    is what the commit itself would have made: the revision never changes."""
+    source, target = create_engine(f"sqlite:///{file}"), create_engine(url)
+    tables, made = MetaData(), MetaData()
+    tables.reflect(source)
+    made.reflect(target)
+    order = [*TABLES, *(name for name in sorted(tables.tables) if name not in TABLES)]
+    with source.connect() as old, target.begin() as new:
+        new.execute(made.tables["watermarks"].delete())
+        for name in order:
+            if name == "alembic_version":
+                continue
+            booleans = [
+                column.name
+                for column in made.tables[name].columns
+                if column.type.python_type is bool
+            ]
+            rows = [dict(row._mapping) for row in old.execute(select(tables.tables[name]))]
+            for row in rows:
+                row.update({key: bool(row[key]) for key in booleans})
+            if rows:
+                new.execute(insert(made.tables[name]), rows)
+    source.dispose()
+    target.dispose()
+
+
+def assert_says(answer: Any, was: Any, where: str) -> None:
+    """Whatever was said is said; a later version may say more."""
+    if isinstance(was, dict):
+        for key, value in was.items():
+            assert_says(answer[key], value, f"{where}.{key}")
+    elif isinstance(was, list):
+        assert len(answer) == len(was), where
+        for number, value in enumerate(was):
+            assert_says(answer[number], value, f"{where}[{number}]")
+    else:
+        assert answer == was, where
+
+
+def check_answers(url: str, figures: dict[str, Any]) -> None:
+    for path, asked in figures["answers"].items():
+        headers = {"x-api-key": asked["key"], "authorization": f"Bearer {asked['key']}"}
+        reply = httpx.get(url + path, headers=headers, timeout=120, trust_env=False)
+        assert reply.status_code == 200, (path, reply.text)
+        is_lines = path.endswith("/results")
+        lines = [json.loads(line) for line in reply.text.splitlines()] if is_lines else None
+        was = json.loads(json.dumps(asked["answer"]).replace(figures["url"], url))
+        assert_says(lines or reply.json(), was, path)
+
+
+def test_a_ledger_and_a_journal_are_upgraded_to_the_last_figure(
+    state: Path, figures: dict[str, Any], shared_database: str
+) -> None:
+    data, is_postgres = state / "data", shared_database.startswith("postgresql")
+    url = shared_database if is_postgres else ""
+    settings = make_settings(data, f"http://127.0.0.1:{free_port()}", database_url=url)
+    if is_postgres:
+        upgrade(settings, "0001")
+        copy_rows(data / "ledger.db", settings.ledger_url)
+    journal = data / "journal"
+    kept = {name: (journal / name).read_bytes() for name in os.listdir(journal)}
+    # Without its journal first: what the earlier commit said was of the ledger alone.
+    journal.rename(state / "journal")
+    migrate(settings)
+    moment = datetime.fromisoformat(figures["at"])
+    clock = Clock(wall=lambda: moment)
+    with serve_app(create_app(settings, clock=clock), settings) as url:
+        check_answers(url, figures)
+    for path in (data / "journal").iterdir():
+        path.unlink()
+    for name, content in kept.items():
+        (data / "journal" / name).write_bytes(content)
+    with serve_app(create_app(settings, clock=clock), settings) as url:
+        check_journal(url, kept["instances"].decode().strip())
+
+
+def check_journal(url: str, instance: str) -> None:
+    """Two closed turns come into the ledger as they are, one is to be closed, one is set aside."""
+    admin = Admin(url)
+    for number in range(2):
+        row = admin.recorded(f"msg_{instance}{number:016x}")
+        assert (row["input_tokens"], row["cache_read_tokens"]) == (100 + number, 1000 + number)
+        assert (row["output_tokens"], row["outcome"]) == (7 + number, "end_turn")
+        assert (row["status"], row["cost_nano"], row["saved_nano"]) == (200, 11, 11)
+
+    def health() -> Any:
+        return httpx.get(f"{url}/readyz", timeout=120).json()["journal"]
+
+    eventually(lambda: health()["backlog"] == 1)
+    assert health()["set_aside"] == 1 and health()["damaged"] == []
+
+
+def test_an_engines_store_gives_its_leases_back(state: Path, figures: dict[str, Any]) -> None:
+    wall = MovedWall()
+    wall.wall = figures["store"]["wall"]
+    engine = StoredEngine(state / "store", wall=wall)
+    try:
+        assert engine.stats.restored_leases == 1
+        written = figures["store"]["written_1h_tokens"]
+        assert written == 22 and read_of(engine.say(PREFIX, [77])) == written
+    finally:
+        engine.kill()
