@@ -68,13 +68,22 @@ class Block:
 
 
 class BlockQueue:
-    """Unreferenced blocks, the least recently used first, a chain's tail first."""
+    """Unreferenced blocks, the least recently used first, a chain's tail first.
+
+    `requeue` of their pool must be called when their dependents have changed.
+    """
 
     def __init__(self) -> None:
         self.order = Order[Block](
             lambda block: (block.last_use, -block.index) if block.queue is self else None
         )
         self._size = 0
+        self._best_effort: set[Block] = set()
+
+    @property
+    def num_best_effort(self) -> int:
+        """How many of them a best-effort entry stands on."""
+        return len(self._best_effort)
 
     def __len__(self) -> int:
         return self._size
@@ -83,12 +92,15 @@ class BlockQueue:
         assert block.queue is None, "the block is in a queue already"
         block.queue = self
         self._size += 1
+        if block.dependents:
+            self._best_effort.add(block)
         self.order.push(block)
 
     def remove(self, block: Block) -> None:
         assert block.queue is self, "the block is in another queue"
         block.queue = None
         self._size -= 1
+        self._best_effort.discard(block)
 
     def pop(self) -> Block:
         """Take the block that is reused next. The queue must not be empty."""
@@ -100,20 +112,19 @@ class BlockQueue:
 
 @dataclass(slots=True, eq=False)
 class ScopeShare:
-    """One scope's blocks: `held` counts them. Those in the queues have no reference."""
+    """One scope's blocks: `held` counts them. Those that are unreferenced wait to be reused."""
 
     owner: Digest
     held: int = 0
-    cached: BlockQueue = field(default_factory=BlockQueue)
-    best_effort: BlockQueue = field(default_factory=BlockQueue)
+    unreferenced: BlockQueue = field(default_factory=BlockQueue)
 
     @property
     def is_reclaimable(self) -> bool:
-        return bool(self.cached or self.best_effort)
+        return bool(self.unreferenced)
 
     def pop(self) -> Block:
-        """Take the scope's next block to reuse, plain content first. There must be one."""
-        return (self.cached or self.best_effort).pop()
+        """Take the scope's block that was used least recently. There must be one."""
+        return self.unreferenced.pop()
 
 
 class Recorded(NamedTuple):
@@ -142,7 +153,8 @@ class Entry:
     `name` is the gateway's name of exactly this prefix, if there is one. `is_broken`: the entry is
     best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease was ended so
     that something else could run. `is_lapsed`: its time is over, and it is kept for requests that
-    arrived before. `why_unleased` is None while the entry is leased.
+    arrived before. `why_unleased` is None while the entry is leased. `is_asked_for`: a breakpoint
+    with `hold` wrote or read it. Nothing else is ever leased.
     """
 
     scope: str
@@ -160,6 +172,7 @@ class Entry:
     is_lapsed: bool = False
     was_sacrificed: bool = False
     why_unleased: BestEffortReason | None = None
+    is_asked_for: bool = True
     reads: int = 0
     name: str | None = None
     stored: list[Block] | None = None

@@ -2,9 +2,10 @@
 
 An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
 expires. A leased entry holds a reference on each of its blocks. An entry without a lease is
-best-effort: it was over the budget (`leases.py`), was sacrificed, or yielded to another. It holds
-no reference, and it ends when the first of its blocks is reused. Its blocks
-are reused after all plain content. Time is handed in as a number: this module reads no clock.
+best-effort: no breakpoint asked for a lease (`automatic`), or it was over the budget (`leases.py`),
+was sacrificed, or yielded to another. It holds no reference, and it ends when the first of its
+blocks is reused. Its blocks stand in the same order of use as all others. Time is handed in as a
+number: this module reads no clock.
 
 A request may be looked up some time after it arrived, and it reads entries that were readable at
 its arrival. So an entry whose time is over is *lapsed* for some seconds before it is removed. It
@@ -104,12 +105,14 @@ class Entries:
             return None
         return entry if entry.begins_with(digests.packed[: entry.tokens * TOKEN_BYTES]) else None
 
-    def refresh(self, entry: Entry, now: float) -> Refresh:
+    def refresh(self, entry: Entry, now: float, *, hold: bool = True) -> Refresh:
         """A read, or a breakpoint at the entry.
 
         Its own TTL starts again, unless it has a lifetime of its own. A lost lease is taken again.
-        The refresh holds at once, and stays unless it is taken back.
+        The refresh holds at once, and stays unless it is taken back. `hold`: a lease is asked for.
+        Without that a lease that was asked for earlier is refreshed, and no other begins.
         """
+        entry.is_asked_for |= hold
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
         entry.refreshed_until.append(until)
         self._set_expiry(entry)
@@ -171,6 +174,10 @@ class Entries:
             else:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
             entry.used_at = max(entry.used_at, now)
+            if mark.hold and not entry.is_asked_for:
+                entry.is_asked_for = True
+                if not entry.is_partly_away:
+                    self._try_lease(entry)
             self.bring_back(entry, blocks)
         else:
             if entry is not None:
@@ -179,6 +186,7 @@ class Entries:
                 return None
             what, times = (scope, key, mark.tokens, mark.ttl), (now, expires_at, expires_at)
             entry = Entry(*what, list(blocks), *times, used_at=now, seconds=mark.seconds)
+            entry.is_asked_for = mark.hold
             if digests.adapter is not None and digests.adapter.start < mark.tokens:
                 entry.adapter = digests.adapter
             self.take_in(entry)
@@ -346,8 +354,11 @@ class Entries:
     def _try_lease(self, entry: Entry) -> bool:
         """Lease on the device, else in the store. False if it is not leased on the device.
 
-        No other lease ends for one that the store keeps.
+        No other lease ends for one that the store keeps. What nobody asked for gets no lease.
         """
+        if not entry.is_asked_for:
+            entry.why_unleased = "automatic"
+            return False
         is_away = entry.is_partly_away
         if not is_away and self.leases.take(entry, may_end=entry.stored is None):
             self._undepend(entry)
@@ -362,6 +373,8 @@ class Entries:
     def _lease_in_store(self, entry: Entry) -> bool:
         """False if the store has no whole copy of the entry."""
         if self._store is None or entry.stored is None or entry.is_lapsed:
+            return False
+        if not entry.is_asked_for:
             return False
         entry.is_leased, entry.lease_tier = True, "disk"
         entry.was_sacrificed, entry.why_unleased = False, None

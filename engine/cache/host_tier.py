@@ -1,8 +1,8 @@
 """The host tier: content moves here before its device block is reused, and back for a read.
 
 It is a second pool of blocks with the same rules. A full block is found by its digest and verified
-by its tokens. The blocks of best-effort entries move too, so that such an entry stays readable;
-they are reused last here too. This module only decides about copies: `take_demotions` returns the
+by its tokens. The blocks of best-effort entries move too, so that such an entry stays readable.
+This module only decides about copies: `take_demotions` returns the
 copies to make before anything is written on the device.
 
 The number of blocks that a step copies is bounded, so that decoding does not wait for it. A tier

@@ -40,12 +40,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An eligible breakpoint: the end of its prefix, its TTL, and its own lifetime if any."""
+    """An eligible breakpoint: the end of its prefix, its TTL, and its own lifetime if any.
+
+    `hold`: a lease is asked for.
+    """
 
     segment: int
     tokens: int
     ttl: Ttl
     seconds: float | None = None
+    hold: bool = True
 
 
 def eligible(
@@ -59,8 +63,14 @@ def eligible(
     for point in sorted(breakpoints, key=lambda point: point.segment):
         end = segments[point.segment].end
         if end is not None and end >= min_tokens and point.keep is None:
-            marks.append(Mark(point.segment, end, point.ttl, point.seconds))
+            marks.append(Mark(point.segment, end, point.ttl, point.seconds, point.hold))
     return marks
+
+
+def asks_for(marks: Iterable[Mark], tokens: int) -> bool:
+    """Whether a lease is asked for on an entry of so many tokens: it lies within a prefix that one
+    of the marks asks to hold."""
+    return any(mark.hold and tokens <= mark.tokens for mark in marks)
 
 
 def window(segments: Sequence[Segment], start: int) -> Iterator[int]:

@@ -4,8 +4,8 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that holds the most: of that cached content by least recent use, then content of
-  best-effort entries, by least recent use.
+  that holds the most, by least recent use. That a best-effort entry stands on a block is no reason
+  to keep it.
 It knows no torch, no clock and no I/O.
 """
 
@@ -207,7 +207,10 @@ class BlockPool:
         return names
 
     def requeue(self, block: Block) -> None:
-        """Move an unreferenced block to the right queue after its dependents changed."""
+        """Count an unreferenced block anew after its dependents changed.
+
+        Its place in the order of reuse is the same, but for one that has no content any more.
+        """
         if block.queue is not None:
             self._dequeue(block)
             self._enqueue(block)
@@ -285,14 +288,13 @@ class BlockPool:
 
     def counts(self) -> BlockCell:
         free = len(self._empty)
-        cached = sum(len(share.cached) for share in self._shares.values())
-        best_effort = sum(len(share.best_effort) for share in self._shares.values())
+        best_effort = sum(share.unreferenced.num_best_effort for share in self._shares.values())
         return BlockCell(
             free=free,
-            active=self.num_blocks - free - cached - best_effort - self._num_lease_only,
+            active=self.num_blocks - self.num_reclaimable - self._num_lease_only,
             leased=self._num_lease_only,
             best_effort=best_effort,
-            cached=cached,
+            cached=self.num_reclaimable - free - best_effort,
             shared=self.num_shared,
         )
 
@@ -330,7 +332,7 @@ class BlockPool:
         share = block.share
         assert share is not None
         if block.has_content:
-            (share.best_effort if block.dependents else share.cached).append(block)
+            share.unreferenced.append(block)
             self._largest.push(share)
             return
         self._unname(block)

@@ -14,7 +14,7 @@ from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
 from engine.cache.kinds import Compression, Sibling, SiblingAsked
-from engine.cache.lookup import Mark, Piece, Segment, bill, eligible, longest_hit
+from engine.cache.lookup import Mark, Piece, Segment, asks_for, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState, state_position
 from engine.cache.store_tier import StoreTier
@@ -253,7 +253,11 @@ class PrefixCache:
         if hit not in touched:
             touched.append(hit)
         found = Found(marks, hit, 0, reason)
-        found.refreshes = [self.entries.refresh(entry, now) for entry in touched if entry]
+        found.refreshes = [
+            self.entries.refresh(entry, now, hold=asks_for(marks, entry.tokens))
+            for entry in touched
+            if entry is not None
+        ]
         if hit is not None:
             # The last token is always computed, because its logits give the first output token.
             position = state_position(hit) if self.state_blocks else hit.tokens
@@ -348,7 +352,8 @@ class PrefixCache:
         found.hit, found.read = hit, hit.tokens if hit is not None else 0
         found.miss_reason = self._miss_reason(query, found.marks, hit)
         if hit is not None:
-            found.refreshes.append(self.entries.refresh(hit, now))
+            hold = asks_for(found.marks, hit.tokens)
+            found.refreshes.append(self.entries.refresh(hit, now, hold=hold))
 
     def resume(
         self, query: CacheQuery, tokens: Sequence[TokenId], table: BlockTable

@@ -115,7 +115,10 @@ MissReason = Literal[
     "not_told",
     "damaged",
 ]
-BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host", "on_disk", "no_hold"]
+BestEffortReason = Literal[
+    "automatic", "over_budget", "sacrificed", "yielded", "on_host", "on_disk", "no_hold"
+]
+"""`automatic`: no breakpoint with `hold` asked for a lease."""
 GuaranteeName = Literal["exact_read", "exact_write", "hold", "isolation", "events", "forced_tools"]
 ErrorCode = Literal[
     "invalid_request",
@@ -241,6 +244,8 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     breakpoint of a request may have it. Breakpoints in front of it hold nothing. With `sibling` the
     prefix may be read from an entry of the sibling model: another approximation, where there is a
     longer entry of it than of this model. One breakpoint of a request may have one of both.
+    Without `hold` nobody asks for memory: the entry is best-effort, and gives way in the order of
+    use, until a breakpoint with `hold` reads it.
     """
 
     segment: NotNegative
@@ -249,6 +254,7 @@ class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     keep: Annotated[float, Meta(ge=LEAST_KEEP, lt=1)] | None = None
     scorer: Scorer = DEFAULT_SCORER
     sibling: bool = False
+    hold: bool = True
 
     @property
     def is_approximate(self) -> bool:

@@ -41,6 +41,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     age: float
     is_leased: bool
     reads: int
+    is_asked_for: bool = True
 
     @classmethod
     def of(cls, entry: Entry, now: float, wall: float) -> "Times":
@@ -52,6 +53,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
             age=now - entry.ready_at,
             is_leased=entry.is_leased,
             reads=entry.reads,
+            is_asked_for=entry.is_asked_for,
         )
 
     def seconds_since(self, wall: float) -> float:
@@ -128,6 +130,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
             kept_until=expires_at,
             used_at=written - self.times.idle,
             is_leased=is_leased,
+            is_asked_for=self.times.is_asked_for,
             reads=self.times.reads,
             name=self.name,
             seconds=self.seconds,

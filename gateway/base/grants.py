@@ -46,15 +46,20 @@ def limits_of(workspace: Workspace) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class AutoCache:
-    """What is held for requests that mark nothing, in dialects without markers. `prefix` holds
-    tools and system prompt, `conversation` also the last turn, for `ttl`."""
+    """Where breakpoints are added to requests that mark nothing, in dialects without markers.
+    `prefix`: behind tools and system prompt; `conversation`: also behind the last turn, for `ttl`.
+
+    `hold`: an operator set it for the workspace or the key, and so asks for leases. The
+    installation's own policy asks for none: its entries are best-effort (`automatic`)."""
 
     mode: AutoCacheMode = "conversation"
     ttl: AutoCacheTtl = "5m"
+    hold: bool = False
 
     def but(self, mode: AutoCacheMode | None, ttl: AutoCacheTtl | None) -> "AutoCache":
         """This policy, but for what is set more closely; None is not set."""
-        return AutoCache(mode or self.mode, ttl or self.ttl)
+        is_set = mode is not None or ttl is not None
+        return AutoCache(mode or self.mode, ttl or self.ttl, self.hold or is_set)
 
 
 DEFAULT_AUTO_CACHE = AutoCache()

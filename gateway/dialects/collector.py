@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from engine import protocol
 from engine.protocol import Tier, Ttl
 from gateway.base.errors import EngineFailed
-from gateway.base.grants import AutoCache
+from gateway.base.grants import AutoCache, AutoCacheMode, AutoCacheTtl
 from gateway.prompt.ignored import Ignored
 
 Event = dict[str, Any]
@@ -37,6 +37,17 @@ class Found:
     miss_reason: str | None = None
     ignored: list[Ignored] = field(default_factory=list)
     auto_cache: AutoCache | None = None
+
+
+class HoldfastAutoCache(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy that added breakpoints. Whether it holds what they write is in their `state`."""
+
+    mode: AutoCacheMode
+    ttl: AutoCacheTtl
+
+    @classmethod
+    def of(cls, policy: AutoCache) -> "HoldfastAutoCache":
+        return cls(mode=policy.mode, ttl=policy.ttl)
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +83,7 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     breakpoints: list[HoldfastBreakpoint]
     miss_reason: str | None = None
     ignored: Sequence[Ignored] | UnsetType = UNSET
-    auto_cache: AutoCache | UnsetType = UNSET
+    auto_cache: HoldfastAutoCache | UnsetType = UNSET
     folded: Sequence[str] | UnsetType = UNSET
     read_tier: Tier | UnsetType = UNSET
     bring_back_seconds: float | UnsetType = UNSET
@@ -99,7 +110,7 @@ def extension_of(started: protocol.Started, found: Found, paths: Sequence[str]) 
         ],
         miss_reason=found.miss_reason,
         ignored=found.ignored or UNSET,
-        auto_cache=found.auto_cache or UNSET,
+        auto_cache=HoldfastAutoCache.of(found.auto_cache) if found.auto_cache else UNSET,
         folded=[paths[segment] for segment in started.folded] or UNSET,
         read_tier=started.read_tier or UNSET,
         bring_back_seconds=started.bring_back_seconds or UNSET,

@@ -69,7 +69,8 @@ class Keep(NamedTuple):
     sibling: bool = False
 
     def asked_at(self, point: Breakpoint) -> Breakpoint:
-        return replace(point, keep=self.part, scorer=self.scorer, sibling=self.sibling)
+        # What a client says of a prefix is a mark, also where the gateway added the breakpoint.
+        return replace(point, keep=self.part, scorer=self.scorer, sibling=self.sibling, hold=True)
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -417,7 +418,7 @@ def add_automatic(
     if given:
         targets = targets[-1:] if policy.mode == "conversation" else []
     for segment in targets:
-        found.setdefault(segment, Breakpoint(segment, policy.ttl))
+        found.setdefault(segment, Breakpoint(segment, policy.ttl, hold=policy.hold))
     points = [found[segment] for segment in sorted(found)]
     if any(outlives(later.ttl, earlier.ttl) for earlier, later in pairwise(points)):
         return list(given)

@@ -52,12 +52,13 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     `key` is the server's own id of the entry (hex), the same for the same prefix of one scope; a
     live hold of that key is kept as it is and reported. `expires_at` (seconds on the server's
     clock) only orders holds: the soonest to expire goes first when one must go. The later of two is
-    kept.
+    kept. Without `is_asked_for` it gets no lease: its blocks follow vLLM's own order of reuse.
     """
 
     key: str
     tokens: int
     expires_at: float
+    is_asked_for: bool = True
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):

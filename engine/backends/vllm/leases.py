@@ -171,9 +171,11 @@ class LeaseManager:
         if hold is None:
             return None
         hold.expires_at = max(hold.expires_at, want.expires_at)
-        if hold.blocks and not hold.is_leased and not self._try_lease(hold) and made is not None:
-            self._pool.touch(hold.blocks)
-            self._depend(hold)
+        if hold.blocks and not hold.is_leased:
+            is_leased = want.is_asked_for and self._try_lease(hold)
+            if not is_leased and made is not None:
+                self._pool.touch(hold.blocks)
+                self._depend(hold)
         hold.claims.add(claim)
         return hold
 

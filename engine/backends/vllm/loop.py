@@ -120,9 +120,9 @@ class HeldEntries(Entries):
         super()._lapse(entry)
 
     def _try_lease(self, entry: Entry) -> bool:
-        if self._states.get(entry.key) != "leased":
-            if not entry.is_leased:
-                entry.why_unleased = entry.why_unleased or "over_budget"
+        if entry.is_asked_for and self._states.get(entry.key) != "leased":
+            if not entry.is_leased and entry.why_unleased in (None, "automatic"):
+                entry.why_unleased = "over_budget"
             return False
         return super()._try_lease(entry)
 
@@ -204,11 +204,16 @@ class HeldCache(MirrorCache):
             tokens = mark.tokens
             key = query.digests.at(tokens)
             entry = self.entries.find(query.digests, tokens, query.arrived_at)
+            if entry is not None:
+                wants[key] = _want_of(entry)
+                continue
             expires_at = query.arrived_at + self.entries.seconds(mark.ttl, mark.seconds)
-            wants[key] = _want(key, tokens, expires_at if entry is None else entry.expires_at)
+            wants[key] = Want(
+                key=key.hex(), tokens=tokens, expires_at=expires_at, is_asked_for=mark.hold
+            )
         hit = found.hit
         if hit is not None and hit.key not in wants:
-            wants[hit.key] = _want(hit.key, hit.tokens, hit.expires_at)
+            wants[hit.key] = _want_of(hit)
         self._wanted.update(wants.keys())
         size = self.pool.block_size
         full = sorted({name.tokens // size for name in query.names} - {0})
@@ -289,8 +294,13 @@ class HeldCache(MirrorCache):
         return [key for key in keys if not self._wanted[key] and self.entries.get(key) is None]
 
 
-def _want(key: Digest, tokens: int, expires_at: float) -> Want:
-    return Want(key=key.hex(), tokens=tokens, expires_at=expires_at)
+def _want_of(entry: Entry) -> Want:
+    return Want(
+        key=entry.key.hex(),
+        tokens=entry.tokens,
+        expires_at=entry.expires_at,
+        is_asked_for=entry.is_asked_for,
+    )
 
 
 log = structlog.get_logger()

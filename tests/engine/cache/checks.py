@@ -144,7 +144,7 @@ def _check_references(world: "World") -> None:
 def check_pool(pool: BlockPool) -> None:
     """All that needs no outside knowledge."""
     shares = list(pool._shares.values())
-    queues = [pool._empty, *(q for share in shares for q in (share.cached, share.best_effort))]
+    queues = [pool._empty, *(share.unreferenced for share in shares)]
     inside: dict[BlockQueue | None, list[Block]] = {}
     for block in pool.blocks:
         inside.setdefault(block.queue, []).append(block)
@@ -163,7 +163,7 @@ def check_pool(pool: BlockPool) -> None:
             assert not block.has_content and not block.names
         elif block.queue is not None:
             assert block.has_content
-            assert block.queue is (share.best_effort if block.dependents else share.cached)
+            assert block.queue is share.unreferenced
         else:
             assert share.owner == block.owner
         if block.digest is not None:
@@ -176,7 +176,11 @@ def check_pool(pool: BlockPool) -> None:
     assert held == {share.owner: share.held for share in shares}
     assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)
     assert pool.num_shared == sum(b.ref_count > 1 for b in pool.blocks)
-    assert pool.counts().leased == sum(0 < b.lease_count == b.ref_count for b in pool.blocks)
+    counts = pool.counts()
+    assert counts.leased == sum(0 < b.lease_count == b.ref_count for b in pool.blocks)
+    unreferenced = [b for b in pool.blocks if not b.ref_count and b.has_content]
+    assert counts.best_effort == sum(bool(b.dependents) for b in unreferenced)
+    assert counts.cached + counts.best_effort == len(unreferenced)
 
 
 def check_entries(entries: Entries) -> None:
@@ -189,6 +193,7 @@ def check_entries(entries: Entries) -> None:
         is_below = entry.is_leased and entry.lease_tier == "disk"
         assert (entry in leased) == entry.holds_device
         assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
+        assert entry.is_asked_for or not entry.is_leased, "leased, and nobody asked for it"
         assert not is_below or entry.stored is not None, "leased, and nothing holds it"
         for index, block in enumerate(entry.blocks):
             assert entry.is_broken or block.index == index

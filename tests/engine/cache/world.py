@@ -52,8 +52,7 @@ class WatchedPool(BlockPool):
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         held: Counter[Digest] = Counter()
-        cached: set[BlockId] = set()
-        best_effort: set[BlockId] = set()
+        last_use: dict[BlockId, int] = {}
         num_empty = 0
         for block in self.blocks:
             if block.ref_count or block.has_content:
@@ -61,8 +60,8 @@ class WatchedPool(BlockPool):
             else:
                 num_empty += 1
             if block.has_content and not block.ref_count:
-                (best_effort if block.dependents else cached).add(block.block_id)
-        reclaimable = cached | best_effort
+                last_use[block.block_id] = block.last_use
+        reclaimable = set(last_use)
         givers = {self.owners[block_id] for block_id in reclaimable}
         before = {block_id: self.owners[block_id] for block_id in reclaimable}
         block = super().allocate(index, owner)
@@ -71,9 +70,8 @@ class WatchedPool(BlockPool):
             assert block.block_id not in reclaimable, "content was lost while blocks were empty"
             return block
         loser = before[block.block_id]
-        if block.block_id in best_effort:
-            same = {block_id for block_id in cached if before[block_id] == loser}
-            assert not same, "a best-effort entry was broken before plain content was reused"
+        same = (last_use[block_id] for block_id, giver in before.items() if giver == loser)
+        assert last_use[block.block_id] == min(same), "not what was used least recently"
         if loser == owner:
             assert all(held[giver] <= held[owner] + 1 for giver in givers), "spared who holds more"
         else:
@@ -103,6 +101,7 @@ class World:
     host_blocks: int = 0
     store_blocks: int = 0
     max_copies: int = 100
+    marks_hold: bool = True
     lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
@@ -197,7 +196,9 @@ class World:
             tokens=tokens,
             digests=self.cache.digests(scope, tokens, adapter),
             segments=spans,
-            breakpoints=[Breakpoint(index, ttl) for index, ttl in marks.items()],
+            breakpoints=[
+                Breakpoint(index, ttl, hold=self.marks_hold) for index, ttl in marks.items()
+            ],
             names=[],
             min_tokens=min_tokens,
             arrived_at=self.now - age,
