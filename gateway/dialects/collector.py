@@ -16,8 +16,9 @@ from pydantic_core import from_json
 from engine import protocol
 from engine.protocol import Tier, Ttl
 from gateway.base.errors import EngineFailed
-from gateway.base.grants import AutoCache, AutoCacheMode, AutoCacheTtl
+from gateway.base.grants import AutoCache
 from gateway.prompt.ignored import Ignored
+from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
 
 Event = dict[str, Any]
 """One event of a stream, as its JSON."""
