@@ -41,6 +41,7 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
 from gateway.ledger.database import open_ledgers
+from gateway.ledger.model_ids import ModelIdsTable
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.schema import KeptResponseRow
@@ -52,6 +53,7 @@ from gateway.prompt.ask import Ask
 from gateway.routing.discovery import follow_sources
 from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
+from gateway.routing.model_ids import ModelIds
 from gateway.routing.router import Router
 from gateway.turn.contents import Keeper, KeptResponses
 from gateway.turn.diagnostics import LastHolders, PromptComparer
@@ -163,7 +165,13 @@ async def _start(
         shared = SharedLimits(limits, table, journal.instance, clock)
         # It ends behind what closes the last turns, whose costs it tells.
         run_beside("shared_limits", shared.run)
-    fleet = await open_fleet(stack, settings, supervisor, clock.monotonic, metrics)
+    ids = ModelIds(ModelIdsTable(ledgers.access), clock.wall)
+    try:
+        await ids.refresh()
+    except GatewayError as error:
+        get_logger("gateway").warning("model_ids_not_read", error=str(error))
+    run_beside("model_ids", ids.run)
+    fleet = await open_fleet(stack, settings, supervisor, clock.monotonic, metrics, ids)
     follow_sources(stack, settings.engines, fleet, supervisor)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     known = ledgers.drain.known

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
+ALIASES = ROOT / "scripts" / "aliases.toml"
+"""The id that benches and tests ask for means whatever is served first."""
 HOST = reserved_ports.HOST
 ENGINE_SECRET = "engine-secret-for-tests"
 API_KEY = "hf-key-for-tests-0000000000000000"
@@ -286,7 +288,10 @@ def engine_environment(port: int, settings: Mapping[str, str] | None = None) -> 
 def gateway_environment(
     port: int, data: Path, engines: Sequence[str], settings: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Settings of a gateway on loopback, its journal and (by default) its ledger under `data`."""
+    """Settings of a gateway on loopback, its journal and (by default) its ledger under `data`.
+
+    Every engine answers there to the demo model's id: see ALIASES.
+    """
     named = (f"engine-{number}={url}" for number, url in enumerate(engines))
     return {
         "HOLDFAST_PORT": str(port),
@@ -296,6 +301,7 @@ def gateway_environment(
         "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
         "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
+        "HOLDFAST_MODELS": str(ALIASES),
         **(settings or {}),
     }
 

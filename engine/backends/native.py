@@ -7,6 +7,7 @@ import structlog
 
 from engine.backends.adapters import AdapterParts
 from engine.backends.base import Parts, Progress
+from engine.backends.identity import identity_of
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.sibling import read_sibling, store_facts
 from engine.compute.compress import KvCompressor, Told, check_compressible
@@ -143,5 +144,6 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             max_running=settings.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
             techniques=techniques,
+            identity=identity_of(settings.model, renderer),
         ),
     )

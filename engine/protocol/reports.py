@@ -98,6 +98,20 @@ def why_refused(
     )
 
 
+class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What tells a model from another one of the same name. An empty text is not known.
+
+    `weights` is a digest of its weights' files, `template` of its chat template, `vocabulary` of
+    its tokens and their ids, all in hex. `server` is what the server in front of which an engine
+    stands says that it serves.
+    """
+
+    weights: str = ""
+    template: str = ""
+    vocabulary: str = ""
+    server: str = ""
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
 
@@ -112,7 +126,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
     shares a store with the others of its model. Requests may carry a `record` where it
     `keeps_records`. `techniques` are the approximations that were measured; none where they
-    are off, or the engine can't.
+    are off, or the engine can't. `identity` says which model stands behind the name `model`.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -141,6 +155,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
     techniques: list[Technique] = []
+    identity: ModelIdentity = ModelIdentity()
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -142,6 +142,14 @@ def read_json(model: str, name: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def model_folder(model: str) -> Path | None:
+    """Where a model's files lie; None for a hub id of which there is no `config.json`."""
+    if Path(model).is_dir():
+        return Path(model)
+    config = _find_file(model, "config.json")
+    return None if config is None else config.parent
+
+
 def _find_file(model: str, name: str) -> Path | None:
     """A file of a directory, or else of a hub repository (cached as transformers caches it)."""
     if Path(model).is_dir():

@@ -28,11 +28,20 @@ from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import named
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import engine_url
-from gateway.structs.fleet import Dropped, EngineReport, Lease, Removed, RoutingReport
+from gateway.structs.fleet import Dropped, EngineReport, Lease, OwnedId, Removed, RoutingReport
 
 
 class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """With `gives_id` the id of its model is its, if another model has it."""
+
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
+    gives_id: bool = False
+
+
+class NewOwner(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """With `is_default` also the ids that name no model mean the engine's."""
+
+    is_default: bool = False
 
 
 class NewAdapter(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -57,8 +66,9 @@ class EnginesController(AdminController):
 
     @action("/", "addEngine", "Add an engine until the gateway's next start.", NewEngine)
     async def add(self, asked: NamedDependency[NewEngine], services: Deps) -> EngineReport:
-        """The engine gets the engine secret. It gets turns as soon as it is ready."""
-        engine = await services.fleet.add(engine_url(asked.url))
+        """The engine gets the engine secret. It gets turns as soon as it is ready, for the ids in
+        `ids`. One whose model has the name of another model here is not added."""
+        engine = await services.fleet.add(engine_url(asked.url), gives_id=asked.gives_id)
         return await _changed(services, engine, "engine_added")
 
     @action("/{name:str}/drain", "drainEngine", "Send an engine no new turns.")
@@ -70,13 +80,36 @@ class EnginesController(AdminController):
     async def resume(self, name: FromPath[str], services: Deps) -> EngineReport:
         return await _drain(services, name, is_draining=False)
 
+    @action(
+        "/{name:str}/give-id",
+        "giveModelId",
+        "Give the id of an engine's model to the model that the engine has now.",
+        NewOwner,
+    )
+    async def give_id(
+        self, name: FromPath[str], asked: NamedDependency[NewOwner], services: Deps
+    ) -> EngineReport:
+        """Engines that have the model which owned the id get no more turns. The ids of the engine's
+        adapters go over with it."""
+        engine = services.fleet.find(name)
+        if engine.told is None or engine.status not in ("ready", "refused"):
+            raise InvalidRequest("engine: it does not say now which model it has")
+        await services.fleet.ids.give_model(engine.told, is_default=asked.is_default)
+        await asyncio.gather(*(each.poll() for each in services.fleet.engines))
+        return await _changed(services, engine, "model_id_given")
+
     @action("/{name:str}/adapters", "loadAdapter", "Load an adapter on an engine.", NewAdapter)
     async def load_adapter(
         self, name: FromPath[str], asked: NamedDependency[NewAdapter], services: Deps
     ) -> EngineReport:
-        """What was loaded under the name goes, with its entries, after its last request."""
+        """What was loaded under the name goes, with its entries, after its last request. The
+        adapter's id is that of the new one: engines that have other weights under the name are not
+        asked for it."""
         engine = services.fleet.find(name)
-        await engine.load_adapter(asked.name)
+        info = await engine.load_adapter(asked.name)
+        if engine.description is not None:
+            await services.fleet.ids.give_adapter(engine.description.model, info)
+        await engine.poll()
         return await _changed(services, engine, "adapter_loaded")
 
     @removal("/{name:str}/adapters/{adapter:str}", "unloadAdapter", "Unload an adapter.")
@@ -108,12 +141,13 @@ async def _drain(services: Services, name: str, *, is_draining: bool) -> EngineR
 
 
 async def _changed(services: Services, engine: Engine, event: str) -> EngineReport:
-    _log(event, engine)
-    return await _report(services, engine)
+    report = await _report(services, engine)
+    _log(event, engine, ids=report.ids, notes=report.notes)
+    return report
 
 
-def _log(event: str, engine: Engine) -> None:
-    get_logger("gateway").info(event, engine=engine.name, url=engine.url)
+def _log(event: str, engine: Engine, **more: object) -> None:
+    get_logger("gateway").info(event, engine=engine.name, url=engine.url, **more)
 
 
 async def _report(services: Services, engine: Engine) -> EngineReport:
@@ -122,6 +156,8 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
         with suppress(GatewayError):  # a slow answer says nothing of whether it takes turns
             stats = await engine.stats()
     now = engine.monotonic()
+    is_taken = about is not None and engine.status != "refused"
+    ids = services.catalogue.ids_at(about, services.fleet.served) if about and is_taken else []
     return EngineReport(
         name=engine.name,
         url=engine.url,
@@ -130,6 +166,8 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
         breaker=engine.breaker.state(now),
         times_opened=engine.breaker.num_opened,
         detail=engine.readiness,
+        ids=ids,
+        notes=[*engine.notes, *_others(services, engine, ids)],
         description=about
         and msgspec.structs.replace(about, model=services.catalogue.name_of(about.model)),
         stats=stats,
@@ -144,8 +182,29 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
     )
 
 
+def _others(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]:
+    """A line where other engines have other models: no request for these comes here."""
+    if not ids or engine.description is None:
+        return []
+    name_of = services.catalogue.name_of
+    own = name_of(engine.description.model)
+    others = {name_of(model) for model in services.fleet.served.models} - {own}
+    if not others:
+        return []
+    listed, known = ", ".join(sorted(others)), ", ".join(ids)
+    return [f"it has another model than {listed}, and answers only to {known}"]
+
+
 _MAX_LEASES = 2000
 _ENTRY_DIGITS = 32
+
+
+class ModelIdsController(AdminController):
+    path = "/admin/v1/model-ids"
+
+    @view("/", "listModelIds", "The model that each id belongs to, and since when.", None)
+    async def list_ids(self, services: Deps) -> list[OwnedId]:
+        return [entry for _, entry in sorted(services.fleet.ids.known.items())]
 
 
 class LeasesController(AdminController):

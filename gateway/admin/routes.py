@@ -24,6 +24,7 @@ CONTROLLERS = (
     engines.EnginesController,
     usage.LiveController,
     engines.LeasesController,
+    engines.ModelIdsController,
     access.WorkspacesController,
     access.KeysController,
     usage.UsageController,

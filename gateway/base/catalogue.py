@@ -3,6 +3,7 @@
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +22,11 @@ class CatalogueError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """`engine_model` None means any model that engines serve; `price` None means no price.
-    `adapter` is the name of the one that answers on that model, `weights` which it is now. With
-    `sees` its engines take images. `name` is what the ledger, the pages and metrics call it,
-    whatever id a client used."""
+    """`engine_model` None: the installation's default model, which is not known before an engine
+    was ready; `price` None means no price. `stands_for` is the model that an alias means; empty for
+    a model's own id. `adapter` is the name of the one that answers on that model, `weights` which it
+    is now. With `sees` its engines take images. `name` is what the ledger, the pages and metrics
+    call it, whatever id a client used."""
 
     id: str
     display_name: str
@@ -34,6 +36,7 @@ class Model:
     min_cache_tokens: int | None = None
     adapter: str | None = None
     weights: AdapterInfo | None = None
+    stands_for: str = ""
     sees: bool = False
 
     @property
@@ -53,19 +56,33 @@ class Model:
 
 class Served(NamedTuple):
     """What engines serve: their models' names, each engine's adapters with its model's, and the
-    models that some engine sees images with."""
+    models that some engine sees images with. `default` is the model that ids mean which name none,
+    None before there is one. `known` models were served, and an engine may come that has them."""
 
     models: Sequence[str]
     adapters: Sequence[tuple[str, AdapterInfo]] = ()
     seeing: Collection[str] = ()
+    default: str | None = None
+    known: Sequence[str] = ()
 
 
 class Catalogue:
-    def __init__(self, models: Iterable[Model], default: str, *, claude_alias: bool) -> None:
+    def __init__(
+        self,
+        models: Iterable[Model],
+        default: str | None,
+        *,
+        claude_alias: bool,
+        price: str | None = None,
+    ) -> None:
+        """`default` is the id that `claude-*` means; None: the first model that was served. `price`
+        is that of models without an id in the table, unless the default has one."""
         self._models = {model.id: model for model in models}
-        if default not in self._models:
+        if default is not None and default not in self._models:
             raise CatalogueError(f"models: default `{default}` is not among the models")
-        self._default = self._models[default]
+        self._default = Model(id="", display_name="", price=price)
+        if default is not None:
+            self._default = self._models[default]
         self._claude_alias = claude_alias
 
     def find(self, requested: str, served: Served) -> Model:
@@ -93,20 +110,23 @@ class Catalogue:
             name = [*ids, f"{self.name_of(wanted)}:{weights.name}"[-MODEL_CHARACTERS:]][0]
             model = replace(model, engine_model=wanted, weights=weights)
         else:
-            wanted = model.engine_model or next(iter(served.models), "")
+            wanted = model.engine_model or ""
             name = self.name_of(wanted, model.id) if wanted else model.id
         sees = any(model.is_served_by(one) for one in served.seeing)
         return replace(model, name=name, sees=sees)
 
     def _find(self, requested: str, served: Served) -> Model | None:
-        if (model := self._models.get(requested)) is not None:
-            return model
-        for one in served.models:
-            if requested in (one, base_name(one)):
-                return self._own(one, requested)
+        if requested in self._models:
+            return _resolved(self._models[requested], served)
+        for name in (*served.models, *served.known):
+            if requested in (name, base_name(name)):
+                return self._own(name, requested)
         # The alias is for any model of the vendor's, whose ids have no adapter.
         is_alias = self._claude_alias and requested.startswith(_VENDOR_PREFIX)
-        return replace(self._default, id=requested) if is_alias and ":" not in requested else None
+        if not is_alias or ":" in requested:
+            return None
+        named = replace(self._default, id=requested, display_name=requested)
+        return _resolved(named, served)
 
     def _not_found(self, requested: str, served: Served) -> ModelNotFound:
         return ModelNotFound(requested, [model.id for model in self.models(served)])
@@ -126,7 +146,7 @@ class Catalogue:
 
     def models(self, served: Served) -> list[Model]:
         """The table's ids, then the ids of the engines' own models, then those of adapters."""
-        found = dict(self._models)
+        found = {id_: _resolved(model, served) for id_, model in self._models.items()}
         for name in served.models:
             found.setdefault(base_name(name), self._own(name, base_name(name)))
         bases = [one for one in found.values() if one.adapter is None]
@@ -136,8 +156,20 @@ class Catalogue:
             found.setdefault(model.id, replace(model, engine_model=name))
         return list(found.values())
 
+    def ids_at(self, engine: Description, served: Served) -> list[str]:
+        """Those of `models` that an engine answers."""
+        ids = list[str]()
+        for listed in self.models(served):
+            with suppress(ModelNotFound):  # an adapter of the table that no engine has
+                if self.find(listed.id, served).is_served_at(engine):
+                    ids.append(listed.id)
+        return ids
+
     def base_of(self, model: Model) -> str:
-        """The id of the model that an adapter is on, and of a model itself."""
+        """The id of the model that an adapter is on or an alias stands for, and of a model
+        itself."""
+        if model.stands_for:
+            return model.stands_for
         is_plain = model.adapter is None or model.engine_model is None
         return model.id if is_plain or not model.engine_model else self.name_of(model.engine_model)
 
@@ -145,13 +177,24 @@ class Catalogue:
         return Model(
             id=requested,
             display_name=base_name(engine_model),
-            engine_model=engine_model,
+            # All engines under this name have one model, however much of its path they say.
+            engine_model=base_name(engine_model),
             price=self._default.price,
         )
 
 
+def _resolved(model: Model, served: Served) -> Model:
+    """A model of the table with the model that it means."""
+    if model.engine_model is None:
+        model = replace(model, engine_model=served.default)
+    if model.engine_model is None or model.adapter is not None:
+        return model
+    own = base_name(model.engine_model)
+    return model if model.id in (own, model.engine_model) else replace(model, stands_for=own)
+
+
 def _with_adapter(model: Model, requested: str, adapter: str) -> Model:
-    return replace(model, id=requested, display_name=requested, adapter=adapter)
+    return replace(model, id=requested, display_name=requested, adapter=adapter, stands_for="")
 
 
 def is_served(wanted: str | None, engine_model: str) -> bool:
@@ -168,7 +211,9 @@ def load_catalogue(path: Path | None = None, *, claude_alias: bool = False) -> C
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
-        models = [Model(**{"display_name": e["id"], **e}) for e in document["models"]]
-        return Catalogue(models, document["default"], claude_alias=claude_alias)
+        entries = document.get("models", [])
+        models = [Model(**{"display_name": entry["id"], **entry}) for entry in entries]
+        default, price = document.get("default"), document.get("price")
+        return Catalogue(models, default, claude_alias=claude_alias, price=price)
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise CatalogueError(f"models file `{path}`: {error!r}") from None

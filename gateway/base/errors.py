@@ -204,6 +204,10 @@ class NoEngineThere(EngineSetWrong):
     )
 
 
+class AnotherModel(EngineFailed):
+    """An engine's model has the name of another one. The message is for operators."""
+
+
 class EngineLost(GatewayError, default="the connection to the engine was lost"): ...
 
 

@@ -4,11 +4,15 @@ import argparse
 import asyncio
 from contextlib import aclosing
 
+from gateway.base.clock import Clock
 from gateway.base.errors import NotFound
 from gateway.base.settings import EnginePlace, Settings, is_source, load
 from gateway.cli.arguments import Commands, add_actions
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.model_ids import ModelIdsTable
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
+from gateway.routing.model_ids import ModelIds
 
 
 def add_commands(commands: Commands) -> None:
@@ -17,7 +21,7 @@ def add_commands(commands: Commands) -> None:
     load_ = actions.add_parser("load", help="load a folder of the engine's ENGINE_ADAPTERS")
     unload = actions.add_parser("unload", help="let an adapter go, after its last request")
     listed.set_defaults(run=_run, change=None, engine=None)
-    for action, change in ((load_, Engine.load_adapter), (unload, Engine.unload_adapter)):
+    for action, change in ((load_, _load), (unload, _unload)):
         action.add_argument("engine", help="its name, HOST:PORT unless HOLDFAST_ENGINES gives one")
         action.add_argument("adapter", help="the folder's name")
         action.set_defaults(run=_run, change=change)
@@ -27,6 +31,23 @@ def _run(options: argparse.Namespace) -> int:
     for line in asyncio.run(_change(load(), options)):
         print(line)
     return 0
+
+
+async def _load(settings: Settings, engine: Engine, name: str) -> None:
+    """The adapter's id is that of what is loaded, for every gateway of the database."""
+    info = await engine.load_adapter(name)
+    if engine.description is None:
+        return
+    model = engine.description.model
+
+    async def give(ledger: Ledger) -> None:
+        await ModelIds(ModelIdsTable(ledger), Clock().wall).give_adapter(model, info)
+
+    await with_ledger(settings.ledger_url, give)
+
+
+async def _unload(_settings: Settings, engine: Engine, name: str) -> None:
+    await engine.unload_adapter(name)
 
 
 async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
@@ -40,7 +61,8 @@ async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
             engines = [engine for engine in engines if engine.name == options.engine]
             if not engines:
                 raise NotFound(f"engine: `{options.engine}` is not in HOLDFAST_ENGINES")
-            await options.change(engines[0], options.adapter)
+            await options.change(settings, engines[0], options.adapter)
+            await engines[0].poll()
         return [
             f"{engine.name} {engine.description.model}:{one.name} {one.digest[:12]}"
             f"{' leaving' if one.is_leaving else ''}"

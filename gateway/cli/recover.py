@@ -33,6 +33,7 @@ from gateway.prices.files import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
+from gateway.routing.model_ids import ModelIds
 
 OUTCOME = "gateway_lost"
 _POLL_SECONDS = 0.2
@@ -166,7 +167,10 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     async with aclosing(EngineHttp()) as http:
         supervisor = Supervisor(has_messages=True)
         fleet = Fleet(
-            settings.engines, lambda name, url: Engine(name, url, secret, http), supervisor
+            settings.engines,
+            lambda name, url: Engine(name, url, secret, http),
+            supervisor,
+            ModelIds(None, Clock().wall),
         )
         await fleet.start()
         try:

@@ -100,7 +100,7 @@ def _gemini_model(model: Model, services: Services) -> gemini.Model:
     return gemini.Model(
         name=f"models/{model.id}",
         base_model_id=services.catalogue.base_of(model),
-        display_name=model.display_name,
+        display_name=_display_name(model),
         input_token_limit=longest or UNSET,
         output_token_limit=longest or UNSET,
     )
@@ -116,7 +116,7 @@ def _info(model: Model, services: Services) -> ModelInfo:
     longest = _longest_context(model, services)
     return ModelInfo(
         id=model.id,
-        display_name=model.display_name,
+        display_name=_display_name(model),
         created_at=_UNKNOWN_DATE,
         max_input_tokens=longest,
         max_tokens=longest,
@@ -126,9 +126,17 @@ def _info(model: Model, services: Services) -> ModelInfo:
 def _openai_model(model: Model, services: Services) -> openai.Model:
     longest = _longest_context(model, services)
     if model.adapter is None:
-        return openai.Model(id=model.id, max_model_len=longest)
+        root = model.stands_for or UNSET
+        return openai.Model(id=model.id, max_model_len=longest, root=root)
     parent = services.catalogue.base_of(model)
     return openai.Model(id=model.id, max_model_len=longest, root=model.adapter, parent=parent)
+
+
+def _display_name(model: Model) -> str:
+    """An alias says so where a dialect has no field for it."""
+    if not model.stands_for:
+        return model.display_name
+    return f"{model.display_name} (alias of {model.stands_for})"
 
 
 def _longest_context(model: Model, services: Services) -> int | None:

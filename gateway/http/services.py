@@ -17,6 +17,7 @@ from gateway.admission.workers import Workers
 from gateway.base.bounds import Tuning
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
+from gateway.base.errors import ModelNotFound, NoEngineReady
 from gateway.base.metrics import Metrics
 from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
@@ -75,7 +76,14 @@ class Services:
     image_hosts: ImageHosts
 
     def find_model(self, requested: str) -> Model:
-        return self.catalogue.find(requested, self.fleet.served)
+        """Raise ModelNotFound, and NoEngineReady while nothing is known of any model."""
+        served = self.fleet.served
+        try:
+            return self.catalogue.find(requested, served)
+        except ModelNotFound:
+            if served.models or served.known or not self.fleet.engines:
+                raise
+            raise NoEngineReady("no engine has said yet which model it serves") from None
 
     def name_of(self, described: Description | None) -> str | None:
         """The one name of an engine's model; None while the engine has not described itself."""

@@ -303,6 +303,19 @@ class EpochRow(Base):
     last_ms: Mapped[int]
 
 
+class ModelIdRow(Base):
+    """The model that an id belongs to since then, by the name that its engine gave it first.
+    `identity` is JSON: all that engines said of it. The id of an adapter ends with its name; the id
+    `*` stands for those that name no model."""
+
+    __tablename__ = "model_ids"
+
+    id: Mapped[str] = mapped_column(sa.String(MODEL_CHARACTERS), primary_key=True)
+    engine_model: Mapped[str] = mapped_column(sa.String(256))
+    identity: Mapped[str] = mapped_column(sa.Text)
+    since: Mapped[datetime]
+
+
 class HorizonRow(Base):
     """One row. Turns that began before `turns_ms` may have been deleted; their sums are kept."""
 

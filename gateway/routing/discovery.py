@@ -230,7 +230,7 @@ class Follower:
 
         async def add(place: EnginePlace) -> None:
             try:
-                engine = await self._fleet.add(place.url, place.name)
+                engine = await self._fleet.add(place.url, place.name, stays=True)
             except InvalidRequest as error:  # it is tried again
                 self._log.info("engine_not_added", url=place.url, error=str(error))
                 return

@@ -36,6 +36,7 @@ from engine.protocol import (
 )
 from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
 from gateway.base.errors import (
+    AnotherModel,
     EngineFailed,
     EngineLost,
     EngineSetWrong,
@@ -55,6 +56,7 @@ from gateway.routing.client import (
     timeouts,
 )
 from gateway.routing.held import WHOLE_BYTES, Holdings, PrefixIndex, SnapshotPart, frames_of
+from gateway.routing.model_ids import Admitted
 from gateway.routing.router import Load, Route, Weights, kind_of
 from gateway.structs.fleet import EngineStatus
 
@@ -91,7 +93,9 @@ class Engine:
         down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
         index: PrefixIndex | None = None,
+        admit: Callable[[Description], Admitted] | None = None,
     ) -> None:
+        """`admit` raises AnotherModel for a description under whose name another model is known."""
         self.name = name
         self.seed = xxh3_64_intdigest(url)
         self.kind = kind_of(None)
@@ -103,6 +107,9 @@ class Engine:
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
         self.description: Description | None = None
+        self.told: Description | None = None
+        """What it said last, whether it was taken or not."""
+        self.notes: list[str] = []
         self.fault: EngineFailed | None = None
         """What is wrong with the last poll's answer; None if it was an engine's, or none came."""
         self.is_draining = False
@@ -111,6 +118,7 @@ class Engine:
         self.answered_at = -math.inf
         self.last_stats: Stats | None = None
         self._was_down = False
+        self._admit = admit or (lambda told: Admitted(told, []))
         # The waits of turns for the engine to accept them.
         self._waits: set[asyncio.Timeout] = set()
         self._http = http
@@ -202,10 +210,10 @@ class Engine:
         body = _encode(DropRequest(scope, entry))
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
-    async def load_adapter(self, name: str) -> None:
-        """Have the adapter in the folder of this name loaded, and take in who has it now."""
-        await self._call("POST", "/v1/adapters", AdapterInfo, _encode(LoadRequest(name)), _COUNT)
-        await self.poll()
+    async def load_adapter(self, name: str) -> AdapterInfo:
+        """Have the adapter in the folder of this name loaded. The next poll takes in who has it."""
+        body = _encode(LoadRequest(name))
+        return await self._call("POST", "/v1/adapters", AdapterInfo, body, _COUNT)
 
     async def unload_adapter(self, name: str) -> None:
         path = f"/v1/adapters/{quote(name, safe='')}"
@@ -278,6 +286,9 @@ class Engine:
                 raise
             except EngineLost:
                 await self._look()
+        except AnotherModel as error:
+            self.fault = error
+            self._refused(error)
         except GatewayError as error:
             self.fault = error if isinstance(error, EngineFailed) else None
             self._missed(error)
@@ -295,7 +306,8 @@ class Engine:
             raise NoEngineThere
         if response.status == 200:
             before = self.description
-            self.description = new = await self._call("GET", "/v1/describe", Description)
+            self.told = await self._call("GET", "/v1/describe", Description)
+            new = self._take(self.told)
             self.kind = kind_of(new)
             # A new epoch is another process, so all knowledge of the old one is dropped.
             if before is None or before.epoch != new.epoch:
@@ -311,6 +323,26 @@ class Engine:
         else:
             self.status = "starting"
         self._unsure_since = None
+
+    def _take(self, told: Description) -> Description:
+        """The description as far as the engine's model owns its ids. Raise AnotherModel."""
+        new, notes = self._admit(told)
+        if notes != self.notes:
+            for note in notes:
+                get_logger("engine").warning("adapter_refused", engine=self.name, why=note)
+        self.notes = notes
+        self.description = new
+        return new
+
+    def _refused(self, error: AnotherModel) -> None:
+        """It answers, and gets no turn until its model is that of its name again."""
+        told = str(error)
+        if self.readiness.get("error") != told or self.status != "refused":
+            get_logger("engine").error("engine_refused", engine=self.name, error=told)
+        self.status, self._unsure_since = "refused", None
+        self._was_down = True
+        self.readiness = {"error": told}
+        self.notes = []
 
     def _missed(self, error: GatewayError) -> None:
         """Note that the engine did not answer. It is down after some time, or at once if it refuses

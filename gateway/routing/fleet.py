@@ -12,13 +12,14 @@ from functools import partial
 from engine.supervisor import Loop, Supervisor
 from gateway.base.background import pause
 from gateway.base.catalogue import Served
-from gateway.base.errors import GatewayError, InvalidRequest, NotFound
+from gateway.base.errors import AnotherModel, GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import URL_MUST_BE, EnginePlace, Settings, is_engine_url, is_source
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.held import PrefixIndex
+from gateway.routing.model_ids import ModelIds
 from gateway.routing.router import Weights
 
 _POLL_SECONDS = 1.0
@@ -40,9 +41,16 @@ class Fleet:
     """The engines. `engines` is the same list for the fleet's whole life, so that others may keep
     it."""
 
-    def __init__(self, engines: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        engines: Sequence[str],
+        make: MakeEngine,
+        supervisor: Supervisor,
+        ids: ModelIds,
+    ) -> None:
         """`engines` are written as in HOLDFAST_ENGINES."""
         self._make = make
+        self.ids = ids
         self._supervisor = supervisor
         self._places = {place.url: place for place in map(EnginePlace.parse, engines)}
         self.engines: list[Engine] = [make(*place) for place in self._places.values()]
@@ -59,7 +67,8 @@ class Fleet:
 
     @property
     def served(self) -> Served:
-        """The models and adapters of all engines, also of engines that are down."""
+        """The models and adapters of all engines, also of engines that are down. While some engine
+        has not been taken, what it may have is known by the ids."""
         described = [engine.description for engine in self.engines if engine.description]
         return Served(
             list(dict.fromkeys(description.model for description in described)),
@@ -70,6 +79,8 @@ class Fleet:
                 if not info.is_leaving
             ],
             {one.model for one in described if "images" in one.capabilities},
+            default=self.ids.default,
+            known=[] if len(described) == len(self.engines) else self.ids.models,
         )
 
     def find(self, name: str) -> Engine:
@@ -100,10 +111,13 @@ class Fleet:
     async def stop(self) -> None:
         await asyncio.gather(*(self._leave(engine) for engine in self.engines))
 
-    async def add(self, url: str, name: str | None = None) -> Engine:
+    async def add(
+        self, url: str, name: str | None = None, *, stays: bool = False, gives_id: bool = False
+    ) -> Engine:
         """Add an engine, by this name or by that of its URL. Raise InvalidRequest if it is there
-        already, by any URL, if what answers at its URL is no engine of ours, or if the fleet is
-        full."""
+        already, by any URL, if what answers at its URL is no engine of ours, if its model has the
+        name of another one, or if the fleet is full. One of another model `stays`, refused, so that
+        it is seen. With `gives_id` the id goes over to its model."""
         if any(engine.url == url for engine in self.engines):
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
@@ -114,11 +128,16 @@ class Fleet:
         engine = self._make(*place)
         self.engines.append(engine)
         await engine.poll()
-        new, problem = engine.description, ""
-        if engine.fault is not None:
+        if gives_id and engine.status in ("ready", "refused") and engine.told is not None:
+            await self.ids.give_model(engine.told)
+            await engine.poll()
+        new, problem = engine.told, ""
+        if isinstance(engine.fault, AnotherModel):
+            problem = "" if stays else str(engine.fault)
+        elif engine.fault is not None:
             problem = f"what answers there is not taken for an engine: {engine.readiness['error']}"
         for other in self.engines:
-            known = other.description
+            known = other.told
             if other is not engine and known and new and known.epoch == new.epoch:
                 problem = problem or f"this engine is there already, as {other.name}"
         if problem:
@@ -158,7 +177,7 @@ class Fleet:
             soon = _SOON_SECONDS + num_away / _POLLS_A_SECOND
             await pause(stopping, _POLL_SECONDS if engine.is_ready else min(_POLL_SECONDS, soon))
             await engine.poll()
-            if engine.status in ("unsure", "down"):
+            if engine.status in ("unsure", "down", "refused"):
                 if any(each.kind == engine.kind for each in self.ready):
                     engine.give_up()
 
@@ -211,6 +230,7 @@ async def open_fleet(
     supervisor: Supervisor,
     monotonic: Callable[[], float],
     metrics: Metrics,
+    ids: ModelIds,
 ) -> Fleet:
     """Start the fleet that the settings name. It is stopped with the stack."""
     http = await stack.enter_async_context(aclosing(EngineHttp()))
@@ -233,9 +253,10 @@ async def open_fleet(
             down_seconds=settings.tuning.engine_down_seconds,
             monotonic=monotonic,
             index=index,
+            admit=ids.admit,
         )
 
-    fleet = Fleet(listed, make, supervisor)
+    fleet = Fleet(listed, make, supervisor, ids)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet

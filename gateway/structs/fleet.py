@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.protocol.reports import Description, EntryInfo, Holding, Memory, Stats
+from engine.protocol.reports import Description, EntryInfo, Holding, Memory, ModelIdentity, Stats
 from gateway.structs.usage import PrefixLook, PrefixReport
 
 
@@ -40,7 +40,19 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BreakerState = Literal["closed", "open", "half_open"]
-EngineStatus = Literal["starting", "ready", "unsure", "down"]
+EngineStatus = Literal["starting", "ready", "unsure", "down", "refused"]
+"""A `refused` engine answers, and gets no turn: its name belongs to another model."""
+
+
+class OwnedId(msgspec.Struct, frozen=True, kw_only=True):
+    """The id of a model or an adapter, or `*` for the ids that name no model. It is owned by the
+    model that served it first, or that an operator gave it to. `engine_model` is the name that its
+    engine gave it, `identity` all that engines said of it; of an adapter only `weights` are."""
+
+    id: str
+    engine_model: str
+    identity: ModelIdentity
+    since: datetime
 
 
 class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +69,9 @@ class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids` are those of `/v1/models` that the engine answers. `notes` say what of it is not used,
+    and why. `description` is of the model that it had when it was taken last."""
+
     name: str
     url: str
     status: EngineStatus
@@ -64,6 +79,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     breaker: BreakerState
     times_opened: int
     detail: dict[str, Any]
+    ids: list[str]
+    notes: list[str]
     description: Description | None
     stats: Stats | None
     routing: RoutingReport

@@ -86,6 +86,7 @@ def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
         "master_secret": SecretStr(stack.MASTER_SECRET),
         "api_key": SecretStr(API_KEY),
         "admin_key": SecretStr(ADMIN_KEY),
+        "models": stack.ALIASES,
     }
     tuned = {name: changes.pop(name) for name in changes.keys() & Tuning.model_fields}
     return Settings(**{**values, **changes}, tuning=Tuning(**tuned))

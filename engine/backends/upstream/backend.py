@@ -23,6 +23,7 @@ import structlog
 
 from engine.backends.base import Progress
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
+from engine.backends.identity import identity_of
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.images import Expanded, image_token_text
 from engine.backends.prepare.pool import PreparePool, new_pool
@@ -570,6 +571,7 @@ class UpstreamBackend(EngineBackend):
             default_sampling=files.sampling,
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+            identity=identity_of(settings.model, renderer, server=facts.model),
         )
 
 

@@ -292,7 +292,8 @@ class Facts:
     """What is known of a running server. `block_size` and `num_blocks` None: it does not tell.
 
     `max_running` requests are sent to it at a time. `fingerprint` changes when it was started anew,
-    as far as it shows that. The notes are for people.
+    as far as it shows that. `model` is the server's word for what it serves, by the end of a path:
+    an alias that it was started with says less. The notes are for people.
     """
 
     kind: Kind

@@ -157,11 +157,25 @@ _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
 
 
 class Model(msgspec.Struct):
-    """`max_model_len` is vLLM's, and some others': the context in tokens."""
+    """`max_model_len` is vLLM's, and some others': the context in tokens. So is `root`: what the
+    server loaded, where `id` is a name that it was started with."""
 
     id: str
     max_model_len: int | None = None
     owned_by: str = ""
+    root: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What is served, for comparing."""
+        return last_part(self.root or self.id)
+
+
+def last_part(name: str) -> str:
+    """Of a path the file or folder, which may lie elsewhere on another machine; else all of it."""
+    is_path = name.startswith(("/", "~", ".")) or "\\" in name
+    parts = [part for part in re.split(r"[/\\]", name) if part] if is_path else []
+    return (parts[-1] if parts else name)[-256:]
 
 
 class Models(msgspec.Struct):
@@ -214,7 +228,8 @@ class ChatServer(Server):
         model = await self._find_model()
         return Facts(
             kind="openai",
-            model=model.id,
+            model=model.what,
+            fingerprint=model.what,
             max_context_tokens=self._files.context(model.max_model_len),
             max_running=64,
             tells="at_the_end",
@@ -222,6 +237,12 @@ class ChatServer(Server):
             isolation_note=self.UNPROVEN,
             forced_note="its formats are not ours",
         )
+
+    async def fingerprint(self) -> str:
+        """Its model: a server that was started anew with another one may look the same else."""
+        await super().fingerprint()
+        models = (await self._wire.ask(MODELS, Models)).data
+        return next((model.what for model in models if model.id == self._model), "")
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
         body = await self._sent(order, place) | {"max_tokens": 1, "stream": False, "seed": None}
@@ -334,10 +355,10 @@ class VllmServer(ChatServer):
                 raise UpstreamRefused(
                     "the server has another tokenizer than ENGINE_MODEL; name the same model"
                 )
-        labels, fingerprint = await self._metrics()
+        labels, started = await self._metrics()
         return Facts(
             kind="vllm",
-            model=model.id,
+            model=model.what,
             version=str(version.get("version", ""))[:64],
             max_context_tokens=self._files.context(model.max_model_len),
             # vLLM does not tell its `--max-num-seqs`; what it has no room for waits there.
@@ -346,13 +367,13 @@ class VllmServer(ChatServer):
             isolation="salt",
             block_size=_number(labels.get("block_size")),
             num_blocks=_number(labels.get("num_gpu_blocks")),
-            fingerprint=fingerprint,
+            fingerprint=f"{model.what} {started}",
             capabilities=frozenset({"multiple_choices", *SAMPLING_CAPABILITIES}),
         )
 
     async def fingerprint(self) -> str:
-        await super().fingerprint()
-        return (await self._metrics())[1]
+        model = await super().fingerprint()
+        return f"{model} {(await self._metrics())[1]}"
 
     async def count(self, order: Order) -> int:
         body = {"model": self._model, **await asyncio.to_thread(conversation, order)}
@@ -470,7 +491,8 @@ class LlamaCppServer(Server):
                 )
         return Facts(
             kind="llamacpp",
-            model=props.model_path[-256:],
+            model=last_part(props.model_path),
+            fingerprint=last_part(props.model_path),
             version=props.build_info[:64],
             max_context_tokens=context,
             max_running=props.total_slots,
@@ -481,6 +503,10 @@ class LlamaCppServer(Server):
             capabilities=frozenset({"multiple_choices", "min_p", "stop_token_ids"}),
             forced_note="its grammars are of another form than ours",
         )
+
+    async def fingerprint(self) -> str:
+        await super().fingerprint()
+        return last_part((await self._wire.ask("/props", _Props)).model_path)
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
         async with aclosing(self.generate(order, place)) as pieces:

@@ -17,6 +17,7 @@ import structlog
 from engine.backends.adapters import AdapterParts, AdapterShelf
 from engine.backends.base import Progress
 from engine.backends.external import MirrorPool
+from engine.backends.identity import identity_of
 from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.images import Expanded, Widening, image_token_text
 from engine.backends.prepare.pool import new_pool
@@ -312,6 +313,7 @@ def parts_of(
             default_sampling=recommended(sampling),
             max_running=config.scheduler_config.max_num_seqs,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+            identity=identity_of(model.model, renderer),
         ),
         has_states=cache.mamba_cache_mode != "none",
         adapters={

@@ -140,8 +140,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_model_len`, in tokens, is for clients of vLLM; so are an adapter's own name, `root`, and
-    the model that it is on, `parent`."""
+    """`max_model_len`, in tokens, is for clients of vLLM; so are `root`, an adapter's own name or
+    the model that an alias stands for, and `parent`, the model that an adapter is on."""
 
     id: str
     object: Literal["model"] = "model"

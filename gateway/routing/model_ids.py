@@ -1,0 +1,243 @@
+"""Which model each id belongs to: the one that first served it, until an operator says otherwise.
+
+Two engines of one name have the same model if nothing differs that both of them say of it (digests
+of weights, chat template and vocabulary; what the server says in front of which an engine stands),
+and if their full names agree or their weights are known to be equal. What only one of them says is
+no difference: it is remembered, and compared with whoever comes later.
+
+Pure but for the table, which `run` reads and writes: `admit` never waits. Until the table was read
+once, engines are taken as they come, and the table decides when it was read.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from engine.protocol.reports import AdapterInfo, Description, ModelIdentity
+from gateway.base.background import pause
+from gateway.base.catalogue import base_name
+from gateway.base.errors import AnotherModel, GatewayError
+from gateway.base.logs import get_logger
+from gateway.base.record import MODEL_CHARACTERS
+from gateway.structs.fleet import OwnedId
+
+DEFAULT_ID = "*"
+"""Stands for the ids that name no model: aliases without an `engine_model`, and `claude-*`."""
+READ_SECONDS = 5.0
+"""What another gateway's operator changed is seen here so soon."""
+_SAVE_SECONDS = 0.25
+_NAME_CHARACTERS = 256
+_SHOWN_DIGITS = 12
+_FACTS: Mapping[str, str] = {
+    "weights": "weights",
+    "template": "chat template",
+    "vocabulary": "vocabulary",
+    "server": "server's model",
+}
+
+
+class Table(Protocol):
+    """Where ids are kept, as `ledger/model_ids.py` does it. Its calls raise GatewayError."""
+
+    async def all(self) -> dict[str, OwnedId]: ...
+    async def add(self, owned: list[OwnedId]) -> None: ...
+    async def learn(self, before: OwnedId, after: OwnedId) -> None: ...
+    async def replace(self, ids: list[str], owned: list[OwnedId]) -> None: ...
+
+
+class Admitted(NamedTuple):
+    """`description` is without adapters whose ids belong to other ones. `notes` say so."""
+
+    description: Description
+    notes: list[str]
+
+
+class ModelIds:
+    def __init__(self, table: Table | None, wall: Callable[[], datetime]) -> None:
+        """Without a table, what engines say is known as long as this object lives."""
+        self._table = table
+        self._wall = wall
+        self._unsaved: dict[str, OwnedId] = {}
+        self._learned: list[tuple[OwnedId, OwnedId]] = []
+        self._changing = asyncio.Lock()
+        self._log = get_logger("model_ids")
+        self.known: dict[str, OwnedId] = {}
+
+    @property
+    def default(self) -> str | None:
+        """The name of the model that ids without one of their own mean; None before the first."""
+        entry = self.known.get(DEFAULT_ID)
+        return None if entry is None else entry.engine_model
+
+    @property
+    def models(self) -> list[str]:
+        """The names of all models that have an id."""
+        return [id_ for id_, entry in self.known.items() if _is_model(entry)]
+
+    def admit(self, told: Description) -> Admitted:
+        """Give ids that nobody has to an engine's model and adapters. Raise AnotherModel where its
+        name belongs to another model."""
+        model_id = id_of(told.model)
+        owner = self.known.get(model_id)
+        if owner is None:
+            self._give(model_id, told.model, told.identity)
+        elif differences := differences_of(owner, told):
+            raise AnotherModel(
+                f"it has another model than `{model_id}` here: {'; '.join(differences)}. Serve it "
+                "under another name, or give it the id: see Model ids in gateway/README.md"
+            )
+        else:
+            self._learn(owner, told.identity)
+        if DEFAULT_ID not in self.known:
+            self._give(DEFAULT_ID, base_name(told.model), ModelIdentity())
+        return self._with_own_adapters(told)
+
+    def _with_own_adapters(self, told: Description) -> Admitted:
+        notes = list[str]()
+        adapters = list[AdapterInfo]()
+        for info in told.adapters:
+            adapter_id = adapter_id_of(told.model, info.name)
+            owner = self.known.get(adapter_id)
+            if info.is_leaving or (owner is not None and owner.identity.weights == info.digest):
+                adapters.append(info)
+            elif owner is None:
+                self._give(adapter_id, told.model, ModelIdentity(weights=info.digest))
+                adapters.append(info)
+            else:
+                notes.append(
+                    f"its adapter `{info.name}` is not used: its weights are "
+                    f"{info.digest[:_SHOWN_DIGITS]}, those of `{adapter_id}` here are "
+                    f"{owner.identity.weights[:_SHOWN_DIGITS]}"
+                )
+        if not notes:
+            return Admitted(told, notes)
+        return Admitted(msgspec.structs.replace(told, adapters=adapters), notes)
+
+    async def give_model(self, told: Description, *, is_default: bool = False) -> None:
+        """The id of this engine's model, and those of its adapters, are its from now on. With
+        `is_default` also ids that name no model mean it. Raise the errors of the table."""
+        model_id, now = id_of(told.model), self._wall()
+        before = [id_ for id_ in self.known if id_ == model_id or id_.startswith(f"{model_id}:")]
+        owned = [self._owned(model_id, told.model, told.identity, now)]
+        for info in told.adapters:
+            if not info.is_leaving:
+                adapter_id = adapter_id_of(told.model, info.name)
+                weights = ModelIdentity(weights=info.digest)
+                owned.append(self._owned(adapter_id, told.model, weights, now))
+        if is_default:
+            owned.append(self._owned(DEFAULT_ID, base_name(told.model), ModelIdentity(), now))
+        await self._replace(before, owned)
+
+    async def give_adapter(self, model: str, info: AdapterInfo) -> None:
+        """The id of an adapter that an operator loaded is its from now on. Raise the errors of the
+        table."""
+        adapter_id = adapter_id_of(model, info.name)
+        weights = ModelIdentity(weights=info.digest)
+        await self._replace([], [self._owned(adapter_id, model, weights, self._wall())])
+
+    async def refresh(self) -> None:
+        """Save what is new, and take in what the table has: it decides. Raise its errors."""
+        if self._table is None:
+            return
+        async with self._changing:
+            added = dict(self._unsaved)
+            await self._table.add(list(added.values()))
+            while self._learned:
+                await self._table.learn(*self._learned[0])
+                del self._learned[0]
+            found = await self._table.all()
+            for id_, entry in added.items():
+                if self._unsaved.get(id_) is entry:
+                    del self._unsaved[id_]
+            self.known = found | self._unsaved
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Follow the table until the gateway stops."""
+        seconds, said = 0.0, ""
+        while not stopping.is_set():
+            if self._unsaved or self._learned or seconds >= READ_SECONDS:
+                seconds = 0.0
+                try:
+                    await self.refresh()
+                    said = ""
+                except GatewayError as error:
+                    if str(error) != said:
+                        self._log.warning("model_ids_not_saved", error=str(error))
+                    said = str(error)
+                    await pause(stopping, READ_SECONDS)
+            await pause(stopping, _SAVE_SECONDS)
+            seconds += _SAVE_SECONDS
+
+    def _give(self, id_: str, model: str, identity: ModelIdentity) -> None:
+        entry = self._owned(id_, model, identity, self._wall())
+        self.known[id_] = entry
+        if self._table is not None:
+            self._unsaved[id_] = entry
+        self._log.info("model_id_given", id=id_, model=entry.engine_model)
+
+    def _learn(self, owner: OwnedId, told: ModelIdentity) -> None:
+        """Remember what nobody had said of this model."""
+        whole = united(owner.identity, told)
+        if whole == owner.identity:
+            return
+        entry = msgspec.structs.replace(owner, identity=whole)
+        self.known[owner.id] = entry
+        if owner.id in self._unsaved:
+            self._unsaved[owner.id] = entry
+        elif self._table is not None:
+            self._learned.append((owner, entry))
+
+    async def _replace(self, before: list[str], owned: list[OwnedId]) -> None:
+        async with self._changing:
+            if self._table is not None:
+                await self._table.replace(before, owned)
+            for id_ in [*before, *(entry.id for entry in owned)]:
+                self.known.pop(id_, None)
+                self._unsaved.pop(id_, None)
+            self.known |= {entry.id: entry for entry in owned}
+        for entry in owned:
+            self._log.info("model_id_changed", id=entry.id, model=entry.engine_model)
+
+    def _owned(self, id_: str, model: str, identity: ModelIdentity, now: datetime) -> OwnedId:
+        name = model.replace("\x00", "")[-_NAME_CHARACTERS:]
+        return OwnedId(id=id_, engine_model=name, identity=identity, since=now)
+
+
+def id_of(model: str) -> str:
+    """The id that an engine's model answers to: the last part of its name."""
+    return base_name(model).replace("\x00", "")[:MODEL_CHARACTERS]
+
+
+def adapter_id_of(model: str, adapter: str) -> str:
+    return f"{id_of(model)}:{adapter}"[-MODEL_CHARACTERS:]
+
+
+def _is_model(entry: OwnedId) -> bool:
+    return entry.id == id_of(entry.engine_model)
+
+
+def differences_of(owner: OwnedId, told: Description) -> list[str]:
+    """What says that an engine's model is not the owner of an id of the same last part."""
+    found = list[str]()
+    for fact, words in _FACTS.items():
+        ours, theirs = getattr(owner.identity, fact), getattr(told.identity, fact)
+        if ours and theirs and ours != theirs:
+            cut = None if fact == "server" else _SHOWN_DIGITS
+            found.append(f"its {words} is {theirs[:cut]}, not {ours[:cut]}")
+    is_known = bool(owner.identity.weights and told.identity.weights)
+    if not found and not is_known and not _have_one_name(owner.engine_model, told.model):
+        found.append(f"its full name is {told.model[:128]}, not {owner.engine_model[:128]}")
+    return found
+
+
+def _have_one_name(one: str, other: str) -> bool:
+    """Whether they are equal, or one says no more than the last part of the other."""
+    return one == other or base_name(one) == other or base_name(other) == one
+
+
+def united(known: ModelIdentity, told: ModelIdentity) -> ModelIdentity:
+    """What either says; `known` where both do."""
+    return ModelIdentity(**{fact: getattr(known, fact) or getattr(told, fact) for fact in _FACTS})
