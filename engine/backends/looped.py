@@ -184,6 +184,11 @@ class EngineBackend:
 
     # Generation.
 
+    def check_epoch(self, asked: str) -> None:
+        """Raise NotReady where a generation is meant for another epoch; empty means any."""
+        if asked not in ("", self._ready().description.epoch):
+            raise NotReady("this engine was started anew: ask for its description")
+
     async def open(self, body: Body, scope: str = "") -> Generation:
         loaded = self._ready()
         received_at = self._clock.now()

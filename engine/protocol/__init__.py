@@ -15,6 +15,9 @@ from msgspec import Meta
 PROTOCOL_VERSION = 1
 SCOPE_HEADER = "x-scope"
 """Has the scope of a generation or a count: workers are shared fairly before a body is read."""
+EPOCH_HEADER = "x-epoch"
+"""Has the epoch that a generation is meant for. An engine of another one refuses it as `not_ready`:
+what the gateway knows of the engine, its model too, is of a process that is gone."""
 MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
 MAX_DOCUMENTS = 64

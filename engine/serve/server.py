@@ -26,6 +26,7 @@ from engine.backends.base import Generation, decoded
 from engine.backends.looped import EngineBackend
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
+    EPOCH_HEADER,
     SCOPE_HEADER,
     STATUS_OF,
     AckRequest,
@@ -71,6 +72,7 @@ Served = NamedDependency[EngineBackend]
 
 @post("/generate", status_code=200)
 async def generate(body: RawBody, request: Request[Any, Any, Any], backend: Served) -> Stream:
+    backend.check_epoch(request.headers.get(EPOCH_HEADER, ""))
     opening = backend.open(body, request.headers.get(SCOPE_HEADER, ""))
     lines = _frame_lines(await while_connected(request.receive, opening))
     return Stream(lines, media_type=NDJSON)

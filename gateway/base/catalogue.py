@@ -24,8 +24,8 @@ class CatalogueError(Exception):
 class Model:
     """`engine_model` None: the installation's default model, which is not known before an engine
     was ready; `price` None means no price. `stands_for` is the model that an alias means; empty for
-    a model's own id. `adapter` is the name of the one that answers on that model, `weights` which it
-    is now. With `sees` its engines take images. `name` is what the ledger, the pages and metrics
+    a model's own id. `adapter` is the name of the one that answers on that model, `weights` which
+    it is now. With `sees` its engines take images. `name` is what the ledger, the pages and metrics
     call it, whatever id a client used."""
 
     id: str

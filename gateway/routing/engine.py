@@ -16,6 +16,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from engine.protocol import (
+    EPOCH_HEADER,
     SCOPE_HEADER,
     AckRequest,
     CancelReply,
@@ -136,6 +137,8 @@ class Engine:
         """Return when the engine's status line has come. Raise when the engine refuses, and
         EngineTimeout if `give_up` says so first."""
         sent = {SCOPE_HEADER: request.scope}
+        if self.description is not None:
+            sent[EPOCH_HEADER] = self.description.epoch
         wait = asyncio.timeout(None)
         self._waits.add(wait)
         try:

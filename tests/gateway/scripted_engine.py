@@ -76,6 +76,15 @@ class ScriptedEngine:
     backend: Literal["synthetic", "vllm"] = "synthetic"
     is_mounted: bool = True
     records: dict[str, str] = field(default_factory=dict)
+    context: int = 100_000
+    identity: reports.ModelIdentity = field(default_factory=reports.ModelIdentity)
+    adapters: list[reports.AdapterInfo] = field(default_factory=list)
+
+    def restart(self, **changes: Any) -> None:
+        """Be another process from now on, with these changes."""
+        self.epoch = f"{self.epoch}+"
+        for name, value in changes.items():
+            setattr(self, name, value)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -90,6 +99,9 @@ class ScriptedEngine:
             return await _reply(send, {"ready": self.is_ready, "progress": 0.5}, status)
         if headers.get(b"authorization") != f"Bearer {self.secret}".encode():
             return await _reply(send, protocol.ErrorReply("unauthorized", "no"), 401)
+        meant = headers.get(b"x-epoch", self.epoch.encode()).decode()
+        if path == "/v1/generate" and meant != self.epoch:
+            return await _reply(send, protocol.ErrorReply("not_ready", "another epoch"), 503)
         handler: Callable[..., Awaitable[None]] | None = {
             "/v1/describe": self._describe,
             "/v1/generate": self._generate,
@@ -112,7 +124,7 @@ class ScriptedEngine:
                 backend=self.backend,
                 model=self.model,
                 epoch=self.epoch,
-                max_context_tokens=100_000,
+                max_context_tokens=self.context,
                 block_size=16,
                 num_blocks=64,
                 granularity=1,
@@ -122,6 +134,8 @@ class ScriptedEngine:
                 longest_token_bytes=self.longest_token_bytes,
                 upstream=self.upstream,
                 keeps_records=True,
+                adapters=self.adapters,
+                identity=self.identity,
             ),
         )
 
