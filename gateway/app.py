@@ -165,7 +165,7 @@ async def _start(
         shared = SharedLimits(limits, table, journal.instance, clock)
         # It ends behind what closes the last turns, whose costs it tells.
         run_beside("shared_limits", shared.run)
-    ids = ModelIds(ModelIdsTable(ledgers.access), clock.wall)
+    ids = ModelIds(ModelIdsTable(ledgers.access), clock.wall, has_default=catalogue.has_default)
     try:
         await ids.refresh()
     except GatewayError as error:

@@ -116,6 +116,7 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "Engine": engine.name,
             "State": "draining" if engine.is_draining else engine.status,
             "Model": described.model if described else None,
+            "Answers to": ", ".join(engine.ids) or None,
             "Backend": server_of(described) if described else None,
             "Attention": (described.attention or None) if described else None,
             "Up": formats.duration(stats.uptime_seconds) if stats else None,
@@ -129,11 +130,18 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "Preempted": stats.counters.preempted_requests if stats else None,
             "Breaker": f"{engine.breaker}, opened {engine.times_opened}×",
             "Names known": engine.routing.names,
+            "Why": "; ".join(why_of(engine)) or None,
             "URL": engine.url,
         }
         for engine in found
         for stats, described in ((engine.stats, engine.description),)
     ]
+
+
+def why_of(engine: EngineReport) -> list[str]:
+    """What keeps an engine, or a part of it, from turns, as its gateway says it."""
+    error = engine.detail.get("error")
+    return [*([str(error)] if error else []), *engine.notes]
 
 
 def adapter_table(found: Sequence[EngineReport]) -> list[Row]:

@@ -72,11 +72,12 @@ class Catalogue:
         models: Iterable[Model],
         default: str | None,
         *,
-        claude_alias: bool,
+        claude_alias: bool | str,
         price: str | None = None,
     ) -> None:
-        """`default` is the id that `claude-*` means; None: the first model that was served. `price`
-        is that of models without an id in the table, unless the default has one."""
+        """`claude_alias` is the id that `claude-*` means; with True it is `default`, or without one
+        the first model that was served. `price` is that of models without an id in the table,
+        unless the default has one."""
         self._models = {model.id: model for model in models}
         if default is not None and default not in self._models:
             raise CatalogueError(f"models: default `{default}` is not among the models")
@@ -84,6 +85,12 @@ class Catalogue:
         if default is not None:
             self._default = self._models[default]
         self._claude_alias = claude_alias
+
+    @property
+    def has_default(self) -> bool:
+        """Whether some id means the model that was served first."""
+        is_default = self._claude_alias is True and self._default.engine_model is None
+        return is_default or any(model.engine_model is None for model in self._models.values())
 
     def find(self, requested: str, served: Served) -> Model:
         """Resolve an id, given what engines serve. `MODEL:ADAPTER` is an adapter on a model. Raise
@@ -116,17 +123,28 @@ class Catalogue:
         return replace(model, name=name, sees=sees)
 
     def _find(self, requested: str, served: Served) -> Model | None:
+        if (model := self._named(requested, served)) is not None:
+            return model
+        # The alias is for any model of the vendor's, whose ids have no adapter.
+        if not requested.startswith(_VENDOR_PREFIX) or ":" in requested:
+            return None
+        if self._claude_alias is True:
+            meant: Model | None = _resolved(self._default, served)
+        else:
+            meant = self._named(self._claude_alias, served) if self._claude_alias else None
+        if meant is None:
+            return None
+        alias = replace(meant, id=requested, display_name=requested)
+        return alias if meant.adapter is not None else _with_meaning(alias)
+
+    def _named(self, requested: str, served: Served) -> Model | None:
+        """Of an id of the table, or of what is served."""
         if requested in self._models:
             return _resolved(self._models[requested], served)
         for name in (*served.models, *served.known):
             if requested in (name, base_name(name)):
                 return self._own(name, requested)
-        # The alias is for any model of the vendor's, whose ids have no adapter.
-        is_alias = self._claude_alias and requested.startswith(_VENDOR_PREFIX)
-        if not is_alias or ":" in requested:
-            return None
-        named = replace(self._default, id=requested, display_name=requested)
-        return _resolved(named, served)
+        return None
 
     def _not_found(self, requested: str, served: Served) -> ModelNotFound:
         return ModelNotFound(requested, [model.id for model in self.models(served)])
@@ -187,10 +205,15 @@ def _resolved(model: Model, served: Served) -> Model:
     """A model of the table with the model that it means."""
     if model.engine_model is None:
         model = replace(model, engine_model=served.default)
-    if model.engine_model is None or model.adapter is not None:
+    return model if model.adapter is not None else _with_meaning(model)
+
+
+def _with_meaning(model: Model) -> Model:
+    """With what it stands for, where its id is not its engines' own."""
+    if model.engine_model is None:
         return model
     own = base_name(model.engine_model)
-    return model if model.id in (own, model.engine_model) else replace(model, stands_for=own)
+    return replace(model, stands_for="" if model.id in (own, model.engine_model) else own)
 
 
 def _with_adapter(model: Model, requested: str, adapter: str) -> Model:
@@ -206,7 +229,7 @@ def base_name(model: str) -> str:
     return model.rstrip("/").rsplit("/", 1)[-1]
 
 
-def load_catalogue(path: Path | None = None, *, claude_alias: bool = False) -> Catalogue:
+def load_catalogue(path: Path | None = None, *, claude_alias: bool | str = False) -> Catalogue:
     path = path or SHIPPED
     try:
         with path.open("rb") as file:

@@ -193,6 +193,13 @@ class DatabaseSettings(BaseModel):
         return Path(path) if self.ledger_url.startswith(prefix) and path else None
 
 
+# As pydantic reads a bool.
+_SWITCHES = {
+    **dict.fromkeys(("true", "1", "yes", "on", "y", "t"), True),
+    **dict.fromkeys(("false", "0", "no", "off", "n", "f"), False),
+}
+
+
 class PriceFiles(DatabaseSettings):
     """Where prices come from."""
 
@@ -221,8 +228,9 @@ class Settings(PriceFiles):
     """Port to listen on"""
     models: ReadableFile | None = None
     """Path of a models.toml that replaces the shipped one"""
-    claude_alias: bool = False
-    """Whether `claude-*` ids mean the default model"""
+    claude_alias: bool | str = False
+    """What `claude-*` ids mean: a model's id, or with `true` the default model, which is the first
+    that was served unless HOLDFAST_MODELS names one"""
     remove_nonces: bool = True
     """Whether known client nonces (the billing line of coding agents) are kept out of prompts"""
     unreadable: Literal["placeholder", "refuse"] = "placeholder"
@@ -271,6 +279,11 @@ class Settings(PriceFiles):
     @classmethod
     def _split(cls, value: object) -> object:
         return engine_list(value) if isinstance(value, str) else value
+
+    @field_validator("claude_alias", mode="before")
+    @classmethod
+    def _switch_or_id(cls, value: object) -> object:
+        return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
     @field_validator("tuning", mode="before")
     @classmethod

@@ -32,9 +32,9 @@ _SAVE_SECONDS = 0.25
 _NAME_CHARACTERS = 256
 _SHOWN_DIGITS = 12
 _FACTS: Mapping[str, str] = {
-    "weights": "weights",
-    "template": "chat template",
-    "vocabulary": "vocabulary",
+    "weights": "digest of weights",
+    "template": "digest of the chat template",
+    "vocabulary": "digest of the vocabulary",
     "server": "server's model",
 }
 
@@ -56,9 +56,13 @@ class Admitted(NamedTuple):
 
 
 class ModelIds:
-    def __init__(self, table: Table | None, wall: Callable[[], datetime]) -> None:
-        """Without a table, what engines say is known as long as this object lives."""
+    def __init__(
+        self, table: Table | None, wall: Callable[[], datetime], *, has_default: bool = True
+    ) -> None:
+        """Without a table, what engines say is known as long as this object lives. `has_default`:
+        some id means the model that was served first."""
         self._table = table
+        self._has_default = has_default
         self._wall = wall
         self._unsaved: dict[str, OwnedId] = {}
         self._learned: list[tuple[OwnedId, OwnedId]] = []
@@ -91,7 +95,7 @@ class ModelIds:
             )
         else:
             self._learn(owner, told.identity)
-        if DEFAULT_ID not in self.known:
+        if self._has_default and DEFAULT_ID not in self.known:
             self._give(DEFAULT_ID, base_name(told.model), ModelIdentity())
         return self._with_own_adapters(told)
 

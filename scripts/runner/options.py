@@ -28,6 +28,8 @@ MAX_ENGINES = DASHBOARD_ABOVE - ENGINES_ABOVE
 LAST_PORT = 65535
 # Small on purpose: two full contexts, so that a visitor's flood turns the pool over in seconds.
 DEMO_BLOCKS = "2048"
+DEMO_MODEL = "holdfast-demo"
+SWITCHED_ON = ("true", "1", "yes", "on", "y", "t")
 VLLM_VENV = ROOT / ".venv-vllm" / "bin" / "python"
 # What vLLM's CPU build needs to be told; a GPU's ignores it.
 VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -287,6 +289,21 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
     )
 
 
+def own_model(options: Options) -> str:
+    """The id of the model that runs, as its engines call it."""
+    if options.engine == "synthetic":
+        return "synthetic"
+    return Path(options.model or os.environ.get("ENGINE_MODEL") or DEMO_MODEL).name
+
+
+def alias_of(options: Options) -> dict[str, str]:
+    """`claude-*` ids mean what this command runs, also where another model ran before."""
+    alias = os.environ.get("HOLDFAST_CLAUDE_ALIAS", "")
+    if alias.lower() not in SWITCHED_ON or os.environ.get("HOLDFAST_MODELS"):
+        return {}
+    return {"HOLDFAST_CLAUDE_ALIAS": own_model(options)}
+
+
 def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str, str]:
     """Settings of one gateway: a journal of its own, the database shared by all."""
     # Nobody's own database is for made-up turns.
@@ -297,6 +314,7 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
     # With sample data no engine runs, and a gateway must have one.
     engines = (f"engine-{i}={url_of(first + i)}" for i in range(options.engines or 1))
     return {
+        **alias_of(options),
         "HOLDFAST_HOST": HOST,
         "HOLDFAST_PORT": str(options.port + index),
         "HOLDFAST_DATA": str(options.data / f"{kind}-{index}"),

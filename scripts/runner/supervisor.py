@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from engine.asgi import misspelt
 from scripts.runner.data import Running, Secrets, handbook, load_secrets, owning, prepare_data
@@ -228,14 +229,20 @@ def run_step(module: str, words: list[str], environment: Mapping[str, str], log:
     return f"{last_words(log)} (its log: {log})" if status else ""
 
 
-def first_model(options: Options, key: str) -> str:
+def own_id(listed: Sequence[Mapping[str, Any]]) -> str:
+    """The first id of a model itself: OpenAI's list has a `root` for aliases and adapters."""
+    own = [entry["id"] for entry in listed if not entry.get("root")]
+    return str([*own, *(entry["id"] for entry in listed)][0])
+
+
+def served_model(options: Options, key: str) -> str:
     """Ask the gateway for the id to use in the printed request."""
     url = options.gateway_url + "/v1/models"
-    request = urllib.request.Request(url, headers={"x-api-key": key})
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=10) as reply:
-            model: str = json.load(reply)["data"][0]["id"]
+            return own_id(json.load(reply)["data"])
     except urllib.error.HTTPError as refusal:
         if refusal.code == 403:
             raise StartError(
@@ -245,14 +252,13 @@ def first_model(options: Options, key: str) -> str:
         raise StartError(f"{url} answered {refusal.code}: {refusal.read(300)!r}") from refusal
     except OSError as error:
         raise StartError(f"{url} does not answer: {error}") from error
-    return model
 
 
 def print_summary(options: Options, keys: Secrets) -> None:
     """With a request in a file: as an argument its marked system prompt would fill the screen."""
     system = {"type": "text", "text": handbook(), "cache_control": {"type": "ephemeral"}}
     body = {
-        "model": first_model(options, keys.api_key),
+        "model": served_model(options, keys.api_key),
         "max_tokens": 64,
         "system": [system],
         "messages": [{"role": "user", "content": "What is a lease?"}],

@@ -1,6 +1,7 @@
 """scripts/run as it runs: side by side, after a crash, to its end, and with the sample month."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from scripts.bench.load import body_of, headers_of
 from scripts.runner.data import read_secrets
+from scripts.runner.supervisor import own_id
 from scripts.stack import ROOT
 from tests.faults.sizes import number
 from tests.scripts.runs import Run, ended, environment, only_line, started, wait_gone
@@ -178,3 +180,23 @@ def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_
         run.wait_said("A made-up month is shown")
         assert "making up" not in run.said and "made up" not in run.said
         assert run.end() == 0
+
+
+def test_another_model_runs_under_its_own_id_alone_and_the_request_names_it(tmp_path: Path) -> None:
+    """The printed request is the one of this data directory, and asks for what runs."""
+    model = tmp_path / "my-model"
+    shutil.copytree(ROOT / "engine" / "holdfast-demo", model)
+    with started(tmp_path / "data", "--model", model, "--no-dashboard") as run:
+        run.wait_said(RUNNING)
+        example = run.data / "example-request.json"
+        assert f"-d @{example}" in run.said
+        assert json.loads(example.read_text("utf-8"))["model"] == "my-model"
+        listed = httpx.get(f"{run.url}/v1/models", headers=headers_of(key_of(run)), timeout=60)
+        assert [entry["id"] for entry in listed.json()["data"]] == ["my-model"]
+        assert usage_of_example(run)["cache_creation_input_tokens"] > 1024
+
+
+def test_an_alias_that_comes_first_is_not_what_the_printed_request_names() -> None:
+    alias, adapter = {"id": "house", "root": "tiny"}, {"id": "tiny:a", "root": "a"}
+    assert own_id([alias, adapter, {"id": "tiny"}]) == "tiny"
+    assert own_id([alias]) == "house"

@@ -79,9 +79,9 @@ def test_an_added_engine_of_another_model_answers_under_its_own_id_only(tmp_path
 @pytest.mark.parametrize(
     ("identity", "words"),
     [
-        (OTHER, "its weights is bbbbbbbbbbbb, not aaaaaaaaaaaa"),
-        (ModelIdentity(template="33" * 32), "its chat template is 333333333333"),
-        (ModelIdentity(vocabulary="33" * 32), "its vocabulary is 333333333333"),
+        (OTHER, "its digest of weights is bbbbbbbbbbbb, not aaaaaaaaaaaa"),
+        (ModelIdentity(template="33" * 32), "its digest of the chat template is 333333333333"),
+        (ModelIdentity(vocabulary="33" * 32), "its digest of the vocabulary is 333333333333"),
     ],
 )
 def test_an_added_engine_of_another_model_of_one_name_is_refused(

@@ -47,7 +47,8 @@ class Seen:
 class Script:
     """What the server does. `tells`: it was started with `--enable-prompt-tokens-details`.
 
-    `status` answers every question that is no generation, where it is not 200.
+    `status` answers every question that is no generation, where it is not 200. `model` is what it
+    loaded, whatever name it is asked by.
     """
 
     tells: bool = True
@@ -58,6 +59,7 @@ class Script:
     started_at: float = 1.0
     context: int = CONTEXT
     other_tokenizer: bool = False
+    model: str = "org/demo"
     token_seconds: float = 0.0
     cached: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     seen: list[Seen] = field(default_factory=list)
@@ -133,7 +135,14 @@ class ScriptedVllm:
             "/health": {},
             "/version": {"version": "0.32.0 (scripted)"},
             "/v1/models": {
-                "data": [{"id": "demo", "owned_by": "vllm", "max_model_len": script.context}]
+                "data": [
+                    {
+                        "id": "demo",
+                        "owned_by": "vllm",
+                        "max_model_len": script.context,
+                        "root": script.model,
+                    }
+                ]
             },
         }
         if path == "/tokenize":

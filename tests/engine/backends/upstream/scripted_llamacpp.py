@@ -56,7 +56,7 @@ class ScriptedLlamaCpp(ScriptedVllm):
             "/props": {
                 "total_slots": SLOTS,
                 "default_generation_settings": {"n_ctx": self.script.context},
-                "model_path": "demo.gguf",
+                "model_path": f"/models/{self.script.model}.gguf",
                 "build_info": "scripted",
             },
         }

@@ -23,7 +23,12 @@ class ScriptedOpenAi(ScriptedVllm):
     def _look(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if path != "/v1/models":
             return 404, b"{}"
-        model = {"id": "demo", "owned_by": "somebody", "max_model_len": self.script.context}
+        model = {
+            "id": "demo",
+            "owned_by": "somebody",
+            "max_model_len": self.script.context,
+            "root": self.script.model,
+        }
         return 200, json.dumps({"data": [model]}).encode()
 
     def _tokens(self, contents: list[Any]) -> Sequence[int] | None:

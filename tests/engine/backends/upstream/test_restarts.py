@@ -7,7 +7,15 @@ from engine.protocol import Done, Failed, FinalCounts
 from engine.protocol.reports import Description
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import engine_before, wait_until
-from tests.engine.backends.upstream.scripted import CONTEXT, Fault, Script, serving_script
+from tests.engine.backends.upstream.scripted import (
+    CONTEXT,
+    Fault,
+    Script,
+    ScriptedVllm,
+    serving_script,
+)
+from tests.engine.backends.upstream.scripted_llamacpp import ScriptedLlamaCpp, SlotScript
+from tests.engine.backends.upstream.scripted_openai import ScriptedOpenAi
 
 
 def epoch_of(engine: Engine) -> str | None:
@@ -72,12 +80,26 @@ def test_a_connection_that_breaks_fails_its_request_alone() -> None:
         assert epoch_of(engine) == before
 
 
-@pytest.mark.parametrize("change", [{"context": CONTEXT // 2}, {"tells": False}])
-def test_a_server_that_comes_back_as_another_ends_the_engine(change: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"context": CONTEXT // 2}, {"tells": False}, {"model": "org/other"}]
+)
+def test_a_server_that_comes_back_as_another_ends_the_engine(change: dict[str, int | str]) -> None:
     """Whoever started the engine starts it again, and everything is asked anew."""
     script = Script()
     with serving_script(script) as url, engine_before(url) as engine:
         vars(script).update(change)
         script.restart()
+        wait_until(lambda: engine.process.poll() is not None)
+        assert engine.process.poll() == 1
+
+
+@pytest.mark.parametrize("kind", [ScriptedOpenAi, ScriptedLlamaCpp])
+def test_a_server_that_changes_its_model_without_a_sign_ends_the_engine(
+    kind: type[ScriptedVllm],
+) -> None:
+    """Nothing but its own word for the model shows that it was started with another one."""
+    script = SlotScript()
+    with serving_script(script, kind) as url, engine_before(url, UPSTREAM_MODEL="demo") as engine:
+        script.model = "org/other"
         wait_until(lambda: engine.process.poll() is not None)
         assert engine.process.poll() == 1
