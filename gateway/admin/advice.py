@@ -168,7 +168,7 @@ async def in_thread(
 def min_tokens_of(services: Services, model: str) -> int:
     """The shortest prefix that is held for a model: its own, else its engines'."""
     try:
-        found = services.find_model(model)
+        found = services.catalogue.find(model, services.fleet.served)
     except NotFound:
         return traffic.DEFAULT_MIN_TOKENS
     if found.min_cache_tokens is not None:

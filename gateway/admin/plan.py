@@ -130,7 +130,7 @@ async def _job(services: Services, asked: traffic.PlanRequest, viewer: Viewer) -
 def engines_of(services: Services, model: str) -> list[Engine]:
     """The engines that serve a model now. None of them where nobody knows the model."""
     try:
-        known = services.find_model(model)
+        known = services.catalogue.find(model, services.fleet.served)
     except NotFound:
         return []
     return [

@@ -76,12 +76,14 @@ class Services:
     image_hosts: ImageHosts
 
     def find_model(self, requested: str) -> Model:
-        """Raise ModelNotFound, and NoEngineReady while nothing is known of any model."""
+        """Raise ModelNotFound, and NoEngineReady while nothing is known of any model and an engine
+        starts that may have it."""
         served = self.fleet.served
         try:
             return self.catalogue.find(requested, served)
         except ModelNotFound:
-            if served.models or served.known or not self.fleet.engines:
+            is_starting = any(engine.status == "starting" for engine in self.fleet.engines)
+            if served.models or served.known or not is_starting:
                 raise
             raise NoEngineReady("no engine has said yet which model it serves") from None
 

@@ -290,7 +290,6 @@ class Engine:
             except EngineLost:
                 await self._look()
         except AnotherModel as error:
-            self.fault = error
             self._refused(error)
         except GatewayError as error:
             self.fault = error if isinstance(error, EngineFailed) else None
@@ -340,8 +339,9 @@ class Engine:
     def _refused(self, error: AnotherModel) -> None:
         """It answers, and gets no turn until its model is that of its name again."""
         told = str(error)
-        if self.readiness.get("error") != told or self.status != "refused":
+        if self.fault is None or str(self.fault) != told:
             get_logger("engine").error("engine_refused", engine=self.name, error=told)
+        self.fault = error
         self.status, self._unsure_since = "refused", None
         self._was_down = True
         self.readiness = {"error": told}

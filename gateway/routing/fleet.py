@@ -175,7 +175,8 @@ class Fleet:
             num_away = len(self.engines) - len(self.ready)
             # One that comes gets its first turn soon.
             soon = _SOON_SECONDS + num_away / _POLLS_A_SECOND
-            await pause(stopping, _POLL_SECONDS if engine.is_ready else min(_POLL_SECONDS, soon))
+            is_steady = engine.status in ("ready", "refused")
+            await pause(stopping, _POLL_SECONDS if is_steady else min(_POLL_SECONDS, soon))
             await engine.poll()
             if engine.status in ("unsure", "down", "refused"):
                 if any(each.kind == engine.kind for each in self.ready):

@@ -15,6 +15,7 @@ import pytest
 
 from scripts.bench.load import body_of, headers_of
 from scripts.runner.data import read_secrets
+from scripts.runner.options import alias_of, parse_options
 from scripts.runner.supervisor import own_id
 from scripts.stack import ROOT
 from tests.faults.sizes import number
@@ -200,3 +201,21 @@ def test_an_alias_that_comes_first_is_not_what_the_printed_request_names() -> No
     alias, adapter = {"id": "house", "root": "tiny"}, {"id": "tiny:a", "root": "a"}
     assert own_id([alias, adapter, {"id": "tiny"}]) == "tiny"
     assert own_id([alias]) == "house"
+
+
+def test_claude_ids_mean_what_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name: another model may have run with this data before."""
+    monkeypatch.delenv("ENGINE_MODEL", raising=False)
+    monkeypatch.delenv("HOLDFAST_MODELS", raising=False)
+    options = parse_options(["--model", str(ROOT / "engine" / "holdfast-demo")])
+    assert alias_of(options) == {}
+    monkeypatch.setenv("HOLDFAST_CLAUDE_ALIAS", "true")
+    assert alias_of(options) == {"HOLDFAST_CLAUDE_ALIAS": "holdfast-demo"}
+    assert alias_of(parse_options(["--model", "org/tiny"])) == {"HOLDFAST_CLAUDE_ALIAS": "tiny"}
+    assert alias_of(parse_options(["--engine", "synthetic"])) == {
+        "HOLDFAST_CLAUDE_ALIAS": "synthetic"
+    }
+    monkeypatch.setenv("HOLDFAST_CLAUDE_ALIAS", "mine")
+    assert alias_of(options) == {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.protocol.reports import AdapterInfo, Description, ModelIdentity
 from gateway.base.errors import AnotherModel
-from gateway.base.settings import DatabaseSettings
+from gateway.base.settings import DatabaseSettings, load
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.model_ids import ModelIdsTable
@@ -360,3 +360,43 @@ def test_full_names_count_where_no_weights_are_known(
     ids.admit(described(name, identity))
     assert (differences_of(ids.known["tiny"], described(other, identity)) == []) is is_same
     assert united(ModelIdentity(), OURS) == united(OURS, ModelIdentity()) == OURS
+
+
+def test_before_any_engine_has_said_what_it_has_clients_are_told_to_come_again(
+    tmp_path: Path,
+) -> None:
+    engine = engine_of("ours", is_ready=False)
+    with (
+        serve(engine) as place,
+        serve_gateway(tmp_path, place, models=None, queue_seconds=0) as url,
+    ):
+        assert said(url) == "529"
+        engine.is_ready = True
+        eventually(lambda: said(url) == "ours")
+        assert said(url, "nothing") == "404"
+
+
+def test_claude_ids_mean_the_model_that_the_setting_names(tmp_path: Path) -> None:
+    """Whatever was served first."""
+    big = engine_of("other", model="big", identity=OTHER)
+    with two(engine_of("ours"), big) as (ours, other):
+        changes: dict[str, Any] = {"models": None, "queue_seconds": 0}
+        with serve_gateway(tmp_path, ours, **changes) as url:
+            assert said(url, "claude-sonnet-5") == "404"
+            assert DEFAULT_ID not in {row["id"] for row in Admin(url).get("model-ids")}
+        with serve_gateway(tmp_path, ours, other, claude_alias="big", **changes) as url:
+            assert answers(url, "claude-sonnet-5") == {"other": 8}
+            shown = httpx.get(f"{url}/v1/models/claude-sonnet-5", headers=HEADERS, timeout=60)
+            assert shown.json()["display_name"] == "claude-sonnet-5 (alias of big)"
+        with serve_gateway(tmp_path, ours, other, claude_alias=True, **changes) as url:
+            (words,) = answers(url, "claude-sonnet-5")
+            default = next(r for r in Admin(url).get("model-ids") if r["id"] == DEFAULT_ID)
+            assert default["engine_model"] == ("big" if words == "other" else "tiny")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("0", False), ("my-model", "my-model"), ("On", True)]
+)
+def test_the_alias_is_a_switch_or_an_id(text: str, value: bool | str) -> None:
+    needed = {"HOLDFAST_ENGINE_SECRET": "s" * 32, "HOLDFAST_MASTER_SECRET": "m" * 32}
+    assert load({**needed, "HOLDFAST_CLAUDE_ALIAS": text}).claude_alias == value
