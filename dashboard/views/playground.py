@@ -7,6 +7,7 @@ this process. Typed text is shown as plain text.
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, cast
 
@@ -100,6 +101,16 @@ def sender(session: Session) -> AdminClient | None:
     return client
 
 
+def model_names(listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What to call each id of `/v1/models`: an alias says what it stands for."""
+    names = dict[str, str]()
+    for entry in listed:
+        model_id, root = str(entry.get("id")), entry.get("root")
+        is_alias = root is not None and entry.get("parent") is None
+        names[model_id] = f"{model_id} (alias of {root})" if is_alias else model_id
+    return names
+
+
 def draw_session(session: Session) -> None:
     client = sender(session)
     if client is None:
@@ -109,7 +120,7 @@ def draw_session(session: Session) -> None:
         )
         return
     listing = client.get("/v1/models", dict[str, Any])
-    models = [str(each.get("id")) for each in listing.get("data", [])]
+    models = model_names(listing.get("data", []))
     if not models:
         parts.empty("No engine serves a model.", ":material/dns:")
         return
@@ -119,7 +130,13 @@ def draw_session(session: Session) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            model = st.selectbox("Model", models, key="playground_model", width=220)
+            model = st.selectbox(
+                "Model",
+                list(models),
+                key="playground_model",
+                width=220,
+                format_func=models.__getitem__,
+            )
             longest = st.number_input(
                 "Longest answer (tokens)", 1, 4096, 64, key="max_tokens", width=190
             )

@@ -1,7 +1,7 @@
 """Requests: what happened to one request? A page of turns, and one of them in full."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from gateway.structs.usage import Refusal, Turn, TurnContent, TurnPage
 PAGE = 200
 NUM_REFUSED = 50
 MAX_SHOWN = 20_000
-NUM_ABOUT = 16  # of the details: who and what; the rest are tokens, times and money
 ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
 # As the query of the admin API says it.
@@ -208,13 +207,12 @@ def draw_turn(turn: Turn) -> None:
         if turn.miss_reason is not None:
             said = advice(turn.miss_reason)
             st.markdown(f"**Missed because:** {said.title}. {said.means} {said.change}")
-        details = [{"What": name, "Value": value} for name, value in turn_details(turn)]
         about, amounts = st.columns(2)
         alt_text = "What the ledger knows of this request."
         with about:
-            parts.table(details[:NUM_ABOUT], "turn_about", alt_text, height="content")
+            parts.table(said_rows(turn_facts(turn)), "turn_about", alt_text, height="content")
         with amounts:
-            parts.table(details[NUM_ABOUT:], "turn_amounts", alt_text, height="content")
+            parts.table(said_rows(turn_amounts(turn)), "turn_amounts", alt_text, height="content")
         if turn.miss_reason is not None:
             st.page_link(
                 "views/why.py",
@@ -274,9 +272,12 @@ def _delete(kept: TurnContent) -> None:
         viewer.session().client.change("DELETE", path, Turn)
 
 
-def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
-    """Every field as text, in the order of a request's life."""
-    found: dict[str, str | int | float | None] = {
+Value = str | int | float | None
+
+
+def turn_facts(turn: Turn) -> dict[str, Value]:
+    """Who asked, for what, and what became of it."""
+    return {
         "Workspace": turn.workspace,
         "Key": turn.key_id,
         "Model": turn.model,
@@ -294,6 +295,12 @@ def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
         "Prefix": turn.prefix,
         "TTL": turn.prefix_ttl,
         "Approximate": turn.approximate,
+    }
+
+
+def turn_amounts(turn: Turn) -> dict[str, Value]:
+    """Tokens, times and money, in the order of a request's life."""
+    return {
         "Read (tokens)": turn.cache_read_tokens,
         **{f"Written, {TTLS[ttl].words} (tokens)": n for ttl, n in turn.writes.items()},
         "Reused automatically (tokens)": turn.automatic_input_tokens,
@@ -310,10 +317,22 @@ def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
         "Cost": dollars(turn.cost_nano),
         "Net saved": dollars(turn.saved_nano),
     }
-    return [(name, _said(value)) for name, value in found.items()]
 
 
-def _said(value: str | int | float | None) -> str | None:
+def turn_details(turn: Turn) -> dict[str, str | None]:
+    """All of it as text."""
+    return {
+        name: _said(value)
+        for values in (turn_facts(turn), turn_amounts(turn))
+        for name, value in values.items()
+    }
+
+
+def said_rows(values: Mapping[str, Value]) -> list[dict[str, str | None]]:
+    return [{"What": name, "Value": _said(value)} for name, value in values.items()]
+
+
+def _said(value: Value) -> str | None:
     """A count in full, and seconds as a time."""
     if isinstance(value, float):
         return seconds(value)

@@ -224,7 +224,7 @@ def draw_difference(found: TurnDivergence) -> None:
 
 def _fields(turn: Turn) -> dict[str, str | None]:
     moment = formats.written_moment(turn.opened_ms)
-    return {"Id": turn.id, "Time (UTC)": moment, **dict(turn_details(turn))}
+    return {"Id": turn.id, "Time (UTC)": moment, **turn_details(turn)}
 
 
 if __name__ == "__main__":

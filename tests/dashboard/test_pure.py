@@ -18,6 +18,8 @@ from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
 from dashboard.views.overview import is_comparable
+from dashboard.views.playground import model_names
+from dashboard.views.requests import turn_amounts, turn_facts
 from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
@@ -304,3 +306,32 @@ def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> 
 )
 def test_what_a_second_send_gained_is_one_sentence(first: Turn, second: Turn, said: str) -> None:
     assert said in prompt.gained(first, second)
+
+
+def test_an_alias_is_named_with_what_it_stands_for() -> None:
+    listed = [
+        {"id": "tiny"},
+        {"id": "house", "root": "tiny"},
+        {"id": "tiny:legal", "root": "legal", "parent": "tiny"},
+    ]
+    assert model_names(listed) == {
+        "tiny": "tiny",
+        "house": "house (alias of tiny)",
+        "tiny:legal": "tiny:legal",
+    }
+
+
+def test_amounts_are_amounts_and_facts_are_not() -> None:
+    values: dict[str, Any] = {
+        field.name: None for field in msgspec.structs.fields(Turn) if field.required
+    }
+    values |= {"approximate": "kvzip at 0.5", "cost_nano": 0, "saved_nano": 0}
+    facts, amounts = turn_facts(Turn(**values)), turn_amounts(Turn(**values))
+    assert facts["Approximate"] == "kvzip at 0.5"
+    measured = ("In the queue", "Prefill", "First token", "Decode", "Duration")
+    assert {name for name in amounts if "(tokens)" not in name} == {
+        *measured,
+        "Cost",
+        "Net saved",
+    }
+    assert not any("(tokens)" in name for name in facts)

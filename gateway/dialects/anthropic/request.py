@@ -76,8 +76,8 @@ CacheTtl = Literal["30m", "12h"]
 
 
 class CacheBreakpoint(Strict):
-    """OpenAI's own marker. Without a `ttl` the request's counts; `12h` is held as long as an hour,
-    and told."""
+    """OpenAI's own marker. Without a `ttl` the request's counts; `12h` is held for 30 minutes
+    after each use, and the answer says so."""
 
     mode: Literal["explicit"]
     ttl: CacheTtl | None = None
