@@ -140,6 +140,13 @@ def test_an_engine_with_room_reads_all_that_came_before(marks: str) -> None:
     assert replay.pool.counts().active == 0
 
 
+def test_short_prompts_after_unmarked_chats_are_read_as_before_them() -> None:
+    """They have no entry, and are reused by plain recency all the same."""
+    reads = replay_engine(starved(), 2048, "unmarked")
+    assert reads.read == replay_lru(starved(), 2048).read
+    assert reads.share_of("4 again") == reads.share_of("2 again") > 0.9
+
+
 def test_a_block_that_nobody_names_is_nobody_elses() -> None:
     trace = new_trace(SIZE, [Prompt(0.0, ["a"], 6), Prompt(1.0, ["a", "b"], 8)])
     first, second = trace.requests

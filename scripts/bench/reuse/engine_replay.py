@@ -76,7 +76,10 @@ class EngineReplay:
         # A segment ends where an earlier prompt went another way, too.
         ends = {request.known * self.pool.block_size, request.tokens}
         segments = [Segment("text", end) for end in sorted(ends) if 0 < end <= request.tokens]
-        points = [] if self._marks == "off" else [Breakpoint(len(segments) - 1)]
+        points: list[Breakpoint] = []
+        if self._marks != "off":
+            # What the gateway adds to a prompt that nobody marked asks for no lease.
+            points.append(Breakpoint(len(segments) - 1, hold=self._marks == "marked"))
         return CacheQuery(
             scope=SCOPE,
             tokens=tokens,
