@@ -133,9 +133,10 @@ class GuardedProtocol(SteadyProtocol):
 
     def evict(self) -> None:
         """Another connection needs its place. A request that has no answer yet has this for one,
-        and its turn ends as if the client had hung up."""
+        and its turn ends as if the client had hung up. Of a new connection the first request may be
+        on its way."""
         answered = self._answered
-        is_idle = answered is None or answered.response_complete
+        is_idle = answered is not None and answered.response_complete
         if is_idle and not self._loose_bytes and not self._is_in_body:
             self.bounds.refused("made_way", None)
             self.transport.close()

@@ -1,6 +1,7 @@
 """What a connection may bring to an engine, with the secret and without it."""
 
 import asyncio
+import gc
 import json
 import resource
 import socket
@@ -152,6 +153,38 @@ async def test_a_request_that_never_comes_whole_ends_its_connection(
         answer = await reader.read()
         assert told in answer and answer.startswith(b"HTTP/1.1 200") == (told == b"done")
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-a: " + b"b" * 2 * MAX_HEAD_BYTES,
+        b"\x16\x03\x01\x02\x00",
+    ],
+)
+@pytest.mark.anyio
+async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: bytes) -> None:
+    """Its cycles waited for Python's collector, with its head of up to 64 KB."""
+
+    def num_protocols() -> int:
+        return sum(isinstance(found, BoundedProtocol) for found in gc.get_objects())
+
+    async with served() as port, asyncio.timeout(PATIENCE):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                with suppress(ConnectionError):
+                    await reader.read()
+                writer.close()
+            async with asyncio.timeout(30):
+                while num_protocols():
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.anyio
