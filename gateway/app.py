@@ -36,10 +36,12 @@ from gateway.http.errors import Refusals
 from gateway.http.image_hosts import ImageHosts
 from gateway.http.server import logged
 from gateway.http.services import Services
+from gateway.journal.audit import Audit
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
+from gateway.ledger.counts import stored_turns
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
 from gateway.ledger.reads.sums import Queries
@@ -182,6 +184,8 @@ async def _start(
     # The reconciler's loop has ended before this runs, and what this closes is drained after it.
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     run_beside("reconcile", reconciler.run)
+    audit = Audit(journal, partial(stored_turns, ledgers.reads), clock)
+    run_beside("audit", audit.run)
     run_beside("keys", keyring.run)
     run_beside("spend", partial(watch_spend, workspaces, keyring, limits, clock))
     run_beside("prices", prices.run)
@@ -259,6 +263,7 @@ async def _start(
         queries=queries,
         prices=prices,
         journal=journal,
+        audit=audit,
         metrics=metrics,
         supervisor=supervisor,
         ledger=ledgers.drain.identity,

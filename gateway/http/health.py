@@ -13,6 +13,8 @@ from gateway.base.metrics import EngineState
 from gateway.http.services import Services
 from gateway.structs.fleet import EngineStatus
 
+# Entries may hold nine tenths of a store.
+_FULL_SHARE = 0.85
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -40,7 +42,10 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: the gateway was told to end. `loops` are the gateway's own loops that are
     failing, `ledger` says what is wrong with the database for good; both are empty while the
-    gateway is ready. `limits_hold` says over which gateways the limits of workspaces hold now."""
+    gateway is ready. `limits_hold` says over which gateways the limits of workspaces hold now.
+    `conditions` are what an operator should know and do, also of a gateway that is ready: turns
+    that are missing in the ledger, by number, those that were set aside, a journal that is not in
+    its place, stores that are full or off."""
 
     ready: bool
     stopping: bool
@@ -50,6 +55,31 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     loops: list[LoopHealth]
     ledger: str | None
     limits_hold: Literal["all_gateways", "this_gateway"]
+    conditions: list[str]
+
+
+def _conditions(services: Services) -> list[str]:
+    conditions = [str(finding) for finding in services.audit.findings or ()]
+    if services.audit.findings is None:
+        conditions.append("the ledger's turns were not counted yet")
+    if not services.journal.is_in_place:
+        conditions.append("the journal's file is not in its place: it is written anew")
+    if services.journal.num_set_aside:
+        conditions.append(
+            f"{services.journal.num_set_aside} turns were set aside: `python -m gateway journal"
+            " list` names them, and `recover --instance` makes rows of what engines counted"
+        )
+    for engine in services.fleet.engines:
+        store = engine.last_stats.store if engine.last_stats else None
+        if store is None:
+            continue
+        if not store.is_up:
+            why = store.refused or f"{store.failed_writes} writes failed"
+            conditions.append(f"the store of engine {engine.name} is off ({why})")
+        elif store.held_blocks >= _FULL_SHARE * store.blocks:
+            held = f"{store.held_blocks} of {store.blocks} blocks are held"
+            conditions.append(f"the store of engine {engine.name} is full: {held}")
+    return conditions
 
 
 class HealthController(Controller):
@@ -75,7 +105,10 @@ class HealthController(Controller):
         before, makes the gateway not ready. `/health` is vLLM's name, which GuideLLM asks for."""
         journal, shared = services.journal, services.shared_limits
         loops, ledger = services.supervisor.failing, services.ledger.problem
-        is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
+        if not journal.is_in_place:
+            journal.look()
+        can_record = journal.has_room and journal.is_in_place
+        is_able = services.fleet.takes_turns and can_record and not (loops or ledger)
         body = Readiness(
             ready=is_able and not state.stopping.is_set(),
             stopping=state.stopping.is_set(),
@@ -100,6 +133,7 @@ class HealthController(Controller):
             loops=loops,
             ledger=ledger,
             limits_hold="all_gateways" if shared and shared.is_shared else "this_gateway",
+            conditions=_conditions(services),
         )
         return Response(body, status_code=200 if body.ready else 503)
 

@@ -22,6 +22,7 @@ from gateway.base.metrics import Metrics
 from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
 from gateway.http.image_hosts import ImageHosts
+from gateway.journal.audit import Audit
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
@@ -52,6 +53,7 @@ class Services:
     queries: Queries
     prices: PriceBook
     journal: Journal
+    audit: Audit
     metrics: Metrics
     supervisor: Supervisor
     ledger: Identity

@@ -17,6 +17,7 @@ import re
 import secrets
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
@@ -49,7 +50,6 @@ _KEPT = "damaged-"
 _MODE = 0o600
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {FORMAT};
 CREATE TABLE turns (
     id TEXT PRIMARY KEY,
     state TEXT NOT NULL,
@@ -60,6 +60,24 @@ CREATE TABLE turns (
 );
 CREATE INDEX turns_by_state ON turns (state);
 """
+# Format 2: how many turns of each day the ledger had when the journal forgot them (`audit.py`).
+_FORGOTTEN = f"""
+CREATE TABLE IF NOT EXISTS forgotten (day_ms INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+PRAGMA user_version = {FORMAT};
+"""
+_COUNT_DAY = """
+INSERT INTO forgotten VALUES (?, ?)
+ON CONFLICT (day_ms) DO UPDATE SET number = number + excluded.number
+"""
+_TAKE_DAY = """
+INSERT INTO forgotten VALUES (?, ?)
+ON CONFLICT (day_ms) DO UPDATE SET number = max(number, excluded.number)
+"""
+_LEAVING = """
+SELECT id, record FROM turns WHERE id IN (SELECT value FROM json_each(?))
+AND state IN ('open', 'closed')
+"""
+_DAY_MS = 86_400_000
 # Counted while the file is open, in memory, with each transaction.
 _COUNTING = """
 PRAGMA temp_store = MEMORY;
@@ -103,6 +121,12 @@ _MADE_BY = re.compile("msg_([0-9a-f]{8})")
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of the named thread loop, and handles its exceptions."""
 
+
+class _Moment(msgspec.Struct):
+    opened_at: datetime
+
+
+_moment = msgspec.json.Decoder(_Moment).decode
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TurnRecord).decode
 
@@ -173,6 +197,20 @@ class Table:
     def remove(self, turn_ids: Sequence[str], *states: str) -> None:
         self.db.execute(_REMOVE, (json.dumps(list(turn_ids)), json.dumps(states)))
 
+    def forget(self, turn_ids: Sequence[str]) -> None:
+        """Remove turns that the ledger has, and count them by the day (UTC) of their beginning."""
+        leaving = self.db.execute(_LEAVING, (json.dumps(list(turn_ids)),)).fetchall()
+        days: Counter[int] = Counter()
+        for _, record in leaving:
+            with suppress(msgspec.MsgspecError):  # a broken one is not counted
+                opened_ms = int(_moment(record).opened_at.timestamp() * 1000)
+                days[opened_ms // _DAY_MS * _DAY_MS] += 1
+        self.db.executemany(_COUNT_DAY, days.items())
+        self.remove([turn_id for turn_id, _ in leaving], OPEN, CLOSED)
+
+    def forgotten(self) -> dict[int, int]:
+        return dict(self.db.execute("SELECT day_ms, number FROM forgotten").fetchall())
+
     def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """What was set aside before stays as it was. A turn that is not here is named."""
         for turn_id in turn_ids:
@@ -229,6 +267,7 @@ class Journal:
         self._is_failing = False
         self._has_stopped = False
         self._table: Table | None = None
+        self._file: tuple[int, int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
         def run() -> None:
@@ -262,6 +301,15 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         self._close()
         self._lock.close()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that is open is the one at its path: somebody may have removed it."""
+        return self._file is None or _file_id(self._directory / FILE) == self._file
+
+    def look(self) -> None:
+        """Have the thread look after the file, though there is nothing to write."""
+        self._submit(lambda table: None)
 
     @property
     def backlog(self) -> int:
@@ -328,8 +376,14 @@ class Journal:
         return found
 
     async def forget(self, turn_ids: Sequence[str]) -> None:
-        """Remove turns that the ledger has."""
-        await self._do(lambda table: table.remove(turn_ids, OPEN, CLOSED))
+        """Remove turns that the ledger has, and count them."""
+        await self._do(lambda table: table.forget(turn_ids))
+
+    async def forgotten(self) -> dict[int, int]:
+        """How many turns were forgotten by now, by the first moment (ms) of the day (UTC) on which
+        they began."""
+        found: dict[int, int] = await self._do(lambda table: table.forgotten())
+        return found
 
     async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """Keep turns that can't be drained apart from the others, with their bytes if there are
@@ -413,6 +467,8 @@ class Journal:
         failure: Exception | None = None
         for _ in range(2):
             try:
+                if not self.is_in_place:
+                    self._bring_back()
                 if self._table is None:
                     self._table = self._open()
                 results = self._commit(self._table, jobs)
@@ -481,7 +537,37 @@ class Journal:
             failing.callback(table.db.close)
             self._bring_over(table, told, is_hurt=is_hurt)
             failing.pop_all()
+        self._file = _file_id(self._directory / FILE)
         return table
+
+    def _bring_back(self) -> None:
+        """The file is not in its place any more, and still open here: write all of it anew. Raise
+        sqlite3.Error or OSError where that can't be."""
+        old = self._table
+        if old is None:
+            self._file = None
+            return
+        rows = [Row(*row) for row in old.db.execute(f"{_ROWS} ORDER BY rowid")]
+        self._log.error("journal_gone", file=FILE, turns=len(rows))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if _file_id(self._directory / "lock") != _id_of(os.fstat(self._lock.fileno())):
+            try:
+                lock = _lock(self._directory)
+            except JournalUnavailable as error:
+                raise OSError(str(error)) from None
+            self._lock.close()
+            self._lock = lock
+        if not (self._directory / _INSTANCES).exists():
+            self._write_instances()
+        table = self._open()
+        table.db.execute("BEGIN IMMEDIATE")
+        for row in rows:
+            table.put([row], "false")
+        table.db.executemany(_TAKE_DAY, old.forgotten().items())
+        _commit(table.db)
+        self._table = table
+        with suppress(sqlite3.Error):
+            old.db.close()
 
     def _bring_over(self, table: Table, told: list[str], *, is_hurt: bool) -> None:
         """Read what is kept of damaged files, and begin a new instance where anything was lost."""
@@ -496,6 +582,7 @@ class Journal:
                     self._log.error("turn_set_aside", turn=row.id, reason=BROKEN)
                     row = _row(row.id, ASIDE, row.record, BROKEN)
                 table.put([row], "false")
+            table.db.executemany(_TAKE_DAY, _readable_days(folder))
             _commit(table.db)
             num_read = sum(table.numbers()[0].values()) - sum(rows)
             self._log.warning("journal_read", kept=folder.name, turns=num_read)
@@ -504,19 +591,22 @@ class Journal:
             ids = (row[0] for row in table.db.execute("SELECT id FROM turns"))
             made_by = {found[1] for found in map(_MADE_BY.match, ids) if found is not None}
             self.instances = (*told, *sorted(made_by - {*told}), secrets.token_hex(4))
-            path = self._directory / "instances.new"
-            with path.open("w") as file:
-                file.write("".join(f"{each}\n" for each in self.instances))
-                file.flush()
-                os.fsync(file.fileno())
-            path.rename(self._directory / _INSTANCES)
-            _sync(self._directory)
+            self._write_instances()
         self.instance = self.instances[-1]
         if is_hurt and not unread:
             self._log.error("journal_damaged", file=FILE, error="it is gone")
         for folder in unread:
             (folder / "read").touch()
         self.damaged = [folder.name for folder in kept]
+
+    def _write_instances(self) -> None:
+        path = self._directory / "instances.new"
+        with path.open("w") as file:
+            file.write("".join(f"{instance}\n" for instance in self.instances))
+            file.flush()
+            os.fsync(file.fileno())
+        path.rename(self._directory / _INSTANCES)
+        _sync(self._directory)
 
     def _close(self) -> None:
         if self._table is not None:
@@ -582,8 +672,10 @@ def _open_file(directory: Path) -> Table:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     if is_new:
-        db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+        db.executescript(f"BEGIN;{_SCHEMA}{_FORGOTTEN}COMMIT;")
         _sync(directory)
+    elif db.execute("PRAGMA user_version").fetchone()[0] < FORMAT:
+        db.executescript(f"BEGIN;{_FORGOTTEN}COMMIT;")
     return Table(db)
 
 
@@ -602,9 +694,27 @@ def _commit(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
+def _readable_days(directory: Path) -> list[tuple[int, int]]:
+    """What a damaged file counted, where that can be read."""
+    with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
+        return db.execute("SELECT day_ms, number FROM forgotten").fetchall()
+    return []
+
+
 def _is_damage(error: Exception) -> bool:
     code = int(getattr(error, "sqlite_errorcode", 0))  # an error of Python's own has none
     return code & _PRIMARY in _DAMAGES or code in _UNREADABLE
+
+
+def _id_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        return _id_of(path.stat())
+    except OSError:
+        return None
 
 
 def _sync(directory: Path) -> None:

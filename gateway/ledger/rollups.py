@@ -24,6 +24,7 @@ from engine.protocol import WRITE_FIELDS, CacheUsage, InputUsage
 from gateway.base.errors import LedgerRefused, SampleData
 from gateway.base.record import TurnRecord
 from gateway.ledger import identity
+from gateway.ledger.checksums import checksum_of
 from gateway.ledger.schema import (
     Base,
     EpochRow,
@@ -459,7 +460,7 @@ _RENAMED = {
 _FIELDS = [
     (column.name, attrgetter(_RENAMED.get(column.name, column.name)))
     for column in TurnRow.__table__.columns
-    if column.name != "opened_ms"
+    if column.name not in ("opened_ms", "checksum")
 ]
 
 
@@ -467,4 +468,5 @@ def row_of(record: TurnRecord) -> dict[str, Any]:
     """The columns of a turn: the fields of its record, some under another name."""
     row: dict[str, Any] = {name: field(record) for name, field in _FIELDS}
     row["opened_ms"] = int(record.opened_at.timestamp() * 1000)
+    row["checksum"] = checksum_of(row)
     return row

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0003"
+REVISION = "0004"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -126,7 +126,8 @@ is found among few. An index is only used where a query says the very same."""
 class TurnRow(CacheColumns, Base):
     """One closed turn, field by field as `TurnRecord` explains it. `opened_ms` is `opened_at` in
     milliseconds, for time buckets. `price` is the id of the price sheet with its version
-    (`name@date`). `fingerprint` and `prefix` hold keyed digests only."""
+    (`name@date`). `fingerprint` and `prefix` hold keyed digests only. `checksum` is that of
+    `checksums.py`, NULL in rows of before revision 0004."""
 
     __tablename__ = "turns"
     __table_args__ = (
@@ -196,6 +197,7 @@ class TurnRow(CacheColumns, Base):
     status: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(sa.String(300))
     approximate: Mapped[str | None] = mapped_column(sa.String(64))
+    checksum: Mapped[int | None]
 
 
 class IntervalColumns:

@@ -1,0 +1,97 @@
+"""Compares the turns that this gateway gave to the ledger with those that the ledger has, by day.
+
+The journal counts a turn when it forgets it, in the same commit: then the ledger had it. So what is
+missing later was lost there: a damaged file or log, a restored backup, a deleted row. The journal
+itself is another file. What neither of the two has is not counted: engines' unacknowledged counts
+tell of it (`reconcile.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
+from gateway.journal.store import Journal
+
+DAY_MS = 86_400_000
+
+_RETRY_SECONDS = 10.0
+# At the start, the drain puts back first what the last run had not forgotten.
+_DRAIN_SECONDS = 30.0
+_POLL_SECONDS = 0.25
+# Days that are looked at besides those with something to tell.
+_RECENT_DAYS = 2
+
+Count = Callable[[Sequence[str], int, int], Awaitable[tuple[int, int] | None]]
+"""How many turns of these instances began in a range (ms), and how many of them are damaged; None
+where they may have been deleted on purpose."""
+
+
+class Finding(NamedTuple):
+    """What the ledger lacks of a day's turns, and how many are not what was inserted."""
+
+    day_ms: int
+    missing: int
+    damaged: int
+
+    def __str__(self) -> str:
+        day = datetime.fromtimestamp(self.day_ms / 1000, UTC).date()
+        return (
+            f"of the turns that this gateway closed on {day} the ledger lacks {self.missing}, and"
+            f" {self.damaged} are not what was written: restore a backup, or ask engines with"
+            " `python -m gateway recover`"
+        )
+
+
+class Audit:
+    """`findings` are of the last look; None before the first one."""
+
+    def __init__(self, journal: Journal, count: Count, clock: Clock) -> None:
+        self._journal = journal
+        self._count = count
+        self._clock = clock
+        self.findings: list[Finding] | None = None
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look at the start and once a day. While the database is away, look again soon."""
+        deadline = self._clock.monotonic() + _DRAIN_SECONDS
+        while self._journal.num_closed and self._clock.monotonic() < deadline:
+            await pause(stopping, _POLL_SECONDS)
+        while not stopping.is_set():
+            try:
+                await self.look()
+                seconds = self._seconds_to_next_day()
+            except GatewayError as error:
+                get_logger("audit").warning("turns_not_counted", error=str(error))
+                seconds = _RETRY_SECONDS
+            await pause(stopping, seconds)
+
+    async def look(self) -> None:
+        """Count the recent days, and those of which something was missing. Raise LedgerUnavailable
+        and JournalUnavailable."""
+        today = self._clock.wall_ms() // DAY_MS * DAY_MS
+        recent = today - (_RECENT_DAYS - 1) * DAY_MS
+        known = {finding.day_ms for finding in self.findings or ()}
+        findings = []
+        for day_ms, number in sorted((await self._journal.forgotten()).items()):
+            # At the start nobody knows which days had been looked at before a kill.
+            if self.findings is not None and day_ms < recent and day_ms not in known:
+                continue
+            stored = await self._count(self._journal.instances, day_ms, day_ms + DAY_MS)
+            if stored is None:
+                continue
+            count, damaged = stored
+            missing = max(number - count, 0)
+            if missing or damaged:
+                findings.append(Finding(day_ms, missing, damaged))
+                get_logger("audit").error(
+                    "turns_missing", day_ms=day_ms, missing=missing, damaged=damaged
+                )
+        self.findings = findings
+
+    def _seconds_to_next_day(self) -> float:
+        return (DAY_MS - self._clock.wall_ms() % DAY_MS) / 1000 + 60.0

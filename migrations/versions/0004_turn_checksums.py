@@ -1,0 +1,17 @@
+"""A checksum of each turn over what is billed. Rows of before have none."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("turns", sa.Column("checksum", sa.BigInteger(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("turns", "checksum")

@@ -1,0 +1,212 @@
+"""What the ledger lacks of the turns that a gateway gave to it is told, by number."""
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from gateway.base.clock import Clock
+from gateway.base.metrics import Metrics
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.migrate import migrate
+from gateway.journal.audit import DAY_MS, Audit
+from gateway.journal.drain import Drain
+from gateway.journal.store import Journal
+from gateway.ledger.checksums import BILLED
+from gateway.ledger.counts import stored_turns
+from gateway.ledger.database import Ledger
+from gateway.ledger.upkeep import retain
+from tests.gateway.journal.test_journal import nobody
+from tests.gateway.records import ledger_rows, turn_record
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import ask, eventually, serve, serve_gateway
+
+NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
+CLOCK = Clock(wall=lambda: NOW)
+TURNS = 60
+
+
+class Books:
+    """A journal and a ledger, with turns of three days that went from one to the other."""
+
+    def __init__(self, journal: Journal, ledger: Ledger) -> None:
+        self.journal, self.ledger = journal, ledger
+        self.audit = Audit(journal, partial(stored_turns, ledger), CLOCK)
+
+    async def fill(self) -> None:
+        for number in range(TURNS):
+            turn = turn_record(
+                f"msg_{self.journal.instance}{number:016x}",
+                instance=self.journal.instance,
+                opened_at=NOW - timedelta(days=number % 3),
+                input_tokens=number,
+                cost=1000 + number,
+                cost_without_cache=2000,
+                price="m@2026-01-01",
+            )
+            await self.journal.open(turn)
+            turn.outcome = "stop"
+            await self.journal.close(turn)
+        drain = Drain(self.journal, self.ledger.insert_turns, nobody, Metrics())
+        while await drain.step():
+            pass
+
+    async def told(self) -> list[tuple[int, int, int]]:
+        """Days ago, missing, damaged."""
+        await self.audit.look()
+        assert self.audit.findings is not None
+        today = int(NOW.timestamp() * 1000) // DAY_MS
+        return [
+            (today - found.day_ms // DAY_MS, found.missing, found.damaged)
+            for found in self.audit.findings
+        ]
+
+    async def change(self, statement: str, **values: Any) -> None:
+        async with self.ledger.transaction() as connection:
+            await connection.execute(text(statement), values)
+
+
+@pytest.fixture
+async def books(tmp_path: Path, shared_database: str) -> AsyncIterator[Books]:
+    settings = DatabaseSettings(data=tmp_path, database_url=shared_database)
+    await asyncio.to_thread(migrate, settings)
+    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
+    made = Books(journal, ledger)
+    await made.fill()
+    yield made
+    await journal.stop()
+    await ledger.close()
+
+
+@pytest.mark.anyio
+async def test_rows_that_are_gone_are_told_by_number_and_day_until_they_are_back(
+    books: Books,
+) -> None:
+    assert await books.told() == []
+    gone = f"msg_{books.journal.instance}%"
+    await books.change("CREATE TABLE kept AS SELECT * FROM turns")
+    await books.change(
+        "DELETE FROM turns WHERE id LIKE :gone AND input_tokens IN (0, 3, 6, 7)", gone=gone
+    )
+    assert await books.told() == [(1, 1, 0), (0, 3, 0)]
+    assert "lacks 3" in str((books.audit.findings or [])[-1])
+    await books.change(
+        "INSERT INTO turns SELECT * FROM kept WHERE id NOT IN (SELECT id FROM turns)"
+    )
+    assert await books.told() == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("column", BILLED[2:])
+async def test_each_billed_column_that_changes_is_told(books: Books, column: str) -> None:
+    is_text = column in ("workspace_id", "key_id", "model", "outcome", "price")
+    value = "'x'" if is_text else f"COALESCE({column}, 0) + 1"
+    await books.change(f"UPDATE turns SET {column} = {value} WHERE input_tokens = 5")
+    assert await books.told() == [(2, 0, 1)]
+
+
+@pytest.mark.anyio
+async def test_turns_that_retention_deleted_are_not_missing(books: Books) -> None:
+    day_ms = int(NOW.timestamp() * 1000)
+    await retain(books.ledger, day_ms - DAY_MS, 0, 0)
+    assert await books.told() == []
+
+
+@pytest.mark.anyio
+async def test_a_repeated_drain_counts_a_turn_once(books: Books) -> None:
+    """A kill between the insert and the forgetting repeats both."""
+    before = await books.journal.forgotten()
+    assert sum(before.values()) == TURNS
+    ids = [f"msg_{books.journal.instance}{number:016x}" for number in range(TURNS)]
+    await books.journal.forget(ids)
+    assert await books.journal.forgotten() == before
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(4))
+async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
+    tmp_path: Path, seed: int
+) -> None:
+    """What SQLite drops without a word is told by number: rows are right, or told."""
+    settings = DatabaseSettings(data=tmp_path / "data")
+    await asyncio.to_thread(migrate, settings)
+    journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
+    books = Books(journal, ledger)
+    await books.fill()
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "data", killed)
+    await ledger.close()
+    log = killed / "ledger.db-wal"
+    content = bytearray(log.read_bytes())
+    rng = random.Random(seed)
+    # Behind what the migration wrote, in the turns' own frames.
+    for _ in range(rng.randint(1, 40)):
+        content[rng.randrange(len(content) // 2, len(content))] ^= 1 << rng.randrange(8)
+    log.write_bytes(content)
+    again = Ledger(DatabaseSettings(data=killed).ledger_url, 60.0)
+    books = Books(journal, again)
+    told = await books.told()
+    rows = ledger_rows(f"sqlite:///{killed / 'ledger.db'}")
+    assert sum(missing for _, missing, _ in told) == TURNS - len(rows)
+    assert len(rows) < TURNS, "the flips hit nothing"
+    await journal.stop()
+    await again.close()
+
+
+def test_a_journal_whose_directory_is_removed_loses_no_turn(tmp_path: Path) -> None:
+    """Under a running gateway: what it held is written anew, and it says so meanwhile."""
+    with serve(ScriptedEngine()) as engine:
+        with serve_gateway(tmp_path, engine) as url:
+            eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
+            ids = [ask(url).json()["id"] for _ in range(3)]
+            shutil.rmtree(tmp_path / "journal")
+            first = httpx.get(f"{url}/readyz", timeout=120)
+            assert first.status_code == 503
+            assert any("not in its place" in line for line in first.json()["conditions"])
+            eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
+            assert (tmp_path / "journal" / "journal.db").exists()
+            ids += [ask(url).json()["id"] for _ in range(3)]
+            shutil.rmtree(tmp_path / "journal")
+            # Without a look at /readyz, too.
+            ids += [ask(url).json()["id"] for _ in range(3)]
+            assert (tmp_path / "journal" / "journal.db").exists()
+
+            def stored() -> set[str]:
+                return {row["id"] for row in ledger_rows(f"sqlite:///{tmp_path / 'ledger.db'}")}
+
+            eventually(lambda: set(ids) <= stored())
+        with serve_gateway(tmp_path, engine) as url:
+            eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).json()["conditions"] == [])
+
+
+def test_readiness_tells_what_the_ledger_lacks(tmp_path: Path) -> None:
+    with serve(ScriptedEngine()) as engine:
+        with serve_gateway(tmp_path, engine) as url:
+            ids = [ask(url).json()["id"] for _ in range(3)]
+            eventually(lambda: len(ledger_rows(f"sqlite:///{tmp_path / 'ledger.db'}")) == 3)
+            eventually(
+                lambda: httpx.get(f"{url}/readyz", timeout=120).json()["journal_backlog"] == 0
+            )
+        database = Ledger(DatabaseSettings(data=tmp_path).ledger_url, 60.0)
+
+        async def lose() -> None:
+            async with database.transaction() as connection:
+                await connection.execute(text("DELETE FROM turns WHERE id = :id"), {"id": ids[0]})
+            await database.close()
+
+        asyncio.run(lose())
+        with serve_gateway(tmp_path, engine) as url:
+
+            def conditions() -> list[str]:
+                found: list[str] = httpx.get(f"{url}/readyz", timeout=120).json()["conditions"]
+                return found
+
+            eventually(lambda: any("the ledger lacks 1" in line for line in conditions()))
