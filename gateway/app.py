@@ -47,7 +47,7 @@ from gateway.ledger.model_ids import ModelIdsTable
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.schema import KeptResponseRow
-from gateway.ledger.sealed import Sealing, Texts
+from gateway.ledger.sealed import Sealing
 from gateway.ledger.stored import Batches, CachedContents, Contents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
@@ -247,7 +247,8 @@ async def _start(
     contents = CachedContents(
         ledgers.store, settings.master_secret, tuning.cached_contents, tuning.cached_content_bytes
     )
-    run_beside("sealing", Sealing(ledgers.store, Texts(settings.master_secret)).run)
+    sealing = Sealing(ledgers.store, settings.master_secret)
+    run_beside("sealing", sealing.run)
     sweep = Sweep(contents, fleet, keyring, catalogue, clock)
     run_beside("cached_contents", sweep.run)
     reads = read_limits()
@@ -275,6 +276,7 @@ async def _start(
         counting=Counting(tuning, clock.monotonic),
         bounds=tuning,
         cached_contents=contents,
+        sealing=sealing,
         sweep=sweep,
         batches=Batches(
             ledgers.store,

@@ -45,7 +45,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     gateway is ready. `limits_hold` says over which gateways the limits of workspaces hold now.
     `conditions` are what an operator should know and do, also of a gateway that is ready: turns
     that are missing in the ledger, by number, those that were set aside, a journal that is not in
-    its place, stores that are full or off."""
+    its place, another master secret than the database's, stores that are full or off."""
 
     ready: bool
     stopping: bool
@@ -62,6 +62,8 @@ def _conditions(services: Services) -> list[str]:
     conditions = [str(finding) for finding in services.audit.findings or ()]
     if services.audit.findings is None:
         conditions.append("the ledger's turns were not counted yet")
+    if services.sealing.problem is not None:
+        conditions.append(services.sealing.problem)
     if not services.journal.is_in_place:
         conditions.append("the journal's file is not in its place: it is written anew")
     if services.journal.num_set_aside:

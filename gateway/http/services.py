@@ -27,6 +27,7 @@ from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.sealed import Sealing
 from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
@@ -69,6 +70,7 @@ class Services:
     shared_limits: SharedLimits | None
     bounds: Tuning
     cached_contents: CachedContents
+    sealing: Sealing
     sweep: Sweep
     batches: Batches
     removes_nonces: bool

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import SecretStr
 from sqlalchemy import ColumnElement, delete, func, or_, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.background import pause
@@ -24,12 +25,19 @@ from gateway.base.logs import get_logger
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import BatchItemRow, CachedContentRow, WatermarkRow
 
+MASTER = "master"
+"""The watermark that tells one master secret from another: 48 bits that are derived from it."""
+OTHER_MASTER = (
+    "HOLDFAST_MASTER_SECRET is another than this database was begun with: texts that it keeps can't"
+    " be read, no cache entry and no prefix is found again; put the first one back"
+)
 UNSEALED = "unsealed"
 """The watermark that revision 0003 sets: rows of before are to be sealed."""
 PLAIN = b"\x78"
 """The first byte of a zlib stream (RFC 1950, 2.2) of any level."""
 
 _NONCE_BYTES = 12
+_MARK_BYTES = 6
 _SEALED = b"\x01"
 _SHARED_ENDS = frozenset({"canceled", "expired"})
 _ROWS = 16
@@ -55,6 +63,23 @@ class Cipher:
             return self._aead.decrypt(nonce, body[_NONCE_BYTES:], place.encode())
         except InvalidTag:
             raise NotFound("content: it was kept with another master secret") from None
+
+
+def mark_of(master: SecretStr) -> int:
+    """What the database keeps of a master secret. It does not lead back to it."""
+    derived = HKDF(SHA256(), _MARK_BYTES, None, b"holdfast mark of the master secret")
+    return int.from_bytes(derived.derive(master.get_secret_value().encode()), "big")
+
+
+async def is_known_master(ledger: Ledger, master: SecretStr) -> bool:
+    """Whether the database was begun with this master secret. The first one is kept as its own.
+    Raise LedgerUnavailable."""
+    made = postgresql.insert if ledger.is_postgres else sqlite.insert
+    row = {"name": MASTER, "value": mark_of(master)}
+    query = select(WatermarkRow.value).where(WatermarkRow.name == MASTER)
+    async with ledger.transaction() as connection:
+        await connection.execute(made(WatermarkRow).values(row).on_conflict_do_nothing())
+        return (await connection.execute(query)).scalar_one() == row["value"]
 
 
 class Texts:
@@ -113,14 +138,22 @@ class Sealing:
     """Seals the rows of before revision 0003, some at a time, so that others can write between
     them. What a kill leaves is sealed at the next start."""
 
-    def __init__(self, ledger: Ledger, texts: Texts) -> None:
+    def __init__(self, ledger: Ledger, master: SecretStr) -> None:
         self._ledger = ledger
-        self._texts = texts
+        self._master = master
+        self._texts = Texts(master)
+        self.problem: str | None = None
+        """What is wrong with the master secret, once the database was asked."""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until all is sealed. While the database is away it is tried again."""
+        """Run until all is sealed. While the database is away it is tried again. Nothing is sealed
+        with another master secret than the database's."""
         while not stopping.is_set():
             try:
+                if not await is_known_master(self._ledger, self._master):
+                    self.problem = OTHER_MASTER
+                    get_logger("ledger").error("other_master_secret", error=OTHER_MASTER)
+                    return
                 if not await self.step():
                     return
                 seconds = _PAUSE_SECONDS

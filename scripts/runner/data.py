@@ -127,9 +127,12 @@ def load_secrets(data: Path, environ: Mapping[str, str]) -> Secrets:
 def read_secrets(data: Path) -> Secrets | None:
     """The stored ones; None where there are none, or the file is damaged."""
     try:
-        return Secrets(**json.loads((data / SECRETS).read_text("utf-8")))
+        values = json.loads((data / SECRETS).read_text("utf-8"))
+        stored = Secrets(**values)
     except (OSError, ValueError, TypeError):
         return None
+    is_whole = all(isinstance(value, str) and value for value in values.values())
+    return stored if is_whole else None
 
 
 _SUBJECTS = (

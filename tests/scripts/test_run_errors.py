@@ -1,5 +1,6 @@
 """scripts/run: whatever keeps it from starting is one line, with what to do."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -67,8 +68,13 @@ def test_data_that_can_not_be_used_is_told(tmp_path: Path) -> None:
     said = refused(tmp_path, "--data", "/proc/no-directory-of-ours")
     assert "can't be written to" in said and "name another directory" in said
     secrets.parent.mkdir()
-    secrets.write_text("{")
-    assert "secrets.json is damaged; delete it" in refused(tmp_path)
+    values = {name: "x" * 32 for name in ("api_key", "admin_key", "engine_secret")}
+    for content in ("{", "4", "null", json.dumps({**values, "master_secret": 4})):
+        secrets.write_text(content)
+        assert "secrets.json is damaged; delete it" in refused(tmp_path)
+    for content in (json.dumps({**values, "master_secret": ""}), '{"api_key": {}}', "[[]]"):
+        secrets.write_text(content)
+        assert "secrets.json is damaged; delete it" in refused(tmp_path)
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

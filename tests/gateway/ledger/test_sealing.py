@@ -102,16 +102,16 @@ def test_plain_rows_are_sealed_some_at_a_time_and_read_meanwhile(
         before = await num_plain(ledger)
         assert before > ROWS
         # The first gateway is killed after one step. The next one goes on.
-        assert await Sealing(ledger, Texts(MASTER)).step()
+        assert await Sealing(ledger, MASTER).step()
         assert 0 < await num_plain(ledger) < before
         await check_reads(ledger)
-        await Sealing(ledger, Texts(MASTER)).run(asyncio.Event())
+        await Sealing(ledger, MASTER).run(asyncio.Event())
         assert await num_plain(ledger) == 0
         await check_reads(ledger)
         with pytest.raises(NotFound, match="another master secret"):
             await check_reads(ledger, SecretStr("another"))
         # Nothing is left to do, and the next start asks one row.
-        assert not await Sealing(ledger, Texts(MASTER)).step()
+        assert not await Sealing(ledger, MASTER).step()
         async with ledger.transaction() as connection:
             marks = await connection.execute(text("SELECT name FROM watermarks"))
             assert "unsealed" not in set(marks.scalars())
@@ -136,3 +136,19 @@ def test_a_body_in_another_ones_place_is_not_read() -> None:
     for workspace, content in (("v", "c1"), ("w", "c2")):
         with pytest.raises(NotFound):
             Texts(MASTER).opened_content(workspace, content, body)
+
+
+@pytest.mark.anyio
+async def test_another_master_secret_is_told_and_seals_nothing(ledger: Ledger) -> None:
+    first, other = Sealing(ledger, MASTER), Sealing(ledger, SecretStr("another"))
+    await first.run(asyncio.Event())
+    await fill(ledger)
+    async with ledger.transaction() as connection:
+        await connection.execute(text("INSERT INTO watermarks VALUES ('unsealed', 1)"))
+    before = await num_plain(ledger)
+    await other.run(asyncio.Event())
+    assert other.problem is not None and "put the first one back" in other.problem
+    assert await num_plain(ledger) == before
+    again = Sealing(ledger, MASTER)
+    await again.run(asyncio.Event())
+    assert again.problem is None and await num_plain(ledger) == 0
