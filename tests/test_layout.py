@@ -7,10 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
+from gateway.ledger.schema import REVISION
 from scripts.docs import settings as settings_docs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,3 +229,17 @@ def test_nothing_else_stands_at_the_top() -> None:
         pytest.skip("the tree is no checkout")
     tops = {path.partition("/")[0] for path in named.stdout.splitlines()}
     assert {top for top in tops if not top.startswith(".")} == TOP
+
+
+def test_revisions_are_one_chain_that_ends_with_the_schemas_own() -> None:
+    """Looked at here, since every change runs this file: two changes may each have added one."""
+    config = Config(toml_file=ROOT / "pyproject.toml")
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    scripts = ScriptDirectory.from_config(config)
+    chain = list(scripts.walk_revisions())
+    assert [revision.revision for revision in chain][-1] == "0001"
+    assert scripts.get_heads() == [REVISION], "gateway/ledger/schema.py names the newest one"
+    files = {path.name for path in (ROOT / "migrations" / "versions").glob("*.py")}
+    assert {Path(revision.path).name for revision in chain} == files
+    for newer, older in pairwise(chain):
+        assert newer.down_revision == older.revision

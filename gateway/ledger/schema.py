@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0004"
+REVISION = "0005"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -127,7 +127,7 @@ class TurnRow(CacheColumns, Base):
     """One closed turn, field by field as `TurnRecord` explains it. `opened_ms` is `opened_at` in
     milliseconds, for time buckets. `price` is the id of the price sheet with its version
     (`name@date`). `fingerprint` and `prefix` hold keyed digests only. `checksum` is that of
-    `checksums.py`, NULL in rows of before revision 0004."""
+    `checksums.py`, NULL in rows of before revision 0005."""
 
     __tablename__ = "turns"
     __table_args__ = (

@@ -2,20 +2,17 @@
 
 import asyncio
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import ROOT, migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range
-from gateway.ledger.schema import REVISION
 from tests.gateway.ledger.test_sums import START, at
 
 FIRST = "f3afc8957a46c6baf54fb2a65782c185aa7dd038c2bf1f208582da686d6f55d2"
@@ -69,14 +66,3 @@ def test_a_second_migration_leaves_rows_and_sums(settings: DatabaseSettings) -> 
 def test_the_first_revision_is_what_it_was() -> None:
     path = ROOT / "migrations" / "versions" / "0001_schema.py"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == FIRST
-
-
-def test_revisions_are_one_chain_with_one_head(settings: DatabaseSettings) -> None:
-    scripts = ScriptDirectory.from_config(config_of(settings))
-    chain = list(scripts.walk_revisions())
-    assert [revision.revision for revision in chain][-1] == "0001"
-    assert scripts.get_heads() == [REVISION]
-    files = {path.name for path in (ROOT / "migrations" / "versions").glob("*.py")}
-    assert {Path(revision.path).name for revision in chain} == files
-    for newer, older in pairwise(chain):
-        assert newer.down_revision == older.revision
