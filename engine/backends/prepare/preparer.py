@@ -71,77 +71,102 @@ def check_request(request: GenerateRequest, description: Description) -> None:
 
     The protocol's types bound what stands in one field.
     """
-    num_segments, sampling = request.prompt.num_segments, request.sampling
+    _check_places(request)
+    _check_capabilities(request, description)
+    _check_values(request)
+    _check_tool_choice(request)
+    _check_stops(request.sampling.stop_sequences)
+    check_schemas(_binding_schemas(request))
+
+
+def _check_places(request: GenerateRequest) -> None:
+    """Whatever stands at a segment needs one."""
+    num_segments = request.prompt.num_segments
     fields: dict[str, Sequence[Breakpoint | Document | Name]] = {
         "breakpoints": request.breakpoints,
         "documents": request.documents,
         "names": request.names,
     }
     for field, placed in fields.items():
-        for index, one in enumerate(placed):
-            if one.segment >= num_segments:
+        for index, place in enumerate(placed):
+            if place.segment >= num_segments:
                 raise InvalidRequest(f"{field}[{index}].segment: no such segment")
+
+
+def _check_capabilities(request: GenerateRequest, description: Description) -> None:
     needed: dict[Capability, bool] = {
         "tools": bool(request.prompt.callable_tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
         "structured_output": request.binds_text,
         "thinking": request.thinking,
         "images": bool(request.prompt.images),
-        **{capability: True for _, capability in sampling.needs},
+        **{capability: True for _, capability in request.sampling.needs},
     }
     for capability, is_needed in needed.items():
         if is_needed and capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
     if "own_template" not in description.capabilities:
-        messages = request.prompt.messages
-        for is_asked, what in (
-            (request.prompt.text is not None, "prompt.text: a raw prompt"),
-            (
-                bool(messages) and messages[-1].role == "assistant",
-                "messages: a last message of the assistant, to be continued,",
-            ),
-            (sampling.ignore_eos, "ignore_eos"),
-            (bool(sampling.top_k), "top_k"),
-        ):
-            if is_asked:
-                raise Unsupported(
-                    f"{what} is not supported: the model's server renders its own prompts"
-                )
-    choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
-    is_forced = choice.mode in ("any", "tool")
-    for is_wrong, message in (
-        (not num_segments, "prompt: must not be empty"),
-        (
-            len(request.record.encode()) > MAX_RECORD_BYTES,
-            f"record: at most {MAX_RECORD_BYTES} bytes",
-        ),
-        (
-            sampling.num_choices > 1 and sampling.max_tokens == 0,
-            "sampling.num_choices: must be 1 where max_tokens is 0",
-        ),
-        (not 0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
-        (
-            None not in (request.output_schema, request.output_pattern),
-            "output_pattern: excludes output_schema",
-        ),
-        (
-            sampling.min_tokens and is_bound(request),
-            "sampling.min_tokens: must be 0 where the output is bound",
-        ),
-        (is_forced and not names, "tool_choice: there are no tools to choose from"),
-        (choice.names and choice.mode != "any", "tool_choice.names: only for mode `any`"),
-        (not names.issuperset(choice.names), "tool_choice.names: no such tool"),
-        (choice.mode == "tool" and choice.name not in names, "tool_choice.name: no such tool"),
-    ):
-        if is_wrong:
-            raise InvalidRequest(message)
-    stops = sampling.stop_sequences
+        _check_foreign_template(request)
+
+
+def _check_foreign_template(request: GenerateRequest) -> None:
+    """The model's server renders its own prompts, which takes some things away."""
+    messages = request.prompt.messages
+    is_continued = bool(messages) and messages[-1].role == "assistant"
+    unsupported = {
+        "prompt.text: a raw prompt": request.prompt.text is not None,
+        "messages: a last message of the assistant, to be continued,": is_continued,
+        "ignore_eos": request.sampling.ignore_eos,
+        "top_k": bool(request.sampling.top_k),
+    }
+    for what, is_asked in unsupported.items():
+        if is_asked:
+            raise Unsupported(
+                f"{what} is not supported: the model's server renders its own prompts"
+            )
+
+
+def _check_values(request: GenerateRequest) -> None:
+    sampling = request.sampling
+    if not request.prompt.num_segments:
+        raise InvalidRequest("prompt: must not be empty")
+    if len(request.record.encode()) > MAX_RECORD_BYTES:
+        raise InvalidRequest(f"record: at most {MAX_RECORD_BYTES} bytes")
+    if sampling.num_choices > 1 and sampling.max_tokens == 0:
+        raise InvalidRequest("sampling.num_choices: must be 1 where max_tokens is 0")
+    if not 0 <= (request.lease_share or 0) <= 1:
+        raise InvalidRequest("lease_share: must be 0 to 1")
+    if request.output_schema is not None and request.output_pattern is not None:
+        raise InvalidRequest("output_pattern: excludes output_schema")
+    if sampling.min_tokens and is_bound(request):
+        raise InvalidRequest("sampling.min_tokens: must be 0 where the output is bound")
+
+
+def _check_tool_choice(request: GenerateRequest) -> None:
+    choice = request.tool_choice
+    names = {tool.name for tool in request.prompt.callable_tools}
+    if choice.mode in ("any", "tool") and not names:
+        raise InvalidRequest("tool_choice: there are no tools to choose from")
+    if choice.names and choice.mode != "any":
+        raise InvalidRequest("tool_choice.names: only for mode `any`")
+    if not names.issuperset(choice.names):
+        raise InvalidRequest("tool_choice.names: no such tool")
+    if choice.mode == "tool" and choice.name not in names:
+        raise InvalidRequest("tool_choice.name: no such tool")
+
+
+def _check_stops(stops: Sequence[str]) -> None:
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOPS}")
     if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
-    # Only schemas that the output must keep to are bounded: others are text of the prompt.
-    schemas = list[tuple[str, dict[str, Any]]]()
+
+
+def _binding_schemas(request: GenerateRequest) -> list[tuple[str, dict[str, Any]]]:
+    """The schemas that the output must keep to, by field. Others are text of the prompt."""
+    choice = request.tool_choice
+    schemas: list[tuple[str, dict[str, Any]]] = []
+    is_forced = choice.mode in ("any", "tool")
     if is_forced or (request.binds_text and choice.mode == "auto"):
         schemas += [
             (f"tools[{index}].input_schema", tool.input_schema)
@@ -150,7 +175,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         ]
     if request.output_schema is not None:
         schemas.append(("output_schema", request.output_schema))
-    check_schemas(schemas)
+    return schemas
 
 
 def check_prompt(prompt: Prompt) -> None:
