@@ -92,7 +92,15 @@ class _ScopeHolds:
             lambda one: (one.is_leased, one.expires_at) if one.stored is not None else None
         )
     )
+    # Those that nobody asked a lease for, the least recently used first.
+    automatic: Order[Entry] = field(default_factory=lambda: Order(_use_of_automatic))
     num_blocks: int = 0
+
+
+def _use_of_automatic(entry: Entry) -> tuple[float, float] | None:
+    if entry.stored is None or entry.is_asked_for:
+        return None
+    return entry.used_at, 0.0
 
 
 class StoreHolds:
@@ -100,7 +108,8 @@ class StoreHolds:
 
     A hold is one lease reference on each block of an entry's copy. Where a new hold does not fit,
     holds of the scope that holds the most make way, those of best-effort entries first, then the
-    soonest expiry. No scope takes from one that then holds less than itself.
+    soonest expiry. No scope takes from one that then holds less than itself. A scope's own
+    automatic entries make way for its new holds, by least recent use.
     """
 
     def __init__(self, pool: BlockPool, max_blocks: int) -> None:
@@ -127,16 +136,13 @@ class StoreHolds:
         largest = max(self._scopes.values(), key=lambda one: one.num_blocks, default=None)
         own = self._scopes.get(scope)
         held = own.num_blocks if own is not None else 0
+        if own is not None:
+            automatic = _first_of(own.automatic, excess)
+            if automatic is not None:
+                return automatic
         if largest is None or largest is own or largest.num_blocks < held + num_new:
             return None
-        doomed: dict[Entry, None] = {}
-        while excess > 0 and (entry := largest.order.pop()) is not None:
-            if entry not in doomed:
-                doomed[entry] = None
-                excess -= len(entry.stored or ())
-        for entry in doomed:
-            largest.order.push(entry)
-        return list(doomed) if excess <= 0 else None
+        return _first_of(largest.order, excess)
 
     def changed(self, entry: Entry) -> None:
         """An entry's expiry or lease has changed."""
@@ -149,6 +155,7 @@ class StoreHolds:
         scope.num_blocks += self._pool.num_unleased(blocks)
         scope.entries[entry] = None
         scope.order.push(entry)
+        scope.automatic.push(entry)
         self._pool.lease(blocks)
         for block in blocks:
             self._by_block.setdefault(block, {})[entry] = None
@@ -168,6 +175,22 @@ class StoreHolds:
         del scope.entries[entry]
         if not scope.entries:
             del self._scopes[entry.scope]
+
+
+def _first_of(order: Order[Entry], num_blocks: int) -> list[Entry] | None:
+    """The first entries whose copies have so many blocks; None if all together have not. The order
+    stays as it is."""
+    doomed: dict[Entry, None] = {}
+    while num_blocks > 0:
+        entry = order.pop()
+        if entry is None:
+            break
+        if entry not in doomed:
+            doomed[entry] = None
+            num_blocks -= len(entry.stored or ())
+    for entry in doomed:
+        order.push(entry)
+    return list(doomed) if num_blocks <= 0 else None
 
 
 class StoreTier:

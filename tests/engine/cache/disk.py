@@ -70,7 +70,9 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
     assert world.store is not None
     end, what = entry.expires_at, (entry.scope, entry.key, entry.tokens, entry.ttl, [])
     told = Entry(*what, entry.ready_at, end, kept_until=end, used_at=entry.used_at)
-    told.is_leased, told.adapter = entry.is_leased, entry.adapter
+    told.is_leased = entry.is_leased
+    told.is_asked_for = entry.is_asked_for
+    told.adapter = entry.adapter
     return Told(told, tuple(world.store.key_of(block).name for block in entry.stored))
 
 

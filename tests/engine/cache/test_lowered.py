@@ -43,6 +43,23 @@ def place(world: World, start: int, scope: str = "red") -> tuple[str, str]:
     return found.state, found.lease_tier
 
 
+def test_what_nobody_asked_for_makes_way_in_the_store_for_newer_entries_of_its_scope() -> None:
+    world = World(num_blocks=40, store_blocks=10)  # entries may hold nine blocks of the store
+    for start in (10, 20, 30, 40):
+        world.end(world.run("red", [eight(start)], {0: "5m"}, hold=False))
+        stored(world)
+        world.wait(1)
+    assert entry(world, 10).stored is not None
+    world.end(world.run("red", [eight(10), (1,)], {0: "5m"}, hold=False))  # used last
+    world.wait(1)
+    finished(world, "red", eight(50), ttl="1h")
+    stored(world)
+    assert entry(world, 50).stored is not None, "first come may not be first kept"
+    assert entry(world, 20).stored is None, "the least recently used makes way"
+    assert entry(world, 10).stored is not None
+    world.check()
+
+
 def test_a_lease_moves_down_and_is_still_leased() -> None:
     world = World(num_blocks=20, store_blocks=40)
     finished(world, "red", eight(10), ttl="1h")

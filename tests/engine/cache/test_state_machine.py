@@ -29,6 +29,7 @@ WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0])
 AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
 ADAPTERS = st.builds(ActiveAdapter, st.sampled_from(["1" * 64, "2" * 64]), st.integers(0, 24))
 ADAPTER = st.none() | st.builds(ActiveAdapter, st.just("1" * 64), st.just(0)) | ADAPTERS
+HOLD = st.booleans()
 INDEX = st.integers(0, 7)
 TOKEN = st.integers(1, 4)
 
@@ -72,10 +73,11 @@ class CacheMachine(RuleBasedStateMachine):
         minimum=st.sampled_from([1, 1, 5]),
         age=AGES,
         adapter=ADAPTER,
+        hold=HOLD,
     )
-    def arrive(self, scope, segments, marks, minimum, age, adapter) -> None:
+    def arrive(self, scope, segments, marks, minimum, age, adapter, hold) -> None:
         marks = {index: ttl for index, ttl in marks.items() if index < len(segments)}
-        more = {"min_tokens": minimum, "age": age, "adapter": adapter}
+        more = {"min_tokens": minimum, "age": age, "adapter": adapter, "hold": hold}
         self.world.arrive(scope, segments, marks, **more)
 
     @precondition(lambda self: len(self.world.lives) < 4)
@@ -86,11 +88,12 @@ class CacheMachine(RuleBasedStateMachine):
         answer=st.integers(0, 4),
         age=AGES,
         adapter=ADAPTER,
+        hold=HOLD,
     )
-    def arrive_and_run(self, scope, segments, ttl, answer, age, adapter) -> None:
+    def arrive_and_run(self, scope, segments, ttl, answer, age, adapter, hold) -> None:
         """A whole request at once: most of what is in the cache comes from here."""
         marks = {len(segments) - 1: ttl}
-        life = self.world.arrive(scope, segments, marks, age=age, adapter=adapter)
+        life = self.world.arrive(scope, segments, marks, age=age, adapter=adapter, hold=hold)
         if self.world.begin(life):
             self.world.bring_back(life)
             self.world.compute(life, life.pending)

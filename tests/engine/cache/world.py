@@ -180,6 +180,7 @@ class World:
         min_tokens: int = 1,
         age: float = 0.0,
         adapter: ActiveAdapter | None = None,
+        hold: bool | None = None,
     ) -> CacheQuery:
         """A prompt of token segments, breakpoints by segment index.
 
@@ -197,7 +198,8 @@ class World:
             digests=self.cache.digests(scope, tokens, adapter),
             segments=spans,
             breakpoints=[
-                Breakpoint(index, ttl, hold=self.marks_hold) for index, ttl in marks.items()
+                Breakpoint(index, ttl, hold=self.marks_hold if hold is None else hold)
+                for index, ttl in marks.items()
             ],
             names=[],
             min_tokens=min_tokens,
