@@ -200,6 +200,7 @@ class TrafficGathering:
                     output=row.output_tokens,
                     tail=turn.total - turn.tokens[-1],
                     steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
+                    unheld=sorted(turn.unheld),
                 )
             )
             self._take_times(row)

@@ -59,8 +59,8 @@ class Observation(Row):
     `digests`, lengths in `tokens`, the segments they end with in `places`, the letters of these in
     `kinds`, and in `steps` the positions that a breakpoint walks from the prefix before (0 inside a
     run of calls or results, and in OpenAI's dialects). `marks` are the breakpoints that were sent,
-    `answer` is the prefix before the model's last answer, -1 without one. `is_estimated`: tokens
-    were told from bytes."""
+    `unheld` the places of those that asked for no lease, `answer` is the prefix before the model's
+    last answer, -1 without one. `is_estimated`: tokens were told from bytes."""
 
     digests: list[bytes]
     tokens: list[int]
@@ -75,6 +75,7 @@ class Observation(Row):
     sketch: Sketch | None
     tokens_per_byte: float
     is_estimated: bool
+    unheld: frozenset[int] = frozenset()
     _segments: list[Segment] | None = None
     _ends: tuple[int, int] | None = None
 
@@ -149,9 +150,11 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
             tokens.append(before)
     places = [point.segment for point in points]
     marks: list[Mark] = []
+    unheld: frozenset[int] = frozenset()
     if printed.marks:
         at = {segment: place for place, segment in enumerate(places)}
         marks = [(at[segment], ttl) for segment, ttl in printed.marks if segment in at]
+        unheld = frozenset(at[segment] for segment in printed.unheld if segment in at)
     head = printed.num_tools + printed.num_system
     said = (
         place
@@ -175,6 +178,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         sketch=printed.sketch,
         tokens_per_byte=total / max(printed.num_bytes, 1),
         is_estimated=is_estimated,
+        unheld=unheld,
     )
 
 

@@ -237,13 +237,14 @@ class Settings(PriceFiles):
     """What becomes of images, PDFs and sounds that the model can't read: a `placeholder` in the
     prompt that says what is missing, told in `holdfast.ignored`, or `refuse` with a 400"""
     auto_cache: AutoCacheMode = "conversation"
-    """What is held of requests that mark nothing, in dialects without markers of their own: nothing
-    (`off`), tools and system prompt (`prefix`), also the last turn (`conversation`); workspaces and
-    keys may have a policy of their own"""
+    """Where breakpoints are added to requests that mark nothing, in dialects without markers of
+    their own: nowhere (`off`), behind tools and system prompt (`prefix`), also behind the last turn
+    (`conversation`); what they write gets no lease; workspaces and keys may have a policy of their
+    own, which leases"""
     auto_cache_ttl: AutoCacheTtl = "5m"
-    """For how long it is held: 5m or 1h, renewed by each use"""
+    """For how long that can be read at most: 5m or 1h, renewed by each use"""
     auto_cache_messages: bool = False
-    """Whether the same is held of requests of the Messages API that mark nothing, as of agents'
+    """Whether the same is done for requests of the Messages API that mark nothing, as of agents'
     frameworks that speak it without `cache_control`; their usage then has writes"""
     queue_seconds: float = Field(default=30.0, ge=0, le=600)
     """For how many seconds a turn may wait for an engine with room; 0 refuses it at once"""

@@ -31,7 +31,7 @@ def add_auto_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auto-cache",
         choices=[*get_args(AutoCacheMode), NONE],
-        help="what is held of requests that mark nothing",
+        help="what is leased of requests that mark nothing",
     )
     parser.add_argument(
         "--auto-cache-ttl", choices=[*get_args(AutoCacheTtl), NONE], help="for how long"

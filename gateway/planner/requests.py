@@ -87,7 +87,7 @@ class Requests:
         for place, ttl in turn.marks:
             segment = segment_of.get(place, -1)
             if segment >= 0 and (segment not in marked or outlives(ttl, marked[segment].ttl)):
-                marked[segment] = Breakpoint(segment, ttl)
+                marked[segment] = Breakpoint(segment, ttl, hold=place not in turn.unheld)
         if turn.tail and self._unit == 1:
             tail = self._new(turn.tail)
         else:

@@ -60,7 +60,8 @@ class Turn(msgspec.Struct, array_like=True):
     whole prompt but for `tail` tokens, which no other prompt shares. `segments` are the places
     among them where a content block ends, and `marks` those of breakpoints. `at` is in seconds,
     `scope` a workspace. `steps` are the positions that a breakpoint's look-back walks to each place
-    from the one before, 0 inside a run of calls or of results; empty: one to each segment."""
+    from the one before, 0 inside a run of calls or of results; empty: one to each segment. `unheld`
+    are the places of breakpoints that ask for no lease."""
 
     at: float
     scope: int
@@ -71,6 +72,7 @@ class Turn(msgspec.Struct, array_like=True):
     output: int
     tail: int = 0
     steps: list[int] = []
+    unheld: list[int] = []
 
 
 class Numbers:

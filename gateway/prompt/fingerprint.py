@@ -44,7 +44,8 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     prompt's exact length, 0 until an engine has counted it. `tokens` (as the engine counted them, 0
     where it did not tell) and `kinds` (the letters of `sketch.py`) go with the points. `marks` are
     the breakpoints as they went to the engine. These and `sketch` are empty in turns of earlier
-    versions. `rule` is the version of the names."""
+    versions. `rule` is the version of the names. `unheld` are the segments of the breakpoints that
+    asked for no lease."""
 
     model: str
     parameters: bytes
@@ -58,6 +59,7 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     marks: list[tuple[int, Ttl]] = []
     sketch: Sketch | None = None
     rule: int = 1
+    unheld: list[int] = []
 
     @property
     def num_bytes(self) -> int:

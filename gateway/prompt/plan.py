@@ -231,6 +231,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             marks=[(point.segment, point.ttl) for point in self.breakpoints],
             sketch=self.sketch,
             rule=NAMES_RULE,
+            unheld=[point.segment for point in self.breakpoints if not point.hold],
         )
 
     def marked_prefixes(self) -> Iterator[str]:

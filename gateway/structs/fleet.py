@@ -207,9 +207,9 @@ AutoCacheTtl = Literal["5m", "1h"]
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """A null limit is no limit. Money is in nano-dollars, months are in UTC. `auto_cache` says what
-    is held of requests without markers; null is the installation's setting. Prompts and answers are
-    kept for `keep_days`, encrypted; with null none is. Requests of one that `may_approximate` may
-    ask that only a part of a prefix is kept."""
+    is leased of requests without markers; null is the installation's setting, which leases none.
+    Prompts and answers are kept for `keep_days`, encrypted; with null none is. Requests of one that
+    `may_approximate` may ask that only a part of a prefix is kept."""
 
     id: str
     display_name: str

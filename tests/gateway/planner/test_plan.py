@@ -51,6 +51,17 @@ def test_enough_memory_reads_all_that_there_is_and_keeps_every_promise() -> None
     assert answer.whole.turns == MADE.num_turns
 
 
+def test_what_nobody_asked_to_hold_is_planned_without_leases() -> None:
+    turns = [
+        msgspec.structs.replace(turn, unheld=[place for place, _ in turn.marks])
+        for turn in made_up(MADE)
+    ]
+    job = Job(asked=PlanRequest(device_tokens=1_600_000), turns=turns, engine=ENGINE, times=TIMES)
+    answer = plan(job, lambda share: None)
+    assert (answer.whole.best_effort, answer.whole.leases_ended) == (1.0, 0)
+    assert answer.whole.reuse_rate == pytest.approx(ideal(MADE), abs=0.01)
+
+
 def test_less_memory_reads_less_and_every_tier_adds() -> None:
     answer = planned(device_tokens=12_288, host_tokens=12_288, disk_tokens=163_840)
     rates = [point.reuse_rate for point in answer.memory]

@@ -163,6 +163,19 @@ def test_each_mode_marks_what_it_says() -> None:
     assert placed("conversation") == [(1, "5m"), (3, "5m"), (7, "5m")]
 
 
+def test_only_what_an_operator_set_asks_for_leases() -> None:
+    installation = AutoCache()
+    owners = installation.but(None, None)
+    assert owners == installation
+    rules = (installation.but("prefix", None), owners.but(None, "1h"))
+    for policy, is_held in ((owners, False), *((rule, True) for rule in rules)):
+        points = add_automatic(PROMPT, SLOTS, [], policy)
+        assert points and all(point.hold == is_held for point in points)
+    # A client's own breakpoint is held beside those that the installation's policy adds.
+    found = add_automatic(PROMPT, SLOTS, [Breakpoint(2, "1h")], installation)
+    assert [(point.segment, point.hold) for point in found] == [(2, True), (7, False)]
+
+
 def test_places_that_fall_together_are_one() -> None:
     first = Prompt([Message("user", [TextPart("a")])])
     assert placed("conversation", prompt=first) == [(0, "5m")]

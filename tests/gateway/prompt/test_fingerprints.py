@@ -144,10 +144,11 @@ def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> 
         kinds=kinds_at(points, kinds_of(prompt)),
         marks=[(899, "5m")],
         sketch=sketch_of(prompt, "scope"),
+        unheld=[899],
     )
     found = unpack(packed := pack(whole))
     assert len(packed) < 5000
     assert len(found.points) == len(found.tokens) == len(found.kinds) <= MAX_POINTS
     assert [point.segment for point in found.points[-20:]] == list(range(880, 900))
     assert found.tokens == [10 * (point.segment + 1) for point in found.points]
-    assert found.marks == [(899, "5m")]
+    assert (found.marks, found.unheld) == ([(899, "5m")], [899])
