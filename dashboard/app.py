@@ -7,6 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from dashboard.client import KEPT_SECONDS
 from dashboard.ui import filters, viewer
 from dashboard.views import SECTIONS, entries
 
@@ -49,19 +50,27 @@ def draw() -> None:
         if st.button("Sign out", key="sign_out", width="stretch"):
             viewer.sign_out()
             st.rerun()
+        viewer.watch()
     about = viewer.about(session)
     if about.sample:
         st.warning(
             "**Sample data.** Everything shown here was made up; nothing of it was measured.",
             icon=":material/science:",
         )
-    filters.draw(about, next(each.filters for each in entries() if each.title == page.title))
+    applies = next(each.filters for each in entries() if each.title == page.title)
+    filters.draw(about, applies)
+    if filters.unknown(about, applies):
+        # One may have been made within the minute.
+        about = viewer.about(session, kept_seconds=KEPT_SECONDS)
+    for name, value in filters.unknown(about, applies).items():
+        st.warning(f"The gateway knows no {name} of this name:", icon=":material/search_off:")
+        st.text(value)
     page.run()
 
 
 def _signed_out() -> None:
     st.title("Signed out", anchor=False)
-    st.text("Reload this page to sign in again.")
+    st.text("The session or its key has ended. Reload this page to sign in again.")
 
 
 draw()

@@ -35,6 +35,10 @@ class KeyRefused(ClientError):
     """The key is unknown, has ended, or may not see this."""
 
 
+class KeyEnded(KeyRefused):
+    """The gateway knows no such key: it was revoked, or has ended."""
+
+
 class NotThere(ClientError):
     """The gateway answers 404: no such thing, or none that this key may see."""
 
@@ -49,6 +53,8 @@ class AdminClient:
 
     def __init__(self, gateway_url: str, key: str) -> None:
         self.asks_as = (gateway_url, key)
+        self.has_ended = False
+        """Whether the gateway knows the key no more. Its sessions are over then."""
         self._http = httpx.Client(
             base_url=gateway_url, headers={"x-api-key": key}, timeout=TIMEOUT, trust_env=False
         )
@@ -110,7 +116,10 @@ class AdminClient:
         with _answering():
             reply = self._http.request(method, path, params=params, json=body, timeout=timeout)
         match reply.status_code:
-            case 401 | 403:
+            case 401:
+                self.has_ended = True
+                raise KeyEnded("The gateway knows this key no more: it has ended.")
+            case 403:
                 raise KeyRefused("The gateway refuses this key: sign in again with another one.")
             case 404:
                 raise NotThere("The gateway knows nothing of that.")

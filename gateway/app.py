@@ -44,6 +44,7 @@ from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
 from gateway.ledger.counts import stored_turns
 from gateway.ledger.database import open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
+from gateway.ledger.reads.prefixes import last_use
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.schema import KeptResponseRow
@@ -58,7 +59,7 @@ from gateway.routing.history import LoadHistory
 from gateway.routing.model_ids import ModelIds
 from gateway.routing.router import Router
 from gateway.turn.contents import Keeper, KeptResponses
-from gateway.turn.diagnostics import LastHolders, PromptComparer
+from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
 from gateway.turn.tracing import BeginTrace, tracing_of
@@ -238,6 +239,7 @@ async def _start(
         background=background,
         diagnostics=PromptComparer(queries.fingerprint, background),
         residency=LastHolders(fleet.epoch_of),
+        recaller=PrefixRecaller(partial(last_use, queries.ledger), background),
         keeper=keeper,
         clock=clock,
         begin_trace=begin_trace,

@@ -353,9 +353,9 @@ def serving_gateway(
 def serving_dashboard(
     gateway: str, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[Server]:
-    port = free_port()
-    own = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(port)}
+    own = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(free_port())}
     environment = own | dict(settings or {})
+    port = int(environment["DASHBOARD_PORT"])
     with serving(
         python("dashboard"), environment, port, ready="/_stcore/health", log=log, quiet=log is None
     ) as server:

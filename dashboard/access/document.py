@@ -22,6 +22,16 @@ WANTED = (
     *("ArrowVegaLiteChart", "embed", "vega-interpreter", "DataFrame", "DownloadButton"),
 )
 _BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</script>"
+# A restarted server has no session of a page that is open. The page is loaded again, which leads to
+# the sign-in; without it Streamlit shows the status in a dialog, and asks for ever.
+_SIGNED_OUT = """<script>{
+const ask = window.fetch;
+window.fetch = async (...asked) => {
+  const reply = await ask(...asked);
+  if (reply.status === 401 && new URL(reply.url).origin === location.origin) location.reload();
+  return reply;
+};
+}</script>"""
 
 
 @cache
@@ -29,7 +39,7 @@ def document() -> str:
     text = (FOLDER / "index.html").read_text("utf-8")
     text = text.replace("<title>Streamlit</title>", "<title>Holdfast</title>")
     links = (f'<link rel="modulepreload" href="./{file}">' for file in scripts(manifest()))
-    text = text.replace("<head>", f"<head>{_BASE}", 1)
+    text = text.replace("<head>", f"<head>{_BASE}{_SIGNED_OUT}", 1)
     return text.replace("</head>", f"{''.join(links)}</head>", 1)
 
 

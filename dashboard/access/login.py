@@ -18,6 +18,7 @@ from gateway.structs.fleet import About
 _FOLDER = Path(__file__).parent
 _STYLE = (_FOLDER / "login.css").read_text("utf-8")
 _PAGE = Template((_FOLDER / "login.html").read_text("utf-8"))
+_ENDED = "You are signed out: the session or its key has ended, or the dashboard was restarted."
 _MAX_BODY = 4096
 _MAX_KEY = 512
 
@@ -36,7 +37,9 @@ class Login:
         ]
 
     async def show(self, request: Request) -> Response:
-        return _page(200, target=inside(request.query_params.get("next", "/")))
+        cookie = request.cookies.get(COOKIE, "")
+        ended = _ENDED if cookie and self._sessions.find(cookie) is None else ""
+        return _page(200, ended, inside(request.query_params.get("next", "/")))
 
     async def sign_in(self, request: Request) -> Response:
         target = inside(request.query_params.get("next", "/"))

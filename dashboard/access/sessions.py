@@ -20,14 +20,24 @@ MAX_FAILED = 8
 MAX_ADDRESSES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Outcome:
+    """What became of a change, and the key that it made."""
+
+    said: str
+    key: str = ""
+
+
+@dataclass(slots=True)
 class Session:
     """`about` is what the gateway said of the key and of its numbers when the session began.
-    Sessions with one key share a client, and so its answers."""
+    Sessions with one key share a client, and so its answers. `outcome` stays until it is dismissed:
+    a page that is loaded again begins with nothing else."""
 
     client: AdminClient
     about: About
     ends: float
+    outcome: Outcome | None = None
 
     @property
     def workspace(self) -> str | None:
@@ -59,10 +69,11 @@ class Sessions:
         return token
 
     def find(self, cookie: str) -> Session | None:
-        """The session of a cookie. None where the cookie is forged or its session has ended."""
+        """The session of a cookie. None where the cookie is forged, or its session or its key has
+        ended."""
         with self._lock:
             found = self._sessions.get(cookie)
-            if found is not None and found.ends <= self._clock():
+            if found is not None and (found.ends <= self._clock() or found.client.has_ended):
                 self._drop(cookie)
                 return None
             return found

@@ -132,6 +132,36 @@ def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
     )
 
 
+def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
+    """The filters of a page that are set to a name which the gateway does not know, and the name:
+    nothing has it, and no request of the last 31 days had it."""
+    own = chosen()
+    wanted = {
+        "workspace": (own.workspace, about.workspaces),
+        "engine": (own.engine, about.engines),
+        "model": (own.model, about.models),
+    }
+    return {
+        name: value
+        for name, (value, known) in wanted.items()
+        if name in applies and value is not None and value not in known
+    }
+
+
+def request_for(about: About) -> str | None:
+    """The model that a request must ask for to be seen in what is chosen; None where no request can
+    be: of a time that is over, of a name that nobody has, or of one engine, which the gateway
+    chooses."""
+    own = chosen()
+    is_over = own.range == CUSTOM and own.until is not None and own.until <= datetime.now(UTC)
+    if is_over or own.engine is not None or unknown(about, frozenset({"workspace", "model"})):
+        return None
+    if own.model is not None:
+        listed = {entry.id for entry in about.listed}
+        return own.model if own.model in listed else None
+    return next(iter(about.served), "holdfast-demo")
+
+
 def chosen() -> Selection:
     """What the filters are set to now."""
     state = st.session_state

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import streamlit as st
 
-from dashboard.client import AdminClient, ClientError, KeyRefused
+from dashboard.client import AdminClient, ClientError, KeyEnded, KeyRefused
 from dashboard.ui import filters, viewer
 from dashboard.ui.filters import Selection
 
@@ -60,6 +60,8 @@ def show(
         try:
             view = read(session.client, chosen)
             seen = Seen(session.client, chosen, view, datetime.now(UTC))
+        except KeyEnded:
+            st.rerun(scope="app")
         except ClientError as error:
             # A key that has ended shows nothing, not even its last numbers.
             seen, problem = None if isinstance(error, KeyRefused) else kept, str(error)

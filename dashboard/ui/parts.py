@@ -17,7 +17,7 @@ import streamlit as st
 
 from dashboard.client import ClientError, Refused
 from dashboard.settings import settings
-from dashboard.ui import charts, formats, viewer
+from dashboard.ui import charts, filters, formats, viewer
 from dashboard.ui.charts import Row, Rows
 from gateway.structs.fleet import Definition
 
@@ -108,14 +108,17 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
 
 def empty(text: str, icon: str = HOURGLASS, *, key: str | None = None) -> None:
     """Say that there is nothing to show yet, and how that changes. With a `key`, unique on its
-    page, it shows the request that fills the page."""
+    page, it shows the request that fills the page, where one can."""
     st.info(text, icon=icon)
     session = viewer.session()
     if key is None or session.about.sample:
         return
+    model = filters.request_for(viewer.about(session))
+    if model is None:
+        return
     with st.container(key=f"first_{key}"):
-        st.caption("This request fills it. The second run reads what the first one wrote:")
-        model = next(iter(viewer.about(session).served), "holdfast-demo")
+        whose = "With a key of the chosen workspace, this" if filters.chosen().workspace else "This"
+        st.caption(f"{whose} request fills it. The second run reads what the first one wrote:")
         st.code(first_request(settings().gateway_url, model), language=None, wrap_lines=True)
 
 

@@ -1,13 +1,17 @@
 """The viewer of a page: their session, their client and their theme."""
 
+from contextlib import suppress
+
 import streamlit as st
 
 from dashboard.access.sessions import COOKIE, Session, sessions
 from dashboard.client import ClientError
 from dashboard.ui.charts import Theme
 from gateway.structs.fleet import About
+from gateway.structs.usage import Refusal
 
 ABOUT_SECONDS = 60.0
+WATCH_SECONDS = 10
 
 
 def find() -> Session | None:
@@ -23,13 +27,27 @@ def session() -> Session:
     return found
 
 
-def about(found: Session) -> About:
-    """What the gateway says of this key, at most a minute old. While the gateway does not answer it
-    is what it said at sign-in."""
+def about(found: Session, kept_seconds: float = ABOUT_SECONDS) -> About:
+    """What the gateway says of this key, by default at most a minute old. While the gateway does
+    not answer it is what it said at sign-in."""
     try:
-        return found.client.get("/admin/v1/about", About, kept_seconds=ABOUT_SECONDS)
+        return found.client.get("/admin/v1/about", About, kept_seconds=kept_seconds)
     except ClientError:
         return found.about
+
+
+def watch() -> None:
+    """Ask with the key every few seconds, also on pages that don't refresh: what a page shows goes
+    when its key ends. The newest refusal costs the gateway no query."""
+
+    def look() -> None:
+        found = session()
+        with suppress(ClientError):
+            found.client.get("/admin/v1/refusals", list[Refusal], {"limit": 1})
+        if find() is None:
+            st.rerun(scope="app")
+
+    st.fragment(look, run_every=WATCH_SECONDS, key="watch")()
 
 
 def is_admin() -> bool:

@@ -79,7 +79,7 @@ def draw_range(session: Session) -> None:
         }
         for stream in streams
     ]
-    told = f"Advice for {len(streams)} groups of requests."
+    told = f"Advice for {formats.counted(len(streams), 'group')} of requests."
     parts.table(rows, "advice_streams", told, wide=("Markers",))
     parts.heading("Prefixes that are nearly the same")
     draw_findings(report.near_duplicates, "advice_near", "No two prefixes are nearly the same.")
@@ -198,7 +198,7 @@ def draw_pasted(session: Session) -> None:
     st.caption(report.text)
     for number, found in enumerate(report.requests):
         parts.heading(f"Request {number + 1}")
-        st.caption(f"About {found.tokens:,} tokens.")
+        st.caption(f"About {formats.counted(found.tokens, 'token')}.")
         draw_findings(found.findings, f"pasted_{number}", "Nothing to change.")
         if found.marked is not None:
             with st.expander("The request with the markers in place"):

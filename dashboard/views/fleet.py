@@ -48,7 +48,7 @@ def draw(view: View, chosen: Selection) -> None:
         ready = sum(engine.status == "ready" for engine in engines)
         parts.table(engine_table(engines), "fleet", f"{ready} of {len(engines)} ready.")
     rows = adapter_table(engines)
-    told = f"{len(rows)} adapters, with the engines that have them."
+    told = f"{formats.counted(len(rows), 'adapter')}, with the engines that have them."
     parts.section("Adapters", rows, "adapters", told)
     rows = technique_table(engines)
     refused = sum(row["Allowed"] == "no" for row in rows)
@@ -81,10 +81,10 @@ def draw(view: View, chosen: Selection) -> None:
             for each in view.history.restarts
         ],
         "restarts",
-        f"{len(view.history.restarts)} restarts with the tokens that were written again.",
+        f"{formats.counted(len(view.history.restarts), 'restart')} with the tokens written again.",
         number="restart_lost",
         none=f"No engine was restarted in {chosen.words}.",
-        icon=":material/check_circle:",
+        icon=":material/check_circle:" if view.history.num_turns else parts.HOURGLASS,
     )
 
 

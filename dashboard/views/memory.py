@@ -165,7 +165,9 @@ def draw_holders(engines: Sequence[EngineMemory]) -> None:
     by = st.segmented_control("By", BY, default=BY[0], key="memory_by", required=True)
     rows = holder_table(engines, by)
     if rows:
-        parts.table(rows, "holders", f"Blocks by {by.lower()}: {len(rows)} rows.")
+        parts.table(
+            rows, "holders", f"Blocks by {by.lower()}: {formats.counted(len(rows), 'row')}."
+        )
     else:
         parts.empty("Nobody holds a block.")
     if by != BY[0]:

@@ -251,11 +251,16 @@ def draw_tokens(usage: Usage) -> None:
 
 
 def draw_reasons(usage: Usage) -> None:
-    """The most frequent first, in plain words, with each one's share of all misses."""
+    """The most frequent first, in plain words, with each one's share of all requests without a
+    read."""
     parts.heading("Why prompts missed")
-    reasons = usage.miss_reasons
+    reasons, asked = usage.miss_reasons, usage.totals.requests
+    without = asked - usage.totals.requests_with_read
+    num_parts = sum(usage.part_reasons.values())
+    if num_parts:
+        more = formats.counted(num_parts, "request")
+        st.caption(f"Of requests that read nothing. {more} more read a part of what was marked.")
     if not reasons:
-        asked = usage.totals.requests
         told = "Nothing missed in this range." if asked else "No requests in this range."
         parts.empty(told, ":material/check_circle:" if asked else ":material/hourglass_empty:")
         return
@@ -268,8 +273,13 @@ def draw_reasons(usage: Usage) -> None:
                 label=reason_title(reason) if reason in ADVICE else "Another reason",
                 query_params={"reason": reason_title(reason)},
             )
-            share = formats.percent(count / sum(reasons.values()))
+            share = formats.percent(count / without)
             st.text(f"{share} · {formats.counted(count, 'request')}")
+    others = sum(count for _, count in ordered[NUM_REASONS:])
+    unknown = without - sum(reasons.values())
+    for number, told in ((others, "for other reasons"), (unknown, "not answered: no reason")):
+        if number > 0:
+            st.text(f"{formats.percent(number / without)} · {number:,} {told}")
 
 
 def draw_engines(engines: list[EngineReport] | None) -> None:
@@ -278,7 +288,10 @@ def draw_engines(engines: list[EngineReport] | None) -> None:
     shown = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
     rows = [{name: row[name] for name in shown} for row in engine_table(engines)]
     ready = sum(engine.status == "ready" for engine in engines)
-    told, none = f"{ready} of {len(engines)} engines ready.", "The gateway knows no engine."
+    told, none = (
+        f"{ready} of {formats.counted(len(engines), 'engine')} ready.",
+        "The gateway knows no engine.",
+    )
     parts.section("Engines now", rows, "engines_now", told, none=none, icon=":material/dns:")
 
 

@@ -1,8 +1,8 @@
 """The playground: what does a marker here do?
 
 It sends with the viewer's own key, or as the workspace that an admin picks, as any client does:
-with a key that the admin API makes for an hour under the name `playground`, and that never leaves
-this process. Typed text is shown as plain text.
+with a key that the admin API makes for an hour under the name `playground` when something is sent,
+and that never leaves this process. Typed text is shown as plain text.
 """
 
 import json
@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 import altair as alt
+import msgspec
 import streamlit as st
 
 from dashboard import prompt
@@ -22,7 +23,7 @@ from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
 from dashboard.views.advice import MAX_CHARACTERS, PATH
 from gateway.structs.advice import AdviceReport, RequestAdvice
-from gateway.structs.fleet import MadeKey, Workspace
+from gateway.structs.fleet import About, MadeKey, Workspace
 from gateway.structs.usage import Turn
 
 KEY_SECONDS = 3600
@@ -69,35 +70,40 @@ class Sent(NamedTuple):
     number: int
 
 
-def sender(session: Session) -> AdminClient | None:
-    """The client that sends: the viewer's own, or one of the workspace that an admin picks. None
-    until an admin has picked one. Raise ClientError where no key could be made."""
+def acting_workspace(session: Session) -> str | None:
+    """The workspace whose turn it will be: the viewer's own, or the one that an admin picks; None
+    until an admin has picked one. Raise ClientError where the workspaces are not told."""
     if session.workspace is not None:
-        return session.client
+        return session.workspace
     found = session.client.get("/admin/v1/workspaces", list[Workspace])
     names = [each.id for each in found if each.archived_at is None]
-    chosen = st.selectbox(
+    return st.selectbox(
         "Act as the workspace",
         names,
         # The only one is picked already.
         index=0 if len(names) == 1 else None,
         key="act_as",
         placeholder="Pick a workspace",
-        help="Turns count as that workspace's own. A key of it is made for an hour, under the name"
-        " playground.",
+        help="Turns count as that workspace's own. The first send makes a key of it for an hour,"
+        " under the name playground.",
     )
-    if chosen is None:
-        return None
+
+
+def sender(session: Session, workspace: str) -> AdminClient:
+    """The client that sends: the viewer's own, or one with a key of that workspace. Raise
+    ClientError where no key could be made."""
+    if session.workspace is not None:
+        return session.client
     kept: Acting | None = st.session_state.get(_ACTING)
-    if kept is not None and kept.workspace == chosen and kept.ends > time.monotonic():
+    if kept is not None and kept.workspace == workspace and kept.ends > time.monotonic():
         return kept.client
     if kept is not None:
         kept.client.close()
     ends_at = datetime.now(UTC) + timedelta(seconds=KEY_SECONDS)
-    body = {"workspace": chosen, "name": "playground", "expires_at": ends_at.isoformat()}
+    body = {"workspace": workspace, "name": "playground", "expires_at": ends_at.isoformat()}
     made = session.client.change("POST", "/admin/v1/keys", MadeKey, body)
     client = AdminClient(settings().gateway_url, made.key)
-    st.session_state[_ACTING] = Acting(chosen, client, time.monotonic() + KEY_SECONDS - 60)
+    st.session_state[_ACTING] = Acting(workspace, client, time.monotonic() + KEY_SECONDS - 60)
     return client
 
 
@@ -112,15 +118,15 @@ def model_names(listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def draw_session(session: Session) -> None:
-    client = sender(session)
-    if client is None:
+    workspace = acting_workspace(session)
+    if workspace is None:
         parts.empty(
             "Pick the workspace whose turn it will be: an admin key has none of its own.",
             ":material/badge:",
         )
         return
-    listing = client.get("/v1/models", dict[str, Any])
-    models = model_names(listing.get("data", []))
+    about = session.client.get("/admin/v1/about", About)
+    models = model_names([msgspec.structs.asdict(entry) for entry in about.listed])
     if not models:
         parts.empty("No engine serves a model.", ":material/dns:")
         return
@@ -159,7 +165,7 @@ def draw_session(session: Session) -> None:
                     tab.code(write(*told), language=None, height=220)
     with right:
         if sends and asked is not None:
-            send(client, asked, blocks, model)
+            send(session, workspace, asked, blocks, model)
         draw_sent()
     sent: Sent | None = st.session_state.get(_SENT)
     with top:
@@ -325,11 +331,12 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
     return Asked(read.dialect, read.body).for_model(model), blocks
 
 
-def send(client: AdminClient, asked: Asked, blocks: list[Block], model: str) -> None:
+def send(session: Session, workspace: str, asked: Asked, blocks: list[Block], model: str) -> None:
     """Send it, and look it up in the ledger."""
     answer, wanted = Answer(), None
     place = st.empty()
     try:
+        client = sender(session, workspace)
         if asked.dialect == "messages":
             headers = {"anthropic-version": "2023-06-01"}
             lines = client.stream(asked.path(model), {**asked.body, "stream": True}, headers)
@@ -343,7 +350,7 @@ def send(client: AdminClient, asked: Asked, blocks: list[Block], model: str) -> 
     except ClientError as error:
         answer.problem = str(error)
     place.empty()
-    turn = None if wanted is None else _recorded(client, wanted)
+    turn = None if wanted is None else _recorded(session.client, wanted)
     before: Sent | None = st.session_state.get(_SENT)
     if before is not None and before.asked == asked:
         first, number = before.first or before.turn, before.number + 1

@@ -76,7 +76,7 @@ def draw_leases(leases: list[Lease]) -> None:
     parts.table(
         lease_table(leases),
         "leases",
-        f"{len(leases)} prefixes that engines hold, the largest first.",
+        f"{formats.counted(len(leases), 'prefix', 'prefixes')} that engines hold, largest first.",
         hidden=("Entry",),
         height=min(38 + 35 * len(leases), 420),
         picked=_doom if viewer.may_change() else None,

@@ -121,7 +121,7 @@ def draw(view: View, chosen: Selection) -> None:
         st.caption(
             "Click a row to see all of it. The address of this page then leads to that request."
         )
-        alt_text = f"{len(turns)} requests, the newest first."
+        alt_text = f"{formats.counted(len(turns), 'request')}, the newest first."
         parts.table(turn_table(turns), "turns", alt_text, picked=pick)
     else:
         parts.empty("No requests in this range that match.", key="requests")
@@ -187,7 +187,11 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
 def _missed(turn: Turn) -> str | None:
     if turn.miss_reason is None:
         return None
-    reused = f"; {turn.automatic_tokens:,} tokens reused" if turn.automatic_tokens else ""
+    reused = (
+        f"; {formats.counted(turn.automatic_tokens, 'token')} reused"
+        if turn.automatic_tokens
+        else ""
+    )
     return f"{reason_title(turn.miss_reason)}{reused}"
 
 

@@ -52,7 +52,8 @@ def draw(view: View, chosen: Selection) -> None:
     parts.placeholder_prices()
     if totals.unpriced:
         st.warning(
-            f"{totals.unpriced:,} of {totals.requests:,} requests have no price. Their tokens"
+            f"{totals.unpriced:,} of {formats.counted(totals.requests, 'request')}"
+            f" {'has' if totals.unpriced == 1 else 'have'} no price. Their tokens"
             " count, their money is unknown and in no sum.",
             icon=":material/sell:",
         )
@@ -184,8 +185,8 @@ def draw_waterfall(own: Waterfall) -> None:
     )
     if own.unexplained:
         st.caption(
-            f"{own.unexplained:,} requests without a price, or whose price is no longer in"
-            " the file, are not in this chart."
+            f"{formats.counted(own.unexplained, 'request')} without a price, or whose price is no"
+            f" longer in the file, {'is' if own.unexplained == 1 else 'are'} not in this chart."
         )
 
 
@@ -251,7 +252,11 @@ def draw_prefixes(view: View) -> None:
         )
     )
     rows = [*prefix_table(prefixes), *rest]
-    parts.table(rows, "prefixes", f"{len(prefixes)} prefixes, {paid} of them paid back.")
+    parts.table(
+        rows,
+        "prefixes",
+        f"{formats.counted(len(prefixes), 'prefix', 'prefixes')}, {paid} of them paid back.",
+    )
 
 
 def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:

@@ -18,9 +18,13 @@ _NEW_CONVERSATION = "Nothing, if it is another conversation. Otherwise only ever
 
 
 class View(NamedTuple):
-    """`found` is None where a prompt left no fingerprint; `is_missing`: no such request."""
+    """`found` is None where a prompt left no fingerprint; `is_missing`: no such request;
+    `was_asked`: the range has a request, whatever became of it. `parts` read something, and a later
+    marker was not read."""
 
     misses: TurnPage
+    parts: TurnPage
+    was_asked: bool
     turn: Turn | None = None
     found: TurnDivergence | None = None
     earlier: Turn | None = None
@@ -52,15 +56,21 @@ def controls() -> None:
 
 def read(client: AdminClient, chosen: Selection) -> View:
     asked = {**chosen.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
-    misses = client.get("/admin/v1/turns/search", TurnPage, asked)
+    path = "/admin/v1/turns/search"
+    misses = client.get(path, TurnPage, {**asked, "has_read": False})
+    in_part = client.get(path, TurnPage, {**asked, "has_read": True})
+    was_asked = bool(misses.turns or in_part.turns)
+    if not was_asked:
+        newest = client.get(path, TurnPage, {**chosen.params(), "limit": 1})
+        was_asked = bool(newest.turns)
     wanted = (st.session_state.get("miss") or "").strip()
     before = (st.session_state.get("earlier") or "").strip()
     if not wanted:
-        return View(misses)
+        return View(misses, in_part, was_asked)
     try:
         turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
     except NotThere:
-        return View(misses, is_missing=True)
+        return View(misses, in_part, was_asked, is_missing=True)
     path = f"/admin/v1/turns/{segment(turn.id)}/divergence"
     try:
         found = client.get(path, TurnDivergence, {"from": before or None})
@@ -68,15 +78,15 @@ def read(client: AdminClient, chosen: Selection) -> View:
         if found.earlier is not None:
             earlier = client.get(f"/admin/v1/turns/{segment(found.earlier)}", Turn)
     except NotThere:
-        return View(misses, turn, is_missing=bool(before))
-    return View(misses, turn, found, earlier)
+        return View(misses, in_part, was_asked, turn, is_missing=bool(before))
+    return View(misses, in_part, was_asked, turn, found, earlier)
 
 
 def draw(view: View, chosen: Selection) -> None:
     if view.is_missing:
         parts.empty(NO_SUCH, ":material/search_off:")
     if view.turn is None:
-        draw_most_frequent(view.misses, chosen)
+        draw_most_frequent(view, chosen)
     else:
         draw_verdict(view.turn, view.found)
         parts.heading("Side by side")
@@ -86,26 +96,40 @@ def draw(view: View, chosen: Selection) -> None:
             for name, value in here.items()
         ]
         parts.table(rows, "side_by_side", "The two requests field by field.", height=360)
-    parts.heading("Requests that missed, the newest first")
+    draw_lists(view, chosen)
+
+
+def draw_lists(view: View, chosen: Selection) -> None:
+    """What read nothing, and apart from it what read a part of what was marked."""
+    parts.heading("Requests that read nothing, the newest first")
     turns = view.misses.turns
-    if not turns:
+    if view.turn is None and (turns or view.parts.turns):
+        st.caption("Click one to see where its prompt first differs from the one before it.")
+    if turns:
+        alt_text = f"{formats.counted(len(turns), 'request')} that missed."
+        parts.table(turn_table(turns), "misses", alt_text, picked=pick)
+    else:
+        told = "No requests in this range."
+        if view.was_asked:
+            told = "Nothing missed in this range." if chosen_reason() is None else "None for it."
         parts.empty(
-            "Nothing missed in this range. A marked prompt that is sent for the first time is shown"
-            " here as a miss.",
-            ":material/check_circle:",
+            f"{told} A marked prompt that is sent for the first time is shown here as a miss.",
+            ":material/check_circle:" if view.was_asked else parts.HOURGLASS,
             key="misses",
         )
-        return
-    if view.turn is None:
-        st.caption("Click one to see where its prompt first differs from the one before it.")
-    parts.table(turn_table(turns), "misses", f"{len(turns)} requests that missed.", picked=pick)
+    if view.parts.turns:
+        parts.heading("Requests that read a part of what they marked")
+        alt_text = f"{formats.counted(len(view.parts.turns), 'request')} that read in part."
+        parts.table(turn_table(view.parts.turns), "parts", alt_text, picked=pick)
 
 
-def draw_most_frequent(misses: TurnPage, chosen: Selection) -> None:
+def draw_most_frequent(view: View, chosen: Selection) -> None:
     """The most frequent reason among the newest misses, and what to change."""
+    misses = view.misses
     counted = Counter(each.miss_reason for each in misses.turns)
     if not counted:
-        parts.hero(f"**Nothing missed** in {chosen.words}.")
+        none = "Nothing missed" if chosen_reason() is None else "Nothing missed for this reason"
+        parts.hero(f"**{none if view.was_asked else 'Nothing was asked'}** in {chosen.words}.")
         return
     ((most, times),) = counted.most_common(1)
     said = advice(most or "")
@@ -132,8 +156,16 @@ def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
     why = advice(differs.kind or "") if differs else None
     if turn.miss_reason == "cold" and why:
         return Verdict(False, with_reuse(why, turn), differs)
+    if turn.miss_reason == "no_breakpoint" and why and differs is not None and is_early(differs):
+        said = advice("no_breakpoint")
+        change = f"{why.change} Then mark the last block that stays the same."
+        return Verdict(False, with_reuse(said._replace(change=change), turn), differs)
     if turn.miss_reason is not None:
-        return Verdict(False, with_reuse(advice(turn.miss_reason), turn))
+        said = with_reuse(advice(turn.miss_reason), turn)
+        if read:
+            means = f"{read:,} tokens were read. A later marker was not: {said.means}"
+            said = said._replace(means=means)
+        return Verdict(False, said)
     if not read:
         means = "This request had nothing to read, and no marker missed."
         return Verdict(True, Advice("No miss", means, "Nothing."))
@@ -154,6 +186,12 @@ def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
     return Verdict(False, Advice(why.title, means, change), differs)
 
 
+def is_early(found: TurnDivergence) -> bool:
+    """Whether prompts part before half of the earlier one: a marker behind that would only cost."""
+    shared, whole = found.shared_tokens or 0, found.earlier_tokens or 0
+    return 2 * shared < whole and found.kind != "model_changed"
+
+
 def with_reuse(said: Advice, turn: Turn) -> Advice:
     """What was not read may be in memory all the same, without a promise."""
     if not turn.automatic_tokens:
@@ -167,7 +205,7 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
     judged = verdict(turn, found)
     with st.container(border=True, key="verdict"):
         st.badge(
-            "Hit" if judged.is_good else "Miss" if turn.miss_reason else "Read in part",
+            "Hit" if judged.is_good else "Read in part" if turn.cache_read_tokens else "Miss",
             icon=":material/check_circle:" if judged.is_good else ":material/report:",
             color="green" if judged.is_good else "orange",
         )

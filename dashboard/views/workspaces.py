@@ -1,7 +1,7 @@
 """Workspaces: who uses the cache, how well, and within which limits? An admin changes them here.
 
-What can't be taken back is asked for twice. A new key is shown until it is dismissed, and is kept
-nowhere else.
+What can't be taken back is asked for twice. A new key is shown until it is dismissed or the session
+ends, also on a page that is loaded again. It is kept in this process and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 import streamlit as st
 
+from dashboard.access.sessions import Outcome
 from dashboard.client import AdminClient, ClientError, Refused, segment
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.charts import Row
@@ -19,7 +20,6 @@ from dashboard.views.savings import group_table
 from gateway.structs.fleet import KeyInfo, KeyScope, Workspace
 from gateway.structs.usage import Group, Limited
 
-_OUTCOME = "manage_outcome"
 _SCOPES = get_args(KeyScope)
 _GRACES = {"1 day": 86_400.0, "1 hour": 3600.0, "none: it ends now": 0.0}
 _NO_LIMIT = "no limit"
@@ -71,19 +71,31 @@ def draw(view: View, chosen: Selection) -> None:
         names = {each.id: each.display_name for each in view.workspaces}
         rows = group_table(view.groups, "workspace", "Workspace")
         rows = [{"Workspace": None, "Name": names.get(row["Workspace"]), **row} for row in rows]
-        parts.table(rows, "workspaces", f"Usage of {len(view.groups)} workspaces.")
+        parts.table(
+            rows, "workspaces", f"Usage of {formats.counted(len(view.groups), 'workspace')}."
+        )
     else:
         parts.empty("No requests in this range.", key="workspaces")
     parts.heading("Limits, and what this month has cost", "month_cost")
-    parts.table(limit_table(shown, view.month), "limits", f"Limits of {len(shown)} workspaces.")
+    parts.table(
+        limit_table(shown, view.month),
+        "limits",
+        f"Limits of {formats.counted(len(shown), 'workspace')}.",
+    )
     if view.limited:
         parts.heading("Refused by a limit since this gateway's start")
         rows = limited_table(view.limited, view.keys)
-        parts.table(rows, "limited", f"{len(rows)} keys and limits, the most refused first.")
+        parts.table(
+            rows,
+            "limited",
+            f"{formats.counted(len(rows), 'row')} of keys and limits, the most refused first.",
+        )
     parts.heading("Keys")
     if view.keys:
         rows = key_table(view.keys, view.by_key)
-        parts.table(rows, "keys", f"{len(view.keys)} keys and their use in this range.")
+        parts.table(
+            rows, "keys", f"{formats.counted(len(view.keys), 'key')}, with their use in this range."
+        )
     else:
         parts.empty("There is no key in the ledger.", ":material/key:")
 
@@ -170,17 +182,20 @@ def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
 
 
 def draw_outcome() -> None:
-    """What became of the last change. A key is told this once, until it is dismissed."""
-    found = st.session_state.get(_OUTCOME)
-    if found is None:
+    """What became of the last change. A key stays until it is dismissed."""
+    session = viewer.session()
+    if session.outcome is None:
         return
-    said, key = found
+
+    def dismiss() -> None:
+        session.outcome = None
+
     with st.container(key="manage_outcome_box", border=True):
-        st.text(said)
-        if key:
-            st.caption("The key is shown this once. Copy it now:")
-            st.code(key, language=None)
-        st.button("Dismiss", key="dismiss", on_click=lambda: st.session_state.pop(_OUTCOME, None))
+        st.text(session.outcome.said)
+        if session.outcome.key:
+            st.caption("The key is shown this once, until you dismiss it or sign out:")
+            st.code(session.outcome.key, language=None)
+        st.button("Dismiss", key="dismiss", on_click=dismiss)
 
 
 def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
@@ -309,13 +324,14 @@ def _is_confirmed(key: str, label: str, warning: str) -> bool:
 def _change(path: str, body: dict[str, Any], said: str) -> None:
     """Ask the gateway, and tell the outcome above the forms on the next run."""
     key = ""
+    session = viewer.session()
     try:
         # Of all answers, those that make a key have one.
-        key = viewer.session().client.change("POST", path, dict[str, Any], body).get("key", "")
+        key = session.client.change("POST", path, dict[str, Any], body).get("key", "")
     except ClientError as error:
         said = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
         st.toast("Nothing was changed.")
-    st.session_state[_OUTCOME] = said, key
+    session.outcome = Outcome(said, key)
     st.rerun()
 
 

@@ -625,7 +625,8 @@ class PrefixCache:
         now = query.arrived_at
         if self.state_blocks and self.entries.find(query.digests, marks[-1].tokens, now):
             return "no_boundary"  # its state has taken in the prompt's last token
-        for mark in reversed(marks):
+        read = 0 if hit is None else hit.tokens
+        for mark in reversed([mark for mark in marks if mark.tokens > read]):
             reason = self.entries.why_missing(query.digests.at(mark.tokens), now)
             if reason is not None:
                 return reason

@@ -20,6 +20,7 @@ from gateway.advice.pasted import MAX_REQUESTS, PastedDialect, advise_request, w
 from gateway.advice.stream import advise_stream
 from gateway.advice.summary import MIN_TURNS, summary_lines
 from gateway.base.errors import InvalidRequest, NotFound, Overloaded
+from gateway.base.words import counted
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.generation import while_present
 from gateway.http.query import NO_NUL
@@ -221,7 +222,7 @@ class Gathering:
         near: Sequence[structs.NearDuplicate] = (),
     ) -> structs.AdviceReport:
         is_cut = self._num_turns >= max_turns
-        text = f"{self._num_turns:,} requests were looked at"
+        text = f"{counted(self._num_turns, 'request was', 'requests were')} looked at"
         if is_cut:
             text += ", the newest of the range"
         if self._num_without:
@@ -329,8 +330,8 @@ async def summarized(
             lines[number] = msgspec.structs.replace(line, turns=writers)
     text = f"The last 7 days: {report.text}" if lines else f"Nothing to advise. {report.text}"
     if small := sum(stream.num_turns < MIN_TURNS for stream in report.streams):
-        groups = "group of key and model" if small == 1 else "groups of key and model"
-        text += f" {small:,} {groups} with fewer than {MIN_TURNS} requests gave no line."
+        groups = counted(small, "group of key and model", "groups of key and model")
+        text += f" {groups} with fewer than {MIN_TURNS} requests gave no line."
     if not report.num_turns:
         text = "No request of the last 7 days had an answer: there is nothing to advise on."
         if lines:

@@ -116,6 +116,7 @@ class UsageController(AdminController):
             served=sorted(
                 {services.catalogue.name_of(each) for each in services.fleet.served.models}
             ),
+            listed=_listed(services),
             definitions=DEFINITIONS,
         )
 
@@ -262,8 +263,21 @@ async def _usage_of(services: Services, of: Range) -> structs.Usage:
         saved_nano_before=before.saved_nano,
         series=series.buckets,
         miss_reasons=reasons.misses,
+        part_reasons=reasons.parts,
         outcomes=reasons.outcomes,
     )
+
+
+def _listed(services: Services) -> list[fleet.ListedModel]:
+    catalogue = services.catalogue
+    return [
+        fleet.ListedModel(
+            id=model.id,
+            root=model.adapter or model.stands_for or None,
+            parent=catalogue.base_of(model) if model.adapter is not None else None,
+        )
+        for model in catalogue.models(services.fleet.served)
+    ]
 
 
 def rates_of(totals: structs.Totals) -> structs.HitRates:

@@ -7,6 +7,7 @@ from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import find_faults
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Placement, placements_for, shared_ends
+from gateway.base.words import counted
 from gateway.structs.advice import (
     Amount,
     FaultKind,
@@ -101,7 +102,7 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     is_gain = before - cost(sums) > _LEAST_GAIN * before
     chosen = sums if is_gain else as_sent
     saves, markers = amount(as_sent, chosen, rate), list[Marker]()
-    over = f"over {len(turns):,} requests"
+    over = f"over {counted(len(turns), 'request')}"
     worth = f"would have saved the price of {saves.multiples:,.0f} input tokens {over}"
     verdict: Verdict = "leave"
     text = f"Leave the markers as they are: none of the other ways is cheaper {over}."
@@ -225,7 +226,7 @@ def _findings(
         what, change = _FAULTS[fault.kind]
         if fault.kind in _TIMED and fault.section == "messages":
             change = _BEHIND
-        times = f"{fault.turns:,} request" + ("s" if fault.turns != 1 else "")
+        times = counted(fault.turns, "request")
         named = sorted(fault.losses, key=lambda loss: -loss.tokens)[:_MAX_TURNS_NAMED]
         made.append(
             Finding(
@@ -252,8 +253,8 @@ def _findings(
             Finding(
                 kind="too_short",
                 path="cache_control",
-                text=f"{len(short):,} requests mark a prefix of at most {longest:,} tokens. The"
-                f" shortest that is held has {min_tokens:,}.",
+                text=f"{counted(len(short), 'request marks', 'requests mark')} a prefix of at most"
+                f" {longest:,} tokens. The shortest that is held has {min_tokens:,}.",
                 change="Mark a longer prefix, or leave the marker out.",
                 tokens=longest,
                 multiples=0.0,
@@ -302,7 +303,9 @@ def _prewarm(
         nano=nano,
         prefill_seconds=None if rate is None else round(best.first_raced * rate, 3),
     )
-    races = f"{told.num_races:,} requests wrote {told.raced:,} tokens that another was writing"
+    races = (
+        f"{counted(told.num_races, 'request')} wrote {told.raced:,} tokens that another was writing"
+    )
     text = f"A pre-warm does not pay: {races}, which is less than it would cost."
     if not told.num_races:
         text = (

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.protocol import Ttl
 from gateway.advice.cache import MULTIPLES
+from gateway.base.words import counted
 from gateway.prices.price import cost_with_ttl
 from gateway.structs.advice import Finding, LineKind, StreamAdvice, SummaryLine
 from gateway.structs.usage import PrefixReport, Totals
@@ -55,8 +56,8 @@ def summary_lines(
             SummaryLine(
                 kind="ttl",
                 text=f"{len(better):,} prefix{'es' if many else ''} would have been cheaper with a"
-                f" {words} TTL, by the price of {multiples:,.0f} input tokens over all"
-                f" {num_turns:,} requests of {'their lives' if many else 'its life'}.",
+                f" {words} TTL, by the price of {multiples:,.0f} input tokens over"
+                f" {counted(num_turns, 'request')} of {'their lives' if many else 'its life'}.",
                 page="savings",
                 workspace=workspaces.pop() if len(workspaces) == 1 else None,
                 model=None,

@@ -22,6 +22,7 @@ from gateway.base.logs import configure
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
 from gateway.base.settings import Settings, load
+from gateway.base.words import counted
 from gateway.cli.arguments import Commands
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
@@ -53,7 +54,7 @@ def _recover(options: argparse.Namespace) -> int:
     configure(settings.log_level)
     if options.journal is not None:
         found = asyncio.run(recover_journal(settings, options.journal))
-        print(f"{found.turns} turns, {found.closed} of them open; {found.left} left")
+        print(f"{counted(found.turns, 'turn')}, {found.closed} of them open; {found.left} left")
         return 1 if found.left else 0
     if options.instance is not None:
         print(asyncio.run(recover_instance(settings, options.instance)), "turns")

@@ -17,6 +17,7 @@ from gateway.advice.stream import advise_stream
 from gateway.base.clock import Clock
 from gateway.base.errors import InvalidRequest
 from gateway.base.settings import load_price_files
+from gateway.base.words import counted
 from gateway.cli.arguments import UNITS_MS, Commands, UsageError, count, moment_ms
 from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
@@ -157,7 +158,8 @@ def _advice_lines(report: AdviceReport) -> Iterable[str]:
         yield f"\nrequests[{number}] ({request.dialect}, about {request.tokens:,} tokens)"
         yield from _findings(request.findings)
     for stream in report.streams:
-        yield f"\n{stream.workspace} {stream.key} {stream.model}: {stream.num_turns:,} requests"
+        requests = counted(stream.num_turns, "request")
+        yield f"\n{stream.workspace} {stream.key} {stream.model}: {requests}"
         yield f"  {stream.text}"
         if stream.saves.prefill_seconds:
             yield f"  Prefill saved: {stream.saves.prefill_seconds:,.1f} s."
@@ -212,7 +214,9 @@ def _plan_lines(plan: Plan) -> Iterable[str]:
         f" the host and {engine.disk_tokens:,} on disk."
     )
     if engine.leases_that_fit is not None:
-        yield f"{engine.leases_that_fit:,} leases of {engine.lease_tokens:,} tokens fit into it."
+        fit = counted(engine.leases_that_fit, "lease", "leases")
+        verb = "fits" if engine.leases_that_fit == 1 else "fit"
+        yield f"{fit} of {engine.lease_tokens:,} tokens {verb} into it."
     yield plan.knee_text
     for title, points in (
         ("As it is, all requests", [plan.whole]),

@@ -19,6 +19,7 @@ from gateway.admission.accounts import month_of
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUnavailable, NotFound
 from gateway.base.settings import load_database, load_price_files
+from gateway.base.words import counted
 from gateway.cli import arguments
 from gateway.journal.store import ASIDE, has_journal, rows_in
 from gateway.journal.versions import check_version
@@ -104,12 +105,12 @@ def _list(options: argparse.Namespace) -> int:
     except (OSError, sqlite3.Error) as error:
         raise JournalUnavailable(f"journal `{directory}`: {error}") from None
     for row in sorted(rows):
-        print(row.id, row.at, row.reason, f"{len(row.record or b'')} bytes kept")
+        print(row.id, row.at, row.reason, f"{counted(len(row.record or b''), 'byte')} kept")
     return 0
 
 
 def _rebuild(_: argparse.Namespace) -> int:
-    print(f"made the sums of {run_long_in_ledger(rebuild)} days again")
+    print(f"made the sums of {counted(run_long_in_ledger(rebuild), 'day')} again")
     return 0
 
 
@@ -123,7 +124,7 @@ def _retain(options: argparse.Namespace) -> int:
     deleted = run_long_in_ledger(
         lambda ledger: retain(ledger, now - options.turns, now - options.rollups, month)
     )
-    print(f"deleted {deleted.turns} turns and {deleted.rollups} sums")
+    print(f"deleted {counted(deleted.turns, 'turn')} and {counted(deleted.rollups, 'sum')}")
     if now - options.rollups > month:
         print("sums of the running month stay: spend limits are counted from them")
     return 0

@@ -274,8 +274,14 @@ def intervals(
 
 
 def reasons() -> dict[str, sa.ColumnElement[Any]]:
-    """By the kind of reason, a turn's own."""
-    return {"miss": TurnRow.miss_reason.expression, "outcome": TurnRow.outcome.expression}
+    """By the kind of reason, a turn's own. A turn that read something missed in part: what its
+    later markers lacked is told apart from what turns without a read lacked."""
+    reason, has_read = TurnRow.miss_reason.expression, TurnRow.cache_read_tokens > 0
+    return {
+        "miss": sa.case((~has_read, reason)),
+        "part": sa.case((has_read, reason)),
+        "outcome": TurnRow.outcome.expression,
+    }
 
 
 def _additions(on_postgres: bool, where: sa.ColumnElement[bool]) -> list[Any]:

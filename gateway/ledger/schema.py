@@ -238,7 +238,8 @@ class TurnRollupRow(IntervalColumns, CacheColumns, Base):
 
 
 class ReasonRollupRow(IntervalColumns, Base):
-    """How many turns of one interval had each miss reason, and each outcome (`kind`)."""
+    """How many turns of one interval had each miss reason, without a read (`kind` `miss`) and with
+    one (`part`), and each outcome (`outcome`)."""
 
     __tablename__ = "reason_rollups"
 

@@ -17,13 +17,22 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
 
 
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """An id of `GET /v1/models`: of an adapter `root` is its name and `parent` its model, of an
+    alias `root` is what it stands for."""
+
+    id: str
+    root: str | None
+    parent: str | None
+
+
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """`workspace` is the only workspace that this key sees; None is all. `workspaces`, `engines`
     and `models` are the values of the filters: those that exist, and those of turns of the last 31
     days. `first_ms`: the first turn in the ledger that this key may see. `served` are the models
-    that engines have now. `sample`: the ledger holds made-up turns. `may_send`: this key can call
-    the model APIs here. `may_change`: it can make the changes of the admin API.
-    `has_placeholder_prices`: money counts the shipped price."""
+    that engines have now, `listed` the ids of `GET /v1/models`. `sample`: the ledger holds made-up
+    turns. `may_send`: this key can call the model APIs here. `may_change`: it can make the changes
+    of the admin API. `has_placeholder_prices`: money counts the shipped price."""
 
     now_ms: int
     workspace: str | None
@@ -36,6 +45,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[str]
     models: list[str]
     served: list[str]
+    listed: list[ListedModel]
     definitions: dict[str, Definition]
 
 

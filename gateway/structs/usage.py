@@ -62,7 +62,8 @@ class HitRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A range, the period of the same length before it, and its intervals."""
+    """A range, the period of the same length before it, and its intervals. `miss_reasons` are of
+    requests without a read, `part_reasons` of those that read less than what they marked."""
 
     since_ms: int
     until_ms: int
@@ -75,6 +76,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     saved_nano_before: int
     series: list[Bucket]
     miss_reasons: dict[str, int]
+    part_reasons: dict[str, int]
     outcomes: dict[str, int]
 
 

@@ -3,20 +3,33 @@
 The client names the earlier turn. Fingerprints of recent turns are in memory; others are fetched
 from the ledger while the engine works, and the response does not wait for them ("unfinished").
 Turns of another workspace, or whose client did not ask for diagnostics, are not found.
+
+Where a client asks for no comparison, the reason of a miss may still come from the newest turns of
+the same key, and who held the prefix from the ledger, which outlives this process.
 """
 
 import asyncio
 import re
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, NamedTuple
 
 from engine.protocol import TTLS, Name, Started
 from gateway.base.background import Background
 from gateway.base.errors import Overloaded
+from gateway.ledger.reads.prefixes import PrefixUse
 from gateway.prompt.ask import Ask
-from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, pack, unpack
+from gateway.prompt.fingerprint import (
+    Divergence,
+    Fingerprint,
+    compare,
+    pack,
+    shared_bytes,
+    unpack,
+)
+from gateway.structs.usage import DivergenceKind
 
 MAX_TURNS = 10_000
 MAX_NAMES_KNOWN = 100_000
@@ -25,7 +38,14 @@ _SETTLE_SECONDS = 1.0
 _MAX_FETCHES = 32
 _TURN_ID = re.compile(r"msg_[0-9a-f]{28}")
 
-Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired"]
+_RECALL_SECONDS = 0.1
+# The deepest of a prompt's prefixes; of earlier turns the ledger has the deepest that was marked.
+_MAX_RECALLED = 8
+# Of each key; so many of its newest prompts are compared where no engine knew a prefix.
+_MAX_OF_KEY = 8
+_MAX_KEYS = 1000
+
+Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired", "model_changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +81,7 @@ class PromptComparer:
     find: Callable[[str, str], Awaitable[bytes | None]]
     background: Background
     recent: OrderedDict[str, tuple[str, bytes]] = field(default_factory=OrderedDict)
+    of_keys: OrderedDict[str, deque[bytes]] = field(default_factory=OrderedDict)
     num_fetches: int = 0
 
     def begin(self, ask: Ask) -> Comparison | None:
@@ -93,16 +114,64 @@ class PromptComparer:
         # A turn of another workspace takes as long as an unknown one.
         return Comparison(self.background.spawn(fetch(), "fetch fingerprint"))
 
-    def remember(self, workspace: str, turn_id: str, fingerprint: Fingerprint) -> bytes:
+    def remember(
+        self, workspace: str, turn_id: str, fingerprint: Fingerprint, key_id: str
+    ) -> bytes:
         """Remember a turn whose response begins. Return the fingerprint to store."""
         packed = pack(fingerprint)
         self._keep(turn_id, workspace, packed)
+        newest = self.of_keys.setdefault(key_id, deque(maxlen=_MAX_OF_KEY))
+        newest.append(packed)
+        self.of_keys.move_to_end(key_id)
+        while len(self.of_keys) > _MAX_KEYS:
+            self.of_keys.popitem(last=False)
         return packed
+
+    def changed_since(self, key_id: str, later: Fingerprint) -> DivergenceKind | None:
+        """What changed since that of the key's newest prompts which begins most like this one:
+        tools or the system prompt. None where no such prompt shares a named prefix with it, so
+        that it may be another prompt altogether, and where only messages differ: that may be
+        another conversation."""
+        earlier = [unpack(packed) for packed in self.of_keys.get(key_id, ())]
+        nearest = max(earlier, key=lambda each: shared_bytes(each, later), default=None)
+        if nearest is None or not shared_bytes(nearest, later):
+            return None
+        found = compare(nearest, later)
+        is_known = found is not None and found.kind in ("tools_changed", "system_changed")
+        return found.kind if found is not None and is_known else None
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self.recent[turn_id] = workspace, packed
         while len(self.recent) > MAX_TURNS:
             self.recent.popitem(last=False)
+
+
+@dataclass(slots=True)
+class PrefixRecaller:
+    """Asks the ledger for the newest turn with one of a workspace's prefixes: `find`. Few are
+    asked for at once, and none for long: a first token waits for it."""
+
+    find: Callable[[str, Sequence[str]], Awaitable[PrefixUse | None]]
+    background: Background
+    num_running: int = 0
+
+    async def last_use(self, workspace: str, prefixes: Sequence[str]) -> PrefixUse | None:
+        """None where the ledger knows none, does not answer in time, or is asked too much."""
+        if self.num_running >= _MAX_FETCHES:
+            return None
+
+        async def look() -> PrefixUse | None:
+            self.num_running += 1
+            try:
+                return await self.find(workspace, prefixes[:_MAX_RECALLED])
+            finally:
+                self.num_running -= 1
+
+        task = self.background.spawn(look(), "recall a prefix")
+        done, _ = await asyncio.wait({task}, timeout=_RECALL_SECONDS)
+        is_known = bool(done) and not task.cancelled() and task.exception() is None
+        found: PrefixUse | None = task.result() if is_known else None
+        return found
 
 
 class _Holder(NamedTuple):
@@ -117,13 +186,17 @@ class _Holder(NamedTuple):
 class LastHolders:
     """Which engines were last known to hold prefixes, by this gateway's own responses, until an
     entry's TTL is over: why a turn missed. Routing does not use it. `epoch_of` gives an engine's
-    epoch by its name, None if unknown."""
+    epoch by its name, None if unknown. `holders` are by model and prefix, `models` has the model
+    that a prefix came with last."""
 
     epoch_of: Callable[[str], str | None]
     max_names: int = MAX_NAMES_KNOWN
-    holders: OrderedDict[str, _Holder] = field(default_factory=OrderedDict)
+    holders: OrderedDict[tuple[str, str], _Holder] = field(default_factory=OrderedDict)
+    models: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
-    def learn(self, engine: str, started: Started, names: Iterable[Name], now: float) -> None:
+    def learn(
+        self, engine: str, model: str, started: Started, names: Iterable[Name], now: float
+    ) -> None:
         """Remember the entries of a response."""
         digests = {name.segment: name.digest for name in names if name.characters is None}
         for report in started.breakpoints:
@@ -132,18 +205,34 @@ class LastHolders:
                 continue
             # An entry without a lease has no promised end. By this time it has expired in any case.
             seconds = report.expires_in_seconds or TTLS[report.ttl or "5m"].seconds
-            self.holders[digest] = _Holder(engine, started.epoch, now + seconds)
-            self.holders.move_to_end(digest)
-        while len(self.holders) > self.max_names:
-            self.holders.popitem(last=False)
+            self._keep(model, digest, _Holder(engine, started.epoch, now + seconds))
+
+    def recall(self, use: PrefixUse, at: datetime, now: float) -> None:
+        """Take in what the ledger knows of a prefix that this process does not; `at` is `now` on
+        the wall clock."""
+        if not self.knows([use.prefix]):
+            left = use.seconds - (at - use.opened_at).total_seconds()
+            self._keep(use.model, use.prefix, _Holder(use.engine, use.epoch, now + left))
+
+    def knows(self, digests: Iterable[str]) -> bool:
+        return any(digest in self.models for digest in digests)
+
+    def _keep(self, model: str, digest: str, holder: _Holder) -> None:
+        self.holders[model, digest] = holder
+        self.holders.move_to_end((model, digest))
+        self.models[digest] = model
+        self.models.move_to_end(digest)
+        for kept in (self.holders, self.models):
+            while len(kept) > self.max_names:
+                kept.popitem(last=False)
 
     def explain(
-        self, engine: str, epoch: str, digests: Iterable[str], now: float
+        self, engine: str, model: str, epoch: str, digests: Sequence[str], now: float
     ) -> Explanation | None:
-        """Why `engine`, in this epoch, may not hold these prefixes. They are given deepest first.
-        None if this gateway has no better reason than the engine."""
+        """Why `engine`, in this epoch, may not hold these prefixes for `model`. They are given
+        deepest first. None if this gateway has no better reason than the engine."""
         for digest in digests:
-            holder = self.holders.get(digest)
+            holder = self.holders.get((model, digest))
             if holder is None:
                 continue
             current = epoch if holder.engine == engine else self.epoch_of(holder.engine)
@@ -154,4 +243,5 @@ class LastHolders:
             if current is not None and holder.epoch != current:
                 return "engine_restart"
             return "routed_elsewhere"
-        return None
+        # No two models share a prefix, wherever it stands.
+        return "model_changed" if self.knows(digests) else None

@@ -21,9 +21,10 @@ from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prompt.ask import NO_ORIGIN, Ask, Origin, TurnId
+from gateway.prompt.fingerprint import Fingerprint
 from gateway.prompt.ignored import Ignored
 from gateway.turn.contents import Keeper
-from gateway.turn.diagnostics import LastHolders, PromptComparer
+from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.state import OK, Findings, Turn, is_unsure
 from gateway.turn.tracing import BeginTrace, TurnTrace
@@ -40,6 +41,7 @@ class TurnService:
     background: Background
     diagnostics: PromptComparer
     residency: LastHolders
+    recaller: PrefixRecaller
     keeper: Keeper
     clock: Clock
     begin_trace: BeginTrace
@@ -97,6 +99,8 @@ class TurnService:
                     for frame in frames:
                         turn.note(frame, self._seconds(turn))
                         if isinstance(frame, Started):
+                            if frame.miss_reason == "cold":
+                                await self._recall(turn)
                             self._explain(turn, frame)
                     if frames and isinstance(frames[-1], Done):
                         # Closed durably before the last event goes out; if that fails, it never
@@ -141,20 +145,49 @@ class TurnService:
         findings.auto_cache = ask.plan.automatic
         tokens = started.receipt.name_tokens
         fingerprint = ask.fingerprint(started.usage.prompt_tokens, tokens)
-        record.fingerprint = self.diagnostics.remember(record.workspace, record.id, fingerprint)
         if turn.comparison is not None:
             findings.diagnosis = turn.comparison.diagnosis(fingerprint)
         reason: str | None = started.miss_reason
         if reason == "cold":
-            changed = findings.diagnosis.divergence if findings.diagnosis else None
-            prefixes = ask.plan.marked_prefixes()
-            held = self.residency.explain(engine.name, started.epoch, prefixes, ask.arrived)
-            if held is not None:
-                reason = held
-            elif changed is not None and changed.missed_tokens is not None:
-                reason = changed.kind
+            reason = self._why_cold(turn, started, fingerprint)
         record.miss_reason = findings.miss_reason = reason
-        self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
+        record.fingerprint = self.diagnostics.remember(
+            record.workspace, record.id, fingerprint, record.key_id
+        )
+        now = self.clock.monotonic()
+        model = record.engine_model or ""
+        self.residency.learn(engine.name, model, started, ask.plan.names, now)
+
+    async def _recall(self, turn: Turn) -> None:
+        """Ask the ledger who held a prefix that nothing here knows, for a moment at most: engine
+        and gateway may both have been started again."""
+        prefixes = list(turn.ask.plan.marked_prefixes())
+        if not prefixes or self.residency.knows(prefixes):
+            return
+        use = await self.recaller.last_use(turn.record.workspace, prefixes)
+        if use is not None:
+            self.residency.recall(use, self.clock.wall(), self.clock.monotonic())
+
+    def _why_cold(self, turn: Turn, started: Started, fingerprint: Fingerprint) -> str:
+        """The reason of a turn of whose prefixes its engine knew nothing."""
+        findings, record = turn.findings, turn.record
+        changed = findings.diagnosis.divergence if findings.diagnosis else None
+        if changed is not None and changed.kind == "model_changed":
+            return changed.kind
+        held = self.residency.explain(
+            turn.engine.name,
+            record.engine_model or "",
+            started.epoch,
+            list(turn.ask.plan.marked_prefixes()),
+            turn.ask.arrived,
+        )
+        if held is not None:
+            return held
+        if changed is not None and changed.missed_tokens is not None:
+            return changed.kind
+        if findings.diagnosis is not None:
+            return "cold"
+        return self.diagnostics.changed_since(record.key_id, fingerprint) or "cold"
 
     def _leave(self, turn: Turn) -> None:
         """Handle every other end of a turn. This never awaits: it may run while the client's task

@@ -47,7 +47,13 @@ def blank(wanted: Any) -> Any:
 
 
 def about(**changes: Any) -> Answers:
-    names = {"served": ["m"], "workspaces": ["mine"], "engines": ["engine-0"], "models": ["m"]}
+    names = {
+        "served": ["m"],
+        "listed": [{"id": "m", "root": None, "parent": None}],
+        "workspaces": ["mine"],
+        "engines": ["engine-0"],
+        "models": ["m"],
+    }
     may = {"may_send": True, "may_change": changes.get("workspace") is None}
     return made(fleet.About, **{"now_ms": START_MS, **may, **names, **changes})
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select, text, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.protocol import WRITE_FIELDS, Ttl
+from engine.protocol import TTLS, WRITE_FIELDS, Ttl
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import written_tokens
@@ -139,6 +140,41 @@ async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tup
             for row in await connection.execute(union_all(*parts)):
                 found[row.workspace_id, row.prefix] = row.key_id
     return found
+
+
+class PrefixUse(NamedTuple):
+    """The newest turn with a prefix, whose deepest marker it was. `opened_at` is in UTC."""
+
+    prefix: str
+    model: str
+    engine: str
+    epoch: str
+    opened_at: datetime
+    seconds: float
+
+
+async def last_use(ledger: Ledger, workspace: str, prefixes: Sequence[str]) -> PrefixUse | None:
+    """The newest turn of the workspace with one of these prefixes, of those that an engine began
+    to answer. It was held for its TTL from then on."""
+    columns = (
+        *(TurnRow.prefix, TurnRow.prefix_ttl, TurnRow.engine_model),
+        *(TurnRow.engine, TurnRow.epoch, TurnRow.opened_at),
+    )
+    parts = []
+    for prefix in prefixes:
+        newest = select(*columns).where(TurnRow.prefix == prefix, TurnRow.epoch.is_not(None))
+        # By the prefix's index alone, as `rollups.gap_changes`.
+        own = func.coalesce(TurnRow.workspace_id, "") == workspace
+        newest = newest.where(own, TurnRow.engine.is_not(None))
+        newest = newest.order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc()).limit(1)
+        parts.append(select(newest.subquery()))
+    rows = await ledger.rows(union_all(*parts)) if parts else []
+    row = max(rows, key=lambda each: each.opened_at, default=None)
+    if row is None:
+        return None
+    seconds = TTLS[row.prefix_ttl or "5m"].seconds
+    model = row.engine_model or ""
+    return PrefixUse(row.prefix, model, row.engine, row.epoch, row.opened_at, seconds)
 
 
 def _report(

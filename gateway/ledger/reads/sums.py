@@ -174,9 +174,10 @@ class Series(NamedTuple):
 
 
 class Reasons(NamedTuple):
-    """How many turns had each miss reason and each outcome."""
+    """How many turns had each miss reason, without a read and with one, and each outcome."""
 
     misses: dict[str, int]
+    parts: dict[str, int]
     outcomes: dict[str, int]
 
 
@@ -228,7 +229,7 @@ class Queries:
         return Series(width, buckets)
 
     async def reasons(self, of: Range) -> Reasons:
-        counts: dict[str, Counter[str]] = {"miss": Counter(), "outcome": Counter()}
+        counts: dict[str, Counter[str]] = {kind: Counter() for kind in rollups.reasons()}
         table = ReasonRollupRow
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
@@ -246,7 +247,7 @@ class Queries:
                 for query in queries:
                     for kind, value, requests in await connection.execute(query):
                         counts[kind][value] += int(requests)
-        return Reasons(dict(counts["miss"]), dict(counts["outcome"]))
+        return Reasons(*(dict(counts[kind]) for kind in ("miss", "part", "outcome")))
 
     async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
         """A turn's packed fingerprint; only a turn of `workspace` if one is given."""

@@ -149,7 +149,7 @@ async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
     diagnostics = PromptComparer(never, background)
     theirs, nobodys = "msg_" + "1" * 28, "msg_" + "0" * 28
     fingerprint = comparing("owner", nobodys).fingerprint(5, ())
-    diagnostics.remember("owner", theirs, fingerprint)
+    diagnostics.remember("owner", theirs, fingerprint, "k")
     found = {}
     for workspace, previous in (("owner", theirs), ("stranger", theirs), ("stranger", nobodys)):
         comparison = diagnostics.begin(comparing(workspace, previous))

@@ -25,15 +25,15 @@ def learn(
         breakpoints=[report],
         receipt=Receipt(name_tokens=[1], num_held=1),
     )
-    known.learn(engine, started, [Name(name, segment)], 0.0)
+    known.learn(engine, "m", started, [Name(name, segment)], 0.0)
 
 
 def test_where_no_entry_stands_nothing_is_remembered_and_the_memory_is_bounded() -> None:
     known = holders({}, max_names=2)
     learn(known, "one", "none")
-    assert known.explain("one", "e2", [A], 1.0) is None
+    assert known.explain("one", "m", "e2", [A], 1.0) is None
     digests = [f"{number:016x}" for number in range(3)]
     for digest in digests:
         learn(known, "one", name=digest)
-    found = [known.explain("one", "e2", [digest], 1.0) for digest in digests]
+    found = [known.explain("one", "m", "e2", [digest], 1.0) for digest in digests]
     assert found == [None, "engine_restart", "engine_restart"]

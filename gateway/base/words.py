@@ -1,0 +1,6 @@
+"""Numbers in sentences."""
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Write a count with its noun: 1 engine, 12 engines; `plural` where it takes more than an s."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
