@@ -251,8 +251,8 @@ def draw_tokens(usage: Usage) -> None:
 
 
 def draw_reasons(usage: Usage) -> None:
-    """The most frequent first, in plain words, with each one's share of all requests without a
-    read."""
+    """The most frequent first, in plain words, with each one's share of those that have a reason.
+    With the rest they are all requests without a read."""
     parts.heading("Why prompts missed")
     reasons, asked = usage.miss_reasons, usage.totals.requests
     without = asked - usage.totals.requests_with_read
@@ -273,13 +273,16 @@ def draw_reasons(usage: Usage) -> None:
                 label=reason_title(reason) if reason in ADVICE else "Another reason",
                 query_params={"reason": reason_title(reason)},
             )
-            share = formats.percent(count / without)
+            share = formats.percent(count / sum(reasons.values()))
             st.text(f"{share} · {formats.counted(count, 'request')}")
     others = sum(count for _, count in ordered[NUM_REASONS:])
+    if others:
+        share = formats.percent(others / sum(reasons.values()))
+        st.text(f"{share} · {formats.counted(others, 'request')} for other reasons")
     unknown = without - sum(reasons.values())
-    for number, told in ((others, "for other reasons"), (unknown, "not answered: no reason")):
-        if number > 0:
-            st.text(f"{formats.percent(number / without)} · {number:,} {told}")
+    if unknown > 0:
+        more = formats.counted(unknown, "request")
+        st.caption(f"{more} more read nothing and told no reason, as those that were not answered.")
 
 
 def draw_engines(engines: list[EngineReport] | None) -> None:

@@ -249,15 +249,28 @@ def draw_difference(found: TurnDivergence) -> None:
     if found.section is not None and found.block is not None:
         section = (parts.plain(found.section) or "").capitalize()
         where = f"block {found.block + 1}"
-        if found.characters:
-            where += f", after {found.characters:,} characters"
+        where += _characters(found)
     whole = found.earlier_tokens
     with st.grid(4, min_column_width=170, row_height=132):
         parts.card("first_difference", section, delta=where)
         told = None if whole is None else f"of {whole:,} in the earlier prompt"
-        parts.card("shared_tokens", formats.whole(found.shared_tokens), delta=told)
+        shared = formats.whole(found.shared_tokens)
+        below = found.shared_tokens_below
+        if not found.is_exact and below is not None:
+            shared = f"{shared} to {below:,}"
+        parts.card("shared_tokens", shared, delta=told)
         parts.card("missed_tokens", formats.whole(found.missed_tokens))
         parts.card("missed_nano", formats.dollars(found.missed_nano))
+
+
+def _characters(found: TurnDivergence) -> str:
+    """How far into the block the difference is, exactly or between which bounds."""
+    least, below = found.characters or 0, found.characters_below
+    if found.is_exact:
+        return f", after {formats.counted(least, 'character')}"
+    if below is not None:
+        return f", after {least:,} to {below:,} characters"
+    return f", after at least {formats.counted(least, 'character')}" if least else ""
 
 
 def _fields(turn: Turn) -> dict[str, str | None]:

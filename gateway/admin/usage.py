@@ -4,6 +4,7 @@ Also what engines hold and how they fared, why a prompt missed, and the newest e
 """
 
 import asyncio
+import dataclasses
 import heapq
 import tomllib
 from collections import Counter
@@ -17,7 +18,7 @@ import msgspec
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
-from engine.protocol import TTLS, WRITE_FIELDS
+from engine.protocol import TTLS, WRITE_FIELDS, Prompt
 from engine.protocol.reports import Holding
 from gateway.admin.controller import (
     ASKED_RANGE,
@@ -43,11 +44,13 @@ from gateway.ledger.reads.prefixes import prefixes as prefixes_of
 from gateway.ledger.reads.sums import Priced, Range, avoided, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
 from gateway.ledger.reads.turns import Cursor, TurnFilter
+from gateway.prompt.difference import Difference, first_difference
 from gateway.prompt.fingerprint import (
     Divergence,
     Fingerprint,
     compare,
     conversation,
+    known_to_differ,
     shared_bytes,
     unpack,
 )
@@ -503,16 +506,30 @@ class DivergenceController(AdminController):
         else:
             before_id, before = earlier, unpack((await _turn(services, earlier, own))[1])
         tokens, differs = before.num_tokens, compare(before, later)
-        shared = shared_bytes(before, later)
-        is_counted = tokens and before.num_bytes
+        exact = None
+        if differs is not None and differs.segment is not None:
+            exact = await _exact(services, turn, before_id)
+        if exact is not None and differs is not None:
+            differs = dataclasses.replace(
+                differs,
+                segment=exact.segment,
+                characters=exact.characters,
+                missed_tokens=max(round(tokens * (1 - exact.share)), 1),
+            )
+        shared = shared_bytes(before, later) / before.num_bytes if before.num_bytes else 0.0
+        if exact is not None:
+            shared = exact.share
         report = structs.TurnDivergence(
             turn=turn.id,
             earlier=before_id,
-            shared_tokens=round(tokens * shared / before.num_bytes) if is_counted else None,
+            shared_tokens=round(tokens * shared) if tokens and before.num_bytes else None,
+            is_exact=exact is not None,
             earlier_tokens=tokens or None,
         )
         if differs is None:
-            return report
+            return msgspec.structs.replace(report, is_exact=True)
+        if exact is None:
+            report = _bounded(report, before, later, differs)
         section, block = _place_of(before, differs)
         # What reading those tokens would have saved this turn, at its own price.
         price, lost = services.prices.own.with_id(turn.price or ""), None
@@ -523,6 +540,40 @@ class DivergenceController(AdminController):
         told = {name: getattr(differs, name) for name in ("kind", "segment", "missed_tokens")}
         told |= {"section": section, "block": block, "characters": differs.characters}
         return msgspec.structs.replace(report, **told, missed_nano=lost)
+
+
+async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Difference | None:
+    """Where the texts of two turns differ; None where one is not kept, or is too much to open."""
+    keeper = services.turns.keeper
+    try:
+        before, _ = await keeper.read(turn.workspace, earlier)
+        after, _ = await keeper.read(turn.workspace, turn.id)
+    except GatewayError:
+        return None
+
+    def found() -> Difference | None:
+        prompts = (msgspec.convert(each.prompt, Prompt) for each in (before, after))
+        return first_difference(*prompts)
+
+    return await asyncio.to_thread(found)
+
+
+def _bounded(
+    report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, found: Divergence
+) -> structs.TurnDivergence:
+    """The report with the place before which the difference stands."""
+    point = known_to_differ(before, later)
+    if point is None:
+        return report
+    below = None
+    if point.segment == found.segment and point.characters is not None:
+        below = point.characters
+    tokens = before.num_tokens
+    return msgspec.structs.replace(
+        report,
+        characters_below=below,
+        shared_tokens_below=round(tokens * point.num_bytes / before.num_bytes) if tokens else None,
+    )
 
 
 async def _turn(

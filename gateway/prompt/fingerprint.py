@@ -207,6 +207,16 @@ def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
     return found
 
 
+def known_to_differ(earlier: Fingerprint, later: Fingerprint) -> Point | None:
+    """The first point of the earlier prompt by which the two surely differ: the difference stands
+    before it, and behind what they share. None where no point of both tells."""
+    if (earlier.model, earlier.rule) != (later.model, later.rule):
+        return None
+    known = {point.place: point.digest for point in later.points}
+    differing = (p for p in earlier.points if known.get(p.place, p.digest) != p.digest)
+    return next(differing, None)
+
+
 def _level(fingerprint: Fingerprint, level: int) -> tuple[int, bytes | None]:
     """How many segments the tools (0) or the system prompt (1) have, and the digest behind them."""
     count = (fingerprint.num_tools, fingerprint.num_system)[level]

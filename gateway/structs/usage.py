@@ -302,10 +302,16 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
     longest prefix, or else the latest whose tools and system blocks are as many and as long; None
     where there is none. `segment` counts the earlier prompt's tools, system and message blocks from
-    0; `section` and `block` are the same place within one of these. At least `characters` of the
-    block's text are alike. `missed_tokens`, estimated by bytes, are the earlier prompt's from there
-    on. `missed_nano` is what reading them would have saved; None without a price, or where the
-    prompts share no named prefix. With `shared_tokens` both prompts begin."""
+    0; `section` and `block` are the same place within one of these. `missed_tokens`, estimated by
+    bytes, are the earlier prompt's from there on. `missed_nano` is what reading them would have
+    saved; None without a price, or where the prompts share no prefix. With `shared_tokens` both
+    prompts begin.
+
+    `is_exact` where the workspace keeps the contents of both: the first `characters` of the block's
+    text are alike, and the next one is not. Else the place is known by names that stand every few
+    thousand characters: `characters` and `shared_tokens` are the least, and the difference stands
+    before `characters_below` of the same block, or before `shared_tokens_below` tokens; None where
+    nothing bounds it."""
 
     turn: str
     earlier: str | None = None
@@ -317,6 +323,9 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     characters: int | None = None
     missed_nano: int | None = None
     shared_tokens: int | None = None
+    is_exact: bool = False
+    characters_below: int | None = None
+    shared_tokens_below: int | None = None
     earlier_tokens: int | None = None
 
 

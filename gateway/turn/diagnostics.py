@@ -38,7 +38,7 @@ _SETTLE_SECONDS = 1.0
 _MAX_FETCHES = 32
 _TURN_ID = re.compile(r"msg_[0-9a-f]{28}")
 
-_RECALL_SECONDS = 0.1
+_RECALL_SECONDS = 0.5
 # The deepest of a prompt's prefixes; of earlier turns the ledger has the deepest that was marked.
 _MAX_RECALLED = 8
 # Of each key; so many of its newest prompts are compared where no engine knew a prefix.

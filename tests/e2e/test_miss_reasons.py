@@ -2,12 +2,16 @@
 
 What engines find themselves is in tests/conformance."""
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.fleet import Fleet, running_fleet
+from scripts.stack import ROOT, serving_engine, serving_gateway
+from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.prompts import handbook
 from tests.gateway.serving import eventually
 
@@ -18,6 +22,9 @@ STEADY = {
     "ENGINE_SYNTHETIC_PREFILL_US": "0",
     "ENGINE_SYNTHETIC_DECODE_MS": "0",
 }
+
+
+REAL = {name: value for name, value in STEADY.items() if name != "ENGINE_CLOCK"}
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +100,53 @@ def test_a_prefix_that_another_engine_holds_was_routed_elsewhere(two: Fleet) -> 
     eventually(lambda: two.num_ready() == 2)
     kept = two.gateway.answer(text)["holdfast"]
     assert (kept["engine"], kept["miss_reason"]) == (moved["engine"], None)
+
+
+def test_another_model_is_the_reason_and_diagnostics_say_the_same(tmp_path: Path) -> None:
+    """Of two engines with a model each; the conversation goes from one to the other."""
+    least = {"ENGINE_MIN_CACHE_TOKENS": "32"}
+    text = handbook(20)
+    folder = tmp_path / "other-model"
+    shutil.copytree(ROOT / "engine" / "holdfast-demo", folder)
+    with (
+        serving_engine("synthetic", least) as one,
+        serving_engine("native", {**least, "ENGINE_MODEL": str(folder)}) as other,
+        serving_gateway(tmp_path / "data", [one.wait().url, other.wait().url]) as served,
+    ):
+        gateway = Gateway(served.wait().url)
+        eventually(lambda: [each["status"] for each in gateway.get("engines")] == ["ready"] * 2)
+        first = gateway.answer(text, diagnostics={"previous_message_id": None})
+        asked = {"previous_message_id": first["id"]}
+        told = replace(gateway, model="other-model").answer(text, diagnostics=asked)
+        assert told["diagnostics"]["cache_miss_reason"]["type"] == "model_changed"
+        assert told["holdfast"]["miss_reason"] == "model_changed"
+
+
+def test_what_the_ledger_knows_is_not_cold_after_both_were_started_again(tmp_path: Path) -> None:
+    text = handbook(20)
+    with running_fleet(tmp_path, 1, 1, REAL) as fleet:
+        for _ in range(3):
+            answer = fleet.gateway.answer(text)
+        fleet.gateway.recorded(answer["id"])
+        fleet.kill()
+        fleet.restart()
+        quiet = {"HOLDFAST_LOG_LEVEL": "error"}
+        with serving_gateway(tmp_path / "other", fleet.engines, quiet) as fresh:
+            unknown = Gateway(fresh.wait().url).answer(text)
+            assert unknown["holdfast"]["miss_reason"] == "cold", "another ledger"
+        fleet.kill()
+        fleet.restart()
+    with running_fleet(tmp_path, 1, 1, REAL) as again:
+        assert reason(again, text) == "engine_restart"
+        assert reason(again, handbook(20)) == "cold"
+
+
+def test_a_changed_system_prompt_is_named_to_who_did_not_ask(steady: Fleet) -> None:
+    """Where both begin alike as far as a name, so that it is not just another prompt."""
+    book = handbook(300)
+    assert reason(steady, f"{book} Today is Sunday.") == "cold"
+    assert reason(steady, f"{book} Today is Monday.") == "system_changed"
+    tool = {"name": "look", "description": "d" * 600, "input_schema": {"type": "object"}}
+    text = handbook(20)
+    assert reason(steady, text, tools=[tool]) == "cold"
+    assert reason(steady, f"New. {text}", tools=[tool]) == "system_changed"

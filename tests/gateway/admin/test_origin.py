@@ -161,3 +161,28 @@ def test_a_prompt_is_compared_with_an_earlier_one_that_shares_something(
     again = told(BOOK + "Today is Monday.")
     assert (again["earlier"], again["kind"]) == (first, "system_changed")
     assert again["missed_nano"] is None, "how long they are alike is not known"
+
+
+@pytest.mark.parametrize("days", [None, 3])
+def test_a_date_in_the_middle_is_told_exactly_or_between_bounds(
+    stack: Stack, admin: Admin, days: int | None
+) -> None:
+    """Where the workspace keeps what it is sent the place is known; else names bound it."""
+    name = f"dated-{days}"
+    admin.workspace(name, keep_days=days)
+    _, key = admin.make_key(name)
+    book = BOOK * 6
+    first = ask(stack, key, f"{'x' * 99}Monday. {book}")
+    second = ask(stack, key, f"{'x' * 99}Sunday. {book}")
+    if days is not None:
+        for turn in (first, second):
+            eventually(lambda turn=turn: admin.get(f"turns/{turn.id}/content") is not None)
+    found = admin.get(f"turns/{second.id}/divergence?from={first.id}")
+    assert (found["kind"], found["section"], found["block"]) == ("system_changed", "system", 0)
+    if days is not None:
+        assert found["is_exact"] and found["characters"] == 99
+        assert 0 < found["shared_tokens"] < 60
+        return
+    assert not found["is_exact"]
+    assert found["characters"] <= 99 < found["characters_below"] <= 4096
+    assert found["shared_tokens"] <= 99 and found["shared_tokens_below"] >= 25

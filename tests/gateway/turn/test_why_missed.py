@@ -1,4 +1,7 @@
+from datetime import UTC, datetime, timedelta
+
 from engine.protocol import BreakpointReport, EntryState, InputUsage, Name, Receipt, Started
+from gateway.ledger.reads.prefixes import PrefixUse
 from gateway.turn.diagnostics import LastHolders
 
 A, B = "a" * 16, "b" * 16
@@ -37,3 +40,20 @@ def test_where_no_entry_stands_nothing_is_remembered_and_the_memory_is_bounded()
         learn(known, "one", name=digest)
     found = [known.explain("one", "m", "e2", [digest], 1.0) for digest in digests]
     assert found == [None, "engine_restart", "engine_restart"]
+
+
+def test_another_model_is_the_reason_wherever_the_prefix_stands() -> None:
+    known = holders({"one": "e1", "two": "e1"})
+    learn(known, "one")
+    assert known.explain("two", "m", "e1", [A], 1.0) == "routed_elsewhere"
+    assert known.explain("two", "other", "e1", [A], 1.0) == "model_changed"
+    assert known.explain("two", "other", "e1", [B], 1.0) is None
+
+
+def test_what_the_ledger_knows_outlives_engine_and_gateway() -> None:
+    moment = datetime(2026, 11, 28, 12, tzinfo=UTC)
+    for age, reason in ((10, "engine_restart"), (299, "engine_restart"), (301, "ttl_expired")):
+        known = holders({"one": "e2"})
+        use = PrefixUse(A, "m", "one", "e1", moment - timedelta(seconds=age), 300.0)
+        known.recall(use, moment, 50.0)
+        assert known.explain("one", "m", "e2", [A], 50.0) == reason
