@@ -17,10 +17,16 @@ NUM_MISSES = 100
 _NEW_CONVERSATION = "Nothing, if it is another conversation. Otherwise only ever append to it."
 
 
+_AFTER_A_WHILE = (
+    "Nothing in the prompt. Use the one-hour TTL where Savings says that it is cheaper, and give"
+    " engines a store that outlives restarts."
+)
+
+
 class View(NamedTuple):
     """`found` is None where a prompt left no fingerprint; `is_missing`: no such request;
     `was_asked`: the range has a request, whatever became of it. `parts` read something, and a later
-    marker was not read."""
+    marker was not read. `before` is the newest request with the same marked prefix."""
 
     misses: TurnPage
     parts: TurnPage
@@ -28,6 +34,7 @@ class View(NamedTuple):
     turn: Turn | None = None
     found: TurnDivergence | None = None
     earlier: Turn | None = None
+    before: Turn | None = None
     is_missing: bool = False
 
 
@@ -79,7 +86,12 @@ def read(client: AdminClient, chosen: Selection) -> View:
             earlier = client.get(f"/admin/v1/turns/{segment(found.earlier)}", Turn)
     except NotThere:
         return View(misses, in_part, was_asked, turn, is_missing=bool(before))
-    return View(misses, in_part, was_asked, turn, found, earlier)
+    before_it = None
+    if turn.miss_reason == "cold" and turn.prefix is not None:
+        same = {"since_ms": 0, "until_ms": turn.opened_ms, "prefix": turn.prefix, "limit": 1}
+        page = client.get("/admin/v1/turns/search", TurnPage, same)
+        before_it = next(iter(page.turns), None)
+    return View(misses, in_part, was_asked, turn, found, earlier, before_it)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -88,7 +100,7 @@ def draw(view: View, chosen: Selection) -> None:
     if view.turn is None:
         draw_most_frequent(view, chosen)
     else:
-        draw_verdict(view.turn, view.found)
+        draw_verdict(view.turn, view.found, view.before)
         parts.heading("Side by side")
         here, there = (_fields(view.turn), _fields(view.earlier) if view.earlier else {})
         rows = [
@@ -145,7 +157,7 @@ def pick(row: Row) -> None:
     st.session_state["earlier"] = ""
 
 
-def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
+def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None) -> Verdict:
     """Judge a turn by its own counts first, then by the comparison. `cold` says only that nothing
     was known of the prefix, so a first difference says more. A difference behind the last marker
     costs nothing."""
@@ -154,6 +166,13 @@ def verdict(turn: Turn, found: TurnDivergence | None) -> Verdict:
     if differs is not None and read + written and (differs.shared_tokens or 0) >= read + written:
         differs = None
     why = advice(differs.kind or "") if differs else None
+    if turn.miss_reason == "cold" and before is not None:
+        moment = formats.written_moment(before.opened_ms)
+        means = (
+            f"The same prefix was sent before, last at {moment} UTC. Its engine held it no more."
+        )
+        said = Advice("Sent before, and not held", means, _AFTER_A_WHILE)
+        return Verdict(False, with_reuse(said, turn))
     if turn.miss_reason == "cold" and why:
         return Verdict(False, with_reuse(why, turn), differs)
     if turn.miss_reason == "no_breakpoint" and why and differs is not None and is_early(differs):
@@ -200,9 +219,9 @@ def with_reuse(said: Advice, turn: Turn) -> Advice:
     return said._replace(means=said.means + reused)
 
 
-def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
+def draw_verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None) -> None:
     """One verdict; the cards show where the prompts part if that is what it rests on."""
-    judged = verdict(turn, found)
+    judged = verdict(turn, found, before)
     with st.container(border=True, key="verdict"):
         st.badge(
             "Hit" if judged.is_good else "Read in part" if turn.cache_read_tokens else "Miss",

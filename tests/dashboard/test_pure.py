@@ -184,8 +184,15 @@ def a_turn(read: int = 0, write: int = 0, miss_reason: str | None = None, **chan
     return msgspec.convert(known | {"workspace": "w"} | changes, Turn)
 
 
-def differs(kind: str | None, shared: int) -> TurnDivergence:
-    return TurnDivergence(turn="t", earlier="e", kind=kind, shared_tokens=shared, missed_tokens=9)
+def differs(kind: str | None, shared: int, whole: int | None = None) -> TurnDivergence:
+    return TurnDivergence(
+        turn="t",
+        earlier="e",
+        kind=kind,
+        shared_tokens=shared,
+        missed_tokens=9,
+        earlier_tokens=whole,
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,6 +217,24 @@ def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
     assert said.said.title.startswith(title)
     assert said.is_good is is_good
     assert (said.difference is not None) is shows_difference
+
+
+def test_a_date_in_front_is_moved_before_anything_is_marked() -> None:
+    """A marker behind it would only add the price of writing."""
+    early = verdict(a_turn(0, 0, "no_breakpoint"), differs("system_changed", 3, 900)).said
+    assert early.change.startswith("Move what varies behind the")
+    late = verdict(a_turn(0, 0, "no_breakpoint"), differs("messages_changed", 890, 900)).said
+    assert late.change.startswith("Put `cache_control` on")
+
+
+def test_what_was_sent_before_is_not_seen_for_the_first_time() -> None:
+    said = verdict(a_turn(0, 50, "cold"), None, a_turn(0, 50, "cold")).said
+    assert said.title == "Sent before, and not held"
+
+
+def test_a_turn_that_read_says_so_before_what_it_lacked() -> None:
+    said = verdict(a_turn(980, 20, "ttl_expired"), None).said
+    assert said.means.startswith("980 tokens were read. A later marker was not: ")
 
 
 PARTS = {"input_tokens": 50, "cache_write_1h_tokens": 30}
