@@ -168,9 +168,7 @@ def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None
     why = advice(differs.kind or "") if differs else None
     if turn.miss_reason == "cold" and before is not None:
         moment = formats.written_moment(before.opened_ms)
-        means = (
-            f"The same prefix was sent before, last at {moment} UTC. Its engine held it no more."
-        )
+        means = f"The same prefix came before, last at {moment} UTC. Its engine held it no more."
         said = Advice("Sent before, and not held", means, _AFTER_A_WHILE)
         return Verdict(False, with_reuse(said, turn))
     if turn.miss_reason == "cold" and why:
