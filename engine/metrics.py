@@ -63,6 +63,7 @@ evicted_entries counters.evicted_entries Entries that lost content for room
 demoted_blocks counters.demoted_blocks Blocks copied to the host
 promoted_blocks counters.promoted_blocks Blocks copied back
 leases_lowered counters.leases_lowered Leases that moved from the device to the store
+leases_granted counters.leases_granted Leases that began, or that the store brought back
 preempted_requests counters.preempted_requests Sequences preempted
 prefill_seconds prefill_seconds Time spent before first tokens
 store_written_bytes store.written_bytes Bytes of blocks written

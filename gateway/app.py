@@ -54,6 +54,7 @@ from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Ask
 from gateway.routing.discovery import follow_sources
+from gateway.routing.epochs import EpochRecorder
 from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.model_ids import ModelIds
@@ -203,6 +204,13 @@ async def _start(
         queue_tokens=tuning.engine_queue_tokens,
         num_rows=settings.batch_concurrency,
     )
+    epochs = EpochRecorder(
+        lambda: [(engine.name, engine.epochs) for engine in fleet.engines],
+        ledgers.drain.record_epochs,
+        clock.monotonic,
+        clock.wall,
+    )
+    run_beside("epochs", epochs.run)
     load_history = LoadHistory(fleet.engines, lambda: queue.num_waiting, clock.wall)
     run_beside("load_history", load_history.run)
     queries = Queries(ledgers.reads)

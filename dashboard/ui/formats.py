@@ -16,6 +16,14 @@ def written_moment(at_ms: int) -> str:
     return f"{moment(at_ms):%Y-%m-%d %H:%M:%S}"
 
 
+def since(at_ms: int) -> str:
+    """A moment that something goes on from: the time of day, with its date if that is not today's.
+    UTC, as all times of the pages."""
+    at = moment(at_ms)
+    is_today = at.date() == datetime.now(UTC).date()
+    return f"{at:%H:%M} UTC" if is_today else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
 def percent(share: float | None) -> str:
     """Write a share. None, where there was nothing to divide by, is a dash and never 0 %."""
     return NO_VALUE if share is None else f"{share:.1%}"

@@ -20,6 +20,7 @@ from dashboard.settings import settings
 from dashboard.ui import charts, filters, formats, viewer
 from dashboard.ui.charts import Row, Rows
 from gateway.structs.fleet import Definition
+from gateway.structs.usage import Savings
 
 NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""
@@ -99,6 +100,25 @@ def money_card(number: str, nano: int | None, label: str | None = None, **option
     """A loss is red."""
     is_loss = nano is not None and nano < 0
     card(number, formats.dollars(nano), label=label, is_loss=is_loss, **options)
+
+
+def time_spared(savings: Savings) -> str | None:
+    """The prefill that reads avoided, in words; None where no engine's time of a token is known. It
+    is a GPU's time only where all of it is."""
+    seconds = savings.prefill_seconds_avoided
+    if seconds is None:
+        return None
+    timed = [each for each in savings.avoided if each.prefill_seconds is not None]
+    is_gpu = all(each.gpu_hours is not None for each in timed)
+    return f"{formats.seconds(seconds)} of {'GPU time' if is_gpu else 'prefill'}"
+
+
+def tokens_spared(savings: Savings) -> str:
+    """The tokens behind that time, and those whose time is not known."""
+    told = f"{formats.compact(savings.prefill_tokens_avoided)} tokens read"
+    if savings.unmeasured_tokens:
+        told += f", {formats.compact(savings.unmeasured_tokens)} of them not timed"
+    return told
 
 
 def chart(drawn: Any, key: str, alt_text: str) -> None:

@@ -1,5 +1,6 @@
 """Latency: how much sooner does a cached prompt answer?"""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,13 +21,19 @@ MAX_DOTS = 600
 
 
 class View(NamedTuple):
+    """All of one model, where turns of one can be told from those of others."""
+
+    model: str | None
+    num_models: int
     latency: Latency
     samples: LatencySamples
 
 
 class Compared(NamedTuple):
-    """Turns of one prompt length, with and without a read. `length` is that length in words."""
+    """Turns of one model and prompt length, with and without a read. `length` is that length in
+    words."""
 
+    model: str
     length: str
     hits: Percentiles
     misses: Percentiles
@@ -38,14 +45,27 @@ class Compared(NamedTuple):
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
-    return View(
-        client.get("/admin/v1/latency", Latency, params),
-        client.get("/admin/v1/latency/samples", LatencySamples, params),
-    )
+    latency = client.get("/admin/v1/latency", Latency, params)
+    models = Counter[str]()
+    for cell in latency.cells:
+        models[cell.model] += cell.seconds.requests
+    found, model = compared(latency), chosen.model
+    if len(models) > 1:
+        # Nothing on this page compares one model's reads with another's misses.
+        model = found.model if found else max(models, key=lambda name: (models[name], name))
+        params = {**params, "model": model}
+        latency = client.get("/admin/v1/latency", Latency, params)
+    samples = client.get("/admin/v1/latency/samples", LatencySamples, params)
+    return View(model, len(models), latency, samples)
 
 
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view)
+    if view.num_models > 1:
+        st.caption(
+            f"{view.model}, one of {view.num_models} models that answered. No figure here is of"
+            " several: choose another model above."
+        )
     if not view.samples.samples:
         parts.empty(
             "No answered requests in this range. The first one appears within seconds.",
@@ -87,6 +107,11 @@ def draw_cards(view: View) -> None:
             f"A prompt of {found.length} tokens with a read answers"
             f" **{sooner:.2g} times** as soon as one without."
         )
+    elif view.latency.mixed:
+        parts.hero(
+            "**No comparison**: engines of several kinds answered, and those with a read may not be"
+            " those without. Choose an engine above."
+        )
     else:
         parts.hero(
             "**No comparison yet**: it takes prompts of about one length with and without a read."
@@ -122,13 +147,17 @@ def first_token_cards(
 
 
 def compared(latency: Latency) -> Compared | None:
-    """The prompt length that most hits and misses both had; None where too few had one. Medians
-    over all lengths compare long prompts that are cached with short ones that are not."""
+    """The model and prompt length that most hits and misses both had; None where too few had one.
+    Medians over all lengths compare long prompts that are cached with short ones that are not, and
+    medians over all models, or over engines of several kinds, compare these."""
     pairs = [
-        Compared(_length(hit), hit.seconds, miss.seconds)
+        Compared(hit.model, _length(hit), hit.seconds, miss.seconds)
         for hit in latency.cells
         for miss in latency.cells
-        if hit.is_hit and not miss.is_hit and hit.above_tokens == miss.above_tokens
+        if hit.is_hit
+        and not miss.is_hit
+        and (hit.model, hit.above_tokens) == (miss.model, miss.above_tokens)
+        and hit.model not in latency.mixed
     ]
     best = max(pairs, key=lambda p: min(p.hits.requests, p.misses.requests), default=None)
     if best is None or min(best.hits.requests, best.misses.requests) < MIN_TURNS:
@@ -244,21 +273,25 @@ def lines_over_time(
 
 
 def latency_table(latency: Latency) -> list[Row]:
-    """Hits and misses of one prompt length side by side."""
+    """Hits and misses of one model and prompt length side by side."""
     rows: list[Row] = []
     nothing = Percentiles(requests=0, p50=None, p95=None, p99=None)
-    for above in sorted({cell.above_tokens for cell in latency.cells}):
-        cells_of = [cell for cell in latency.cells if cell.above_tokens == above]
+    cells: dict[tuple[str, int], list[LatencyCell]] = {}
+    for cell in latency.cells:
+        cells.setdefault((cell.model, cell.above_tokens), []).append(cell)
+    for (model, _), cells_of in sorted(cells.items()):
         sides = {cell.is_hit: cell.seconds for cell in cells_of}
-        own = Compared(_length(cells_of[0]), sides.get(True, nothing), sides.get(False, nothing))
-        row: dict[str, Any] = {"Prompt tokens": own.length}
+        length = _length(cells_of[0])
+        own = Compared(model, length, sides.get(True, nothing), sides.get(False, nothing))
+        row: dict[str, Any] = {"Model": model, "Prompt tokens": length}
         for name, side in (("With a read", own.hits), ("Without a read", own.misses)):
             row |= {
                 name: side.requests,
                 f"{name}, median (s)": _four_digits(side.p50),
                 f"{name}, 95 % (s)": _four_digits(side.p95),
             }
-        rows.append({**row, "Times shorter": _four_digits(own.times_sooner)})
+        times = None if model in latency.mixed else _four_digits(own.times_sooner)
+        rows.append({**row, "Times shorter": times})
     return rows
 
 

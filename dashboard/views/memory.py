@@ -160,7 +160,7 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
 
 
 def draw_holders(engines: Sequence[EngineMemory]) -> None:
-    """Who fills the memory, in blocks, each counted once."""
+    """Who fills the memory: all blocks of all pools, each once, so that the shares add up."""
     parts.heading("Who fills it", "holders")
     by = st.segmented_control("By", BY, default=BY[0], key="memory_by", required=True)
     rows = holder_table(engines, by)
@@ -175,16 +175,57 @@ def draw_holders(engines: Sequence[EngineMemory]) -> None:
             "A key is that of the newest request that wrote just this prefix. It is empty for what"
             " no request of the ledger ended with, and for automatic content, which has no prefix."
         )
-    if untold := [engine.name for engine in engines if engine.memory and not engine.memory.cells]:
-        st.text(
-            f"{', '.join(untold)}: only blocks of prefixes are told, by their number of tokens."
-            " Whose the other blocks are is not known."
-        )
+    unmapped = [engine for engine in engines if not has_map(engine)]
+    told = held_rows(unmapped, by)
+    if not unmapped:
+        return
+    names = ", ".join(engine.name for engine in unmapped)
+    st.text(
+        f"{names}: of its blocks only the number is known, and not whose they are. What its"
+        " prefixes stand on, by their numbers of tokens, is told apart below."
+    )
+    if told:
+        parts.table(told, "told", f"Prefixes of {names}: {len(told)} rows.")
+
+
+def has_map(engine: EngineMemory) -> bool:
+    """Whether the engine tells of each block what holds it."""
+    return engine.memory is not None and bool(engine.memory.cells)
 
 
 def holder_table(engines: Sequence[EngineMemory], by: str) -> list[Row]:
-    """The most blocks first. Shares are of all pools together."""
-    total = sum(engine.stats.blocks.total for engine in engines if engine.stats) or 1
+    """The most blocks first, then those that are not told apart, and the free ones. Shares are of
+    all pools together, and add up to all of them."""
+    answering = [engine for engine in engines if engine.stats is not None]
+    total = sum(engine.stats.blocks.total for engine in answering if engine.stats) or 1
+    rows = held_rows([engine for engine in answering if has_map(engine)], by)
+    num_free, free_mib = 0, 0.0
+    blank = dict.fromkeys(rows[0]) if rows else {"Workspace": None}
+    for engine in answering:
+        pool = pool_of(engine)
+        num_free += pool["Free"]
+        free_mib += mib_of(engine, pool["Free"])
+        if has_map(engine):
+            continue
+        counts = {name: pool.get(name, 0) for name in HELD}
+        blocks = sum(counts.values())
+        whose = {"Workspace": f"{engine.name}, not told apart", "Blocks": blocks}
+        if blocks:
+            rows.append({**blank, **whose, **counts, "MiB": mib_of(engine, blocks) or None})
+    if rows:
+        free = {"Workspace": "Free", "Blocks": num_free, "MiB": free_mib or None}
+        rows.append({**blank, **free, **dict.fromkeys(HELD)})
+    return [{**row, "Share": row["Blocks"] / total} for row in rows]
+
+
+def mib_of(engine: EngineMemory, blocks: int) -> float:
+    """0 where the engine does not tell what a token takes."""
+    size = engine.memory.block_size if engine.memory else 0
+    return blocks * size * engine.kv_bytes_per_token / 2**20
+
+
+def held_rows(engines: Sequence[EngineMemory], by: str) -> list[Row]:
+    """What holders of blocks hold on these engines, the most blocks first."""
     rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for engine in engines:
         for each in engine.held:
@@ -200,15 +241,13 @@ def holder_table(engines: Sequence[EngineMemory], by: str) -> list[Row]:
                 whose["Prefix id"] = (holding.name or holding.entry or "")[:16] or None
             row = rows.setdefault(
                 tuple(whose.values()),
-                {**whose, "Blocks": 0, "Share": 0.0, **dict.fromkeys(HELD, 0), "MiB": 0.0},
+                {**whose, "Blocks": 0, "Share": None, **dict.fromkeys(HELD, 0), "MiB": 0.0},
             )
             counts = {name: getattr(holding, key) for name, key in HELD.items()}
             blocks = sum(counts.values())
             for name, count in (("Blocks", blocks), *counts.items()):
                 row[name] += count
-            row["Share"] += blocks / total
-            size = engine.memory.block_size if engine.memory else 0
-            row["MiB"] += blocks * size * engine.kv_bytes_per_token / 2**20
+            row["MiB"] += mib_of(engine, blocks)
     for row in rows.values():  # an engine without a model does not tell what a token takes
         row["MiB"] = row["MiB"] or None
     return sorted(rows.values(), key=lambda row: int(row["Blocks"]), reverse=True)
@@ -218,7 +257,7 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
     """One bar for each engine: what holds its blocks, as shares of its pool."""
     parts.heading("Pools", "pool_in_use")
     pools = {engine.name: pool_of(engine) for engine in engines}
-    rows = [
+    rows: list[Row] = [
         {"engine": name, "state": state, "order": order, "blocks": n, "share": n / total}
         for name, pool in pools.items()
         for total in (max(sum(pool.values()), 1),)
@@ -321,7 +360,9 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
     assert engine.stats is not None
     size, width = memory.block_size, engine.kv_bytes_per_token
     device = engine.stats.blocks
-    tiers = [("Device", pool_of(engine) | {"Shared": device.shared, "Foreign": device.foreign})]
+    # What is shared or foreign is among the others.
+    among = {"of them shared": device.shared, "of them foreign": device.foreign}
+    tiers = [("Device", pool_of(engine) | among)]
     if memory.host is not None:
         lower = ("Best effort", "Automatic", "Free")
         tiers.append(("Host", {name: getattr(memory.host, CELLS[name]) for name in lower}))
@@ -350,7 +391,7 @@ def draw_endings(name: str, counters: Counters) -> None:
         "Dropped by hand": counters.leases_dropped,
         "Damaged on disk": counters.leases_damaged,
     }
-    rows = [
+    rows: list[Row] = [
         {"Reason": reason, "Entries": count, "Share": count / sum(found.values())}
         for reason, count in found.items()
         if count
@@ -358,15 +399,18 @@ def draw_endings(name: str, counters: Counters) -> None:
     told = ", ".join(f"{reason} {count:,}" for reason, count in found.items())
     told = f"Entries by how they ended: {told}."
     none = "No entry has ended since this engine started."
-    title = "How entries ended"
+    title = "How entries ended, since this engine started"
     parts.section(title, rows, f"endings_{name}", told, number="endings", none=none)
+    st.caption(
+        "What earlier processes of this engine did with their leases is in Overview's Leases kept."
+    )
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
     """Two histograms beside each other: from use to use, and since the last use when evicted."""
     again, idle = lifetimes.reuse_gaps, lifetimes.idle_before_eviction
     labels = [*map(formats.rounded, again.edges_seconds), "more"]
-    rows = [
+    rows: list[Row] = [
         {"Time, up to": label, "Used again after": used, "Evicted after no use for": evicted}
         for label, used, evicted in zip(labels, again.counts, idle.counts, strict=True)
     ]

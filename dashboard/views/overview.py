@@ -5,7 +5,6 @@ asks for it; the page shows what has come, and looks again every few seconds.
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,9 +30,8 @@ from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared, first_token_cards
 from engine.protocol import TTLS, WRITE_FIELDS
-from engine.protocol.reports import Counters
 from gateway.structs.advice import AdviceSummary
-from gateway.structs.fleet import EngineReport
+from gateway.structs.fleet import EngineReport, LeasesKept
 from gateway.structs.usage import Bucket, Latency, Refusal, Savings, Usage
 
 NUM_REASONS = 5
@@ -47,14 +45,18 @@ TOKEN_CLASSES = {
 }
 # Leases that ended before their time, by what ended them.
 LOST = {
-    "leases_sacrificed": "given up for running requests",
-    "leases_yielded": "yielded to another workspace",
-    "leases_dropped": "dropped by hand",
-    "leases_damaged": "damaged on disk",
+    "sacrificed": "given up for running requests",
+    "yielded": "yielded to another workspace",
+    "dropped": "dropped by hand",
+    "damaged": "damaged on disk",
+    "restart": "lost in a restart",
+    "store_lost": "lost from the store",
+    "engine_lost": "lost with an engine",
 }
 # A period with fewer requests, or with a smaller share of this one's, is none to compare with.
 MIN_COMPARED = 20
 MIN_COMPARED_SHARE = 0.1
+KEPT_PATH = "/admin/v1/leases/kept"
 ADVICE_PATH = "/admin/v1/advice/summary"
 ASK_AGAIN_SECONDS = 900.0
 _RETRY_SECONDS = 60.0
@@ -65,13 +67,14 @@ _LINKED = {"advice": "Advice", "savings": "Savings"}
 
 
 class View(NamedTuple):
-    """`engines` is None for a viewer who may not see them."""
+    """`engines` and `kept` are None for a viewer who may not see them."""
 
     usage: Usage
     savings: Savings
     latency: Latency
     refused: list[Refusal]
     engines: list[EngineReport] | None
+    kept: LeasesKept | None
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -83,17 +86,20 @@ def read(client: AdminClient, chosen: Selection) -> View:
         client.get("/admin/v1/latency", Latency, params),
         client.get("/admin/v1/refusals", list[Refusal], asked),
         client.get("/admin/v1/engines", list[EngineReport]) if viewer.is_admin() else None,
+        client.get(KEPT_PATH, LeasesKept, chosen.params("workspace", "model"))
+        if viewer.is_admin()
+        else None,
     )
 
 
 def draw(view: View, chosen: Selection) -> None:
-    read_tokens, seconds = view.usage.totals.cache_read_tokens, view.savings.prefill_seconds_avoided
+    read_tokens, time = view.usage.totals.cache_read_tokens, parts.time_spared(view.savings)
     if not view.usage.totals.requests:
         parts.hero(f"**Nothing was asked** in {chosen.words}.")
     elif not read_tokens:
         parts.hero(f"**Nothing was read from the cache** in {chosen.words}.")
     else:
-        spared = "" if seconds is None else f", which spared {formats.seconds(seconds)} of GPU time"
+        spared = "" if time is None else f", which spared {time}"
         parts.hero(
             f"**{formats.in_words(read_tokens).capitalize()} tokens were read, not computed** in"
             f" {chosen.words}{spared}."
@@ -106,7 +112,7 @@ def draw(view: View, chosen: Selection) -> None:
     with st.grid(3, min_column_width=190, row_height=132):
         told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=told)
-        length = f"{found.length} tokens" if found else TOO_FEW
+        length = f"{found.length} tokens, {found.model}" if found else TOO_FEW
         first_token_cards(found, lambda _: length, TOO_FEW)
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
@@ -136,21 +142,9 @@ def draw_cards(view: View) -> None:
             formats.seconds(view.savings.prefill_seconds_avoided),
             trend=[each.cache_read_tokens for each in whole],
             chart="bar",
-            delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
+            delta=parts.tokens_spared(view.savings),
         )
-        stats = [engine.stats for engine in view.engines or [] if engine.stats is not None]
-        share, lost = leases_kept([each.counters for each in stats])
-        told = ", ".join(f"{count:,} {reason}" for reason, count in lost.items())
-        if view.engines is None:
-            delta = "an admin key shows it"
-        elif not stats:
-            delta = "no engine answers"
-        elif share is None:
-            delta = f"none has ended, {sum(each.num_leases for each in stats):,} held"
-        else:
-            delta = f"early: {told}" if told else "none ended early"
-        is_good = None if share is None else not told
-        parts.card("leases_kept", formats.percent(share), delta=delta, is_good=is_good)
+        draw_kept(view.kept)
         parts.money_card(
             "saved_nano",
             saved,
@@ -185,14 +179,34 @@ def _is_good(now: float | None, before: float | None) -> bool | None:
     return None if now is None or before is None else now >= before
 
 
-def leases_kept(found: Sequence[Counters]) -> tuple[float | None, dict[str, int]]:
-    """The share of ended leases that lived to their end, and how many others ended of what."""
-    expired = sum(counters.leases_expired for counters in found)
-    lost: Counter[str] = Counter()
-    for counters in found:
-        lost.update({name: getattr(counters, field) for field, name in LOST.items()})
-    ended = expired + sum(lost.values())
-    return (expired / ended if ended else None), {name: n for name, n in lost.items() if n}
+def draw_kept(kept: LeasesKept | None) -> None:
+    """The share of leases that lived to their end. It is good only where all is known."""
+    if kept is None:
+        parts.card("leases_kept", formats.NO_VALUE, delta="an admin key shows it")
+        return
+    share = formats.percent(kept.share)
+    if kept.share is not None and kept.not_known:
+        share = f"≥ {share}"
+    is_good = None
+    if kept.lost:
+        is_good = False
+    elif kept.expired and not kept.not_known:
+        is_good = True
+    parts.card("leases_kept", share, delta=kept_in_words(kept), is_good=is_good)
+
+
+def kept_in_words(kept: LeasesKept) -> str:
+    """What became of the leases that did not live to their end."""
+    lost = [f"{count:,} {LOST.get(reason, reason)}" for reason, count in kept.lost.items()]
+    told = [f"early: {', '.join(lost)}"] if lost else []
+    if kept.not_known and kept.not_known_since_ms is not None:
+        since = formats.since(kept.not_known_since_ms)
+        told.append(f"{kept.not_known:,} not known since {since}")
+    if told:
+        return "; ".join(told)
+    if kept.expired:
+        return "none ended early"
+    return f"none has ended, {kept.held:,} held"
 
 
 def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:

@@ -36,24 +36,40 @@ def draw(leases: list[Lease], chosen: Selection) -> None:
 
 def draw_cards(leases: list[Lease]) -> None:
     held = [lease for lease in leases if lease.entry.state == "leased"]
-    nets = [lease.prefix.saved_nano for lease in leases if lease.prefix is not None]
+    promised, all_held = by_prefix(held), by_prefix(leases)
+    # Several leases, on several engines, may hold one prefix: what it saved it saved once.
+    nets = [lease.prefix.saved_nano for (lease, *_) in all_held if lease.prefix is not None]
     known = [net for net in nets if net is not None]
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
-    tokens = sum(lease.entry.own_tokens for lease in held)
+    tokens = sum(max(lease.entry.own_tokens for lease in same) for same in promised)
     if held:
-        promised = formats.counted(len(held), "prefix is", "prefixes are")
+        words = formats.counted(len(promised), "prefix is", "prefixes are")
+        by = "" if len(promised) == len(held) else f", by {formats.counted(len(held), 'lease')}"
         parts.hero(
-            f"**{promised} promised** right now:"
+            f"**{words} promised** right now{by}:"
             f" {formats.in_words(tokens)} tokens that need not be computed again."
         )
     else:
         parts.hero("**No prefix is promised** right now.")
+    if len(leases) >= NUM_LEASES:
+        st.caption(f"Of the {NUM_LEASES:,} largest that are held: there may be more.")
     with st.grid(4, min_column_width=190, row_height=132):
         told = f"{len(leases) - len(held)} more best effort" if leases else None
         parts.card("leases", formats.compact(len(held)), delta=told)
         parts.card("leased_tokens", formats.compact(tokens))
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
-        parts.money_card("lease_saved_nano", sum(known) if known else None)
+        told = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
+        parts.money_card("lease_saved_nano", sum(known) if known else None, delta=told)
+
+
+def by_prefix(leases: Sequence[Lease]) -> list[list[Lease]]:
+    """The leases of each prefix. One without a name is told by its entry, which is the same on
+    every engine of a model."""
+    found: dict[tuple[str | None, str], list[Lease]] = {}
+    for lease in leases:
+        key = lease.workspace, lease.entry.name or lease.entry.entry
+        found.setdefault(key, []).append(lease)
+    return list(found.values())
 
 
 def time_left(seconds: float) -> str:

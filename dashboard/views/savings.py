@@ -87,8 +87,8 @@ def draw(view: View, chosen: Selection) -> None:
 
 def draw_cards(view: View, chosen: Selection) -> None:
     own, seconds = view.savings.own, view.savings.prefill_seconds_avoided
-    priced, hours = view.usage.totals.is_priced, view.savings.gpu_hours_avoided
-    spared = "" if hours is None else f"**{formats.seconds(hours * 3600)} of GPU time** and "
+    priced, time = view.usage.totals.is_priced, parts.time_spared(view.savings)
+    spared = "" if time is None else f"**{time}** and "
     if not priced:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
     elif own.saved_nano < 0:
@@ -97,7 +97,7 @@ def draw_cards(view: View, chosen: Selection) -> None:
     else:
         parts.hero(f"Caching saved {spared}**{dollars(own.saved_nano)}** in {chosen.words}.")
     with st.grid(6, min_column_width=160, row_height=120):
-        told = f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read"
+        told = parts.tokens_spared(view.savings)
         parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=told)
         whole = own.counterfactual_nano
         parts.money_card(

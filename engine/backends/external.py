@@ -188,6 +188,9 @@ class ExternalLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[SequenceState, asyncio.Task[None]] = {}
         self._is_stopped = False
+        self._alone: RequestState | None = None
+        """The request that has had the other program to itself since it arrived, as far as our own
+        requests tell."""
 
     async def _generate(self, sequence: SequenceState) -> None:
         """Have a choice computed. The end of `_serving` ends it here too."""
@@ -201,6 +204,7 @@ class ExternalLoop:
         if sum(one.request.started_at is None for one in self._serving) >= self._max_waiting:
             raise Overloaded("too many requests are waiting")
         self.accounting.arrived(request, samples)
+        self._alone = None if self._serving else request
         assert request.found is not None
         digests = request.query.digests
         others = (
@@ -232,10 +236,22 @@ class ExternalLoop:
         request = sequence.request
         assert request.found is not None
         self.accounting.started(sequence)
+        self._learn(request)
         self._cache.let_go(request.found)
         sequence.table.release()
         for fork in request.sequences[1:]:
             self._begin(fork)
+
+    def _learn(self, request: RequestState) -> None:
+        """Take the time of a prefill that waited for nobody: of others' steps nothing is told."""
+        if self._alone is not request or len(request.sequences) > 1:
+            return
+        began_at, started_at = request.began_at, request.started_at
+        if request.usage is not None and began_at is not None and started_at is not None:
+            seconds = started_at - began_at
+            if seconds > 0:  # a clock that is moved by hand tells no time
+                computed = request.usage.computed_tokens
+                self.accounting.prefill_times.observe(computed, 0, seconds)
 
     def _end_if_finished(self, sequence: SequenceState) -> None:
         if sequence.finish is not None:

@@ -369,12 +369,16 @@ class EngineBackend:
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
             counters=Counters(
-                **totals.counters, **counters, evicted_entries=entries.lifetimes.num_evicted
+                **totals.counters,
+                **counters,
+                evicted_entries=entries.lifetimes.num_evicted,
+                leases_granted=entries.leases.num_granted,
             ),
             num_entries=len(entries),
             unacknowledged=totals.num_unacknowledged,
             prefill_seconds=totals.prefill_seconds,
             distributions=totals.distributions(),
+            prefill_times=msgspec.structs.replace(loaded.accounting.prefill_times),
             **own,
         )
 

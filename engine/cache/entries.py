@@ -223,6 +223,7 @@ class Entries:
             return False
         entry.blocks, entry.lease_tier = list(entry.stored or ()), "disk"
         entry.recorded = Recorded(entry.stored or [], entry.is_leased)
+        self.leases.num_granted += entry.is_leased
         self.take_in(entry)
         return True
 
@@ -376,6 +377,7 @@ class Entries:
             return False
         if not entry.is_asked_for:
             return False
+        self.leases.num_granted += 1
         entry.is_leased, entry.lease_tier = True, "disk"
         entry.was_sacrificed, entry.why_unleased = False, None
         self._note(entry)

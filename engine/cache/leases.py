@@ -110,6 +110,9 @@ class Leases:
         self.max_blocks = int(pool.num_blocks * lease_share)
         self.scope_blocks = int(self.max_blocks * scope_lease_share)
         self.num_lowered = 0
+        self.num_granted = 0
+        """The leases that began, those of an earlier epoch that are readable again among them: as
+        many as have ended since, and are live."""
         self._changed = changed
         self._shares: dict[str, int] = {}
         self._scopes: dict[str, _Scope] = {}
@@ -148,6 +151,7 @@ class Leases:
         scope = self._scopes.setdefault(entry.scope, _Scope())
         leased = pool.num_leased
         pool.lease(entry.blocks)
+        self.num_granted += not entry.is_leased
         entry.is_leased, entry.was_sacrificed, entry.why_unleased = True, False, None
         entry.lease_tier = "device"
         scope.entries[entry] = None

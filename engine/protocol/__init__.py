@@ -606,7 +606,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 
     `approximate` is None where all is exact. `read_tier` is the lowest tier that
     `usage.cache_read_tokens` came from; None without a read. `bring_back_seconds` are those from
-    admission until all of it was on the device; 0 where it was.
+    admission until all of it was on the device; 0 where it was. `leases_granted` counts those of
+    the epoch so far, this response's among them: what is known of it is never less than what
+    clients were told.
     """
 
     request_id: str
@@ -623,6 +625,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     read_tier: Tier | None = None
     bring_back_seconds: float = 0.0
     approximate: Approximation | None = None
+    leases_granted: int = 0
 
 
 class TokenProb(msgspec.Struct, frozen=True):

@@ -184,7 +184,9 @@ class Counters(InputUsage, kw_only=True):
     `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
     before they started. `evicted_entries` were best-effort and lost a block for room.
     `evicted_blocks` with content were reused on the device; `demoted_blocks` were copied to the
-    host, `promoted_blocks` back. `leases_lowered` left the device for the store.
+    host, `promoted_blocks` back. `leases_lowered` left the device for the store. `leases_granted`
+    began, those that the store brought back from an earlier epoch among them. Less those that ended
+    (`leases_` and `expired`, `sacrificed`, `yielded`, `dropped` or `damaged`) they are live.
 
     `sampling_steps` count a step once for each choice that it drew tokens of. With speculation
     `draft_tokens` were proposed there, of which `accepted_draft_tokens` were drawn.
@@ -202,6 +204,7 @@ class Counters(InputUsage, kw_only=True):
     demoted_blocks: int = 0
     promoted_blocks: int = 0
     preempted_requests: int = 0
+    leases_granted: int = 0
     leases_expired: int = 0
     leases_sacrificed: int = 0
     leases_yielded: int = 0
@@ -285,8 +288,47 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     refused: StoreRefusal | None = None
 
 
+class PrefillSums(msgspec.Struct, kw_only=True):
+    """Sums over `observations` since the epoch began, of which `prefills` computed prompts.
+
+    Each is a step of an engine that computes itself. It is a request's prefill that had the engine
+    to itself, where another program computes. `tokens` of prompts are computed in `seconds`, beside
+    one token of each of `decodes` choices. `unshared_tokens` are those of steps that decoded
+    nothing: without them such a step would not have run. The others are sums of products of two.
+    They are what a fit of seconds = a + b · tokens + c · decodes takes.
+    """
+
+    observations: int = 0
+    prefills: int = 0
+    tokens: int = 0
+    decodes: int = 0
+    unshared_tokens: int = 0
+    seconds: float = 0.0
+    tokens_tokens: float = 0.0
+    tokens_decodes: float = 0.0
+    decodes_decodes: float = 0.0
+    tokens_seconds: float = 0.0
+    decodes_seconds: float = 0.0
+    seconds_seconds: float = 0.0
+
+    def observe(self, tokens: int, decodes: int, seconds: float) -> None:
+        """`tokens` of prompts took so many seconds, beside one token of each of `decodes`
+        choices."""
+        self.observations += 1
+        self.prefills += tokens > 0
+        self.tokens += tokens
+        self.decodes += decodes
+        self.seconds += seconds
+        self.tokens_tokens += tokens * tokens
+        self.tokens_decodes += tokens * decodes
+        self.decodes_decodes += decodes * decodes
+        self.tokens_seconds += tokens * seconds
+        self.decodes_seconds += decodes * seconds
+        self.seconds_seconds += seconds * seconds
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """`leases` and `distributions` are None where the engine does not tell.
+    """`leases`, `distributions` and `prefill_times` are None where the engine does not tell.
 
     `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
     """
@@ -306,6 +348,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks_used: int = 0
     foreign_running: int = 0
     distributions: Distributions | None = None
+    prefill_times: PrefillSums | None = None
     store: StoreStats | None = None
 
 

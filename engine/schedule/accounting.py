@@ -37,6 +37,7 @@ from engine.protocol.reports import (
     SECONDS_PER_TOKEN,
     TOKENS_PER_REQUEST,
     Distributions,
+    PrefillSums,
 )
 from engine.schedule.request import RequestState, SequenceState, new_boundaries
 from engine.schedule.runner import SampleParams
@@ -75,6 +76,7 @@ class Accounting:
         self._max_context_tokens = max_context_tokens
         self._counts_prefill = counts_prefill
         self.totals = totals or Totals()
+        self.prefill_times = PrefillSums()
         self._requests: dict[str, RequestState] = {}
         self._events: list[Event] = []
         self.num_published = 0
@@ -171,6 +173,7 @@ class Accounting:
                 read_tier=read_tier,
                 bring_back_seconds=brought,
                 approximate=written.approximate,
+                leases_granted=self._cache.entries.leases.num_granted,
             )
         )
         if request.request.sampling.max_tokens == 0:

@@ -6,7 +6,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -124,6 +124,17 @@ class EngineLoop:
             self._store.after_step(self._clock.now())
         self._is_idle = not (chunks or self._num_arrived or copier)
         self.accounting.publish()
+        self._learn(chunks, self._clock.now() - now)
+
+    def _learn(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
+        """Take the time of a whole step that computed these chunks. A clock that is moved by hand
+        tells no time."""
+        if chunks and seconds > 0:
+            prefilled = [chunk.count for chunk in chunks if not chunk.is_decode]
+            decodes = len(chunks) - len(prefilled)
+            sums = self.accounting.prefill_times
+            sums.observe(sum(prefilled), decodes, seconds)
+            sums.unshared_tokens += 0 if decodes else sum(prefilled)
 
     def _advance(self, chunk: PrefillChunk, work: Work, token: TokenId | None) -> None:
         """Account for a computed chunk: its KV, perhaps the response's beginning, its tokens."""

@@ -300,6 +300,11 @@ class PrefillChunk:
     is_last: bool
     draft: Sequence[TokenId] = ()
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether it is one token that samples; a prompt's last token alone costs the same."""
+        return self.count == 1 and self.is_last
+
 
 def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
     """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""

@@ -139,8 +139,7 @@ class Scheduler:
         """Learn from a step that computed these chunks in so many seconds."""
         if any(chunk.sequence.is_batch for chunk in chunks):
             self._batch_share.computed()
-        # One token that samples is a decode; a prompt's last token alone costs the same.
-        prefilled = [(one.start, one.count) for one in chunks if one.count > 1 or not one.is_last]
+        prefilled = [(one.start, one.count) for one in chunks if not one.is_decode]
         self._pace.learn(prefilled, seconds)
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:

@@ -39,9 +39,11 @@ from gateway.http.auth import AdminRequest
 from gateway.http.errors import Refusals
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
+from gateway.ledger.reads.leases import leases_kept
+from gateway.ledger.reads.prefill_times import avoided, token_times
 from gateway.ledger.reads.prefixes import named, writers
 from gateway.ledger.reads.prefixes import prefixes as prefixes_of
-from gateway.ledger.reads.sums import Priced, Range, avoided, comparisons, waterfall
+from gateway.ledger.reads.sums import Priced, Range, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
 from gateway.ledger.reads.turns import Cursor, TurnFilter
 from gateway.prompt.difference import Difference, first_difference
@@ -167,13 +169,14 @@ class UsageController(AdminController):
         found = await queries.totals_by(of, ("price", "prompt_above"))
         groups = [Priced(price, above, totals) for (price, above), totals in found.items()]
         by_engine = await queries.totals_by(of, ("engine", "model"))
+        times = await token_times(queries.ledger, services.catalogue.name_of)
         spared = [
-            avoided(engine or None, model, totals)
+            avoided(engine or None, model, totals.cache_read_tokens, times.of(engine, model))
             for (engine, model), totals in sorted(by_engine.items())
             if totals.cache_read_tokens
         ]
         timed = [each.prefill_seconds for each in spared if each.prefill_seconds is not None]
-        seconds = sum(timed) if timed else None
+        on_gpus = [each.gpu_hours for each in spared if each.gpu_hours is not None]
         on = datetime.fromtimestamp((of.until_ms - 1) / 1000, UTC).date()
         return structs.Savings(
             since_ms=of.since_ms,
@@ -182,8 +185,8 @@ class UsageController(AdminController):
             hosted=comparisons(groups, prices.hosted, on),
             avoided=spared,
             prefill_tokens_avoided=sum(each.prefill_tokens for each in spared),
-            prefill_seconds_avoided=seconds,
-            gpu_hours_avoided=None if seconds is None else seconds / 3600,
+            prefill_seconds_avoided=sum(timed) if timed else None,
+            gpu_hours_avoided=sum(on_gpus) if on_gpus else None,
             unmeasured_tokens=sum(e.prefill_tokens for e in spared if e.prefill_seconds is None),
         )
 
@@ -368,6 +371,20 @@ class LiveController(AdminController):
             restarts=await queries_turns.epochs(ledger, of),
             attribution=attributions(found),
         )
+
+    @view(
+        "/leases/kept",
+        "getLeasesKept",
+        "How many leases of a range lived to their end, how others ended, and what is not known.",
+        None,
+    )
+    async def kept(
+        self, services: Deps, span: NamedDependency[Span], engine: EngineName = None
+    ) -> fleet.LeasesKept:
+        """Of all workspaces."""
+        of = range_of(services, span, engine=engine)
+        answering = {each.name: each.answers_in for each in services.fleet.engines}
+        return await leases_kept(services.queries.ledger, of, answering)
 
     @view(
         "/engines/load",

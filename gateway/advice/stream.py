@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine.protocol import WRITE_FIELDS
+from engine.protocol.reports import PrefillSums
 from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import find_faults
 from gateway.advice.observation import Observation
@@ -172,10 +173,14 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
 
 
 def prefill_rate(turns: Sequence[Observation]) -> float | None:
-    """Seconds of a computed token, as those of the turns tell that were timed."""
-    timed = [turn for turn in turns if turn.prefill_seconds is not None]
-    computed = sum(turn.usage.computed_tokens for turn in timed)
-    return sum(turn.prefill_seconds or 0.0 for turn in timed) / computed if computed else None
+    """Seconds of a computed token, as those of the turns tell that were timed: the least-squares
+    slope through the origin. So turns that compute a few tokens, each of which takes as long as a
+    hundred, hardly count."""
+    sums = PrefillSums()
+    for turn in turns:
+        if turn.prefill_seconds is not None:
+            sums.observe(turn.usage.computed_tokens, 0, turn.prefill_seconds)
+    return sums.tokens_seconds / sums.tokens_tokens if sums.tokens_tokens else None
 
 
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:

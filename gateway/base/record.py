@@ -22,7 +22,8 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     held by the engine that held most, `captured_tokens` by the chosen one; None where the turn
     never started. `status` None: no response was sent. `first_leg` is what another engine told of
     the prompt that it prefilled for this one: its classes are the turn's. `is_first_leg`: this
-    attempt is such a prefill, which a client that leaves pays. A new field must have a default,
+    attempt is such a prefill, which a client that leaves pays. `leases_granted` counts those of the
+    engine's epoch up to this turn. A new field must have a default,
     because a journal may hold records of an earlier version."""
 
     id: str
@@ -62,6 +63,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     status: int | None = None
     error: str | None = None
     approximate: str | None = None
+    leases_granted: int = 0
     first_leg: InputUsage | None = None
     is_first_leg: bool = False
 
@@ -77,7 +79,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
         self.epoch = self.miss_reason = self.fingerprint = self.approximate = None
         self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
         self.available_tokens = self.captured_tokens = None
-        self.thinking_tokens = 0
+        self.thinking_tokens = self.leases_granted = 0
         self.take_usage(InputUsage())
 
     def take_prefill(self, num_tokens: int) -> None:

@@ -28,6 +28,7 @@ from sqlalchemy import Executable, event, make_url, select, text
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from gateway.base.epochs import EpochReport
 from gateway.base.errors import (
     GatewayError,
     LedgerDamaged,
@@ -36,6 +37,7 @@ from gateway.base.errors import (
     LedgerUnavailable,
 )
 from gateway.base.record import TurnRecord
+from gateway.ledger import epochs
 from gateway.ledger.identity import Identity, is_damage
 from gateway.ledger.rollups import insert_closed
 from gateway.ledger.schema import TurnRow
@@ -214,6 +216,11 @@ class Ledger:
         async with self.transaction() as connection:
             await connection.run_sync(insert_closed, records)
         self.identity.check_file()
+
+    async def record_epochs(self, reports: Sequence[EpochReport]) -> None:
+        """Take in what engines' epochs told. Raise the errors of `transaction`."""
+        async with self.transaction() as connection:
+            await epochs.record_epochs(connection, reports)
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
         """The turns of these that the ledger has."""

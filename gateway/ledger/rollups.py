@@ -23,7 +23,7 @@ from sqlalchemy.orm import aliased
 from engine.protocol import WRITE_FIELDS, CacheUsage, InputUsage
 from gateway.base.errors import LedgerRefused, SampleData
 from gateway.base.record import TurnRecord
-from gateway.ledger import identity
+from gateway.ledger import epochs, identity
 from gateway.ledger.checksums import checksum_of
 from gateway.ledger.schema import (
     Base,
@@ -456,6 +456,7 @@ def insert_closed(connection: sa.Connection, records: Sequence[TurnRecord]) -> N
         values = {"turn_ids": json.dumps(inserted)}
         for statement in _adding(is_postgres(connection)):
             connection.execute(statement, values)
+    epochs.record_granted(connection, records)
 
 
 _RENAMED = {

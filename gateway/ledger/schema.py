@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0005"
+REVISION = "0006"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -317,6 +317,44 @@ class ModelIdRow(Base):
     engine_model: Mapped[str] = mapped_column(sa.String(256))
     identity: Mapped[str] = mapped_column(sa.Text)
     since: Mapped[datetime]
+
+
+class EpochReportRow(Base):
+    """What an engine last told of one epoch: `EpochReport`, field by field. `last_ms` is when it
+    was heard last. `prefill_times` are `PrefillSums` as JSON."""
+
+    __tablename__ = "epoch_reports"
+
+    engine: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    epoch: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    model: Mapped[str] = mapped_column(sa.String(256))
+    device: Mapped[str] = mapped_column(sa.String(128))
+    kind: Mapped[str] = mapped_column(sa.String(256))
+    first_ms: Mapped[int]
+    last_ms: Mapped[int]
+    silent_ms: Mapped[int | None]
+    granted: Mapped[int]
+    expired: Mapped[int]
+    sacrificed: Mapped[int]
+    yielded: Mapped[int]
+    dropped: Mapped[int]
+    damaged: Mapped[int]
+    restored_leases: Mapped[int]
+    lost_leases: Mapped[int]
+    prefill_times: Mapped[str | None] = mapped_column(sa.Text)
+
+
+class LeaseEndRow(Base):
+    """How many leases of an engine ended in one interval, by how (`LEASE_ENDS`), while the engine
+    lived. Those that ended with it are in no row: `reads/leases.py` finds them."""
+
+    __tablename__ = "lease_ends"
+
+    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    engine: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    reason: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    leases: Mapped[int]
 
 
 class HorizonRow(Base):

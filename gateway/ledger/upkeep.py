@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice, product
 from typing import Any, NamedTuple
 
@@ -19,11 +20,14 @@ from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from engine.protocol.reports import PrefillSums
+from gateway.base.epochs import EpochReport
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.ledger import identity, rollups, schema
 from gateway.ledger.access import DEFAULT_WORKSPACE
 from gateway.ledger.database import Ledger
+from gateway.ledger.epochs import LEASE_WIDTHS_SECONDS, MINUTE_SECONDS
 from gateway.ledger.reads import sums
 from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
 from gateway.structs.usage import Totals, Turn
@@ -99,7 +103,13 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
             async with ledger.transaction() as connection:
                 num_rollups += (await connection.execute(delete(table).where(within))).rowcount
             await asyncio.sleep(_PAUSE_SECONDS)
-    for whole in rollups.WHOLE:
+    for width in LEASE_WIDTHS_SECONDS:
+        before = turns_ms if width == MINUTE_SECONDS else rollups_ms
+        ends = schema.LeaseEndRow
+        old = (ends.width_seconds == width) & (ends.start_ms < before)
+        async with ledger.transaction() as connection:
+            num_rollups += (await connection.execute(delete(ends).where(old))).rowcount
+    for whole in (*rollups.WHOLE, schema.EpochReportRow):
         async with ledger.transaction() as connection:
             gone = delete(whole).where(whole.last_ms < rollups_ms)
             num_rollups += (await connection.execute(gone)).rowcount
@@ -136,16 +146,42 @@ async def claim(
 async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
     """Insert made-up turns into a claimed database and sum them up. Return their number."""
     total = 0
-    made = map(rollups.row_of, records)
+    epochs = dict[tuple[str, str], EpochReport]()
+    told = map(partial(_observe, epochs), records)
+    made = map(rollups.row_of, told)
     while rows := list(islice(made, _ROWS)):
         async with ledger.transaction() as connection:
             if not await identity.is_sample(connection):
                 raise InvalidRequest("the database is not marked as one of sample data")
             await connection.execute(insert(schema.TurnRow), rows)
         total += len(rows)
+    await ledger.record_epochs(list(epochs.values()))
     await rebuild(ledger)
     await ledger.analyze()
     return total
+
+
+def _observe(epochs: dict[tuple[str, str], EpochReport], record: TurnRecord) -> TurnRecord:
+    """Add a made-up turn to what the epoch of its engine told of prefills; return the turn."""
+    if record.engine is None or record.epoch is None or record.prefill_seconds is None:
+        return record
+    opened_ms = int(record.opened_at.timestamp() * 1000)
+    report = epochs.setdefault(
+        (record.engine, record.epoch),
+        EpochReport(
+            engine=record.engine,
+            epoch=record.epoch,
+            model=record.engine_model or record.model,
+            device="",
+            kind="made up",
+            first_ms=opened_ms,
+            heard_ms=opened_ms,
+            prefill_times=PrefillSums(),
+        ),
+    )
+    assert report.prefill_times is not None
+    report.prefill_times.observe(record.computed_tokens, 0, record.prefill_seconds)
+    return record
 
 
 _KEYS = ("workspace_id", "key_id", "model", "price")

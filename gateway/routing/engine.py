@@ -56,6 +56,7 @@ from gateway.routing.client import (
     refusal,
     timeouts,
 )
+from gateway.routing.epochs import EpochsSeen
 from gateway.routing.held import WHOLE_BYTES, Holdings, PrefixIndex, SnapshotPart, frames_of
 from gateway.routing.model_ids import Admitted
 from gateway.routing.router import Load, Route, Weights, kind_of
@@ -118,6 +119,7 @@ class Engine:
         self._unsure_since: float | None = None
         self.answered_at = -math.inf
         self.last_stats: Stats | None = None
+        self.epochs = EpochsSeen()
         self._was_down = False
         self._admit = admit or (lambda told: Admitted(told, []))
         # The waits of turns for the engine to accept them.
@@ -128,6 +130,11 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready"
+
+    @property
+    def answers_in(self) -> str | None:
+        """The epoch in which it answers; None while it does not."""
+        return self.description.epoch if self.is_ready and self.description else None
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -269,6 +276,7 @@ class Engine:
         self.breaker.answered()
         self.load.started(turn, started.usage.computed_tokens, now)
         self.holdings.learn(started, names, now)
+        self.epochs.granted(started.epoch, started.leases_granted)
 
     def left(self, turn: str, route: "Route[Engine]", *, has_started: bool) -> None:
         """The turn is over, in any way. A second call does nothing."""
@@ -322,8 +330,10 @@ class Engine:
                 get_logger("engine").info("engine_back", engine=self.name)
             self._was_down = False
             self.status, self.answered_at = "ready", self.monotonic()
+            self.epochs.answered(new, self.answered_at)
         else:
             self.status = "starting"
+            self.epochs.missed(self.monotonic())
         self._unsure_since = None
 
     def _take(self, told: Description) -> Description:
@@ -351,6 +361,7 @@ class Engine:
         """Note that the engine did not answer. It is down after some time, or at once if it refuses
         connections, if its answer is wrong or if it was never ready."""
         now, told = self.monotonic(), str(error)
+        self.epochs.missed(now)
         since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
         was_ready = self.status in ("ready", "unsure")
@@ -371,6 +382,7 @@ class Engine:
         """Learn how much the engine computed, for other gateways too."""
         try:
             stats = self.last_stats = await self.stats()
+            self.epochs.counted(stats)
         except GatewayError:
             return  # The engine is ready but busy. The next look may have an answer.
         if self.description is not None and stats.epoch == self.description.epoch:

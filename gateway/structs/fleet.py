@@ -199,6 +199,35 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     cached_content: str | None = None
 
 
+class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of leases in a range, of all workspaces, by the ledger. `expired` ones lived to
+    their end. `lost` ones ended before it, by why: `sacrificed` for running requests, `yielded` to
+    another workspace, `dropped` by an operator, `damaged` in the store, with the process in a
+    `restart`, from the store that should have brought them back (`store_lost`), or with an engine
+    that is in the fleet no more (`engine_lost`). A lease that ended with its process ended when the
+    engine was last heard. `not_known` were granted by engines that have not answered since
+    `not_known_since_ms`, the earliest of them, or whose end no gateway saw. `held` live now. Ranges
+    are widened to whole minutes, and to hours or days where turns are gone."""
+
+    since_ms: int
+    until_ms: int
+    expired: int
+    lost: dict[str, int]
+    not_known: int
+    not_known_since_ms: int | None
+    held: int
+
+    @property
+    def num_ended(self) -> int:
+        return self.expired + sum(self.lost.values())
+
+    @property
+    def share(self) -> float | None:
+        """Of those that ended, how many lived to their end. What is not known counts as ended and
+        not as kept: the share is then the least that it can be. None where nothing ended."""
+        return self.expired / (self.num_ended + self.not_known) if self.num_ended else None
+
+
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """The engine no longer holds the entry. No later turn reads it."""
 

@@ -116,22 +116,24 @@ class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Avoided(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill that reads avoided, on one engine for one model. `tokens_per_second` is the rate of
-    that engine's own timed prefills in the range. It and the time are None if no prefill was timed.
-    `gpu_hours` counts the engine as one GPU."""
+    """Prefill that reads avoided, on one engine for one model: `prefill_tokens` were read, and
+    `seconds_per_token` is the marginal time of a token, by a fit over all steps that the engine has
+    told of. It and the time are None where too little was seen. `gpu_hours` counts the engine as
+    one GPU; None where it does not say that it computes on one."""
 
     engine: str | None
     model: str
     prefill_tokens: int
-    tokens_per_second: float | None
+    seconds_per_token: float | None
     prefill_seconds: float | None
     gpu_hours: float | None
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
     """`own` is what this traffic cost and saved here. `hosted` is what it would have cost there.
-    `prefill_seconds` and `gpu_hours` add up the engines that were timed; None where none was.
-    `unmeasured_tokens` were read on engines that timed nothing."""
+    `prefill_seconds_avoided` adds up the engines whose time of a token is known, and
+    `gpu_hours_avoided` those of them that compute on a GPU; None where there is none.
+    `unmeasured_tokens` were read on engines whose time of a token is not known."""
 
     since_ms: int
     until_ms: int
@@ -339,8 +341,10 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyCell(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns with a prompt length in (`above_tokens`, `up_to_tokens`], with or without a read."""
+    """Turns of a model with a prompt length in (`above_tokens`, `up_to_tokens`], with or without a
+    read."""
 
+    model: str
     above_tokens: int
     up_to_tokens: int | None
     is_hit: bool
@@ -355,13 +359,15 @@ class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """`bucket_seconds` is the width of the series' intervals: a minute to an hour in ranges of up
-    to two days, a day in longer ones."""
+    to two days, a day in longer ones. Models of which engines of several kinds answered are
+    `mixed`: their turns with a read and without one may not be of the same engines."""
 
     hits: Percentiles
     misses: Percentiles
     cells: list[LatencyCell]
     bucket_seconds: int
     series: list[LatencyPoint]
+    mixed: list[str] = []
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,6 +161,7 @@ class Turn:
                 record.first_token_seconds = seconds
                 record.queue_seconds = frame.queue_seconds
                 record.prefill_seconds = frame.prefill_seconds
+                record.leases_granted = frame.leases_granted
                 record.approximate = frame.approximate.text if frame.approximate else None
                 record.take_usage(frame.usage)
             case Finished(reason="too_costly"):

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import insert
 
 from engine.protocol import InputUsage
+from gateway.base.epochs import EpochReport
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
@@ -64,8 +65,8 @@ def turn(number: int, moment: datetime, **changes: Any) -> Row:
     return row | changes
 
 
-def fill(data: Path, turns: Iterator[Row]) -> None:
-    """Migrate, insert and sum."""
+def fill(data: Path, turns: Iterator[Row], reports: Sequence[EpochReport] = ()) -> None:
+    """Migrate, insert and sum; `reports` are what engines told."""
     data.mkdir(parents=True)
     settings = DatabaseSettings(data=data)
     migrate(settings)
@@ -75,6 +76,7 @@ def fill(data: Path, turns: Iterator[Row]) -> None:
             async with ledger.transaction() as connection:
                 await connection.execute(insert(TurnRow), rows)
         await rebuild(ledger)
+        await ledger.record_epochs(reports)
 
     asyncio.run(with_ledger(settings.ledger_url, insert_all))
 

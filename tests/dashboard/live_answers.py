@@ -154,7 +154,14 @@ def latency(count: int, num_points: int) -> Answers:
 
     hits, misses = percentiles(0.1), percentiles(1.3)
     cells = [
-        made(usage.LatencyCell, above_tokens=0, up_to_tokens=1000, is_hit=hit, seconds=each)
+        made(
+            usage.LatencyCell,
+            model="m",
+            above_tokens=0,
+            up_to_tokens=1000,
+            is_hit=hit,
+            seconds=each,
+        )
         for hit, each in ((True, hits), (False, misses))
         if count
     ]

@@ -81,9 +81,12 @@ def test_workspaces(figures: Figures) -> None:
 def test_latency_by_prompt_length(figures: Figures) -> None:
     app = figures.page("latency")
     shown = table(app, "Times shorter").set_index("Prompt tokens")
+    (model,) = set(shown["Model"])
+    own = f"model = '{model}'"
+    assert f"{model}, one of 2 models" in said(app, "caption")
     for low, high in LENGTHS:
         for kind, sign in (("With a read", ">"), ("Without a read", "=")):
-            if times := figures.first_tokens(low, high, sign):
+            if times := figures.first_tokens(low, high, sign, model):
                 row = shown.loc[f"{low:,} to {high:,}"]
                 assert row[kind] == len(times)
                 for share, name in ((0.5, "median"), (0.95, "95 %")):
@@ -91,14 +94,14 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
                     shown_seconds = row[f"{kind}, {name} (s)"]
                     assert shown_seconds == pytest.approx(true, rel=0.0105), (low, kind, name)
     dots = bars(app, 0)
-    assert len(dots) == min(figures.value("COUNT(*)"), 600)
+    assert len(dots) == min(figures.value("COUNT(*)", where=own), 600)
     with_read = int((dots["kind"] == "With a read").sum())
     assert f"{with_read} of them with a read" in alts(app)[0]
     overhead = sorted(
         max(first - prefill, 0.0)
         for first, prefill in figures.rows(
             "SELECT first_token_seconds, prefill_seconds FROM turns",
-            where="prefill_seconds IS NOT NULL",
+            where=f"prefill_seconds IS NOT NULL AND {own}",
         )
     )
     drawn = bars(app, 2)

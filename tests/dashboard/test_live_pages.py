@@ -87,7 +87,7 @@ def test_memory_and_fleet_show_the_share_of_other_clients(page: Page) -> None:
         "12.5% by other clients"
     ]
     pool = memory.dataframe[-1].value
-    assert pool[pool["Blocks are"] == "Foreign"][["Blocks", "Share"]].values.tolist() == [
+    assert pool[pool["Blocks are"] == "of them foreign"][["Blocks", "Share"]].values.tolist() == [
         [8, 0.125]
     ]
     fleet = page("fleet", found).dataframe[0].value

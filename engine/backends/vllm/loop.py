@@ -134,6 +134,7 @@ class HeldEntries(Entries):
     def _lease_in_store(self, entry: Entry) -> bool:
         if not entry.is_partly_away:
             return False
+        self.leases.num_granted += 1
         entry.is_leased, entry.lease_tier, entry.why_unleased = True, "disk", None
         return True
 

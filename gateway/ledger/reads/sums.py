@@ -16,7 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.base.errors import InvalidRequest
 from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
-from gateway.ledger.schema import LatencyRollupRow, ReasonRollupRow, TurnRollupRow, TurnRow
+from gateway.ledger.schema import (
+    EpochReportRow,
+    LatencyRollupRow,
+    ReasonRollupRow,
+    TurnRollupRow,
+    TurnRow,
+)
 from gateway.prices.price import PriceSheets, cost_at
 from gateway.structs import usage as structs
 
@@ -339,21 +345,6 @@ def comparisons(
     return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
 
 
-def avoided(engine: str | None, model: str, totals: structs.Totals) -> structs.Avoided:
-    rate = None
-    if totals.prefill_us and totals.prefill_tokens:
-        rate = totals.prefill_tokens / (totals.prefill_us / 1e6)
-    seconds = None if rate is None else totals.cache_read_tokens / rate
-    return structs.Avoided(
-        engine=engine,
-        model=model,
-        prefill_tokens=totals.cache_read_tokens,
-        tokens_per_second=rate,
-        prefill_seconds=seconds,
-        gpu_hours=None if seconds is None else seconds / 3600,
-    )
-
-
 # Longer ranges have daily intervals.
 _MAX_HOURLY_SECONDS = 48 * 3600
 # Longer ranges with many turns have hourly intervals.
@@ -375,11 +366,12 @@ async def latency(ledger: Ledger, of: Range) -> structs.Latency:
         parts = await _parts(connection, of, widths)
         selects = [_select(of, part, step * 1000) for part in parts]
         rows = (await connection.execute(union_all(*selects))).all() if selects else []
-    by_cell: dict[tuple[int, int], Counter[int]] = {}
+        mixed = await _mixed(connection, of)
+    by_cell: dict[tuple[str, int, int], Counter[int]] = {}
     by_start: dict[tuple[int, int], Counter[int]] = {}
     by_hit: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
-    for start, bucket, hit, number, requests in rows:
-        by_cell.setdefault((bucket, hit), Counter())[number] += int(requests)
+    for start, model, bucket, hit, number, requests in rows:
+        by_cell.setdefault((model, bucket, hit), Counter())[number] += int(requests)
         by_start.setdefault((start, hit), Counter())[number] += int(requests)
         by_hit[hit][number] += int(requests)
     edges: tuple[int | None, ...] = (0, *rollups.PROMPT_EDGES, None)
@@ -388,12 +380,13 @@ async def latency(ledger: Ledger, of: Range) -> structs.Latency:
         misses=percentiles(by_hit[0]),
         cells=[
             structs.LatencyCell(
+                model=model,
                 above_tokens=edges[bucket] or 0,
                 up_to_tokens=edges[bucket + 1],
                 is_hit=bool(hit),
                 seconds=percentiles(counts),
             )
-            for (bucket, hit), counts in sorted(by_cell.items())
+            for (model, bucket, hit), counts in sorted(by_cell.items())
         ],
         bucket_seconds=step,
         series=[
@@ -404,7 +397,24 @@ async def latency(ledger: Ledger, of: Range) -> structs.Latency:
             )
             for start in sorted({start for start, _ in by_start})
         ],
+        mixed=mixed,
     )
+
+
+async def _mixed(connection: AsyncConnection, of: Range) -> list[str]:
+    """The models of which engines of several kinds answered turns in the range. An engine that told
+    no kind is one of its own."""
+    table = EpochReportRow
+    columns = table.engine, table.kind, table.first_ms, table.last_ms
+    kinds: dict[str, set[str]] = {}
+    for engine, kind, first_ms, last_ms in await connection.execute(select(*columns)):
+        if kind and first_ms < of.until_ms and last_ms >= of.since_ms:
+            kinds.setdefault(engine, set()).add(kind)
+    by_model: dict[str, set[str]] = {}
+    for engine, model in await totals_by(connection, of, ("engine", "model")):
+        if engine:
+            by_model.setdefault(model, set()).update(kinds.get(engine, {engine}))
+    return sorted(model for model, found in by_model.items() if len(found) > 1)
 
 
 def percentiles(bins: Mapping[int, int]) -> structs.Percentiles:
@@ -426,14 +436,14 @@ def percentile(bins: Mapping[int, int], share: float) -> float | None:
 
 def _select(of: Range, part: Part, step: int) -> Any:
     table = LatencyRollupRow
+    bins: tuple[Any, ...]
     if part.width_seconds is None:
         moment = TurnRow.opened_ms // step * step
-        query = select(
-            moment, rollups.prompt_bucket(), rollups.has_read(), rollups.ttft_bin(), func.count()
-        )
+        bins = rollups.prompt_bucket(), rollups.has_read(), rollups.ttft_bin()
+        query = select(moment, TurnRow.model, *bins, func.count())
         query = query.where(TurnRow.first_token_seconds.is_not(None))
     else:
-        keys = table.start_ms // step * step, table.prompt_bucket, table.has_read, table.bin
-        query = select(*keys, func.sum(table.requests))
+        bins = table.prompt_bucket, table.has_read, table.bin
+        query = select(table.start_ms // step * step, table.model, *bins, func.sum(table.requests))
     query = query.where(*within(of, part, table))
-    return query.group_by(*(text(str(number)) for number in range(1, 5)))
+    return query.group_by(*(text(str(number)) for number in range(1, 6)))

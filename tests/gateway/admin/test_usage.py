@@ -1,5 +1,6 @@
 """The admin API's numbers over a range, of turns that were put into the ledger."""
 
+import asyncio
 import csv
 import io
 from collections.abc import Iterator
@@ -9,8 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.protocol.reports import PrefillSums
+from gateway.base.epochs import EpochReport
 from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
 from gateway.journal.drain import charge
+from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import line
 from gateway.prices.files import load_prices
 from tests.gateway.ledger.test_sums import at
@@ -70,7 +75,29 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         serve_gateway(data, "http://127.0.0.1:9", turns=TURNS) as url,
         httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client,
     ):
+        ledger_url = DatabaseSettings(data=data).ledger_url
+        asyncio.run(with_ledger(ledger_url, lambda ledger: ledger.record_epochs([TOLD])))
         yield client
+
+
+def steps() -> PrefillSums:
+    """Of an engine on which a token takes half a millisecond."""
+    sums = PrefillSums()
+    for tokens in (0, 15, 15, 512, 512, 300, 2048):
+        sums.observe(tokens, 1, 0.004 + tokens * 5e-4)
+    return sums
+
+
+TOLD = EpochReport(
+    engine="engine-0",
+    epoch="one",
+    model="reference",
+    device="NVIDIA H100",
+    kind="vllm NVIDIA H100",
+    first_ms=0,
+    heard_ms=DAY_MS,
+    prefill_times=steps(),
+)
 
 
 def ask(http: httpx.Client, path: str, **parameters: Any) -> Any:
@@ -95,7 +122,7 @@ def test_time_avoided_is_each_engines_own_and_unknown_where_none_was_timed(
 ) -> None:
     found = ask(http, "savings")
     by_engine = {each["engine"]: each for each in found["avoided"]}
-    assert by_engine["engine-0"]["tokens_per_second"] == pytest.approx(2000)
+    assert by_engine["engine-0"]["seconds_per_token"] == pytest.approx(1 / 2000)
     assert by_engine["engine-0"]["prefill_seconds"] == pytest.approx(1.0)
     assert by_engine["engine-1"]["prefill_seconds"] is None
     assert found["prefill_tokens_avoided"] == 152_000

@@ -1,0 +1,65 @@
+"""What a token of a prompt costs in time: the slope of a fit, and not an average.
+
+A step that prefills also decodes, and has a cost of its own. So the time of prompts divided by
+their tokens tells more than a token's where prompts are short: a turn that reads all but 15 tokens
+takes 3 ms for each. The fit is of seconds = a + b · tokens prefilled + c · choices decoded, by
+steps, and `b` is a token's part. A step that only prefills would not have run without its tokens,
+so `a` is theirs too. Of a step that decodes as well it is not.
+"""
+
+from collections.abc import Iterable
+from math import sqrt
+
+from engine.protocol.reports import PrefillSums
+
+MIN_PREFILLS = 5
+"""With fewer the time of a token is not known."""
+MAX_ERROR = 0.2
+"""Nor is it where its standard error is a larger part of it."""
+
+
+def slope(sums: PrefillSums) -> float | None:
+    """The marginal seconds of a token; None where too little was seen to tell.
+
+    Ordinary least squares with an intercept and two regressors, by the sums of squares about the
+    means. Where all steps decoded as many choices there is one regressor.
+    """
+    count = sums.observations
+    if sums.prefills < MIN_PREFILLS or count < MIN_PREFILLS:
+        return None
+    tokens_tokens = sums.tokens_tokens - sums.tokens * sums.tokens / count
+    tokens_decodes = sums.tokens_decodes - sums.tokens * sums.decodes / count
+    decodes_decodes = sums.decodes_decodes - sums.decodes * sums.decodes / count
+    tokens_seconds = sums.tokens_seconds - sums.tokens * sums.seconds / count
+    decodes_seconds = sums.decodes_seconds - sums.decodes * sums.seconds / count
+    seconds_seconds = sums.seconds_seconds - sums.seconds * sums.seconds / count
+    # What of the tokens' variation the decoded choices do not explain.
+    explained = tokens_decodes**2 / decodes_decodes if decodes_decodes > 0 else 0.0
+    own = tokens_tokens - explained
+    if own <= 1e-9 * max(sums.tokens_tokens, 1.0):
+        return None
+    shared = tokens_decodes * decodes_seconds / decodes_decodes if decodes_decodes > 0 else 0.0
+    per_token = (tokens_seconds - shared) / own
+    per_decode = 0.0
+    if decodes_decodes > 0:
+        per_decode = (decodes_seconds - per_token * tokens_decodes) / decodes_decodes
+    rest = seconds_seconds - per_token * tokens_seconds - per_decode * decodes_seconds
+    degrees = count - 2 - (decodes_decodes > 0)
+    error = sqrt(max(rest, 0.0) / degrees / own)
+    if per_token <= 0 or error > MAX_ERROR * per_token:
+        return None
+    fixed = (sums.seconds - per_token * sums.tokens - per_decode * sums.decodes) / count
+    # The size of the step that a token is computed in, on the mean over tokens: short steps, which
+    # compute what a read left over, hardly count.
+    step_tokens = sums.tokens_tokens / sums.tokens
+    unshared = sums.unshared_tokens / sums.tokens
+    return per_token + max(fixed, 0.0) / step_tokens * unshared
+
+
+def added(parts: Iterable[PrefillSums]) -> PrefillSums:
+    """The sums over the observations of all."""
+    whole = PrefillSums()
+    for part in parts:
+        for name in PrefillSums.__struct_fields__:
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return whole

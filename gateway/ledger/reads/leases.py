@@ -1,0 +1,152 @@
+"""What became of leases in a range of time: a fact of the ledger, not of engines that answer.
+
+Each lease that an epoch granted has ended while its engine lived, and is in a row of `lease_ends`;
+or it ended with its process; or it is held. Which of the latter two follows from what came next:
+
+- The engine answers, in that epoch: its leases are held.
+- The engine is silent: of its leases nothing is known since it was heard last.
+- A newer epoch of the engine is known: the old process is gone. Of its leases those that the store
+  brought back are held by the new one, and the others are lost.
+- The engine is in no fleet: its leases are lost with it.
+
+An end that no gateway saw, since none was running, is not known either: a lease may have lived to
+its end meanwhile.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from gateway.base.epochs import LEASE_ENDS
+from gateway.ledger.database import Ledger
+from gateway.ledger.epochs import LEASE_WIDTHS_SECONDS, MINUTE_SECONDS
+from gateway.ledger.reads.sums import Range, parts_of, widen_to_days
+from gateway.ledger.schema import EpochReportRow, LeaseEndRow
+from gateway.structs.fleet import LeasesKept
+
+SEEN_MS = 60_000
+"""A newer epoch that began so soon after the old one was heard ended it: some gateway was there."""
+_MINUTE_MS = MINUTE_SECONDS * 1000
+
+Answering = Mapping[str, str | None]
+"""By the name of each engine of the fleet, the epoch in which it answers; None while it is
+silent."""
+
+
+async def leases_kept(ledger: Ledger, of: Range, answering: Answering) -> LeasesKept:
+    """What became of all workspaces' leases in the range, on one engine or on all."""
+    async with ledger.snapshot() as connection:
+        wide = await widen_to_days(connection, of)
+        ended = Counter[str]()
+        for query in _ends(wide):
+            for reason, leases in await connection.execute(query):
+                ended[reason] += int(leases)
+        rows = (await connection.execute(_epochs(of.engine))).mappings().all()
+    fates = _Fates(of, answering)
+    for row in rows:
+        fates.take(row)
+    ended.update(fates.lost)
+    expired = ended.pop("expired", 0)
+    return LeasesKept(
+        since_ms=of.since_ms,
+        until_ms=of.until_ms,
+        expired=expired,
+        lost={reason: count for reason, count in ended.items() if count},
+        not_known=fates.not_known,
+        not_known_since_ms=fates.since_ms,
+        held=fates.held,
+    )
+
+
+class _Fates:
+    """The fates of leases whose end no engine told."""
+
+    def __init__(self, of: Range, answering: Answering) -> None:
+        self._of = of
+        self._answering = answering
+        self.lost = Counter[str]()
+        self.not_known = 0
+        self.since_ms: int | None = None
+        self.held = 0
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """One epoch, with what its engine's next one told."""
+        untold = row["granted"] - sum(row[reason] for reason in LEASE_ENDS)
+        if untold <= 0:
+            return
+        engine, heard_ms = row["engine"], row["last_ms"]
+        if row["next_ms"] is not None:
+            gone = untold - min(untold, row["next_restored"])
+            was_seen = row["silent_ms"] is not None or row["next_ms"] - heard_ms <= SEEN_MS
+            if not was_seen:
+                self._forget(gone, heard_ms, is_over=True)
+                return
+            in_store = min(gone, row["next_lost"])
+            self._lose("store_lost", in_store, heard_ms)
+            self._lose("restart", gone - in_store, heard_ms)
+        elif engine not in self._answering:
+            self._lose("engine_lost", untold, heard_ms)
+        elif self._answering[engine] == row["epoch"]:
+            self.held += untold
+        else:
+            self._forget(untold, heard_ms, is_over=False)
+
+    def _lose(self, reason: str, leases: int, at_ms: int) -> None:
+        if leases and self._of.since_ms <= at_ms < self._of.until_ms:
+            self.lost[reason] += leases
+
+    def _forget(self, leases: int, since_ms: int, *, is_over: bool) -> None:
+        """Nothing is known of them from that moment on, or `is_over`: in an epoch that ended."""
+        first_ms = self._of.since_ms if is_over else 0
+        if leases and first_ms <= since_ms < self._of.until_ms:
+            self.not_known += leases
+            self.since_ms = since_ms if self.since_ms is None else min(self.since_ms, since_ms)
+
+
+def _ends(of: Range) -> list[Any]:
+    """The ends of the range, in whole minutes."""
+    since = of.since_ms // _MINUTE_MS * _MINUTE_MS
+    until = -(-of.until_ms // _MINUTE_MS) * _MINUTE_MS
+    table = LeaseEndRow
+    queries = []
+    for part in parts_of(since, until, LEASE_WIDTHS_SECONDS):
+        query = sa.select(table.reason, sa.func.sum(table.leases)).group_by(table.reason)
+        query = query.where(
+            table.width_seconds == part.width_seconds,
+            table.start_ms >= part.since_ms,
+            table.start_ms < part.until_ms,
+        )
+        queries.append(query if of.engine is None else query.where(table.engine == of.engine))
+    return queries
+
+
+def _epochs(engine: str | None) -> sa.Select[Any]:
+    """Every epoch with leases whose end was not told, and what its engine's next epoch told."""
+    table = EpochReportRow
+    order: dict[str, Any] = {
+        "partition_by": table.engine,
+        "order_by": (table.first_ms, table.epoch),
+    }
+
+    def following(column: Any, name: str) -> Any:
+        return sa.func.lead(column).over(**order).label(name)
+
+    told = sum((getattr(table, reason) for reason in LEASE_ENDS[1:]), getattr(table, LEASE_ENDS[0]))
+    query = sa.select(
+        table.engine,
+        table.epoch,
+        table.last_ms,
+        table.silent_ms,
+        table.granted,
+        *(getattr(table, reason) for reason in LEASE_ENDS),
+        following(table.first_ms, "next_ms"),
+        following(table.restored_leases, "next_restored"),
+        following(table.lost_leases, "next_lost"),
+        (table.granted - told).label("untold"),
+    )
+    if engine is not None:
+        query = query.where(table.engine == engine)
+    found = query.subquery()
+    return sa.select(*found.c).where(found.c.untold > 0)

@@ -1,0 +1,75 @@
+"""What a token of a prompt costs in time on each engine, by a fit over its own steps.
+
+It is of all that the engine has told of the model. So no filter of a page changes it, and the time
+of a whole is the sum of those of its parts.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlalchemy import select
+
+from engine.protocol.reports import PrefillSums
+from gateway.base.token_time import added, slope
+from gateway.ledger.database import Ledger
+from gateway.ledger.epochs import observed
+from gateway.ledger.schema import EpochReportRow
+from gateway.structs.usage import Avoided
+
+
+class TokenTime(NamedTuple):
+    """`seconds` of a token, and whether they are a GPU's, as the engine says."""
+
+    seconds: float
+    is_gpu: bool
+
+
+class _Told(NamedTuple):
+    model: str
+    device: str
+    sums: PrefillSums
+
+
+class TokenTimes:
+    """The time of a token by engine and model."""
+
+    def __init__(self, told: dict[str, list[_Told]]) -> None:
+        self._told = told
+
+    def of(self, engine: str | None, model: str) -> TokenTime | None:
+        """None where it is not known. A name that is no engine's model is an alias of its only
+        one."""
+        epochs = self._told.get(engine or "", [])
+        of_model = [told for told in epochs if told.model == model]
+        if not of_model and len({told.model for told in epochs}) == 1:
+            of_model = epochs
+        seconds = slope(added(told.sums for told in of_model))
+        if seconds is None:
+            return None
+        devices = {told.device for told in of_model if told.device}
+        return TokenTime(seconds, bool(devices) and "cpu" not in devices)
+
+
+async def token_times(ledger: Ledger, name_of: Callable[[str], str]) -> TokenTimes:
+    """What all engines told. `name_of` gives the one name of an engine's model."""
+    table = EpochReportRow
+    columns = table.engine, table.model, table.device, table.prefill_times
+    query = select(*columns).where(table.prefill_times.is_not(None))
+    told: dict[str, list[_Told]] = {}
+    for row in await ledger.rows(query):
+        sums = observed(row.prefill_times)
+        told.setdefault(row.engine, []).append(_Told(name_of(row.model), row.device, sums))
+    return TokenTimes(told)
+
+
+def avoided(engine: str | None, model: str, read_tokens: int, time: TokenTime | None) -> Avoided:
+    """What reads of so many tokens avoided on an engine."""
+    seconds = None if time is None else read_tokens * time.seconds
+    return Avoided(
+        engine=engine,
+        model=model,
+        prefill_tokens=read_tokens,
+        seconds_per_token=None if time is None else time.seconds,
+        prefill_seconds=seconds,
+        gpu_hours=seconds / 3600 if seconds is not None and time and time.is_gpu else None,
+    )

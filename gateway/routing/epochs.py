@@ -1,0 +1,146 @@
+"""Puts down in the ledger what engines did with their leases, and how long their steps took.
+
+What an engine holds ends with its process, and so does all that it could tell. So its counters are
+kept as they come. Which leases an engine lost is then a fact of the ledger: those of its epoch that
+were granted and whose end nobody was told (`ledger/reads/leases.py`).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from engine.protocol.reports import Description, Stats
+from gateway.base.background import pause
+from gateway.base.epochs import EpochReport, ended_of, kind_of
+from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
+
+RECORD_SECONDS = 1.0
+HEARD_SECONDS = 15.0
+"""An engine that only goes on answering is put down so often."""
+MAX_ENDED = 16
+
+
+@dataclass(slots=True)
+class EpochSeen:
+    """One epoch of an engine. Moments are of the gateway's monotonic clock. `granted` counts leases
+    as responses told them, which are ahead of `stats`."""
+
+    epoch: str
+    model: str
+    device: str
+    kind: str
+    first_at: float
+    heard_at: float
+    silent_at: float | None = None
+    granted: int = 0
+    stats: Stats | None = None
+
+    @property
+    def num_granted(self) -> int:
+        return max(self.granted, self.stats.counters.leases_granted if self.stats else 0)
+
+    @property
+    def num_held(self) -> int:
+        """The leases of which no end is known."""
+        ended = ended_of(self.stats.counters) if self.stats else {}
+        return max(self.num_granted - sum(ended.values()), 0)
+
+
+@dataclass(slots=True)
+class EpochsSeen:
+    """The epochs of one engine: the one that was heard last, and those before it that are not in
+    the ledger yet."""
+
+    now: EpochSeen | None = None
+    before: deque[EpochSeen] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
+
+    def answered(self, about: Description, at: float) -> None:
+        if self.now is None or self.now.epoch != about.epoch:
+            if self.now is not None:
+                self.before.append(self.now)
+            told = about.epoch, about.model, about.device, kind_of(about)
+            self.now = EpochSeen(*told, first_at=at, heard_at=at)
+        self.now.heard_at = at
+        self.now.silent_at = None
+
+    def missed(self, at: float) -> None:
+        """The engine did not answer, or is another process that is not ready yet."""
+        if self.now is not None and self.now.silent_at is None:
+            self.now.silent_at = at
+
+    def counted(self, stats: Stats) -> None:
+        if self.now is not None and self.now.epoch == stats.epoch:
+            self.now.stats = stats
+
+    def granted(self, epoch: str, leases: int) -> None:
+        """A response told how many leases its epoch has granted."""
+        if self.now is not None and self.now.epoch == epoch:
+            self.now.granted = max(self.now.granted, leases)
+
+
+@dataclass(slots=True)
+class EpochRecorder:
+    """`engines` gives each engine's name and epochs. `record` writes to the ledger; a report that
+    it could not take is made again. Clocks: seconds, and the time of day."""
+
+    engines: Callable[[], Sequence[tuple[str, EpochsSeen]]]
+    record: Callable[[Sequence[EpochReport]], Awaitable[None]]
+    monotonic: Callable[[], float]
+    wall: Callable[[], datetime]
+    _told: dict[str, EpochReport] = field(default_factory=dict)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run until stopping, and once more then."""
+        is_last = False
+        while not is_last:
+            is_last = stopping.is_set()
+            try:
+                await self.step()
+            except GatewayError as error:
+                get_logger("epochs").warning("epochs_not_recorded", error=str(error))
+            await pause(stopping, RECORD_SECONDS)
+
+    async def step(self) -> None:
+        """Put down what is new."""
+        engines = self.engines()
+        ended = [(name, seen) for name, epochs in engines for seen in epochs.before]
+        reports = [self._report(name, seen) for name, seen in ended]
+        live = [self._report(name, epochs.now) for name, epochs in engines if epochs.now]
+        reports += [report for report in live if self._is_new(report)]
+        if reports:
+            await self.record(reports)
+        for name, epochs in engines:
+            while epochs.before and (name, epochs.before[0]) in ended:
+                epochs.before.popleft()
+        new = {report.engine: report for report in reports}
+        self._told = {
+            report.engine: new.get(report.engine) or self._told[report.engine] for report in live
+        }
+
+    def _is_new(self, report: EpochReport) -> bool:
+        told = self._told.get(report.engine)
+        if told is None or told.epoch != report.epoch or told.counts != report.counts:
+            return True
+        return report.heard_ms - told.heard_ms >= HEARD_SECONDS * 1000
+
+    def _report(self, name: str, seen: EpochSeen) -> EpochReport:
+        to_wall = self.wall().timestamp() - self.monotonic()
+        stats, store = seen.stats, seen.stats.store if seen.stats else None
+        return EpochReport(
+            engine=name,
+            epoch=seen.epoch,
+            model=seen.model,
+            device=seen.device,
+            kind=seen.kind,
+            first_ms=int((seen.first_at + to_wall) * 1000),
+            heard_ms=int((seen.heard_at + to_wall) * 1000),
+            silent_ms=None if seen.silent_at is None else int((seen.silent_at + to_wall) * 1000),
+            granted=seen.num_granted,
+            ended=ended_of(stats.counters) if stats else {},
+            restored_leases=store.restored_leases if store else 0,
+            lost_leases=store.lost_leases if store else 0,
+            prefill_times=stats.prefill_times if stats else None,
+        )

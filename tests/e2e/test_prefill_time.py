@@ -1,0 +1,80 @@
+"""The prefill time that reads avoided is what a cold replay of the same prompts takes."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.routing.epochs import RECORD_SECONDS
+from scripts.bench.load import marked
+from tests.e2e.fleet import Gateway, running_fleet
+
+TOKEN_US = 50
+SETTINGS = {"ENGINE_MIN_CACHE_TOKENS": "64", "ENGINE_SYNTHETIC_PREFILL_US": str(TOKEN_US)}
+NUM_READS = 10
+
+
+def prompt(first: str, length: int) -> list[dict[str, Any]]:
+    """Of about so many words. Nothing behind another first word is shared."""
+    return marked(f"{first}. " + "A rule that holds. " * (length // 4), "1h")
+
+
+def turn(gateway: Gateway, system: list[dict[str, Any]], question: str) -> dict[str, Any]:
+    return gateway.recorded(gateway.answer(system, question, max_tokens=2)["id"])
+
+
+def avoided(gateway: Gateway, query: str = "") -> float:
+    found = gateway.get(f"savings?{query}")
+    assert found["unmeasured_tokens"] == 0
+    assert found["gpu_hours_avoided"] is None, "no engine here computes on a GPU"
+    return float(found["prefill_seconds_avoided"] or 0.0)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("backend", "lengths", "tolerance"),
+    [("synthetic", (2000, 4000, 8000), 0.1), ("native", (300, 600, 900), 0.25)],
+    ids=["synthetic", "native"],
+)
+def test_the_time_avoided_is_that_of_a_cold_replay(
+    tmp_path: Path, backend: str, lengths: tuple[int, ...], tolerance: float
+) -> None:
+    with running_fleet(tmp_path, settings=SETTINGS, backend=backend) as fleet:
+        gateway = fleet.gateway
+        # Short turns beside long ones, and several at a time: neither is the time of a token.
+        written = [turn(gateway, prompt(f"One, {length}", length), "Why?") for length in lengths]
+        asked = [(length, f"And {number}?") for length in lengths for number in range(NUM_READS)]
+        with ThreadPoolExecutor(3) as pool:
+            reads = list(
+                pool.map(lambda one: turn(gateway, prompt(f"One, {one[0]}", one[0]), one[1]), asked)
+            )
+        read_tokens = sum(row["cache_read_tokens"] for row in reads)
+        assert all(row["cache_read_tokens"] > 0 for row in reads)
+        middle_ms = reads[len(reads) // 2]["opened_ms"]
+
+        # The same prompts, cold and one at a time: what they take more than those that read.
+        warm = [turn(gateway, prompt(f"One, {length}", length), "Now?") for length in lengths]
+        cold = [turn(gateway, prompt(f"Two, {length}", length), "Now?") for length in lengths]
+        assert not any(row["cache_read_tokens"] for row in cold)
+        more = sum(row["prefill_seconds"] for row in cold) - sum(
+            row["prefill_seconds"] for row in warm
+        )
+        per_token = more / sum(row["cache_read_tokens"] for row in warm)
+
+        # What the last steps took is in the ledger soon.
+        time.sleep(5 * RECORD_SECONDS)
+        until_ms = warm[0]["opened_ms"]
+        first_ms = written[0]["opened_ms"]
+        whole = avoided(gateway, f"since_ms={first_ms}&until_ms={until_ms}")
+        assert whole == pytest.approx(read_tokens * per_token, rel=tolerance)
+        if backend == "synthetic":
+            assert whole == pytest.approx(read_tokens * TOKEN_US / 1e6, rel=tolerance)
+        halves = [
+            avoided(gateway, f"since_ms={first_ms}&until_ms={middle_ms}"),
+            avoided(gateway, f"since_ms={middle_ms}&until_ms={until_ms}"),
+        ]
+        assert sum(halves) == pytest.approx(whole)
+        engine = avoided(gateway, f"since_ms={first_ms}&until_ms={until_ms}&engine=engine-0")
+        assert engine == pytest.approx(whole)
