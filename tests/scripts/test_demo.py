@@ -44,7 +44,7 @@ def test_a_wrong_key_is_told_and_the_stored_one_is_tried(run: Run, tmp_path: Pat
     assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in said
     assert ended("demo", "--data", run.data, **other).returncode == 0
     said = only_line(ended("demo", "--data", run.data, "--model", "other"), "demo")
-    assert said.endswith("serves no other; --model is one of: holdfast-demo, synthetic")
+    assert said.endswith("serves no other; --model is one of: synthetic")
 
 
 def test_what_does_not_run_or_is_no_gateway_is_told(tmp_path: Path) -> None:
