@@ -171,7 +171,7 @@ def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None
         means = f"The same prefix came before, last at {moment} UTC. Its engine held it no more."
         said = Advice("Sent before, and not held", means, _AFTER_A_WHILE)
         return Verdict(False, with_reuse(said, turn))
-    if turn.miss_reason == "cold" and why:
+    if why and differs is not None and turn.miss_reason in ("cold", differs.kind):
         return Verdict(False, with_reuse(why, turn), differs)
     if turn.miss_reason == "no_breakpoint" and why and differs is not None and is_early(differs):
         said = advice("no_breakpoint")

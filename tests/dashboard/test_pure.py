@@ -204,6 +204,7 @@ def differs(kind: str | None, shared: int, whole: int | None = None) -> TurnDive
         (a_turn(100, 50), differs("messages_changed", 150), "A hit that grew", True, False),
         (a_turn(100, 50), differs("system_changed", 99), "The system prompt", False, True),
         (a_turn(0, 50, "cold"), differs("system_changed", 0), "The system prompt", False, True),
+        (a_turn(0, 9, "system_changed"), differs("system_changed", 0), "The system", False, True),
         (a_turn(0, 50, "cold"), differs("messages_changed", 50), "First time seen", False, False),
         (a_turn(0, 50, "cold"), None, "First time seen", False, False),
         (a_turn(0, 50, "ttl_expired"), differs("messages_changed", 9), "Came after", False, False),
