@@ -8,7 +8,7 @@ those before it.
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import httptools
@@ -87,13 +87,16 @@ class ConnectionLimits:
     """The limits of a connection. `request_seconds` is the time for a head, and again for its body.
     `stall_seconds` is the time for a client to read waiting bytes. `refused` is called with the
     reason of every refusal that no route sees, and with the request's id where the client got
-    one. `most_sockets` counts those too that have lost their place and are told so."""
+    one. `most_sockets` counts those too that have lost their place and are told so: beyond it these
+    are cut off."""
 
     request_seconds: float
     stall_seconds: float
     refused: Callable[[str, str | None], None]
     connections: Connections
     most_sockets: int
+    told: "dict[GuardedProtocol, None]" = field(default_factory=dict)
+    """Those that were refused and are still there, in the order in which they were."""
 
 
 class GuardedProtocol(SteadyProtocol):
@@ -124,11 +127,14 @@ class GuardedProtocol(SteadyProtocol):
         # Called when the client hangs up while a request of it is answered.
         self._on_leave: Callable[[], None] | None = None
         self._arm()
-        if len(self.connections) > self.bounds.most_sockets:
-            # The rest of the descriptors is the journal's and the engines'.
-            self.bounds.refused("too_many", None)
-            self.transport.abort()
-        elif not self.bounds.connections.enter(self, self.client[0] if self.client else ""):
+        refused = self.bounds.told
+        if len(self.connections) > self.bounds.most_sockets and refused:
+            # The rest of the descriptors is the journal's and the engines'. Who was told longest
+            # ago that there is no place has had the most time to read it.
+            oldest = next(iter(refused))
+            del refused[oldest]
+            oldest.transport.abort()
+        if not self.bounds.connections.enter(self, self.client[0] if self.client else ""):
             self._refuse(TooManyConnections())
 
     def evict(self) -> None:
@@ -155,6 +161,7 @@ class GuardedProtocol(SteadyProtocol):
         self._disarm()
         self.resume_writing()
         self.bounds.connections.leave(self)
+        self.bounds.told.pop(self, None)
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -345,3 +352,4 @@ class GuardedProtocol(SteadyProtocol):
         self.bounds.refused(reason, made)
         self.lingering.has_more = True
         self.transport.close()
+        self.bounds.told[self] = None
