@@ -306,7 +306,7 @@ def _model_apis() -> Iterator[Operation]:
 
 
 # Two types of one name are told apart by their modules, whose package says nothing to a reader.
-_PACKAGES = re.compile(rb"gateway\.(?:dialects|admin|ledger|http)\.")
+_PACKAGES = re.compile(rb"gateway\.(?:(?:dialects|admin|ledger|http)\.)?(?=[a-z])")
 # Fields of these bodies besides those of their types: refused ones, and those without effect. See
 # `request.py` of their dialects.
 _MORE_FIELDS: dict[Any, Fields] = {

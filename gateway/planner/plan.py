@@ -21,7 +21,7 @@ from gateway.planner.engine import STEP_TOKENS
 from gateway.planner.fleet import Tell
 from gateway.planner.requests import Distances, Requests, distances, unit_for
 from gateway.planning import traffic
-from gateway.structs.plan import Change, LruPoint, Memory, Plan, Point
+from gateway.structs.plan import Change, LruPoint, Plan, PlannedMemory, Point
 
 KNEE_SHARE = 0.95
 MEMORY_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -223,11 +223,13 @@ def _points(
     }
 
 
-def _memory(job: traffic.Job, engine: traffic.EngineFacts, turns: Sequence[traffic.Turn]) -> Memory:
+def _memory(
+    job: traffic.Job, engine: traffic.EngineFacts, turns: Sequence[traffic.Turn]
+) -> PlannedMemory:
     marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
     lease = round(median(marked)) if marked else None
     budget = int(engine.device_tokens * job.asked.lease_share)
-    return Memory(
+    return PlannedMemory(
         bytes_per_token=engine.bytes_per_token,
         device_tokens=engine.device_tokens,
         host_tokens=engine.host_tokens,

@@ -42,7 +42,7 @@ class LruPoint(msgspec.Struct, frozen=True, kw_only=True):
     reuse_rate: float
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one engine, as it was planned with."""
 
     # Bytes of a token's keys and values; 0 is not known.
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     distinct_tokens: int
     # Turns in a row under which the curves' points are compared.
     stretch_turns: int
-    engine: Memory
+    engine: PlannedMemory
     # The planned fleet under all turns.
     whole: Point
     memory: list[Point]
