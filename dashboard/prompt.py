@@ -84,7 +84,8 @@ def in_order(blocks: Sequence[Block]) -> list[Block]:
 def body_of(blocks: Sequence[Block], model: str, max_tokens: int) -> dict[str, Any]:
     """The body of a Messages request. Raise ValueError for a tool that is no JSON object.
     Neighbours of one role are one message."""
-    tools, system = [], []
+    tools = []
+    system = []
     messages: list[dict[str, Any]] = []
     for block in in_order(blocks):
         marker = {"cache_control": {"type": "ephemeral", "ttl": block.ttl}} if block.ttl else {}
@@ -220,7 +221,8 @@ def part_rows(
     rows: list[dict[str, Any]] = []
     first = begins = start = 0
     for last in sorted(exact):
-        group, done = blocks[first : last + 1], 0
+        group = blocks[first : last + 1]
+        done = 0
         weight = max(sum(len(block.text) for block in group), 1)
         for block in group:
             done += len(block.text)
@@ -233,7 +235,8 @@ def part_rows(
                     row[span["class"]] = overlap
             rows.append(row)
             start = end
-        first, begins = last + 1, exact[last]
+        first = last + 1
+        begins = exact[last]
     return rows
 
 
@@ -256,7 +259,8 @@ def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
 def gained(first: Turn, second: Turn) -> str:
     """A second send against the first, in one sentence: time to first token, tokens read, and
     cost. Numbers alone stand in it, no text of users."""
-    before, now = first.first_token_seconds, second.first_token_seconds
+    before = first.first_token_seconds
+    now = second.first_token_seconds
     both = f"{formats.seconds(before)} → {formats.seconds(now)}"
     if not before or not now:
         sooner = "**The second send** has no time to first token."
@@ -266,10 +270,12 @@ def gained(first: Turn, second: Turn) -> str:
         sooner = f"**The second send answered later**: {both}."
     else:
         sooner = f"**Both sends answered about as soon**: {both}."
-    read, prompt = second.cache_read_tokens, second.prompt_tokens
+    read = second.cache_read_tokens
+    prompt = second.prompt_tokens
     paid = ""
     if first.cost_nano is not None and second.cost_nano is not None:
-        cost, once = formats.dollars(second.cost_nano), formats.dollars(first.cost_nano)
+        cost = formats.dollars(second.cost_nano)
+        once = formats.dollars(first.cost_nano)
         paid = f" and cost {cost} instead of {once}"
     return f"{sooner} It read {read:,} of its {prompt:,} prompt tokens{paid}."
 

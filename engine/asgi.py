@@ -59,7 +59,9 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, num_bytes = time.monotonic(), 0, 0
+        began = time.monotonic()
+        status = 0
+        num_bytes = 0
 
         async def counting(message: Any) -> None:
             nonlocal status, num_bytes

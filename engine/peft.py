@@ -10,7 +10,8 @@ from typing import Any
 
 from engine.refusal import StartRefused
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 MAX_RANK = 512
 MAX_ALPHA = 1e6
 MAX_BYTES = 2 * 2**30

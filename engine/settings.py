@@ -167,7 +167,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "Settings":
-        native, in_vllm = ("native",), "; vLLM takes `{}` in ENGINE_VLLM_ARGS"
+        native = ("native",)
+        in_vllm = "; vLLM takes `{}` in ENGINE_VLLM_ARGS"
         for name, backends, hint in (
             ("store", ("native", "synthetic"), ""),
             ("speculation", native, in_vllm.format("speculative_config")),

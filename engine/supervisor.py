@@ -133,7 +133,8 @@ class Supervisor:
         """
         watched = self._watched.setdefault(name, _Watched(name, name))
         if not watched.is_running:  # the first round after an end is a new start
-            watched.since, watched.is_running = self._monotonic(), True
+            watched.since = self._monotonic()
+            watched.is_running = True
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the edge of a thread: it goes on
@@ -147,7 +148,8 @@ class Supervisor:
 
     async def _keep(self, watched: _Watched, loop: Loop, stopping: asyncio.Event) -> None:
         while True:
-            watched.since, watched.is_running = self._monotonic(), True
+            watched.since = self._monotonic()
+            watched.is_running = True
             try:
                 await loop(stopping)
                 return
@@ -162,7 +164,8 @@ class Supervisor:
         """Note the end. Return the pause before the next start, in seconds."""
         now = self._monotonic()
         watched.num_ends = 1 if watched.is_steady(now) else watched.num_ends + 1
-        watched.since, watched.is_running = now, False
+        watched.since = now
+        watched.is_running = False
         watched.error = type(error).__name__
         seconds = float(min(0.1 * 2 ** (watched.num_ends - 1), MAX_PAUSE_SECONDS))
         self._count(watched.kind, 1)

@@ -131,7 +131,8 @@ async def _start(
     begin_trace: BeginTrace,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
-    metrics, tuning = Metrics(settings.metrics_workspaces), settings.tuning
+    metrics = Metrics(settings.metrics_workspaces)
+    tuning = settings.tuning
 
     def count_ends(kind: str, amount: int) -> None:
         metrics.count("loop_restarts", kind, amount=amount)
@@ -160,7 +161,8 @@ async def _start(
     with suppress(LedgerUnavailable):  # it is asked again
         await schema.look()
     run_beside("schema", schema.run)
-    keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
+    keys = Keys(ledgers.access)
+    workspaces = Workspaces(ledgers.access)
     keyring = KeyRing(keys, settings, clock)
     limits = WorkspaceLimits(clock.monotonic, clock.wall)
     shared = None  # SQLite serves one gateway

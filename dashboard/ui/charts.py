@@ -27,8 +27,11 @@ def _themes(colours: Mapping[str, tuple[str, str]]) -> dict[Theme, Palette]:
 
 
 # On a light and on a dark ground.
-_TEAL, _BLUE, _AMBER = ("#0f766e", "#2dd4bf"), ("#2563eb", "#60a5fa"), ("#b45309", "#fbbf24")
-_SLATE, _PALE = ("#64748b", "#94a3b8"), ("#94a3b8", "#64748b")
+_TEAL = ("#0f766e", "#2dd4bf")
+_BLUE = ("#2563eb", "#60a5fa")
+_AMBER = ("#b45309", "#fbbf24")
+_SLATE = ("#64748b", "#94a3b8")
+_PALE = ("#94a3b8", "#64748b")
 TOKENS = _themes(
     {
         "Read from cache": _TEAL,
@@ -112,7 +115,8 @@ def share_axis(title: str) -> alt.X:
 
 def styled(drawn: Any, theme: Theme) -> Any:
     """Words and lines in colours that can be read: Streamlit's own are too faint for small text."""
-    words, lines = _SOFT_TEXT[theme], _GRID[theme]
+    words = _SOFT_TEXT[theme]
+    lines = _GRID[theme]
     return (
         drawn.configure_axis(
             labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
@@ -145,7 +149,8 @@ def ends(since_ms: int, until_ms: int) -> alt.Chart:
 def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:
     """Labels of a linear axis: 0.05, 500, 20k; Vega's own forms write $300m for 30 cents. `whole`:
     there are no halves of what is counted."""
-    small, large = f"{unit},.4~r", f"{unit}~s"
+    small = f"{unit},.4~r"
+    large = f"{unit}~s"
     told = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
     told = f"datum.value == 0 ? '{unit}0' : {told}"
     return alt.Axis(labelExpr=told, tickCount=5, tickMinStep=1 if whole else alt.Undefined)
@@ -173,7 +178,8 @@ def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]
     rows: list[Row] = []
     top = 0.0
     for name, amount in amounts.items():
-        bottom, top = top, top + amount
+        bottom = top
+        top = top + amount
         said = f"{amount:,}{unit}"
         rows.append(
             {**row, "class": name, "amount": amount, "bottom": bottom, "top": top, "said": said}

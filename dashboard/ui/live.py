@@ -56,7 +56,8 @@ def show(
         waiting = body.empty()
         if kept is None:
             waiting.skeleton(height=460)
-        seen, problem = kept, ""
+        seen = kept
+        problem = ""
         try:
             view = read(session.client, chosen)
             seen = Seen(session.client, chosen, view, datetime.now(UTC))
@@ -64,7 +65,8 @@ def show(
             st.rerun(scope="app")
         except ClientError as error:
             # A key that has ended shows nothing, not even its last numbers.
-            seen, problem = None if isinstance(error, KeyRefused) else kept, str(error)
+            seen = None if isinstance(error, KeyRefused) else kept
+            problem = str(error)
         waiting.empty()
         st.session_state[f"seen_{name}"] = seen
         if seen is None:

@@ -28,7 +28,8 @@ WAYS = {
     "conversation_5m_shared_1h": "Shared beginning 1 hour, conversation 5 minutes",
 }
 VERDICTS = {"mark": "Change the markers", "unmark": "Mark nothing", "leave": "Leave as it is"}
-_RANGE, _PASTED = "Requests of the range", "Pasted requests"
+_RANGE = "Requests of the range"
+_PASTED = "Pasted requests"
 _SEEN = "advice_seen"
 
 
@@ -101,7 +102,8 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
             seconds = saves.prefill_seconds
             shown = formats.NO_VALUE if seconds is None else f"{seconds:,.1f} s"
             parts.card("advice_prefill", shown, label="Prefill saved")
-            shared, end = f"{stream.shared_tokens:,}", stream.shared_end or formats.NO_VALUE
+            shared = f"{stream.shared_tokens:,}"
+            end = stream.shared_end or formats.NO_VALUE
             label = "Shared beginning, tokens"
             parts.card("advice_shared", shared, label=label, delta=f"up to {end}")
         if stream.next_best:

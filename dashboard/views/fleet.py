@@ -91,7 +91,8 @@ def draw(view: View, chosen: Selection) -> None:
 def draw_cards(view: View) -> None:
     ready = sum(engine.status == "ready" for engine in view.engines)
     stats = [engine.stats for engine in view.engines if engine.stats is not None]
-    restarts, everything = view.history.restarts, view.history.attribution[:1]
+    restarts = view.history.restarts
+    everything = view.history.attribution[:1]
     lost = sum(each.lost.written_tokens for each in restarts)
     in_use = in_use_share([s.blocks for s in stats])
     count = formats.counted(len(view.engines), "engine")
@@ -106,7 +107,8 @@ def draw_cards(view: View) -> None:
         after = formats.counted(len(restarts), "restart")
         parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
         shares = (e.delivered_tokens / e.available_tokens for e in everything if e.available_tokens)
-        share, label = formats.percent(next(shares, None)), "Held tokens delivered"
+        share = formats.percent(next(shares, None))
+        label = "Held tokens delivered"
         parts.card("attribution", share, label=label, delta="of what some engine held")
 
 
@@ -253,7 +255,8 @@ def load_rows(found: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
     width_ms = min(steps, default=60_000)
     rows: list[Row] = []
     for each in found:
-        start, end = formats.moment(each.start_ms), formats.moment(each.start_ms + width_ms)
+        start = formats.moment(each.start_ms)
+        end = formats.moment(each.start_ms + width_ms)
         leased, in_use = each.leased or 0.0, each.in_use or 0.0
         amounts = {
             "leased": round(100 * leased, 1),
@@ -288,7 +291,8 @@ def draw_attribution(history: FleetHistory) -> None:
     if not rows:
         parts.empty("No engine held the beginning of a prompt that came in this range.")
         return
-    total, prompt = found[0], max(found[0].prompt_tokens, 1)
+    total = found[0]
+    prompt = max(found[0].prompt_tokens, 1)
     routed = f"{formats.counted(total.turns, 'request')} that what engines hold routed"
     st.caption(formats.sampled(routed, history.num_turns, is_whole=history.is_whole))
     engines = list(dict.fromkeys(row["engine"] for row in rows))

@@ -49,7 +49,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
     models = Counter[str]()
     for cell in latency.cells:
         models[cell.model] += cell.seconds.requests
-    found, model = compared(latency), chosen.model
+    found = compared(latency)
+    model = chosen.model
     if len(models) > 1:
         # Nothing on this page compares one model's reads with another's misses.
         model = found.model if found else max(models, key=lambda name: (models[name], name))
@@ -232,7 +233,8 @@ def draw_overhead(samples: LatencySamples, span: tuple[int, int]) -> None:
     colours = {"Gateway": charts.PLAIN[viewer.theme()]}
     title = "Added by the gateway (milliseconds)"
     drawn = lines_over_time(rows, colours, title, span, is_log=False)
-    low, high = min(each.p50 for each in found), max(each.p50 for each in found)
+    low = min(each.p50 for each in found)
+    high = max(each.p50 for each in found)
     told = f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}."
     parts.chart(drawn, "overhead", told)
 

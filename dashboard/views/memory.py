@@ -199,7 +199,8 @@ def holder_table(engines: Sequence[EngineMemory], by: str) -> list[Row]:
     answering = [engine for engine in engines if engine.stats is not None]
     total = sum(engine.stats.blocks.total for engine in answering if engine.stats) or 1
     rows = held_rows([engine for engine in answering if has_map(engine)], by)
-    num_free, free_mib = 0, 0.0
+    num_free = 0
+    free_mib = 0.0
     blank = dict.fromkeys(rows[0]) if rows else {"Workspace": None}
     for engine in answering:
         pool = pool_of(engine)
@@ -315,7 +316,8 @@ def store_rows(engines: Sequence[EngineMemory]) -> list[Row]:
 def block_map(memory: Memory, colours: charts.Palette) -> Any:
     """A square for each cell, in the order of its blocks, with what holds most of it."""
     size = memory.blocks_per_cell
-    step, rows = CELLS_A_ROW * size, []
+    step = CELLS_A_ROW * size
+    rows = []
     for number, cell in enumerate(memory.cells):
         states = {name: getattr(cell, key) for name, key in CELLS.items()}
         first = number * size
@@ -358,7 +360,8 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
 def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
     """Blocks, tokens and bytes by what holds them, on the device and in the host tier."""
     assert engine.stats is not None
-    size, width = memory.block_size, engine.kv_bytes_per_token
+    size = memory.block_size
+    width = engine.kv_bytes_per_token
     device = engine.stats.blocks
     # What is shared or foreign is among the others.
     among = {"of them shared": device.shared, "of them foreign": device.foreign}
@@ -408,7 +411,8 @@ def draw_endings(name: str, counters: Counters) -> None:
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
     """Two histograms beside each other: from use to use, and since the last use when evicted."""
-    again, idle = lifetimes.reuse_gaps, lifetimes.idle_before_eviction
+    again = lifetimes.reuse_gaps
+    idle = lifetimes.idle_before_eviction
     labels = [*map(formats.rounded, again.edges_seconds), "more"]
     rows: list[Row] = [
         {"Time, up to": label, "Used again after": used, "Evicted after no use for": evicted}

@@ -93,7 +93,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def draw(view: View, chosen: Selection) -> None:
-    read_tokens, time = view.usage.totals.cache_read_tokens, parts.time_spared(view.savings)
+    read_tokens = view.usage.totals.cache_read_tokens
+    time = parts.time_spared(view.savings)
     if not view.usage.totals.requests:
         parts.hero(f"**Nothing was asked** in {chosen.words}.")
     elif not read_tokens:
@@ -106,7 +107,8 @@ def draw(view: View, chosen: Selection) -> None:
         )
     draw_cards(view)
     draw_tokens(view.usage)
-    usage, found = view.usage, compared(view.latency)
+    usage = view.usage
+    found = compared(view.latency)
     span = range(usage.since_ms, usage.until_ms)
     refused = sum(each.at_ms in span for each in view.refused)
     with st.grid(3, min_column_width=190, row_height=132):
@@ -128,7 +130,8 @@ def draw(view: View, chosen: Selection) -> None:
 
 def draw_cards(view: View) -> None:
     """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
-    usage, series = view.usage, view.usage.series
+    usage = view.usage
+    series = view.usage.series
     whole = [bucket.totals for bucket in series if not bucket.is_partial]
     saved = usage.saved_nano if usage.totals.is_priced else None
     before = usage.saved_nano_before if usage.before.is_priced else None
@@ -163,7 +166,8 @@ def is_comparable(usage: Usage) -> bool:
 
 
 def draw_rate(usage: Usage, number: str, trend: Sequence[float] | None = None) -> None:
-    now, before = getattr(usage.rates, number), getattr(usage.rates_before, number)
+    now = getattr(usage.rates, number)
+    before = getattr(usage.rates_before, number)
     is_coloured = is_comparable(usage) and trend is not None
     parts.card(
         number,
@@ -268,7 +272,8 @@ def draw_reasons(usage: Usage) -> None:
     """The most frequent first, in plain words, with each one's share of those that have a reason.
     With the rest they are all requests without a read."""
     parts.heading("Why prompts missed")
-    reasons, asked = usage.miss_reasons, usage.totals.requests
+    reasons = usage.miss_reasons
+    asked = usage.totals.requests
     without = asked - usage.totals.requests_with_read
     num_parts = sum(usage.part_reasons.values())
     if num_parts:
@@ -305,10 +310,8 @@ def draw_engines(engines: list[EngineReport] | None) -> None:
     shown = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
     rows = [{name: row[name] for name in shown} for row in engine_table(engines)]
     ready = sum(engine.status == "ready" for engine in engines)
-    told, none = (
-        f"{ready} of {formats.counted(len(engines), 'engine')} ready.",
-        "The gateway knows no engine.",
-    )
+    told = f"{ready} of {formats.counted(len(engines), 'engine')} ready."
+    none = "The gateway knows no engine."
     parts.section("Engines now", rows, "engines_now", told, none=none, icon=":material/dns:")
 
 
@@ -327,7 +330,8 @@ class _Week:
         """Take what has come, and ask when it is time; `now` is in seconds."""
         if self.coming is not None and self.coming.done():
             try:
-                self.seen, self.problem = self.coming.result(), None
+                self.seen = self.coming.result()
+                self.problem = None
                 self.due = now + ASK_AGAIN_SECONDS
             except ClientError as error:
                 # A key that has ended shows nothing, not even its last lines.

@@ -41,10 +41,15 @@ TOOL = {
     "description": "Write a ship into the book.",
     "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}},
 }
-_BLOCKS, _PASTED = "Blocks", "JSON or curl"
+_BLOCKS = "Blocks"
+_PASTED = "JSON or curl"
 # What is kept in the session.
-_ACTING, _SENT, _READ = "acting_as", "playground_sent", "playground_read"
-_ORDER, _TEXT, _NEXT_MODE = "playground_blocks", "playground_pasted", "playground_next_mode"
+_ACTING = "acting_as"
+_SENT = "playground_sent"
+_READ = "playground_read"
+_ORDER = "playground_blocks"
+_TEXT = "playground_pasted"
+_NEXT_MODE = "playground_next_mode"
 _NAMES: dict[str | None, str] = {ttl: name for name, ttl in prompt.TTLS.items()}
 _PREVIEW = 240
 _LEDGER_SECONDS = 8.0
@@ -111,7 +116,8 @@ def model_names(listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What to call each id of `/v1/models`: an alias says what it stands for."""
     names = dict[str, str]()
     for entry in listed:
-        model_id, root = str(entry.get("id")), entry.get("root")
+        model_id = str(entry.get("id"))
+        root = entry.get("root")
         is_alias = root is not None and entry.get("parent") is None
         names[model_id] = f"{model_id} (alias of {root})" if is_alias else model_id
     return names
@@ -314,7 +320,8 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
     read: RequestAdvice = kept[1]
     name = prompt.DIALECTS.get(read.dialect, read.dialect)
     st.caption(f"{name}, sent as one answer to the model chosen above.")
-    blocks, why = [], "images, calls or results of tools"
+    blocks = []
+    why = "images, calls or results of tools"
     try:
         blocks = prompt.blocks_of(read.as_messages) if read.as_messages is not None else []
     except NotBlocks as error:
@@ -333,7 +340,8 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
 
 def send(session: Session, workspace: str, asked: Asked, blocks: list[Block], model: str) -> None:
     """Send it, and look it up in the ledger."""
-    answer, wanted = Answer(), None
+    answer = Answer()
+    wanted = None
     place = st.empty()
     try:
         client = sender(session, workspace)
@@ -353,9 +361,11 @@ def send(session: Session, workspace: str, asked: Asked, blocks: list[Block], mo
     turn = None if wanted is None else _recorded(session.client, wanted)
     before: Sent | None = st.session_state.get(_SENT)
     if before is not None and before.asked == asked:
-        first, number = before.first or before.turn, before.number + 1
+        first = before.first or before.turn
+        number = before.number + 1
     else:
-        first, number = None, 1
+        first = None
+        number = 1
     st.session_state[_SENT] = Sent(asked, blocks, answer, turn, first or turn, number)
 
 

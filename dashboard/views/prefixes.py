@@ -36,7 +36,8 @@ def draw(leases: list[Lease], chosen: Selection) -> None:
 
 def draw_cards(leases: list[Lease]) -> None:
     held = [lease for lease in leases if lease.entry.state == "leased"]
-    promised, all_held = by_prefix(held), by_prefix(leases)
+    promised = by_prefix(held)
+    all_held = by_prefix(leases)
     # Several leases, on several engines, may hold one prefix: what it saved it saved once.
     nets = [lease.prefix.saved_nano for (lease, *_) in all_held if lease.prefix is not None]
     known = [net for net in nets if net is not None]
@@ -159,7 +160,8 @@ def draw_drop(leases: list[Lease]) -> None:
             st.caption("It belongs to no workspace of this gateway, so it can't be dropped here.")
             return
         with st.container(horizontal=True):
-            told, keep = "Drop it: the next turn pays for it again", st.session_state.pop
+            told = "Drop it: the next turn pays for it again"
+            keep = st.session_state.pop
             st.button(told, key="drop_now", type="primary", on_click=_drop, args=(lease,))
             st.button("Keep it", key="drop_not", on_click=keep, args=(_DOOMED, None))
 

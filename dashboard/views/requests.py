@@ -85,7 +85,9 @@ def read(client: AdminClient, chosen: Selection) -> View:
     except NotThere:
         known = client.get("/admin/v1/refusals", list[Refusal], {**own, "request_id": wanted})
         return View(page, refused, refusal=next(iter(known), None), is_missing=not known)
-    path, talk, content = f"/admin/v1/turns/{segment(turn.id)}", list[Turn](), None
+    path = f"/admin/v1/turns/{segment(turn.id)}"
+    talk = list[Turn]()
+    content = None
     with suppress(NotThere):  # it never began, so it has no fingerprint
         talk = client.get(f"{path}/conversation", list[Turn])
     if viewer.may_change() or not viewer.is_admin():

@@ -86,8 +86,10 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def draw_cards(view: View, chosen: Selection) -> None:
-    own, seconds = view.savings.own, view.savings.prefill_seconds_avoided
-    priced, time = view.usage.totals.is_priced, parts.time_spared(view.savings)
+    own = view.savings.own
+    seconds = view.savings.prefill_seconds_avoided
+    priced = view.usage.totals.is_priced
+    time = parts.time_spared(view.savings)
     spared = "" if time is None else f"**{time}** and "
     if not priced:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
@@ -112,7 +114,8 @@ def draw_cards(view: View, chosen: Selection) -> None:
 
 
 def draw_money(view: View) -> None:
-    usage, theme = view.usage, viewer.theme()
+    usage = view.usage
+    theme = viewer.theme()
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("From no cache to what it cost", "actual_nano")
@@ -152,7 +155,8 @@ def draw_waterfall(own: Waterfall) -> None:
     if not own.counterfactual_nano:
         parts.empty("Nothing was charged: no request in this range computed or read a token.")
         return
-    rows, theme = waterfall_rows(own), viewer.theme()
+    rows = waterfall_rows(own)
+    theme = viewer.theme()
     x = alt.X(
         "step:N",
         sort=[row["step"] for row in rows],
@@ -192,8 +196,10 @@ def draw_waterfall(own: Waterfall) -> None:
 
 def waterfall_rows(found: Waterfall) -> list[Row]:
     """Four bars in dollars, from `bottom` to `top`: two that stand, two that hang between them."""
-    without, premium = found.counterfactual_nano, found.write_premium_nano
-    discount, actual = found.read_discount_nano, found.actual_nano
+    without = found.counterfactual_nano
+    premium = found.write_premium_nano
+    discount = found.read_discount_nano
+    actual = found.actual_nano
     high = without + premium
     return [
         {

@@ -102,7 +102,8 @@ def draw(view: View, chosen: Selection) -> None:
     else:
         draw_verdict(view.turn, view.found, view.before)
         parts.heading("Side by side")
-        here, there = (_fields(view.turn), _fields(view.earlier) if view.earlier else {})
+        here = _fields(view.turn)
+        there = _fields(view.earlier) if view.earlier else {}
         rows = [
             {"What": name, "This request": value, "Earlier": there.get(name)}
             for name, value in here.items()
@@ -161,7 +162,8 @@ def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None
     """Judge a turn by its own counts first, then by the comparison. `cold` says only that nothing
     was known of the prefix, so a first difference says more. A difference behind the last marker
     costs nothing."""
-    read, written = turn.cache_read_tokens, turn.written_tokens
+    read = turn.cache_read_tokens
+    written = turn.written_tokens
     differs = found if found is not None and found.kind is not None else None
     if differs is not None and read + written and (differs.shared_tokens or 0) >= read + written:
         differs = None
@@ -205,7 +207,8 @@ def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None
 
 def is_early(found: TurnDivergence) -> bool:
     """Whether prompts part before half of the earlier one: a marker behind that would only cost."""
-    shared, whole = found.shared_tokens or 0, found.earlier_tokens or 0
+    shared = found.shared_tokens or 0
+    whole = found.earlier_tokens or 0
     return 2 * shared < whole and found.kind != "model_changed"
 
 
@@ -262,7 +265,8 @@ def compared_with(found: TurnDivergence | None, judged: Verdict) -> str:
 
 def draw_difference(found: TurnDivergence) -> None:
     """Section, and the block within it and the character within that, counted from 1."""
-    section, where = formats.NO_VALUE, None
+    section = formats.NO_VALUE
+    where = None
     if found.section is not None and found.block is not None:
         section = (parts.plain(found.section) or "").capitalize()
         where = f"block {found.block + 1}"
@@ -282,7 +286,8 @@ def draw_difference(found: TurnDivergence) -> None:
 
 def _characters(found: TurnDivergence) -> str:
     """How far into the block the difference is, exactly or between which bounds."""
-    least, below = found.characters or 0, found.characters_below
+    least = found.characters or 0
+    below = found.characters_below
     if found.is_exact:
         return f", after {formats.counted(least, 'character')}"
     if below is not None:

@@ -172,7 +172,8 @@ class AdapterShelf:
             raise AdapterRefused("name: 64 letters, digits, `.`, `_` or `-` at most")
         if (path := parts.find(name)) is None:
             raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
-        size, held = 0, sum(self._held.values())
+        size = 0
+        held = sum(self._held.values())
         with suppress(OSError):  # what is not there is told by who reads it
             size = (path / WEIGHTS).stat().st_size
         if size > parts.max_bytes - held:

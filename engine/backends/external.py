@@ -142,8 +142,10 @@ class MirrorCache(PrefixCache):
 
     def _settle(self, query: CacheQuery, found: Found, reused: int) -> bool:
         """Note how much of a prompt came from memory. False where a part of the hit did not."""
-        size, hit = self.pool.block_size, found.hit
-        found.reused, found.raced = reused, min(found.raced, reused)
+        size = self.pool.block_size
+        hit = found.hit
+        found.raced = min(found.raced, reused)
+        found.reused = reused
         found.read = 0 if hit is None else min(hit.tokens, reused)
         usable = (len(query.tokens) - 1) // size * size
         return hit is None or found.read >= min(hit.tokens, usable)

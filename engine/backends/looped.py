@@ -194,7 +194,8 @@ class EngineBackend:
         received_at = self._clock.now()
         answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
         assert isinstance(answer, Prepared)
-        request, shown = _decode.decode(answer.request), None
+        request = _decode.decode(answer.request)
+        shown = None
         if answer.images:
             shown = Shown(array("I", answer.token_ids).tolist(), answer.images)
             expanded = await self._expand(shown)
@@ -253,7 +254,8 @@ class EngineBackend:
             return answer.reply
         shown = Shown(array("I", answer.token_ids).tolist(), answer.images)
         expanded = await self._expand(shown)
-        widening, ends = Widening(shown.token_ids, expanded), answer.reply.segment_tokens
+        widening = Widening(shown.token_ids, expanded)
+        ends = answer.reply.segment_tokens
         return CountReply(
             len(expanded.token_ids), [None if end is None else widening.end(end) for end in ends]
         )
@@ -364,7 +366,8 @@ class EngineBackend:
 
     def _report(self, loaded: Loaded, counters: Mapping[str, int], **own: Any) -> Stats:
         """The figures of every backend, with its `own` fields and the counters that it has."""
-        totals, entries = loaded.accounting.totals, loaded.cache.entries
+        totals = loaded.accounting.totals
+        entries = loaded.cache.entries
         return Stats(
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
@@ -452,7 +455,8 @@ class LoopedBackend(EngineBackend):
     def load(self, progress: Progress) -> None:
         parts = self._load_parts(self._settings, progress)
         self._adapters = AdapterShelf(parts.adapters)
-        settings, description = self._settings, self._whole(parts.description)
+        settings = self._settings
+        description = self._whole(parts.description)
         memory = new_memory(settings, parts, description, self._clock)
         cache, store = memory.cache, memory.store
         max_step_tokens = settings.max_step_tokens or parts.step_tokens
@@ -496,9 +500,12 @@ class LoopedBackend(EngineBackend):
 
     async def stats(self) -> Stats:
         def look(loaded: Loaded) -> Stats:
-            scheduler, cache = self._scheduler, loaded.cache
+            scheduler = self._scheduler
+            cache = loaded.cache
             assert scheduler is not None
-            pool, leases, host = cache.pool, cache.entries.leases, cache.host
+            pool = cache.pool
+            leases = cache.entries.leases
+            host = cache.host
             counters = {
                 "copied_blocks": pool.num_copied,
                 "evicted_blocks": pool.num_evicted,
@@ -561,7 +568,8 @@ def query_of(
     arrived_at: float,
 ) -> CacheQuery:
     """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
-    tokens, least = array("I", prepared.token_ids).tolist(), request.min_cache_tokens
+    tokens = array("I", prepared.token_ids).tolist()
+    least = request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
     asked = [point for point in request.breakpoints if point.keep is not None]
     if asked or request.documents:
@@ -631,7 +639,8 @@ def _placed(
     description: Description,
 ) -> CacheQuery:
     """The prompt with its documents. Raise FieldRefused."""
-    size, found = description.block_size, list[tuple[Document, int, int]]()
+    size = description.block_size
+    found = list[tuple[Document, int, int]]()
     needed = -(-len(query.tokens) // size)
     for number, one in enumerate(request.documents):
         if why := why_refused(description.techniques, "blocks", one.recompute):
@@ -639,7 +648,8 @@ def _placed(
         if request.adapter or prepared.keys:
             raise FieldRefused(f"documents[{number}]", "not with an adapter or images")
         # The first token is what documents stand behind; the last one is always computed.
-        start, end = max(prepared.begins[number], 1), query.segments[one.segment].end
+        start = max(prepared.begins[number], 1)
+        end = query.segments[one.segment].end
         end = None if end is None else min(end, len(query.tokens) - 1)
         least = max(LEAST_TOKENS, one.num_recomputed(LEAST_TOKENS) + LEAST_COPIED)
         if end is None or end <= start:
@@ -662,7 +672,8 @@ def _placed(
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
     """One a choice. Their seeds differ; without a seed they follow from the request's id."""
-    sampling, default = request.sampling, description.default_sampling
+    sampling = request.sampling
+    default = description.default_sampling
     drawn_by: dict[str, Any] = {}
     for name, neutral in NEUTRAL.items():
         said = (getattr(sampling, name), getattr(default, name), neutral)

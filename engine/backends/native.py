@@ -61,7 +61,8 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         log.warning("torch's own functions attend, which is slower", why=loaded.why_no_kernel)
     progress("allocating blocks", 0.9)
     block_bytes = loaded.layout.bytes_per_block(settings.block_size)
-    num_blocks, state_blocks = settings.num_blocks, loaded.layout.state_blocks(settings.block_size)
+    num_blocks = settings.num_blocks
+    state_blocks = loaded.layout.state_blocks(settings.block_size)
     if state_blocks and settings.speculation != "off":
         raise ModelRefused("ENGINE_SPECULATION: a recurrent state takes no proposed token back")
     if num_blocks is None:
@@ -80,7 +81,8 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
             settings.adapter_bytes,
         )
-    compressor, techniques = None, list[Technique]()
+    compressor = None
+    techniques = list[Technique]()
     if settings.approximate:
         check_compressible(loaded)
         told = told_by(renderer)
@@ -88,7 +90,8 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         for measured in measure(loaded, told, compressor.turns):
             progress("measuring approximations", 0.96)
             techniques.append(measured)
-    layout, facts = loaded.layout, None
+    layout = loaded.layout
+    facts = None
     if settings.store:
         facts = store_facts(loaded, renderer, settings.block_size)
     sibling = None

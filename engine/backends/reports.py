@@ -143,7 +143,9 @@ def chains_held(cache: PrefixCache, now: Callable[[], float]) -> Iterator[list[C
     Each part is to be taken between two steps. Events behind the first part may be in later parts
     already. A follower takes them in again: each says what its names are from then on.
     """
-    part, num_names, num_blocks = list[ChainHeld](), 0, 0
+    part = list[ChainHeld]()
+    num_names = 0
+    num_blocks = 0
     for pool in cache.pools:
         for block in pool.blocks:
             num_blocks += 1
@@ -152,7 +154,9 @@ def chains_held(cache: PrefixCache, now: Callable[[], float]) -> Iterator[list[C
                 part.append(_chain_of(cache, block, now))
             if num_names >= MAX_NAMES_A_STEP or num_blocks >= MAX_BLOCKS_A_STEP:
                 yield part
-                part, num_names, num_blocks = [], 0, 0
+                part = []
+                num_names = 0
+                num_blocks = 0
     yield part
 
 
@@ -183,7 +187,8 @@ def entry_infos(
     """The live entries of one scope, or of all; `owners` as `owners_of` finds them. With a `limit`
     only so many, the largest first."""
     own = Counter(owners.values())
-    at, block_size = now(), cache.pool.block_size
+    at = now()
+    block_size = cache.pool.block_size
     infos = list[EntryInfo]()
     live = [entry for entry in cache.entries.live() if scope in (None, entry.scope)]
     if limit is not None:
@@ -262,10 +267,12 @@ def cells_of(
     Of `owners` only those count that are live still, on the block that they stood on.
     """
     pool = cache.pool
-    blocks, cells = pool.blocks, max(MAX_BLOCKS_A_STEP // blocks_per_cell, 1)
+    blocks = pool.blocks
+    cells = max(MAX_BLOCKS_A_STEP // blocks_per_cell, 1)
     for first in range(0, len(blocks), cells * blocks_per_cell):
         looked_at = blocks[first : first + cells * blocks_per_cell]
-        part, held = list[BlockCell](), Count()
+        part = list[BlockCell]()
+        held = Count()
         for start in range(0, len(looked_at), blocks_per_cell):
             of_cell = looked_at[start : start + blocks_per_cell]
             states = Counter[str]()

@@ -58,7 +58,8 @@ def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Tec
         found = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelRefused(f"{PREFIX}SIBLING: {path} is no profile of a sibling: {error}") from None
-    own, rows = known_by(facts), judged(found.techniques)
+    own = known_by(facts)
+    rows = judged(found.techniques)
     if own.weights != found.own.weights:
         raise ModelRefused(f"{PREFIX}SIBLING: {path} is a profile of other weights")
     if own != found.own:

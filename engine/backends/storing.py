@@ -72,7 +72,8 @@ def plan_store(
     if num_blocks < MIN_BLOCKS:
         message = f"ENGINE_STORE_BYTES is too small for {MIN_BLOCKS} blocks of {file_bytes} bytes"
         raise StoreRefused("too_small", message)
-    model, root = fingerprint(facts), Path(settings.store)
+    model = fingerprint(facts)
+    root = Path(settings.store)
     try:
         directory = open_member(root, model) if settings.store_shared else StoreDirectory(root)
     except OSError as error:
@@ -150,7 +151,8 @@ def new_memory(
     hasher = ChainHasher(key, pool.block_size)
     above = [pool] if host is None else [pool, host.pool]
     if plan is not None:
-        size, name_of = (plan.num_blocks, pool.block_size), plan.directory.keys.name_of
+        size = (plan.num_blocks, pool.block_size)
+        name_of = plan.directory.keys.name_of
         tier = StoreTier(*size, hasher, name_of, lower_than=above)
         if settings.store_shared:
             siblings = [parts.sibling] if parts.sibling is not None else []
@@ -202,9 +204,11 @@ def new_memory(
     )
     peers: list[Peers] = []
     for sibling, peer_tier in others:
-        of, domain = reader, None
+        of = reader
+        domain = None
         if sibling is not None:
-            of, domain = reader._replace(model=sibling.model), sibling.domain
+            of = reader._replace(model=sibling.model)
+            domain = sibling.domain
         peers.append(Peers(directory, of, hasher, peer_tier, entries, above, clock, wall, domain))
     disk = DiskStore(
         tier,

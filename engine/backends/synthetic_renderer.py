@@ -40,7 +40,8 @@ class SyntheticRenderer:
         tokens: list[TokenId] = []
         spans: list[SegmentSpan] = []
         for text in segment_texts(prompt):
-            start, data = len(tokens), text.encode()
+            start = len(tokens)
+            data = text.encode()
             # Four bytes are a token; 0xFF, which is in no UTF-8 text, fills the last one up.
             tokens.extend(array("I", data + b"\xff" * (-len(data) % BYTES_PER_TOKEN)))
             # The characters that each token ends behind.
@@ -76,7 +77,8 @@ class SyntheticParser:
         self._num_words += 1
         text = self._stops.feed(word)
         if self._stops.found is not None:
-            self.finish, self.stop_sequence = "stop_sequence", self._stops.found
+            self.finish = "stop_sequence"
+            self.stop_sequence = self._stops.found
         return [TextDelta(text)] if text else []
 
     def close(self) -> Sequence[Delta]:

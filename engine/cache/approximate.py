@@ -124,7 +124,8 @@ def with_documents(
 ) -> CacheQuery:
     """The prompt with documents, each with its first position and its end, in order, apart."""
     kind = _MAGIC.ljust(32, b"\0")
-    tokens, placed = list(query.tokens), list[Placed]()
+    tokens = list(query.tokens)
+    placed = list[Placed]()
     for document, start, end in documents:
         own = [query.tokens[0], *query.tokens[start:end]]
         origin = replace(
@@ -137,7 +138,8 @@ def with_documents(
             min_tokens=1,
             lookback_to=None,
         )
-        number, is_chosen = document.recompute, isinstance(document.recompute, float)
+        number = document.recompute
+        is_chosen = isinstance(document.recompute, float)
         if is_chosen:
             number = round(number * SHARE_PARTS) | _IS_SHARE
         copied = start + document.num_recomputed(end - start)
@@ -172,7 +174,8 @@ def begin_placing(cache: PrefixCache, placing: Placing) -> list[BlockCopy]:
     table = cache.new_table(placed.origin)
     copies = cache.begin(placed.origin, placing.found, table)
     placing.table = table
-    shift, ranges = placed.shift, [(0, placed.of)] if placed.of else placing.ranges
+    shift = placed.shift
+    ranges = [(0, placed.of)] if placed.of else placing.ranges
     moved = ((start - shift, end - shift) for start, end in ranges)
     gaps = (gap for start, end in moved for gap in table.gaps(end, start))
     placing.computed = [(start + shift, end + shift) for start, end in gaps]
@@ -192,7 +195,9 @@ def write_documents(
     were read from, and their names. What the prompt's own blocks have is read too if the entry was
     there.
     """
-    pieces, tiers, held = list[Piece](), list[Tier](), list[ChainHeld]()
+    pieces = list[Piece]()
+    tiers = list[Tier]()
+    held = list[ChainHeld]()
     tables = {id(one.placed): one.table for one in placings}
     for placed, own in zip(query.placed, found.documents, strict=False):
         tier: Tier | None
@@ -224,7 +229,8 @@ def write_documents(
 
 def with_sibling(query: CacheQuery, cache: PrefixCache) -> CacheQuery:
     """The prompt as it is to be computed now. Nothing is held or refreshed yet."""
-    asked, now = query.asked, query.arrived_at
+    asked = query.asked
+    now = query.arrived_at
     assert asked is not None
     marks = eligible(query.segments, query.breakpoints, query.min_tokens)
     may_read = [mark for mark in marks if mark.segment <= asked.segment]
@@ -237,7 +243,8 @@ def with_sibling(query: CacheQuery, cache: PrefixCache) -> CacheQuery:
             query.lookback_to,
         )
 
-    best, most = replace(query, digests=asked.exact, placed=(), real=()), 0
+    best = replace(query, digests=asked.exact, placed=(), real=())
+    most = 0
     if (entry := found(asked.exact, marks)) is not None:
         most = entry.tokens
     for end in _known_ends(query, cache, may_read):
@@ -245,8 +252,10 @@ def with_sibling(query: CacheQuery, cache: PrefixCache) -> CacheQuery:
         entry = found(ours.digests, marks)
         # One in front of the end has not all that the sibling wrote.
         if entry is not None and entry.tokens >= end and entry.tokens > most:
-            best, most = ours, entry.tokens
-    entry, size = found(asked.theirs, may_read), cache.pool.block_size
+            best = ours
+            most = entry.tokens
+    entry = found(asked.theirs, may_read)
+    size = cache.pool.block_size
     if entry is not None and entry.tokens > most:
         # The sibling's blocks and the copies are in memory at once.
         num_blocks = -(-len(query.tokens) // size) + len(entry.blocks) + 2
@@ -257,7 +266,8 @@ def with_sibling(query: CacheQuery, cache: PrefixCache) -> CacheQuery:
 
 def _known_ends(query: CacheQuery, cache: PrefixCache, marks: Sequence[Mark]) -> Iterator[int]:
     """The ends of a sibling's part that prompts in memory have which begin like this one."""
-    asked, num_found = query.asked, 0
+    asked = query.asked
+    num_found = 0
     assert asked is not None
     first = query.tokens[: cache.pool.block_size]
     segments = {index for mark in marks for index in window(query.segments, mark.segment)}

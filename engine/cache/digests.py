@@ -44,7 +44,8 @@ def pack(tokens: Sequence[TokenId]) -> bytes:
 
 def last_place(tokens: Sequence[TokenId], wanted: Sequence[TokenId]) -> int | None:
     """Where `wanted` begins for the last time in `tokens`, None where it is not there."""
-    inside, packed = pack(tokens), pack(wanted)
+    inside = pack(tokens)
+    packed = pack(wanted)
     place = inside.rfind(packed)
     while place > 0 and place % TOKEN_BYTES:
         place = inside.rfind(packed, 0, place + len(packed) - 1)
@@ -80,7 +81,8 @@ class ChainHasher:
             offset = adapter.start - place * self.block_size
             if 0 <= offset < len(packed) // TOKEN_BYTES:
                 weights = bytes.fromhex(adapter.digest)
-                salt, person = weights[:16], weights[16:28] + offset.to_bytes(4)
+                salt = weights[:16]
+                person = weights[16:28] + offset.to_bytes(4)
         state = blake2b(parent, key=self._key, digest_size=DIGEST_BYTES, salt=salt, person=person)
         state.update(packed)
         return Digest(state.digest())
@@ -90,7 +92,8 @@ class ChainHasher:
     ) -> list[Digest]:
         """The digests at every full block's end."""
         digests: list[Digest] = []
-        parent, view = root, memoryview(packed)
+        parent = root
+        view = memoryview(packed)
         for place, end in enumerate(range(self._stride, len(packed) + 1, self._stride)):
             parent = self.extend(parent, view[end - self._stride : end], place, adapter)
             digests.append(parent)

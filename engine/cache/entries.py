@@ -60,7 +60,8 @@ class Entries:
             changed=self._note,
         )
         if store is not None:
-            store.on_held, store.on_displaced = self._has_copy, self._displaced
+            store.on_held = self._has_copy
+            store.on_displaced = self._displaced
         self._grace_seconds = grace_seconds
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
@@ -165,7 +166,8 @@ class Entries:
         The TTL, or a lifetime of its own, counts from `arrived_at`. The entry is readable from
         `now` on. None if the time is over.
         """
-        key, expires_at = digests.at(mark.tokens), arrived_at + self.seconds(mark.ttl, mark.seconds)
+        key = digests.at(mark.tokens)
+        expires_at = arrived_at + self.seconds(mark.ttl, mark.seconds)
         entry = self._by_key.get(key)
         if entry is not None and not entry.is_broken and entry.expires_at > now:
             if entry.ready_at > arrived_at or (entry.seconds, mark.seconds) != (None, None):
@@ -184,7 +186,8 @@ class Entries:
                 self.end(entry, "ttl_expired")
             if expires_at <= now:
                 return None
-            what, times = (scope, key, mark.tokens, mark.ttl), (now, expires_at, expires_at)
+            what = (scope, key, mark.tokens, mark.ttl)
+            times = (now, expires_at, expires_at)
             entry = Entry(*what, list(blocks), *times, used_at=now, seconds=mark.seconds)
             entry.is_asked_for = mark.hold
             if digests.adapter is not None and digests.adapter.start < mark.tokens:
@@ -221,7 +224,8 @@ class Entries:
         assert self._store is not None
         if entry.key in self._by_key or not self._store.restore(entry, keys):
             return False
-        entry.blocks, entry.lease_tier = list(entry.stored or ()), "disk"
+        entry.blocks = list(entry.stored or ())
+        entry.lease_tier = "disk"
         entry.recorded = Recorded(entry.stored or [], entry.is_leased)
         self.leases.num_granted += entry.is_leased
         self.take_in(entry)
@@ -323,7 +327,8 @@ class Entries:
         expires_at = max([entry.kept_until, *entry.refreshed_until])
         if expires_at == entry.expires_at:
             return
-        before, entry.expires_at = entry.expires_at, expires_at
+        before = entry.expires_at
+        entry.expires_at = expires_at
         self._note(entry)
         if expires_at < before or entry.is_lapsed:
             self.leases.reorder(entry)
@@ -378,8 +383,10 @@ class Entries:
         if not entry.is_asked_for:
             return False
         self.leases.num_granted += 1
-        entry.is_leased, entry.lease_tier = True, "disk"
-        entry.was_sacrificed, entry.why_unleased = False, None
+        entry.is_leased = True
+        entry.lease_tier = "disk"
+        entry.was_sacrificed = False
+        entry.why_unleased = None
         self._note(entry)
         return True
 

@@ -10,7 +10,8 @@ LEAST_KEPT = 64
 """Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
 _MAGIC = b"compress"
 _SCALE = 10_000
-_THEIRS, _OURS = b"sibling\0", b"variant\0"
+_THEIRS = b"sibling\0"
+_OURS = b"variant\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def compression_of(domain: ActiveAdapter | None, block_size: int) -> Compression
     scorer = next((one for one in SCORERS if one.encode() == name), None)
     if not packed.startswith(_MAGIC) or scorer is None:
         return None
-    of, parts = int.from_bytes(packed[16:20]), int.from_bytes(packed[20:22])
+    of = int.from_bytes(packed[16:20])
+    parts = int.from_bytes(packed[20:22])
     return new_compression(scorer, parts / _SCALE, of, block_size)
 
 

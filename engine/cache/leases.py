@@ -152,7 +152,9 @@ class Leases:
         leased = pool.num_leased
         pool.lease(entry.blocks)
         self.num_granted += not entry.is_leased
-        entry.is_leased, entry.was_sacrificed, entry.why_unleased = True, False, None
+        entry.is_leased = True
+        entry.was_sacrificed = False
+        entry.why_unleased = None
         entry.lease_tier = "device"
         scope.entries[entry] = None
         scope.by_use.push(entry)
@@ -183,7 +185,8 @@ class Leases:
 
     def take_ended(self) -> list[EndedLease]:
         """The leases that ended since the last call."""
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         return ended
 
     def sacrifice(self) -> bool:
@@ -211,7 +214,8 @@ class Leases:
     def _leave_device(self, entry: Entry) -> list[str]:
         """Give a lease's references back. Return the names that no lease here holds any more."""
         entry.depend()
-        scope, leased = self._scopes[entry.scope], self._pool.num_leased
+        scope = self._scopes[entry.scope]
+        leased = self._pool.num_leased
         names = self._pool.end_lease(entry.blocks)
         scope.num_blocks -= leased - self._pool.num_leased
         del scope.entries[entry]

@@ -80,7 +80,8 @@ def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
     """
     position = 1
     for index in range(start, -1, -1):
-        one, other = segments[index], segments[min(index + 1, start)]
+        one = segments[index]
+        other = segments[min(index + 1, start)]
         is_run = one.kind in _RUNS and one.kind == other.kind and one.turn == other.turn
         if index < start and not is_run:
             position += 1

@@ -55,7 +55,8 @@ class Changes:
 
     def take(self) -> list[ChainGone | ChainHeld]:
         """The events since the last call."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
 
@@ -121,7 +122,8 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            largest, own = self._largest.first(), self._shares.get(owner)
+            largest = self._largest.first()
+            own = self._shares.get(owner)
             if largest is None:
                 raise NoFreeBlocks
             if own is not None and own.is_reclaimable and largest.held <= own.held + 1:
@@ -283,7 +285,8 @@ class BlockPool:
 
     def take_broken(self) -> list[Entry]:
         """The best-effort entries that lost content since the last call."""
-        broken, self._broken = self._broken, []
+        broken = self._broken
+        self._broken = []
         return broken
 
     def counts(self) -> BlockCell:
@@ -359,7 +362,8 @@ class BlockPool:
         block.tokens = bytearray()
         if self.forgotten is not None:
             self.forgotten(block)
-        dependents, block.dependents = block.dependents, set()
+        dependents = block.dependents
+        block.dependents = set()
         for entry in dependents:
             entry.is_broken = True
             self._broken.append(entry)

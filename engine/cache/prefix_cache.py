@@ -81,7 +81,8 @@ class CacheQuery:
     def told(self) -> Approximation | None:
         """What the answer is computed behind; None where nothing else than exact was asked for."""
         if self.asked is not None:
-            sibling, reused = self.asked.sibling, sum(one.end for one in self.placed)
+            sibling = self.asked.sibling
+            reused = sum(one.end for one in self.placed)
             layers = (sibling.own_layers, sibling.num_layers) if reused else (0, 0)
             return FromSibling(reused=reused, recomputed_layers=layers[0], of_layers=layers[1])
         if self.compression is not None:
@@ -221,7 +222,9 @@ class PrefixCache:
 
     def new_table(self, query: CacheQuery, *, may_fork: bool = False) -> BlockTable:
         """An empty table. `may_fork`: others will go on from the prompt's last token."""
-        root, state, last = query.digests.root, None, len(query.tokens) - 1
+        root = query.digests.root
+        state = None
+        last = len(query.tokens) - 1
         self.scopes.pop(root, None)
         self.scopes[root] = query.scope
         if len(self.scopes) > MAX_SCOPES:
@@ -288,7 +291,8 @@ class PrefixCache:
         """Release the blocks of a look-up."""
         for one in found.all:
             _release([*one.held, *one.state])
-            one.held, one.state = [], []
+            one.held = []
+            one.state = []
 
     def give_up(self, found: Found) -> None:
         """Release the blocks of a look-up that will be repeated. Its refreshes stay."""
@@ -324,7 +328,8 @@ class PrefixCache:
             _acquire(unused)
             _release(acquired)
             raise
-        found.held, found.state = [], []
+        found.held = []
+        found.state = []
         found.reused = sum(source.num_tokens for source in sources.values()) + query.cut
         return copies
 
@@ -349,7 +354,8 @@ class PrefixCache:
             lambda end: self._find_readable(query, end, now) if end in whole else None,
             query.lookback_to,
         )
-        found.hit, found.read = hit, hit.tokens if hit is not None else 0
+        found.hit = hit
+        found.read = hit.tokens if hit is not None else 0
         found.miss_reason = self._miss_reason(query, found.marks, hit)
         if hit is not None:
             hold = asks_for(found.marks, hit.tokens)
@@ -427,7 +433,8 @@ class PrefixCache:
 
     def _num_spare(self, query: CacheQuery, sources: Mapping[int, Source]) -> int:
         """The most blocks that what is copied takes besides, where these sources lack it."""
-        size, spare = self.pool.block_size, 0
+        size = self.pool.block_size
+        spare = 0
         for one in query.placed:
             is_copied = query.asked is None or one.entry is not None
             if is_copied and not _has(sources, one, size):
@@ -497,7 +504,8 @@ class PrefixCache:
         """The block with this content, in the highest tier that has it."""
         if self.state_blocks:
             return None
-        digest, packed = digests.full[index], digests.block_tokens(index)
+        digest = digests.full[index]
+        packed = digests.block_tokens(index)
         for pool in self.pools:
             if (block := pool.find(digest, packed)) is not None:
                 return block
@@ -562,7 +570,10 @@ class PrefixCache:
 
         With a recurrent state, at the last block of an entry: nothing else of a prefix can be read.
         """
-        size, is_news, num_held, num_leased = self.pool.block_size, False, 0, 0
+        size = self.pool.block_size
+        is_news = False
+        num_held = 0
+        num_leased = 0
         held: list[HeldName] = []
         for name in query.names:
             if name.tokens > table.num_tokens:

@@ -72,7 +72,8 @@ class RecurrentState:
         """Go on from a state, whose blocks have a reference for this table. There is room."""
         for _ in range(self.num_to_fill(position)):
             self._spare.append(self._pool.allocate(0, self._root, is_state=True))
-        self._current, self._read = list(state), position if state else None
+        self._current = list(state)
+        self._read = position if state else None
 
     def move(self) -> StateMove:
         """What the next step reads and writes. `make_room` was called before."""
@@ -84,7 +85,8 @@ class RecurrentState:
         """A step has computed up to `num_tokens`. What was read is kept."""
         if not self._is_own:
             if self._read is not None:
-                self.kept[self._read], self._read = self._current, None
+                self.kept[self._read] = self._current
+                self._read = None
             else:
                 self._pool.release_chain(self._current)
             self._current = self._spare[: self._num_blocks]
@@ -126,13 +128,16 @@ class RecurrentState:
         """The entries are written: nothing more is kept."""
         for blocks in self.kept.values():
             self._pool.release_chain(blocks)
-        self.kept, self.plan = {}, {}
+        self.kept = {}
+        self.plan = {}
 
     def release(self) -> None:
         """Give every reference back."""
         for blocks in (*self.kept.values(), self._spare, self._current):
             self._pool.release_chain(blocks)
-        self.kept, self._spare, self._current = {}, [], []
+        self.kept = {}
+        self._spare = []
+        self._current = []
         self._read = None
 
     @property

@@ -162,14 +162,16 @@ class StoreHolds:
 
     def end(self, entry: Entry) -> None:
         """End an entry's hold."""
-        blocks, entry.stored = entry.stored, None
+        blocks = entry.stored
+        entry.stored = None
         assert blocks is not None
         for block in blocks:
             holders = self._by_block[block]
             del holders[entry]
             if not holders:
                 del self._by_block[block]
-        scope, before = self._scopes[entry.scope], self._pool.num_leased
+        scope = self._scopes[entry.scope]
+        before = self._pool.num_leased
         self._pool.end_lease(blocks)
         scope.num_blocks -= before - self._pool.num_leased
         del scope.entries[entry]
@@ -283,14 +285,16 @@ class StoreTier:
                 self.forget(block)
 
     def take_deletes(self) -> list[str]:
-        self._deletes, deletes = [], self._deletes
+        deletes = self._deletes
+        self._deletes = []
         return deletes
 
     def _new_block(self, key: BlockKey, *, is_written: bool = True) -> Block:
         """A block with one reference, for a file that is there or will be written."""
         block = self.pool.allocate(key.place, key.owner)
         self.pool.append(block, key.packed)
-        self._keys[block], self._blocks[key.name] = key, block
+        self._keys[block] = key
+        self._blocks[key.name] = block
         if is_written:
             self._index(block)
         return block
@@ -327,7 +331,8 @@ class StoreTier:
 
     def take_asked(self) -> list[BlockKey]:
         """The files to read now."""
-        asked, self._asked = self._asked, []
+        asked = self._asked
+        self._asked = []
         return asked
 
     def arrived(self, name: str, payload: bytes) -> None:
@@ -412,7 +417,8 @@ class StoreTier:
         return blocks
 
     def take_notes(self) -> list[Note]:
-        notes, self._notes = list(self._notes.values()), OrderedDict()
+        notes = list(self._notes.values())
+        self._notes = OrderedDict()
         return notes
 
     def _say(self, entry: Entry, kind: Literal["put", "end"]) -> None:
@@ -459,7 +465,8 @@ class StoreTier:
 
     def _advance(self, job: SaveJob, saves: list[Save], max_blocks: int) -> bool:
         """Go on with an entry's blocks. False where the step's bound is reached."""
-        entry, size = job.entry, self.pool.block_size
+        entry = job.entry
+        size = self.pool.block_size
         while (index := len(job.blocks)) < len(entry.blocks):
             self._num_looked_at += 1
             if self._num_looked_at > MAX_LOOKED_AT:
@@ -487,7 +494,8 @@ class StoreTier:
 
     def _has(self, job: SaveJob, key: BlockKey, source: Block) -> bool:
         """Take a block into the job that is in the store, or on its way there."""
-        block, pending = self._blocks.get(key.name), self._pending.get(key.name)
+        block = self._blocks.get(key.name)
+        pending = self._pending.get(key.name)
         if block is None or self._keys[block].packed != key.packed:
             return False
         if pending is None and source.tier == "device" and self._is_doubtful(block):

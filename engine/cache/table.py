@@ -93,7 +93,8 @@ class BlockTable:
         free, and others may use a tail before this table writes to it.
         """
         assert not self.blocks
-        size, total = self._pool.block_size, self._blocks_for(num_tokens)
+        size = self._pool.block_size
+        total = self._blocks_for(num_tokens)
         partial = {index: s for index, s in sources.items() if s.num_tokens < size}
         # Partly filled blocks that this table can't append to.
         shared = {
@@ -144,7 +145,8 @@ class BlockTable:
 
     def gaps(self, end: int, begin: int = 0) -> Iterator[tuple[int, int]]:
         """The ranges of positions [begin, end) that are still to be computed, in order."""
-        size, position = self._pool.block_size, max(self.num_tokens, begin)
+        size = self._pool.block_size
+        position = max(self.num_tokens, begin)
         beyond = ((index * size, self.beyond[index]) for index in self._order)
         given = ((start, len(tokens)) for start, tokens in self._given)
         for start, count in merge(beyond, given) if self._given else beyond:
@@ -185,7 +187,8 @@ class BlockTable:
         Return the position of its first token, and the number of tokens.
         """
         index = self._arrivals.popleft()
-        source, count = self.incoming.pop(index), self.beyond.pop(index)
+        source = self.incoming.pop(index)
+        count = self.beyond.pop(index)
         self._order.remove(index)
         source.home.release(source)
         self._pass_over()
@@ -227,7 +230,8 @@ class BlockTable:
             self._pool.acquire(block)
         if self.state is not None:
             twin.state = self.state.fork(num_tokens)
-        twin.blocks, twin.num_tokens = list(shared), num_tokens
+        twin.blocks = list(shared)
+        twin.num_tokens = num_tokens
         twin._digests = self._digests[: num_tokens // self._pool.block_size]
         return twin
 
@@ -274,7 +278,8 @@ class BlockTable:
         self._pass_over()
 
     def _record(self, tokens: Sequence[TokenId]) -> None:
-        packed, taken = pack(tokens), 0
+        packed = pack(tokens)
+        taken = 0
         size = self._pool.block_size
         while taken < len(tokens):
             index, offset = divmod(self.num_tokens, size)

@@ -210,7 +210,8 @@ class Accounting:
 
     def _note_output(self, sequence: SequenceState) -> None:
         """A token of the choice has come, or a piece of text from a server of text."""
-        now, last = self.clock.now(), sequence.last_output_at
+        now = self.clock.now()
+        last = sequence.last_output_at
         sequence.last_output_at = now
         if last is not None:
             self.totals.inter_token_seconds.add(now - last)
@@ -227,7 +228,8 @@ class Accounting:
             )
         self._events += self._cache.pool.changes.take()
         if self._events:
-            events, self._events = self._events, []
+            events = self._events
+            self._events = []
             self.num_published += len(events)
             self._publish(events)
 
@@ -235,7 +237,8 @@ class Accounting:
 
     def ended(self, sequence: SequenceState) -> None:
         """Close one choice, which has its `finish`. The last one closes the request."""
-        request, reason = sequence.request, sequence.finish
+        request = sequence.request
+        reason = sequence.finish
         assert reason is not None
         if request.started_at is None:
             message = "the prompt does not fit into the engine's memory"

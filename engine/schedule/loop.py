@@ -112,7 +112,8 @@ class EngineLoop:
                 self.scheduler.copied(copier)
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
-        is_shared, stepped = self.scheduler.is_shared, [chunk.sequence for chunk in chunks]
+        is_shared = self.scheduler.is_shared
+        stepped = [chunk.sequence for chunk in chunks]
         taken = self._sampled.take_late(self._masks.is_busy, is_shared=is_shared)
         self._masks.begin([*taken, *stepped])
         if self.scheduler.speculation is not None:
@@ -149,7 +150,8 @@ class EngineLoop:
         if sequence.is_exact_part:
             return
         # All prompt tokens but the last are computed. From here the other choices share them.
-        request, num_shared = sequence.request, len(sequence.request.query.tokens) - 1
+        request = sequence.request
+        num_shared = len(sequence.request.query.tokens) - 1
         is_whole = sequence is request.leader and sequence.table.num_tokens >= num_shared
         if is_whole and not request.is_forked:
             request.is_forked = True
@@ -169,7 +171,9 @@ class EngineLoop:
 
         Before that is chosen what of them is computed after all.
         """
-        query, placings, compressor = sequence.request.query, sequence.placings, self._compressor
+        query = sequence.request.query
+        placings = sequence.placings
+        compressor = self._compressor
         assert compressor is not None and sequence.own is not None
         if sequence.placing is not placings[-1]:
             return
@@ -177,7 +181,8 @@ class EngineLoop:
         blends = list[Blend]()
         for one in placings:
             assert one.table is not None
-            placed, sources = one.placed, one.table.block_ids
+            placed = one.placed
+            sources = one.table.block_ids
             if placed.is_chosen:
                 num = placed.copied - placed.start
                 blends.append(Blend(placed.start, placed.end, num, sources, one.chosen))
@@ -203,7 +208,8 @@ class EngineLoop:
 
     def _work(self, chunk: PrefillChunk) -> Work:
         sequence, start = chunk.sequence, chunk.start
-        query, is_exact = sequence.request.query, sequence.is_exact_part
+        query = sequence.request.query
+        is_exact = sequence.is_exact_part
         samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
         samples = samples and not is_exact
         end = start + chunk.count

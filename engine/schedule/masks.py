@@ -100,7 +100,8 @@ class MaskPool:
             elif job.at is not None and self._clock.now() - job.at[1] > self._seconds:
                 if job.at[0].finish is None:
                     failed[job.at[0]] = None
-        wanted, self._wanted = self._wanted, {}
+        wanted = self._wanted
+        self._wanted = {}
         self.begin(one for one in wanted if one not in failed)
         return list(failed)
 

@@ -58,7 +58,8 @@ class StepPace:
 
     def is_short(self, sequence: SequenceState) -> bool:
         """Whether the rest of its prompt is computed whole, also in a short step."""
-        found, num_left = sequence.request.found, sequence.num_pending
+        found = sequence.request.found
+        num_left = sequence.num_pending
         if sequence is sequence.request.leader and not sequence.table.num_tokens and found:
             num_left -= found.read  # it waits, and reads that from memory
         return num_left <= _WHOLE_PIECES * self.least_tokens
@@ -149,7 +150,8 @@ class StepRoom:
         """How many tokens of this sequence's prompt there is room for, 0 where it does not pay."""
         if self._pace is None:
             return self._tokens
-        pace, start = self._pace, sequence.table.num_tokens
+        pace = self._pace
+        start = sequence.table.num_tokens
         fitting = int(self._time_share * pace.tokens_at(start))
         if self._time_share == 1:
             least = pace.least_tokens

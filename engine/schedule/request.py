@@ -34,7 +34,8 @@ class Ranges:
         last = bisect_right(ranges, end, key=lambda one: one[0])
         before = ranges[first:last]
         if before:
-            start, end = min(start, before[0][0]), max(end, before[-1][1])
+            start = min(start, before[0][0])
+            end = max(end, before[-1][1])
         ranges[first:last] = [(start, end)]
         self.total += end - start - sum(stop - begin for begin, stop in before)
 
@@ -266,9 +267,11 @@ class RequestState:
         """Find and hold what it may read. One that may read a sibling's entries is exact if there
         is none."""
         if self.query.asked is not None:
-            before, self.query = self.query, with_sibling(self.query, cache)
+            before = self.query
+            self.query = with_sibling(self.query, cache)
             if self.query.digests.adapter != before.digests.adapter:
-                self.twin, self.raced = None, 0
+                self.twin = None
+                self.raced = 0
             for leader in self.sequences[:1]:
                 leader.table = cache.new_table(self.query)
         self.found = cache.look_up(self.query)

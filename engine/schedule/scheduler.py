@@ -146,8 +146,10 @@ class Scheduler:
         """What is to be done, in this order, before anything is written on the device: the copies
         to the host, the blocks to write zeros to, and the device's own copies."""
         host, pool = self._cache.host, self._cache.pool
-        copies, self.copies = self.copies, []
-        to_clear, pool.to_clear = pool.to_clear, []
+        copies = self.copies
+        self.copies = []
+        to_clear = pool.to_clear
+        pool.to_clear = []
         return host.take_demotions() if host is not None else [], to_clear, copies
 
     def take_arrivals(self, max_loads: int = 0) -> Arrivals:
@@ -157,7 +159,8 @@ class Scheduler:
         """
         promotions: list[BlockCopy] = []
         loads: list[Load] = []
-        num_missed, is_first = 0, True
+        num_missed = 0
+        is_first = True
         arriving = [(one, table) for one in self.running for table in one.tables]
         for sequence, table in arriving:
             while table.incoming:
@@ -226,14 +229,17 @@ class Scheduler:
         computes it from the beginning. Only running sequences are waited for, which wait for none:
         there is no circle.
         """
-        request, size, most = sequence.request, self._cache.pool.block_size, 0
+        request = sequence.request
+        size = self._cache.pool.block_size
+        most = 0
         if not sequence.is_new or self._cache.state_blocks:
             return False
         twin = request.twin
         is_computing = twin is not None and twin.sequence in self.running
         if twin is not None and is_computing and twin.sequence.num_computed < twin.tokens:
             return True
-        digests, request.twin = request.query.digests, None
+        digests = request.query.digests
+        request.twin = None
         read = request.found.read if request.found is not None else 0
         usable = (digests.num_tokens - 1) // size
         for other in self.running:
@@ -245,7 +251,8 @@ class Scheduler:
             computed = other.num_computed
             saved = shared - max(read, computed)
             if saved >= size and 2 * saved >= shared - computed and saved > most:
-                request.twin, most = Twin(other, shared), saved
+                request.twin = Twin(other, shared)
+                most = saved
         if request.twin is not None:
             request.raced = max(request.raced, request.twin.tokens)
         return request.twin is not None
@@ -318,7 +325,8 @@ class Scheduler:
                 continue
             elif self._admit(candidate, now):
                 self._reuse_order.admitted(candidate, overtaken)
-                sequence, candidate = candidate, self._next_behind(overtaken, is_batch)
+                sequence = candidate
+                candidate = self._next_behind(overtaken, is_batch)
                 self._pace.admitted(sequence)
                 is_admitted = True
             else:
@@ -369,7 +377,9 @@ class Scheduler:
         return sequence.finish is None
 
     def _begin(self, sequence: SequenceState) -> None:
-        request, table, found = sequence.request, sequence.table, None
+        request = sequence.request
+        table = sequence.table
+        found = None
         if sequence.is_new:
             found = request.found
             assert found is not None
@@ -386,7 +396,8 @@ class Scheduler:
         self.copies += begin_placing(self._cache, placing)
         assert placing.table is not None
         sequence.own = sequence.own or (sequence.tokens, sequence.table)
-        sequence.origin, sequence.table = placing.placed.origin, placing.table
+        sequence.origin = placing.placed.origin
+        sequence.table = placing.table
         sequence.tokens = list(sequence.origin.tokens[:-1])
 
     def copied(self, sequence: SequenceState) -> None:

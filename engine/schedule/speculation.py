@@ -59,9 +59,11 @@ class Speculation:
         left = self._max_step_tokens
         extended = []
         for chunk in chunks:
-            sequence, table = chunk.sequence, chunk.sequence.table
+            sequence = chunk.sequence
+            table = chunk.sequence.table
             # One more than proposed is drawn: neither the output's limit nor the context is passed.
-            query, num_tokens = sequence.request.query, len(sequence.tokens)
+            query = sequence.request.query
+            num_tokens = len(sequence.tokens)
             room = min(left, self._max_context_tokens - query.cut - num_tokens - 1)
             if (most := sequence.request.request.sampling.max_tokens) is not None:
                 room = min(room, most - sequence.num_output - 1)

@@ -48,7 +48,8 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[SequenceState]:
         """The requests in the order of their turns, if no tokens are computed in between."""
         yield from self._preempted
-        served, at = self._served, self._served_at
+        served = self._served
+        at = self._served_at
         for scope in sorted(self._lines, key=lambda one: (served[one], at.get(one, 0))):
             yield from self._lines[scope]
 
@@ -193,7 +194,8 @@ def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) ->
     if spare * pool.block_size >= first.uncached:
         return 0
     max_tokens = MAX_STEPS * step_tokens
-    best, patience = 0, first.patience(max_tokens)
+    best = 0
+    patience = first.patience(max_tokens)
     for index, one in enumerate(others, 1):
         if one.uncached < line[best].uncached and one.uncached <= patience:
             best = index
@@ -222,10 +224,12 @@ class ReuseOrder:
         awaits_twin: Callable[[SequenceState], bool],
     ) -> SequenceState | None:
         """The next request: the first in order, or one of its scope that passes it."""
-        self._next, self._passed = None, []
+        self._next = None
+        self._passed = []
         if first is None or not _is_comparable(first):
             return first
-        line, pool = [first], self._cache.pool
+        line = [first]
+        pool = self._cache.pool
         if pool.num_empty * pool.block_size < first.num_pending:  # it evicts something
             for other in islice(queue, MAX_LOOKED_AT):
                 if len(line) == MAX_COMPARED:
@@ -236,7 +240,8 @@ class ReuseOrder:
             waiting = list[Waiting]()
             for request in (sequence.request for sequence in line):
                 assert request.found is not None
-                digests, here = request.query.digests, self._cache.resident(request.query.digests)
+                digests = request.query.digests
+                here = self._cache.resident(request.query.digests)
                 held = self._cache.resident(digests, here, is_held=True)
                 # The last token is always computed.
                 most = max(here * pool.block_size, request.found.read)
@@ -247,7 +252,8 @@ class ReuseOrder:
             if index == 0:
                 break
             if not awaits_twin(line[index]):
-                self._next, self._passed = line[index], line[:index]
+                self._next = line[index]
+                self._passed = line[:index]
                 return self._next
             del line[index]
         return first
@@ -259,7 +265,8 @@ class ReuseOrder:
             other.request.num_overtaken += 1
         for other in passed:
             other.request.overtaken_tokens += sequence.num_pending
-        self._next, self._passed = None, []
+        self._next = None
+        self._passed = []
 
 
 def _is_comparable(sequence: SequenceState) -> bool:

@@ -183,7 +183,8 @@ class StoreDirectory:
         Raises StoreRefused, and OSError where rights or room are missing.
         """
         self.path = path
-        self._blocks, self._new = path / "blocks", path / "new"
+        self._blocks = path / "blocks"
+        self._new = path / "new"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if strangers := sorted(set(os.listdir(path)) - _OWN):
             message = f"{path} has files that are not a store's: {strangers[0]}"

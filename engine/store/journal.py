@@ -102,7 +102,8 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
         """The keys of the entry's files, in order. None where its tokens are not the key's."""
         keys: list[BlockKey] = []
         root = parent = hasher.root(self.scope)
-        stride, end = hasher.block_size * TOKEN_BYTES, split_states(self.packed)
+        stride = hasher.block_size * TOKEN_BYTES
+        end = split_states(self.packed)
         if end == 0:
             return None
         starts = [*range(0, end, stride), *range(end, len(self.packed), stride)]
@@ -151,7 +152,8 @@ Record = Put | Touch | End
 
 
 # What tells of an entry in a line that is damaged elsewhere.
-_KEY, _NO_LEASE = re.compile(rb'"key":"([0-9a-f]+)"'), b'"is_leased":false'
+_KEY = re.compile(rb'"key":"([0-9a-f]+)"')
+_NO_LEASE = b'"is_leased":false'
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 

@@ -176,12 +176,16 @@ class Peers:
             return  # it is not there yet, or no more
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
-        told, shown, entries = journal.told, journal.shown, journal.told.entries
+        told = journal.told
+        shown = journal.shown
+        entries = journal.told.entries
         told.take(whole.splitlines())
         if len(data) == MAX_READ_BYTES:
             return
         unfit = Counter({f"journal_{reason}": n for reason, n in told.damages.items()})
-        changed, told.changed, told.damages = told.changed, set(), Counter()
+        changed = told.changed
+        told.changed = set()
+        told.damages = Counter()
         damages: dict[str, Missed | None] = {}
         for key in changed & entries.keys():
             put = entries[key]
@@ -219,7 +223,8 @@ class Peers:
         """The keys in the domain, of an entry without a recurrent state."""
         if self._domain is None:
             return keys
-        found, parent = list[BlockKey](), keys[0].owner
+        found = list[BlockKey]()
+        parent = keys[0].owner
         for one in keys:
             digest = self._hasher.extend(parent, one.packed, one.place, self._domain)
             name = self._reader.keys.name_of(digest)
@@ -305,7 +310,8 @@ class Peers:
 
         Nothing happens if this engine has an equal one of its own, or there is no room.
         """
-        now, wall = self._clock.now(), self._wall()
+        now = self._clock.now()
+        wall = self._wall()
         if put.times.seconds_left(wall) <= 0:
             self._known.pop(key, None)
             return

@@ -278,7 +278,8 @@ class DiskStore:
             peers.after_step()
         # How many blocks may be written now, by the bounds on bytes a second and in the queue.
         at = self._pace.now()
-        rate, size = self._bounds.bytes_per_second, self._bounds.file_bytes
+        rate = self._bounds.bytes_per_second
+        size = self._bounds.file_bytes
         most = max(rate * BURST_SECONDS, size)
         self._allowance = min(self._allowance + rate * (at - self._paced_at), most)
         self._paced_at = at
@@ -333,7 +334,9 @@ class DiskStore:
             log.warning("the store is not written to its end", pending=self._queued_bytes)
 
     def stats(self) -> StoreStats:
-        tier, restored, size = self._tier, self._restored, self._bounds.file_bytes
+        tier = self._tier
+        restored = self._restored
+        size = self._bounds.file_bytes
         held = tier.holds.entries()
         return StoreStats(
             is_up=not self._is_down,
@@ -429,9 +432,12 @@ class DiskStore:
         In this order: the journal never tells of an entry whose files were deleted, and what makes
         way is deleted before a file of the same name is written.
         """
-        wall, records, told = self._wall(), list[Record](), dict[Entry, Recorded]()
+        wall = self._wall()
+        records = list[Record]()
+        told = dict[Entry, Recorded]()
         for note in () if self._is_down else self._tier.take_notes():
-            entry, key = note.entry, note.entry.key.hex()
+            entry = note.entry
+            key = note.entry.key.hex()
             if note.kind == "end" or entry.stored is None:
                 records.append(End(key=key))
                 continue

@@ -234,7 +234,8 @@ class KeysController(AdminController):
     async def rotate(
         self, key_id: FromPath[str], asked: NamedDependency[Rotation], services: Deps
     ) -> structs.MadeKey:
-        now, key = services.clock.wall(), new_key()
+        now = services.clock.wall()
+        key = new_key()
         _check_id(key_id)
         made = await services.keys.rotate(key_id, key, now, asked.grace_seconds)
         await _take_over(services)

@@ -126,7 +126,10 @@ def of_requests(
     asked: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
 ) -> structs.AdviceReport:
     """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
-    turns, found, plans, least = [], [], [], 1
+    turns = []
+    found = []
+    plans = []
+    least = 1
     for number, given in enumerate(asked.requests):
         try:
             read = pasted.read(given, asked.dialect)

@@ -76,7 +76,8 @@ class JsonBody(Provide):
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         async def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
-            services, key = services_of(request), request.user.key_id
+            services = services_of(request)
+            key = request.user.key_id
             bounds = services.bounds
             return await services.workers.run(key, len(body), decode_body, body, kind, bounds)
 

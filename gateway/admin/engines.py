@@ -151,7 +151,8 @@ def _log(event: str, engine: Engine, **more: object) -> None:
 
 
 async def _report(services: Services, engine: Engine) -> EngineReport:
-    stats, about = None, engine.description
+    stats = None
+    about = engine.description
     if engine.is_ready:
         with suppress(GatewayError):  # a slow answer says nothing of whether it takes turns
             stats = await engine.stats()
@@ -191,7 +192,8 @@ def _others(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]
     others = {name_of(model) for model in services.fleet.served.models} - {own}
     if not others:
         return []
-    listed, known = ", ".join(sorted(others)), ", ".join(ids)
+    listed = ", ".join(sorted(others))
+    known = ", ".join(ids)
     return [f"it has another model than {listed}, and answers only to {known}"]
 
 

@@ -157,14 +157,16 @@ def _path_parameters(path: str) -> tuple[Schema, ...]:
 
 def _query_parameters(handler: HTTPRouteHandler, owner: Any) -> dict[str, Schema]:
     """Those of the handler, or of a dependency, and those of its own dependencies."""
-    dependencies, found = handler.resolve_dependencies(), dict[str, Schema]()
+    dependencies = handler.resolve_dependencies()
+    found = dict[str, Schema]()
     fields: dict[str, FieldDefinition] = owner.parsed_fn_signature.parameters
     for name, field in fields.items():
         kwarg = field.kwarg_definition
         if name in dependencies:
             found |= _query_parameters(handler, dependencies[name])
         elif isinstance(kwarg, ParameterKwarg) and kwarg.param_type == "query":
-            schema, required = _query_schema(field, kwarg), not field.has_default
+            schema = _query_schema(field, kwarg)
+            required = not field.has_default
             found[name] = _given(kwarg.name or name, schema, required=required)
     return found
 
@@ -292,7 +294,8 @@ def _model_apis() -> Iterator[Operation]:
     operations = tomllib.loads(_MODEL_APIS.read_text("utf-8"))
     for id, (method, path, summary) in operations.items():
         kinds = {"dialects": (dialect_of_path(path),), **_KINDS[id.removesuffix("AtV1")]}
-        is_google, has_body = kinds["dialects"] == ("gemini",), "body" in kinds
+        is_google = kinds["dialects"] == ("gemini",)
+        has_body = "body" in kinds
         given = kinds.pop("parameters", ())
         in_path = () if given is _CALLED else _path_parameters(path)
         values: dict[str, Any] = {
@@ -366,7 +369,8 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
 def _add_fields(schema: dict[str, Any], fields: Fields) -> None:
     """Describe what OpenAI's bodies may hold besides the fields of their types: fields without
     effect, fields that must be neutral, and null for every optional one."""
-    properties, required = schema["properties"], schema.get("required", [])
+    properties = schema["properties"]
+    required = schema.get("required", [])
     for name in properties.keys() - set(required):
         if properties[name].get("default", ...) is None:
             continue  # null is one of its values
@@ -403,7 +407,8 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     envelopes: dict[str, list[Any]] = {}
     for error in operation.errors:
         for dialect in operation.dialects:
-            status, envelope = str(status_of(error(), dialect)), schema_of[repr(ENVELOPES[dialect])]
+            status = str(status_of(error(), dialect))
+            envelope = schema_of[repr(ENVELOPES[dialect])]
             if dialect == "anthropic":
                 kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
                 envelope = {"allOf": [envelope, kind]}

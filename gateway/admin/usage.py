@@ -206,7 +206,8 @@ class UsageController(AdminController):
     ) -> list[structs.PrefixReport]:
         own = request.user.confine(workspace)
         of = range_of(services, span, own, model=model)
-        ledger, prices = services.queries.ledger, services.prices.own
+        ledger = services.queries.ledger
+        prices = services.prices.own
         return await prefixes_of(ledger, of, prices, limit)
 
     @view("/turns/search", "searchTurns", "Turns, page by page, the newest first.")
@@ -255,7 +256,8 @@ class UsageController(AdminController):
 
 async def _usage_of(services: Services, of: Range) -> structs.Usage:
     queries = services.queries
-    totals, before = await queries.totals(of), await queries.totals(of.before())
+    totals = await queries.totals(of)
+    before = await queries.totals(of.before())
     series, reasons = await queries.series(of), await queries.reasons(of)
     return structs.Usage(
         since_ms=of.since_ms,
@@ -287,7 +289,8 @@ def _listed(services: Services) -> list[fleet.ListedModel]:
 
 
 def rates_of(totals: structs.Totals) -> structs.HitRates:
-    read, prompt = totals.cache_read_tokens, totals.prompt_tokens
+    read = totals.cache_read_tokens
+    prompt = totals.prompt_tokens
     marked = prompt - totals.input_tokens
     return structs.HitRates(
         token_hit_rate=read / prompt if prompt else None,
@@ -495,7 +498,8 @@ _MAX_CANDIDATES = 200
 _MAX_BESIDE = 300
 # By how much the blocks of two prompts may differ in length and still be taken for two versions of
 # one: a date, a name or an id in a block is shorter.
-_ALIKE_BYTES, _ALIKE_SHARE = 32, 0.02
+_ALIKE_BYTES = 32
+_ALIKE_SHARE = 0.02
 
 
 class DivergenceController(AdminController):
@@ -521,8 +525,10 @@ class DivergenceController(AdminController):
                 return structs.TurnDivergence(turn=turn_id)
             before_id, before = found
         else:
-            before_id, before = earlier, unpack((await _turn(services, earlier, own))[1])
-        tokens, differs = before.num_tokens, compare(before, later)
+            before_id = earlier
+            before = unpack((await _turn(services, earlier, own))[1])
+        tokens = before.num_tokens
+        differs = compare(before, later)
         exact = None
         if differs is not None and differs.segment is not None:
             exact = await _exact(services, turn, before_id)
@@ -549,7 +555,8 @@ class DivergenceController(AdminController):
             report = _bounded(report, before, later, differs)
         section, block = _place_of(before, differs)
         # What reading those tokens would have saved this turn, at its own price.
-        price, lost = services.prices.own.with_id(turn.price or ""), None
+        price = services.prices.own.with_id(turn.price or "")
+        lost = None
         if shared and price is not None and differs.missed_tokens is not None:
             rates = price.rates_above(turn.prompt_tokens - 1)
             missed = min(differs.missed_tokens, turn.input_tokens + turn.written_tokens)

@@ -104,11 +104,16 @@ class WorkspaceLimits:
     def take(self, wanted: Wanted) -> None:
         """Take a turn's place until `leave`. Raise Overloaded, RateLimited or SpendLimitReached,
         with nothing taken."""
-        principal, backlog, most_cost = wanted.principal, wanted.backlog, wanted.most_cost
+        principal = wanted.principal
+        backlog = wanted.backlog
+        most_cost = wanted.most_cost
         if self.in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
-        workspace, limits, now = principal.workspace, principal.limits, self._monotonic()
-        account, reserved = self.account(workspace, limits), 0
+        workspace = principal.workspace
+        limits = principal.limits
+        now = self._monotonic()
+        account = self.account(workspace, limits)
+        reserved = 0
         if limits.tokens_per_minute is not None:
             expected = math.ceil(wanted.estimate * account.counted_share)
             reserved = min(max(1, expected), limits.tokens_per_minute)
@@ -123,13 +128,17 @@ class WorkspaceLimits:
         in_flight = account.in_flight + account.in_flight_elsewhere
         if limits.max_concurrency is not None and in_flight >= limits.max_concurrency:
             raise RateLimited(CONCURRENT, limits.max_concurrency, 1)
-        seconds, what, limit = 0.0, "", 0
+        seconds = 0.0
+        what = ""
+        limit = 0
         for name, bucket, amount in (
             ("requests per minute", account.requests, 1),
             ("tokens per minute", account.tokens, reserved),
         ):
             if bucket is not None and (wait := bucket.wait(amount, now)) > seconds:
-                seconds, what, limit = wait, name, bucket.per_minute
+                seconds = wait
+                what = name
+                limit = bucket.per_minute
         if seconds > 0:
             raise RateLimited(what, limit, max(1, math.ceil(seconds)))
         # Without a limit nothing is counted, so a limit that is set later begins with no debt.
@@ -203,7 +212,8 @@ class WorkspaceLimits:
 
     def account(self, workspace: str, limits: Limits | None = None) -> Account:
         """The workspace's account; with `limits` if they have changed."""
-        account, now = self._accounts.get(workspace), self._monotonic()
+        account = self._accounts.get(workspace)
+        now = self._monotonic()
         if account is None:
             surplus = len(self._accounts) + 1 - MAX_ACCOUNTS
             if surplus > 0:  # forget idle ones, longest unused first
@@ -227,7 +237,8 @@ class WorkspaceLimits:
             others = account.other_months
             if account.month is not None:
                 others[account.month] = account.spent
-            account.month, account.spent = self._month, others.pop(self._month, 0)
+            account.month = self._month
+            account.spent = others.pop(self._month, 0)
             account.untold.spent = 0
             while len(others) >= _MAX_MONTHS:
                 del others[next(iter(others))]
@@ -249,12 +260,14 @@ async def watch_spend(
 
     async def look() -> None:
         nonlocal watched, read
-        now, known = clock.monotonic(), keyring.workspaces.values()
+        now = clock.monotonic()
+        known = keyring.workspaces.values()
         limited = {one.id for one in known if one.monthly_spend_nano is not None}
         if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
             month = month_of(clock.wall())
             limits.learn_spend(month, await workspaces.spent(sorted(limited), month))
-            watched, read = limited, now
+            watched = limited
+            read = now
 
     await repeat(stopping, _SPEND_TICK_SECONDS, look, "spend_read_failed")
 

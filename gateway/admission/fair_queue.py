@@ -59,7 +59,8 @@ class FairQueue(Generic[ItemT]):
     """A workspace may have half of `turns` and of `tokens`; its only turn may have more tokens."""
 
     def __init__(self, turns: int = MAX_TURNS, tokens: int = MAX_TOKENS) -> None:
-        self._most_turns, self._most_tokens = turns, tokens
+        self._most_turns = turns
+        self._most_tokens = tokens
         self._lanes: dict[str, _Lane[ItemT]] = {}
         # Start tags of workspaces without a turn here, if they are above the tag served last.
         self._tags: dict[str, int] = {}

@@ -108,9 +108,11 @@ class KeyRing:
             return None
         if known.expires_at is not None and known.expires_at <= self._clock.wall():
             return None
-        key_id, now = known.principal.key_id, self._clock.monotonic()
+        key_id = known.principal.key_id
+        now = self._clock.monotonic()
         if now - self._noted.get(key_id, -math.inf) >= _LAST_USE_SECONDS:
-            self._noted[key_id], self._used[key_id] = now, self._clock.wall()
+            self._noted[key_id] = now
+            self._used[key_id] = self._clock.wall()
         return known.principal
 
     async def poll(self) -> None:
@@ -126,7 +128,8 @@ class KeyRing:
         """Read keys and limits again, and forget keys that have ended. One refresh at a time, so
         that an older read never replaces a newer one."""
         async with self._refreshing:
-            asked, now = self._clock.monotonic(), self._clock.wall()
+            asked = self._clock.monotonic()
+            now = self._clock.wall()
             configured = self._configured
             digests = [] if configured is None else [configured.digest]
             found = await self._keys.directory(_MAX_KEYS, now, digests)
@@ -205,7 +208,8 @@ class KeyRing:
         )
 
     async def _write_uses(self) -> None:
-        used, self._used = self._used, {}
+        used = self._used
+        self._used = {}
         try:
             await self._keys.touch(used)
         except GatewayError:

@@ -42,7 +42,8 @@ _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
 _LEARNING = 0.1
-_MOVES, _MOVE_SECONDS = 32, 30.0
+_MOVES = 32
+_MOVE_SECONDS = 30.0
 _MAX_RETRY_SECONDS = 60
 
 
@@ -94,7 +95,8 @@ class Permit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        queue, was_between = self.admission.queue, self.is_between
+        queue = self.admission.queue
+        was_between = self.is_between
         queue.leave(self)
         self._leave_limits()
         if was_between:
@@ -151,8 +153,11 @@ class EngineQueue:
         """Return once there is room, for a row of a batch once it is its turn in idle room. A turn
         that is here again goes before its workspace's others. Raise Overloaded if the queue is full
         or the turn's time is over. A row has no deadline here; its batch has one."""
-        ask, is_row, began = permit.ask, permit.ask.is_batch, self._monotonic()
-        workspace, model = permit.workspace, ask.model.engine_model
+        ask = permit.ask
+        is_row = permit.ask.is_batch
+        began = self._monotonic()
+        workspace = permit.workspace
+        model = ask.model.engine_model
         if not (is_row or permit.is_again or self._queue):
             is_first = self._is_first(workspace)
             if self._has_room(model, counts_prefill=not is_first):
@@ -162,7 +167,8 @@ class EngineQueue:
         if seconds is not None and seconds <= 0:
             raise self._refusal("deadline")
         future = asyncio.get_running_loop().create_future()
-        item, queue = _Item(future, permit), self._rows if is_row else self._queue
+        item = _Item(future, permit)
+        queue = self._rows if is_row else self._queue
         waiting = Waiting(workspace, model, ask.estimated_tokens, item, permit.is_charged)
         try:
             victims = queue.push(waiting, is_first=permit.is_again)
@@ -193,7 +199,8 @@ class EngineQueue:
         """The turn is an engine's load now, or over."""
         if not permit.is_between:
             return
-        permit.is_between, is_row = False, permit.ask.is_batch
+        permit.is_between = False
+        is_row = permit.ask.is_batch
         self._num_between -= 1
         self._rows_between -= is_row
         workspaces = self._workspaces_between
@@ -291,7 +298,8 @@ class EngineQueue:
             waiting.item.future.set_result(None)
 
     def _let_in(self, permit: Permit) -> None:
-        is_row, workspace = permit.ask.is_batch, permit.workspace
+        is_row = permit.ask.is_batch
+        workspace = permit.workspace
         permit.is_between = True
         permit.tokens = permit.ask.prompt_tokens * self._computed_share
         self._num_between += 1
@@ -311,7 +319,8 @@ class EngineQueue:
         engine is unsure: turns wait for it."""
         if self._in_flight() - len(self._queue) > MAX_IN_FLIGHT:
             return False
-        now, is_any = self._monotonic(), False
+        now = self._monotonic()
+        is_any = False
         num_places = num_idle = -self._num_between
         tokens = -self._tokens_between
         for engine in self._engines:
@@ -326,7 +335,8 @@ class EngineQueue:
             is_any = True
             if self._closed.get(engine.url, now) > now:
                 continue
-            places, most = MAX_IN_FLIGHT, description.max_running
+            places = MAX_IN_FLIGHT
+            most = description.max_running
             if most:
                 # A few turns wait at the engine, so that it never waits for us.
                 places = most + max(1, most // 16) - load.num_running
@@ -374,7 +384,9 @@ class EngineQueue:
 
     def _refusal(self, reason: str) -> Overloaded:
         self._metrics.count("refused_turns", reason)
-        now, moved, seconds = self._monotonic(), self._moved, float(_MAX_RETRY_SECONDS)
+        now = self._monotonic()
+        moved = self._moved
+        seconds = float(_MAX_RETRY_SECONDS)
         while moved and now - moved[0] > _MOVE_SECONDS:
             moved.popleft()
         if moved:

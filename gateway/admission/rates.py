@@ -169,7 +169,8 @@ class BodyBytes:
     def take(self, workspace: str, num_bytes: int) -> None:
         """Hold the bytes, or raise with nothing taken. Overloaded: all bytes are held. RateLimited:
         the workspace's part is held."""
-        left, held = self._most - self.total, self._held[workspace]
+        left = self._most - self.total
+        held = self._held[workspace]
         if num_bytes > left:
             raise Overloaded("too many bytes of requests are held", _RETRY_SECONDS)
         if held and held + num_bytes > left:

@@ -190,8 +190,10 @@ class SharedLimits:
 
     async def _exchange(self) -> bool:
         """One exchange with the store; False if it is away. Every waiting turn has its answer."""
-        waiting, self._waiting = self._waiting, []
-        telling, self._telling = self._telling, []
+        waiting = self._waiting
+        self._waiting = []
+        telling = self._telling
+        self._telling = []
         waiting = [one for one in waiting if not one.taken.cancelled()]
         names = {one.workspace for one in waiting}
         told = sorted(self._changed - names)[: max(0, MAX_TOLD - len(names))]
@@ -227,10 +229,12 @@ class SharedLimits:
     def _answer(self, waiting: list[_Waiting], telling: list[asyncio.Future[None]]) -> None:
         """Wake who took part, and everybody who came meanwhile while limits are not shared."""
         if not self.is_shared:
-            late, self._waiting = self._waiting, []
+            late = self._waiting
+            self._waiting = []
             for one in late:
                 one.decide(self._limits)
-            waiting, telling = [*waiting, *late], [*telling, *self._telling]
+            waiting = [*waiting, *late]
+            telling = [*telling, *self._telling]
             self._telling = []
         for one in waiting:
             one.answer(self._limits)
@@ -249,7 +253,8 @@ class SharedLimits:
         """Make the account what the state says, with what was taken here since."""
         state = _read(page.states[workspace])
         account = self._limits.this_months(self._limits.account(workspace))
-        shift, untold = self._clock.monotonic() - page.now, account.untold
+        shift = self._clock.monotonic() - page.now
+        untold = account.untold
         _take_over(account.requests, state.requests, untold.requests, shift)
         _take_over(account.tokens, state.tokens, untold.tokens, shift)
         if state.month == _name(account):
@@ -261,7 +266,8 @@ class SharedLimits:
 
     def _write(self, workspace: str, page: Exchange) -> Untold:
         """Put the account into the state; return what of it was not told before."""
-        state, account = _read(page.states[workspace]), self._limits.account(workspace)
+        state = _read(page.states[workspace])
+        account = self._limits.account(workspace)
         shift = page.now - self._clock.monotonic()
         held = self._others(state, page.now)
         if account.num_uncounted or account.in_flight:
@@ -311,7 +317,10 @@ def _take_over(
     """Make a bucket the shared one, with what was taken from this one since."""
     if bucket is None or told is None:
         return
-    per_minute, now = bucket.per_minute, bucket.at
-    bucket.per_minute, bucket.level, bucket.at = told.per_minute, told.level, told.at + shift
+    per_minute = bucket.per_minute
+    now = bucket.at
+    bucket.per_minute = told.per_minute
+    bucket.level = told.level
+    bucket.at = told.at + shift
     bucket.resize(per_minute, now)
     bucket.take(untold, now)

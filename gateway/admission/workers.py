@@ -51,7 +51,8 @@ class Workers:
             return work(*arguments)
         if self._waiting[workspace] >= _MAX_WAITING:
             raise Overloaded
-        loop, held = asyncio.get_running_loop(), list[asyncio.Semaphore]()
+        loop = asyncio.get_running_loop()
+        held = list[asyncio.Semaphore]()
 
         def release() -> None:
             for place in held:

@@ -93,17 +93,23 @@ class Cache:
 
     def take(self, turn: Observation, marks: Sequence[Mark]) -> InputUsage:
         """Serve a turn with these breakpoints, in order of the prompt, and add it to the sums."""
-        digests, tokens, steps, now = turn.digests, turn.tokens, turn.steps, turn.at_ms
-        entries, least = self._entries, self.min_tokens
+        digests = turn.digests
+        tokens = turn.tokens
+        steps = turn.steps
+        now = turn.at_ms
+        entries = self._entries
+        least = self.min_tokens
         marks = [mark for mark in marks if tokens[mark[0]] >= least]
-        read, hit = 0, None
+        read = 0
+        hit = None
         for place, _ in marks:
             position = 1
             while place >= 0:
                 found = entries.get(digests[place])
                 if found is not None and found.ready_ms <= now < found.until_ms:
                     if tokens[place] > read:
-                        read, hit = tokens[place], found
+                        read = tokens[place]
+                        hit = found
                     break
                 position += steps[place]
                 if position > WINDOW:
@@ -115,7 +121,8 @@ class Cache:
         # prefix that another turn is still writing.
         raced = 0
         for place, ttl in marks:
-            life, known = _LIFE_MS[ttl], entries.get(digests[place])
+            life = _LIFE_MS[ttl]
+            known = entries.get(digests[place])
             if known is not None and known.ready_ms > now:
                 raced = tokens[place]
                 known.until_ms = max(known.until_ms, now + life)

@@ -132,7 +132,8 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
 def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDuplicate | None:
     """What is to be said; None where a text shows that no normalisation makes the prefixes one, or
     where that saves nothing. `prompts` are kept ones by their turns, as JSON."""
-    kinds, is_compared = [group.kind], False
+    kinds = [group.kind]
+    is_compared = False
     if group.kind == "varying_text" and len(group.heads) >= _FEW:
         # By digests and by when it changes.
         when = timed([(turn.at_ms, turn.owns[group.place]) for turn in group.turns])
@@ -162,7 +163,8 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
     saves = amount(before, after, prefill_rate(group.turns))
     if saves.multiples <= 0:
         return None
-    first, num_keys = group.first, len({turn.key for turn in group.turns})
+    first = group.first
+    num_keys = len({turn.key for turn in group.turns})
     size = first.tokens[first.prefix_at(first.head - 1)]
     about = f"Workspace {first.workspace} with {first.model}: " if first.workspace else ""
     marked = "" if _is_marked(group) else ", with a 5-minute marker behind it"
@@ -201,7 +203,9 @@ def normalisations(one: Sequence[str], other: Sequence[str]) -> list[DuplicateKi
 
 def simulated(group: Group, min_tokens: int) -> tuple[Sums, Sums]:
     """What the group's turns would have cost as they were sent, and under one name."""
-    as_sent, as_one, is_marked = Cache(min_tokens), Cache(min_tokens), _is_marked(group)
+    as_sent = Cache(min_tokens)
+    as_one = Cache(min_tokens)
+    is_marked = _is_marked(group)
     for turn in group.turns:
         marks: Sequence[Mark] = turn.marks if is_marked else _HEAD.marks(turn)
         as_sent.take(turn, marks)
@@ -212,9 +216,11 @@ def simulated(group: Group, min_tokens: int) -> tuple[Sums, Sums]:
 def renamed(group: Group, turn: Observation) -> Observation:
     """The turn as if its prefix were the first's, with its own tokens. Behind the sketched segments
     names stay as they are."""
-    first, owns = group.first, turn.owns
+    first = group.first
+    owns = turn.owns
     digests = list(turn.digests)
-    chain, reached = blake2b(first.digests[first.prefix_at(first.head - 1)], digest_size=8), 0
+    chain = blake2b(first.digests[first.prefix_at(first.head - 1)], digest_size=8)
+    reached = 0
     for place, segment in enumerate(turn.places):
         if segment < turn.head:
             at = first.prefix_at(segment)
@@ -242,12 +248,14 @@ def _joins(group: Group, turn: Observation) -> bool:
     first = group.first
     if (first.num_tools, first.num_system) != (turn.num_tools, turn.num_system):
         return False
-    before, after = first.segments[: first.head], turn.segments[: turn.head]
+    before = first.segments[: first.head]
+    after = turn.segments[: turn.head]
     kind: DuplicateKind = "varying_text"
     if Counter(tool.unordered for tool in before[: first.num_tools]) == Counter(
         tool.unordered for tool in after[: turn.num_tools]
     ):
-        before, after = before[first.num_tools :], after[turn.num_tools :]
+        before = before[first.num_tools :]
+        after = after[turn.num_tools :]
     same = sum(each.tokens for each in turn.segments[: turn.num_tools])
     same = same if len(after) < turn.head else 0
     for there, here in zip(before, after, strict=True):
@@ -265,7 +273,8 @@ def _joins(group: Group, turn: Observation) -> bool:
         found = difference_at(first, turn, place)
         if found is not None and (found.kind == "tool_order" or found.kind == "key_order"):
             kind = found.kind
-        group.kind, group.place = kind, place
+        group.kind = kind
+        group.place = place
         number = place if place < turn.num_tools else place - turn.num_tools
         group.path = f"{'tools' if place < turn.num_tools else 'system'}.{number}"
     return True
@@ -282,7 +291,8 @@ def _normal(texts: Iterable[str], kinds: Iterable[DuplicateKind]) -> list[str]:
     normal = []
     for text in texts:
         for kind in kinds:
-            pattern, is_space = _NORMALISATIONS[kind], kind == "whitespace"
+            pattern = _NORMALISATIONS[kind]
+            is_space = kind == "whitespace"
             text = pattern.sub(" ", text).strip() if is_space else pattern.sub("\0", text)
         normal.append(text)
     return normal

@@ -93,7 +93,8 @@ class _Finder:
             is_known = first < turn.head or any(own in self._own for own in owns[first:])
             if not is_known and first == turn.head and before is not None:
                 # The first message may be the one of the turn before with another beginning.
-                there, here = before.pieces_of(first), turn.pieces_of(first)
+                there = before.pieces_of(first)
+                here = turn.pieces_of(first)
                 begins = bool(there and here) and there[0] != here[0]
                 is_known = begins and overlap(there, here) >= _ALIKE
             if is_known:
@@ -148,7 +149,9 @@ class _Finder:
             fault = self._found[key] = Fault(found.kind, found.section, found.index)
         fault.losses.append(Loss(turn.id, earlier.id, found.tokens))
         if found.kind == "varying_text":
-            part, before, after = "", earlier.segments, turn.segments
+            part = ""
+            before = earlier.segments
+            after = turn.segments
             if first < min(len(before), len(after)):
                 pairs = zip(before[first].pieces, after[first].pieces, strict=False)
                 is_new = [one != other for one, other in pairs]
@@ -245,8 +248,10 @@ class Difference:
 
 def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     """What the difference at this segment, their first one, is; None where it is no fault."""
-    before, after = earlier.segments, turn.segments
-    here, there = after[first], before[first] if first < len(before) else None
+    before = earlier.segments
+    after = turn.segments
+    here = after[first]
+    there = before[first] if first < len(before) else None
     known = {segment.own for segment in before}
     same = sum(segment.tokens for segment in after[first:] if segment.own in known)
     alike = overlap(there.pieces, here.pieces) if there and there.pieces and here.pieces else 0.0
@@ -257,8 +262,10 @@ def difference_at(earlier: Observation, turn: Observation, first: int) -> Differ
         return Difference(kind, section, index, same + more)
 
     if first < turn.num_tools:
-        section, index = "tools", first
-        before, after = before[: earlier.num_tools], after[: turn.num_tools]
+        section = "tools"
+        index = first
+        before = before[: earlier.num_tools]
+        after = after[: turn.num_tools]
         if Counter(tool.own for tool in before) == Counter(tool.own for tool in after):
             return found("tool_order")
         if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
@@ -275,7 +282,8 @@ def difference_at(earlier: Observation, turn: Observation, first: int) -> Differ
             is_kept = same >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
             return found("varying_text") if is_kept else None
         # Whether the text is the earlier one with more behind it.
-        kept, inner = set(here.pieces), there.pieces[:-1]
+        kept = set(here.pieces)
+        inner = there.pieces[:-1]
         is_begun = bool(inner) and here.pieces[0] == inner[0]
         is_begun = is_begun and here.pieces[-1] != there.pieces[-1]
         is_kept = sum(piece in kept for piece in inner) >= _ALIKE * len(inner)
@@ -318,7 +326,8 @@ def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
 
 def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
     """Whether a text stands at another place than before, among texts that are the same."""
-    before, after = earlier.segments, turn.segments
+    before = earlier.segments
+    after = turn.segments
     if first >= len(before):
         return False
     places = {segment.own: n for n, segment in enumerate(after)}

@@ -132,7 +132,9 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         return None
     if not printed.points or len(printed.kinds) != len(printed.points):
         return None
-    points, tokens, kinds = printed.points, printed.tokens, printed.kinds
+    points = printed.points
+    tokens = printed.tokens
+    kinds = printed.kinds
     if CHUNK in kinds:
         ends = [n for n, kind in enumerate(kinds) if kind != CHUNK]
         points = [points[n] for n in ends]
@@ -142,7 +144,9 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
     is_estimated = not tokens or not all(tokens)
     if is_estimated:
         # By bytes, where an engine did not tell them.
-        told, tokens, before = tokens, [], 0
+        told = tokens
+        tokens = []
+        before = 0
         whole = max(points[-1].num_bytes, 1)
         for place, point in enumerate(points):
             exact = told[place] if told else 0
@@ -205,7 +209,8 @@ def _segments(turn: Observation) -> list[Segment]:
     unordered, pieces = dict(sketch.unordered), dict(sketch.pieces)
     made = []
     for index, (own, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
-        before, after = tokens.get(index - 1), tokens.get(index)
+        before = tokens.get(index - 1)
+        after = tokens.get(index)
         is_told = before is not None and after is not None
         packed = pieces.get(index, b"")
         made.append(

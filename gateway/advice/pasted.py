@@ -215,12 +215,14 @@ def shell_words(text: str) -> list[str]:
     """As `shlex.split`, in time linear in the text: that one copies a word for each of its
     characters. Raise InvalidRequest where quotes do not match."""
     words: list[list[str]] = []
-    at, is_open = 0, False
+    at = 0
+    is_open = False
     while at < len(text):
         part = _SHELL_PART.match(text, at)
         if part is None:
             raise InvalidRequest("the curl command can't be read: the quotes do not match")
-        at, kind = part.end(), part.lastgroup or ""
+        at = part.end()
+        kind = part.lastgroup or ""
         if kind != "end":
             if not is_open:
                 words.append([])
@@ -233,7 +235,8 @@ def shell_words(text: str) -> list[str]:
 def _of_curl(text: str) -> tuple[str, str]:
     """The data and the URL of a command."""
     words = shell_words(text.replace("\\\r\n", " ").replace("\\\n", " "))
-    data, url = "", ""
+    data = ""
+    url = ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if word in _DATA:
@@ -261,7 +264,8 @@ def _by_fields(body: dict[str, Any]) -> PastedDialect:
     for field, dialect in _FIELDS.items():
         if field in body:
             return dialect
-    messages, tools = body.get("messages"), body.get("tools")
+    messages = body.get("messages")
+    tools = body.get("tools")
     given = messages if isinstance(messages, list) else []
     told = (message.get("role") for message in given if isinstance(message, dict))
     roles = {role for role in told if isinstance(role, str)}
@@ -413,7 +417,8 @@ def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice
 def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Finding]:
     """Texts that look as if they changed from request to request: in tools, in system blocks, in
     the first message where others follow."""
-    found, prompt = 0, pasted.plan.prompt
+    found = 0
+    prompt = pasted.plan.prompt
     first = prompt.messages[0].parts if len(prompt.messages) > 1 else ()
     texts = [(index, tool.description or "") for index, tool in enumerate(prompt.tools)]
     texts += [(turn.num_tools + index, block.text) for index, block in enumerate(prompt.system)]

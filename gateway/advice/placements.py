@@ -32,11 +32,14 @@ class Place:
         """The place among the turn's prefixes, -1 where the turn has no such block."""
         match self.section:
             case "tools":
-                start, count = 0, turn.num_tools
+                start = 0
+                count = turn.num_tools
             case "system":
-                start, count = turn.num_tools, turn.num_system
+                start = turn.num_tools
+                count = turn.num_system
             case "messages":
-                start, count = turn.head, turn.places[-1] + 1 - turn.head
+                start = turn.head
+                count = turn.places[-1] + 1 - turn.head
         index = count - 1 if self.index < 0 else self.index
         if not 0 <= index < count:
             return -1
@@ -103,7 +106,9 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
     found: Counter[tuple[Section, int]] = Counter()
     seen: dict[bytes, int] = {}
     for turn in turns:
-        now, start, tools = turn.at_ms, turn.head, turn.num_tools
+        now = turn.at_ms
+        start = turn.head
+        tools = turn.num_tools
         # What follows the first message is this conversation's own, and the end of the request is
         # no place to share.
         end = len(turn.places) - 1
@@ -112,7 +117,8 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
             later = (n for n, (at, kind) in enumerate(begun) if at > start and kind.isupper())
             end = min(next(later, end), end)
         for place in range(max(tools - 1, 0), end):
-            segment, digest = turn.places[place], turn.digests[place]
+            segment = turn.places[place]
+            digest = turn.digests[place]
             if segment >= start + _SHARED_BLOCKS:
                 break
             before = seen.get(digest)

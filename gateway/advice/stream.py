@@ -86,7 +86,8 @@ _WAYS = {
 def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice:
     """Compare the ways to mark these turns, at least one. Each way, also the markers as sent, is
     computed for a cache that loses nothing; `saves` is the difference."""
-    first, observed = turns[0], Sums()
+    first = turns[0]
+    observed = Sums()
     for turn in turns:
         observed.add(turn.usage, turn.rates)
     rate = prefill_rate(turns)
@@ -97,12 +98,14 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     def cost(sums: Sums) -> float:
         return float(sums.nano or 0) if is_priced else sums.multiples
 
-    before, least = cost(as_sent), min(cost(sums) for _, sums in tried)
+    before = cost(as_sent)
+    least = min(cost(sums) for _, sums in tried)
     # The cheapest; a simpler one where it costs hardly more.
     best, sums = next(each for each in tried if cost(each[1]) <= least * (1 + _LEAST_GAIN / 2))
     is_gain = before - cost(sums) > _LEAST_GAIN * before
     chosen = sums if is_gain else as_sent
-    saves, markers = amount(as_sent, chosen, rate), list[Marker]()
+    saves = amount(as_sent, chosen, rate)
+    markers = list[Marker]()
     over = f"over {counted(len(turns), 'request')}"
     worth = f"would have saved the price of {saves.multiples:,.0f} input tokens {over}"
     verdict: Verdict = "leave"
@@ -116,7 +119,8 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
             places = "before the last answer", "last block"
             markers += [Marker(place=place, ttl=best.talk_ttl) for place in places]
         where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in markers)
-        verdict, text = "mark", f"Mark {where}, and nothing else: that {worth}."
+        verdict = "mark"
+        text = f"Mark {where}, and nothing else: that {worth}."
         if best.name == "none":
             verdict = "unmark"
             text = f"Mark nothing: that {worth}, since what is written is hardly read."
@@ -185,7 +189,8 @@ def prefill_rate(turns: Sequence[Observation]) -> float | None:
 
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:
     """What `after` saves of `before`; `rate` is in seconds of prefill per token."""
-    paid, pays = before.nano, after.nano
+    paid = before.nano
+    pays = after.nano
     tokens = before.usage.computed_tokens - after.usage.computed_tokens
     return Amount(
         tokens=tokens,
@@ -226,7 +231,8 @@ def _findings(
 ) -> list[Finding]:
     """What breaks prefixes, and markers that do nothing: below the minimum, or at an end that never
     comes again."""
-    made, rates = [], turns[0].rates
+    made = []
+    rates = turns[0].rates
     for fault in find_faults(turns)[:_MAX_FINDINGS]:
         what, change = _FAULTS[fault.kind]
         if fault.kind in _TIMED and fault.section == "messages":
@@ -251,7 +257,8 @@ def _findings(
         )
     marked = [turn for turn in turns if turn.marks]
     lengths = {turn.id: turn.tokens[turn.marks[-1][0]] for turn in marked}
-    short, usage = [turn for turn in marked if lengths[turn.id] < min_tokens], as_sent.usage
+    short = [turn for turn in marked if lengths[turn.id] < min_tokens]
+    usage = as_sent.usage
     if short:
         longest = max(lengths[turn.id] for turn in short)
         made.append(
@@ -298,7 +305,9 @@ def _prewarm(
     best = min(ways, key=lambda sums: sums.multiples - spared(sums))
     saved = chosen.multiples - (best.multiples - spared(best))
     pays = spared(best) > 0 and saved > _LEAST_GAIN * chosen.multiples
-    rates, nano, told = turns[0].rates, None, best if pays else chosen
+    rates = turns[0].rates
+    nano = None
+    told = best if pays else chosen
     if pays and rates is not None and chosen.nano is not None and best.nano is not None:
         cheaper = best.raced * (rates.write("5m") - rates.read) - best.first_raced * rates.read
         nano = chosen.nano - (best.nano - cheaper)

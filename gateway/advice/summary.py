@@ -46,7 +46,8 @@ def summary_lines(
         workspaces = {each.workspace for each in better}
         multiples = 0.0
         for each in better:
-            count, marked = each.requests, each.cache_read_tokens + each.written_tokens
+            count = each.requests
+            marked = each.cache_read_tokens + each.written_tokens
             with_5m = cost_with_ttl(MULTIPLES, "5m", marked // count, count, each.gaps_5m)
             in_hour = each.gaps_5m + each.gaps_1h
             with_1h = cost_with_ttl(MULTIPLES, "1h", marked // count, count, in_hour)

@@ -236,7 +236,8 @@ def load_catalogue(path: Path | None = None, *, claude_alias: bool | str = False
             document = tomllib.load(file)
         entries = document.get("models", [])
         models = [Model(**{"display_name": entry["id"], **entry}) for entry in entries]
-        default, price = document.get("default"), document.get("price")
+        default = document.get("default")
+        price = document.get("price")
         return Catalogue(models, default, claude_alias=claude_alias, price=price)
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise CatalogueError(f"models file `{path}`: {error!r}") from None

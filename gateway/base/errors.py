@@ -39,7 +39,8 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
         known = num_tokens is not None and max_tokens is not None
         detail = f": {num_tokens} tokens > {max_tokens} maximum" if known else ""
         super().__init__(f"{self.default}{detail}")
-        self.num_tokens, self.max_tokens = num_tokens, max_tokens
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
 
 
 class ResponseNotKept(InvalidRequest):
@@ -109,7 +110,8 @@ class ModelNotFound(NotFound):
     """A model id that nothing serves. `served` are ids that clients may ask for."""
 
     def __init__(self, requested: str, served: Sequence[str]) -> None:
-        self.requested, self.served = requested[:128], [one[:128] for one in served[:5]]
+        self.requested = requested[:128]
+        self.served = [one[:128] for one in served[:5]]
         super().__init__(f"model: {self.requested}{self.told('; ')}")
 
     def told(self, before: str) -> str:

@@ -29,7 +29,8 @@ from gateway.base.record import TurnRecord
 # vLLM's names, by which an endpoint picker reads a model server's load (llm-d's
 # model-server-protocol): a pool of gateways has its own turns to tell of, and its engines' blocks.
 TABLE = Path(__file__).parents[1] / "monitoring" / "metrics.tsv"
-_PREFIX, _OF_VLLM = "holdfast_gateway_", "vllm:"
+_PREFIX = "holdfast_gateway_"
+_OF_VLLM = "vllm:"
 # OpenTelemetry's names for some of them (semantic conventions for generative AI), with its labels.
 _OF_CONVENTIONS = {
     "turn_seconds": ("gen_ai_server_request_duration_seconds", {}),
@@ -53,7 +54,8 @@ TOKEN_CLASSES = {
 }
 MAX_MODELS = 100
 MetricT = TypeVar("MetricT", Counter, Histogram)
-_UNKNOWN, _OTHER = "unknown", "other"
+_UNKNOWN = "unknown"
+_OTHER = "other"
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
@@ -107,7 +109,8 @@ class Metrics:
             # Behind the labels stand the values of the only one.
             full, kind, told, _, meaning = row.split("\t")
             named, _, listed = told.partition(": ")
-            labels, values = named.split(", ") if named else [], listed.split()
+            labels = named.split(", ") if named else []
+            values = listed.split()
             name = full.removeprefix(_PREFIX)
             if kind == "counter":
                 name = name.removesuffix("_total")

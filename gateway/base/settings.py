@@ -68,7 +68,8 @@ def is_engine_url(url: str) -> bool:
     """Whether an engine may have this URL. Its path goes into request lines, and it is logged."""
     try:
         parts = urlsplit(url)
-        host, port = (parts.hostname or "").encode("idna"), parts.port
+        host = (parts.hostname or "").encode("idna")
+        port = parts.port
     except ValueError:  # brackets, a port above 65,535, a label above 63 characters
         return False
     return _URL.fullmatch(url) is not None and bool(host) and port != 0

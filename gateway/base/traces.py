@@ -65,7 +65,8 @@ class Traces:
         """Begin a span, `at_ns` since 1970 or now. It is nobody's current span."""
         from opentelemetry.trace import SpanKind
 
-        of, given = SpanKind[kind.upper()], dict(attributes)
+        of = SpanKind[kind.upper()]
+        given = dict(attributes)
         return self._tracer.start_span(
             name, parent, of, given, start_time=at_ns, record_exception=False
         )

@@ -101,7 +101,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _create_key(options: argparse.Namespace) -> int:
-    key, now, expires = new_key(), Clock().wall(), options.expires_at
+    key = new_key()
+    now = Clock().wall()
+    expires = options.expires_at
     if expires is not None and expires <= now:
         raise UsageError("--expires-at: must be in the future")
     policy = given(options, *AUTO_CACHE)
@@ -136,7 +138,8 @@ def _list_keys(options: argparse.Namespace) -> int:
 
 
 def _rotate_key(options: argparse.Namespace) -> int:
-    key, now = new_key(), Clock().wall()
+    key = new_key()
+    now = Clock().wall()
     grace = None if options.grace_seconds == NONE else options.grace_seconds
     made = run_in_ledger(lambda ledger: Keys(ledger).rotate(options.id, key, now, grace))
     print(made.id, key)
@@ -180,5 +183,6 @@ def _words(workspace: Workspace) -> Iterator[str]:
     for name in _LIMITS:
         value = getattr(workspace, name)
         if name == "monthly_spend_nano":
-            name, value = "monthly_spend", None if value is None else dollars(NanoDollars(value))
+            name = "monthly_spend"
+            value = None if value is None else dollars(NanoDollars(value))
         yield f"{name}={shown(value)}"

@@ -78,11 +78,13 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     check_version(directory)
     if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
-    metrics, prices = Metrics(), PriceBook(settings.prices, settings.hosted_prices)
+    metrics = Metrics()
+    prices = PriceBook(settings.prices, settings.hosted_prices)
     journal = Journal(directory, settings.journal_max_bytes).start()
     try:
         async with _parts(settings) as (fleet, ledger):
-            charge, now = Billing(prices, metrics).charge, Clock().monotonic
+            charge = Billing(prices, metrics).charge
+            now = Clock().monotonic
             reconciler = Reconciler(journal, fleet.engines, metrics, charge, now, ledger.known)
             await reconciler.step(is_sweep=True)
             closed = await reconciler.recover()

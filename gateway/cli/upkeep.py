@@ -120,7 +120,8 @@ def _retain(options: argparse.Namespace) -> int:
     if options.turns < 2 * arguments.UNITS_MS["d"]:
         # A killed gateway repeats its last inserts. The rows of the first time must still be there.
         raise arguments.UsageError("--turns: must be at least 2d")
-    now, month = now_ms(), int(month_of(Clock().wall()).timestamp() * 1000)
+    now = now_ms()
+    month = int(month_of(Clock().wall()).timestamp() * 1000)
     deleted = run_long_in_ledger(
         lambda ledger: retain(ledger, now - options.turns, now - options.rollups, month)
     )

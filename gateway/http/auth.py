@@ -121,7 +121,8 @@ class KeyAuth(AbstractAuthenticationMiddleware):
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         """Raise Unauthenticated, MissingKey, Forbidden or SampleData."""
-        services, scope = connection.app.state.services, connection.scope
+        services = connection.app.state.services
+        scope = connection.scope
         scope["state"]["arrived"] = services.clock.monotonic()
         request_id(scope)
         gate: AdminGate = services.admin
@@ -181,7 +182,8 @@ def _is_read(method: object, opt: Mapping[str, Any]) -> bool:
 async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, UserT]]) -> UserT:
     """Who has the key and the address, by `find`. Tell the connection whether the key is valid."""
     connection: GuardedProtocol = scope["state"]["connection"]
-    connections, client = connection.bounds.connections, scope.get("client")
+    connections = connection.bounds.connections
+    client = scope.get("client")
     try:
         user = await find(_presented_key(scope), group_of(client[0]) if client else "")
     except GatewayError:

@@ -52,7 +52,8 @@ class BatchesController(Controller):
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 20,
     ) -> ASGIResponse:
         """The newest first."""
-        workspace, store = request.user.workspace, services.batches
+        workspace = request.user.workspace
+        store = services.batches
         if after_id is not None and before_id is not None:
             raise InvalidRequest("after_id: excludes before_id")
         async with services.reads["store"].taken(workspace):
@@ -72,21 +73,24 @@ class BatchesController(Controller):
 
     @get("/{batch_id:str}")
     async def get_batch(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        services, workspace = services_of(request), request.user.workspace
+        services = services_of(request)
+        workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             batch = await services.batches.get(workspace, batch_id)
             return answered((await _shown(services, request, [batch]))[0])
 
     @post("/{batch_id:str}/cancel", status_code=200)
     async def cancel(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        services, workspace = services_of(request), request.user.workspace
+        services = services_of(request)
+        workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             batch = await services.batches.cancel(workspace, batch_id, services.clock.wall())
             return answered((await _shown(services, request, [batch]))[0])
 
     @delete("/{batch_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        services, workspace = services_of(request), request.user.workspace
+        services = services_of(request)
+        workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             await services.batches.remove(workspace, batch_id)
         return answered(wire.DeletedBatch(id=batch_id))
@@ -94,7 +98,8 @@ class BatchesController(Controller):
     @get("/{batch_id:str}/results")
     async def results(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
         """In the order in which the rows came."""
-        services, workspace = services_of(request), request.user.workspace
+        services = services_of(request)
+        workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             batch = await services.batches.get(workspace, batch_id)
         if batch.status != "ended":
@@ -115,10 +120,12 @@ class BatchesController(Controller):
 
 
 async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
-    services, principal = services_of(request), request.user
+    services = services_of(request)
+    principal = request.user
     keep_of(request, is_taken=False)
     version = check_version(request.headers.get("anthropic-version"))
-    run, given = services.workers.run, (services, body, principal, version)
+    run = services.workers.run
+    given = (services, body, principal, version)
     items, num_bytes = await run(principal.workspace, len(body), ranked, *given, line="new batches")
     now = services.clock.wall()
     batch = Batch(

@@ -89,7 +89,8 @@ class _Body:
 
     async def whole(self) -> bytes:
         """Read it. Raise TooLarge, BodyTimeout, ClientGone, or as `BodyBytes.take`."""
-        pieces, more = list[bytes](), True
+        pieces = list[bytes]()
+        more = True
         if self._declared > self._bounds.most_bytes:
             raise TooLarge
         while more:

@@ -65,9 +65,11 @@ class CachedContentsController(Controller):
 
     @get()
     async def list_contents(self, request: KeyRequest) -> ASGIResponse:
-        services, given = services_of(request), request.query_params
+        services = services_of(request)
+        given = request.query_params
         size = min(int(given.get("pageSize", _PAGE)), _MAX_PAGE)
-        after, now = given.get("pageToken", ""), services.clock.wall()
+        after = given.get("pageToken", "")
+        now = services.clock.wall()
         if after and _ID.fullmatch(after) is None:
             raise InvalidRequest("pageToken: must be the nextPageToken of an answer")
         workspace = request.user.workspace
@@ -95,7 +97,8 @@ class CachedContentsController(Controller):
     async def remove(self, request: KeyRequest, content_id: FromPath[str]) -> ASGIResponse:
         """The lease ends at once, unless another cached content has the same prompt."""
         services = services_of(request)
-        content, now = await _find(request, content_id), services.clock.wall()
+        content = await _find(request, content_id)
+        now = services.clock.wall()
         async with services.reads["store"].taken(request.user.workspace):
             # The row goes first: if the gateway dies here, the sweep ends the lease.
             await services.cached_contents.move_expiry(content, now, content.held_until, now)
@@ -128,7 +131,8 @@ async def held_by(
 
 
 async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
-    services, workspace = services_of(request), request.user.workspace
+    services = services_of(request)
+    workspace = request.user.workspace
     now = services.clock.wall()
 
     def read() -> tuple[CreateRequest, Prompted, bytes, int]:
@@ -164,7 +168,8 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
 
 async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.CachedContent:
     """Tell an engine of a later end at once. The sweep ends the lease at an earlier one."""
-    services, workspace = services_of(request), request.user.workspace
+    services = services_of(request)
+    workspace = request.user.workspace
     now = services.clock.wall()
     given = decode_update(body, services.bounds)
     expires = expiry_of(given, now, services.bounds.cached_content_seconds)
@@ -189,7 +194,8 @@ async def _hold(
     breakpoint, and the prefix's name. Raise InvalidRequest for a prompt of which no engine keeps an
     entry."""
     keep_of(request, is_taken=False)
-    services, arrived = services_of(request), request.scope["state"]["arrived"]
+    services = services_of(request)
+    arrived = request.scope["state"]["arrived"]
     asked = services.asked(request.user, model, arrived)
     # A model's template wants a user's turn at the end. It stands behind what is held.
     warming = GenerateRequest(
@@ -202,7 +208,8 @@ async def _hold(
         return ask_of(warming, asked, stream=False, held=held)
 
     ask = await services.workers.run(request.user.workspace, num_bytes, make)
-    findings, started = Findings(), None
+    findings = Findings()
+    started = None
     async for frames in services.turns.run(ask, services.turns.new_id(), findings):
         started = next((f for f in frames if isinstance(f, Started)), started)
     marked = ask.plan.deepest_marked()
@@ -226,7 +233,8 @@ def _unpacked(packed: bytes) -> Prompted:
 
 
 async def _find(request: KeyRequest, content_id: str) -> CachedContent:
-    services, workspace = services_of(request), request.user.workspace
+    services = services_of(request)
+    workspace = request.user.workspace
     now = services.clock.wall()
     async with services.reads["store"].taken(workspace):
         return await services.cached_contents.get(workspace, content_id, now)
@@ -234,7 +242,8 @@ async def _find(request: KeyRequest, content_id: str) -> CachedContent:
 
 async def _with_body(request: KeyRequest, content_id: str) -> tuple[CachedContent, bytes]:
     """As `_find`, with the compressed body. Its bytes count as if the request had sent them."""
-    services, workspace = services_of(request), request.user.workspace
+    services = services_of(request)
+    workspace = request.user.workspace
     found = await _find(request, content_id)
     await brought_in(request.scope, found.num_bytes)
     now = services.clock.wall()

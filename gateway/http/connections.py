@@ -238,7 +238,8 @@ class GuardedProtocol(SteadyProtocol):
             self._fail(HeadTooLarge())
 
     def on_headers_complete(self) -> None:
-        method, version = self.parser.get_method(), self.parser.get_http_version()
+        method = self.parser.get_method()
+        version = self.parser.get_http_version()
         if self._is_upgrade():
             return
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -251,7 +252,8 @@ class GuardedProtocol(SteadyProtocol):
         super().on_headers_complete()
         if self._on_leave is not None:
             self.flow.resume_reading()  # a request behind the watched one ends it
-        self._is_in_body, self._head_bytes = True, 0
+        self._is_in_body = True
+        self._head_bytes = 0
         # Trailers arrive as headers too. A list of their own keeps them out of the request's.
         self.headers = []
         if not self.pipeline:
@@ -264,7 +266,8 @@ class GuardedProtocol(SteadyProtocol):
     def on_message_complete(self) -> None:
         if self._is_upgrade():
             return
-        self._loose_bytes, self._is_in_body = 0, False
+        self._loose_bytes = 0
+        self._is_in_body = False
         self._disarm()
         self._is_deaf = not self.cycle.keep_alive  # RFC 9112, 9.6
         super().on_message_complete()

@@ -89,7 +89,8 @@ async def before_send(message: Message, scope: Scope) -> None:
         route = str(scope.get("path_template") or "unknown")
         is_limited = isinstance(principal, Principal) and principal.limits != NO_LIMITS
         if is_limited and route in _LIMITED:
-            rates, now = services.turns.admission.limits.rates(principal), services.clock.wall()
+            rates = services.turns.admission.limits.rates(principal)
+            now = services.clock.wall()
             found = openai_limits(rates) if dialect == "openai" else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
         services.metrics.count("requests", route, str(message["status"]))
@@ -124,9 +125,14 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    failure, scope, made = _failure_of(request, error), request.scope, request_id(request.scope)
-    dialect, path, state = dialect_of(scope), str(scope["path"]), request.app.state
-    status, envelope = status_of(failure, dialect), body_of(failure, made, dialect)
+    failure = _failure_of(request, error)
+    scope = request.scope
+    made = request_id(request.scope)
+    dialect = dialect_of(scope)
+    path = str(scope["path"])
+    state = request.app.state
+    status = status_of(failure, dialect)
+    envelope = body_of(failure, made, dialect)
     # An error answer of the model APIs is kept, so that its request id leads to it.
     if path.startswith("/v1") and (services := getattr(state, "services", None)) is not None:
         user = scope.get("user")

@@ -102,8 +102,11 @@ async def prepared(
     """Decode and lower a body where `Workers` decides, and stop if the client leaves. `fetch`
     brings in what the request names, and says how many bytes that is. Images by address are
     fetched where the first lowering names them."""
-    services, num_bytes = services_of(request), len(body)
-    workers, user, arrived = services.workers, request.user, request.scope["state"]["arrived"]
+    services = services_of(request)
+    num_bytes = len(body)
+    workers = services.workers
+    user = request.user
+    arrived = request.scope["state"]["arrived"]
     keep = keep_of(request)
 
     def asked(decoded: RequestT) -> Asked:
@@ -117,14 +120,16 @@ async def prepared(
     async def work() -> AskT:
         decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
         decoded, more = (decoded, 0) if fetch is None else await fetch(decoded)
-        size, given = num_bytes + more, asked(decoded)
+        size = num_bytes + more
+        given = asked(decoded)
         try:
             return await workers.run(user.workspace, size, make, decoded, given)
         except ImagesNamed as named:
             places = named.places
         take = partial(brought_in, request.scope)
         files = await services.image_hosts.fetch(user.workspace, places, take)
-        size, given = size + sum(map(len, files.values())), replace(given, fetched=files)
+        size = size + sum(map(len, files.values()))
+        given = replace(given, fetched=files)
         return await workers.run(user.workspace, size, make, decoded, given)
 
     return await while_present(request.scope, work())
@@ -135,7 +140,8 @@ async def begun(
 ) -> tuple[Items, WriterT]:
     """Run the turn until an engine has it, and make its answer's writer, by its id."""
     turns = services_of(request).turns
-    turn_id, findings = turns.new_id(), Findings()
+    turn_id = turns.new_id()
+    findings = Findings()
     items = turns.run(ask, turn_id, findings, origin_of(request))
     await anext(items)  # before that a failure is the response's status
     if (asked := ask.plan.approximate) is not None:  # an engine that can't has refused it
@@ -200,7 +206,8 @@ class Streamed(ASGIResponse):
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream, writer = self._stream, self._writer
+        stream = self._stream
+        writer = self._writer
         headers = [(b"content-type", stream.content_type), *_STREAM_HEADERS]
 
         async def put(piece: bytes, *, more_body: bool = True) -> None:

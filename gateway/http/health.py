@@ -105,8 +105,10 @@ class HealthController(Controller):
         has room, no loop is failing, and the gateway was not told to stop. A database that is away
         does not count, since it may come back by itself. One that is damaged, or another one than
         before, makes the gateway not ready. `/health` is vLLM's name, which GuideLLM asks for."""
-        journal, shared = services.journal, services.shared_limits
-        loops, ledger = services.supervisor.failing, services.ledger.problem
+        journal = services.journal
+        shared = services.shared_limits
+        loops = services.supervisor.failing
+        ledger = services.ledger.problem
         if not journal.is_in_place:
             journal.look()
         can_record = journal.has_room and journal.is_in_place

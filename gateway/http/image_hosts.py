@@ -74,7 +74,8 @@ class ImageHosts:
         place, and RateLimited."""
         files = dict[str, bytes]()
         async with self._places.taken(workspace):
-            ends, room = asyncio.get_running_loop().time() + SECONDS, MAX_BYTES
+            ends = asyncio.get_running_loop().time() + SECONDS
+            room = MAX_BYTES
             for address, place in places.items():
                 try:
                     async with asyncio.timeout_at(ends):
@@ -84,7 +85,8 @@ class ImageHosts:
                 except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
                     raise InvalidRequest(f"{place}: does not answer. {REFUSED}") from None
                 await take(len(file))
-                files[address], room = file, room - len(file)
+                files[address] = file
+                room = room - len(file)
         return files
 
     async def _get(self, address: str, room: int) -> bytes:

@@ -90,7 +90,8 @@ class MessagesController(Controller):
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_attribution(request)
-        services, scope = services_of(request), request.scope
+        services = services_of(request)
+        scope = request.scope
         version = check_version(header_of(scope, b"anthropic-version"))
         betas = header_of(scope, b"anthropic-beta") or ""
 
@@ -119,7 +120,8 @@ class MessagesController(Controller):
         self, request: KeyRequest, body: RawBody, anthropic_version: VersionHeader = None
     ) -> answers.TokenCount:
         check_attribution(request)
-        services, version = services_of(request), check_version(anthropic_version)
+        services = services_of(request)
+        version = check_version(anthropic_version)
 
         def make(decoded: messages.CountTokensRequest, asked: Asked) -> Ask:
             return anthropic.count_ask_of(decoded, asked, version)
@@ -183,7 +185,8 @@ def _message_diagnostics(findings: Findings) -> answers.Diagnostics | None:
 
 
 def _message_stream(request: KeyRequest) -> Stream[Event]:
-    failed_id, has_pinged = request_id(request.scope), False
+    failed_id = request_id(request.scope)
+    has_pinged = False
 
     def render(events: list[Event]) -> bytes:
         nonlocal has_pinged
@@ -269,7 +272,8 @@ class ResponsesController(Controller):
         behind = _Behind(request)
         fetch = behind.fetch if _NAMES_KEPT.search(body) else None
         made = await prepared(request, body, decode_responses, prepare, fetch)
-        ask, failed_id = made.ask, request_id(request.scope)
+        ask = made.ask
+        failed_id = request_id(request.scope)
         asked = made.given.request
         keeps = services.responses.keeps(request.user) and asked.store is not False
         keeps = keeps and not asked.is_prewarm
@@ -352,7 +356,8 @@ class ConversationsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        services, workspace = services_of(request), request.user.workspace
+        services = services_of(request)
+        workspace = request.user.workspace
         if not services.responses.keeps(request.user):
             raise InvalidRequest("conversations are not kept by this server")
         given = await _conversation_request(request, body)
@@ -453,15 +458,19 @@ def _shown(conversation_id: str, kept: Kept) -> responses.ConversationShown:
 
 
 async def _conversation_request(request: KeyRequest, body: bytes) -> ConversationRequest:
-    services, workspace = services_of(request), request.user.workspace
+    services = services_of(request)
+    workspace = request.user.workspace
     await services.responses.check_room(workspace)
-    run, bounds = services.workers.run, services.bounds
+    run = services.workers.run
+    bounds = services.bounds
     return await run(workspace, len(body), decode_conversation, body, bounds)
 
 
 async def _put_items(request: KeyRequest, given: ConversationRequest) -> tuple[Link, list[Raw]]:
     """Keep the items. Raise InvalidRequest where they can't be kept."""
-    services, workspace, raw = services_of(request), request.user.workspace, given.raw
+    services = services_of(request)
+    workspace = request.user.workspace
+    raw = given.raw
     stem = secrets.token_hex(16)
     items = await services.workers.run(workspace, len(raw), items_of, raw, stem, {})
     link = await services.responses.put(workspace, f"{_ITEMS}{stem}", lambda: Kept(items=items))
@@ -506,7 +515,8 @@ async def _chain(request: KeyRequest, chain: Sequence[Link], path: str) -> dict[
 
 async def _found(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]:
     """Those of these that are kept, in one of the workspace's places for reads."""
-    services, workspace = services_of(request), request.user.workspace
+    services = services_of(request)
+    workspace = request.user.workspace
     async with services.reads["store"].taken(workspace):
         return await services.responses.find(workspace, ids)
 
@@ -526,8 +536,10 @@ class _Behind:
     async def fetch(self, given: Given) -> tuple[Given, int]:
         """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
         not kept."""
-        asked, workspace = given.request, self._request.user.workspace
-        previous, conversation = asked.previous_response_id, asked.conversation_id
+        asked = given.request
+        workspace = self._request.user.workspace
+        previous = asked.previous_response_id
+        conversation = asked.conversation_id
         head = previous or conversation
         if head is None and not given.references:
             return given, 0
@@ -548,7 +560,8 @@ class _Behind:
             lost = len(self._chain) - len(earlier)
             given.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
         # One after the other: how long they are is known when they are there.
-        others, num_bytes = list[Raw](), 0
+        others = list[Raw]()
+        num_bytes = 0
         stems = dict.fromkeys(one.partition("_")[2][:-2] for one in given.references)
         for number, stem in enumerate(stems, 1):
             found = await _found(self._request, [f"resp_{stem}"])
@@ -556,14 +569,16 @@ class _Behind:
             num_bytes += sum(map(len, output))
             check_chain(number, num_bytes, "input")
             others += output
-        items, run = _items_in(earlier), services_of(self._request).workers.run
+        items = _items_in(earlier)
+        run = services_of(self._request).workers.run
         num_bytes += sum(map(len, items))
         behind = partial(given.behind, items, others, services_of(self._request).bounds)
         return await run(workspace, num_bytes, behind), num_bytes
 
     async def keep(self, given: Given, response: responses.Response) -> bool:
         """Keep a response with its own input; False where that can't be."""
-        workspace, stem = self._request.user.workspace, response.id.removeprefix("resp_")
+        workspace = self._request.user.workspace
+        stem = response.id.removeprefix("resp_")
 
         def make() -> Kept:
             return Kept(
@@ -588,7 +603,8 @@ def _response_writer(
     services: Services, made: Prepared, turn_id: TurnId, findings: Findings
 ) -> responses.ResponseWriter:
     """The response's id is the turn's, in OpenAI's form."""
-    ask, request = made.ask, made.given.request
+    ask = made.ask
+    request = made.given.request
     options = request.prompt_cache_options
     response = responses.Response(
         id=f"resp_{turn_id.removeprefix('msg_')}",
@@ -641,7 +657,9 @@ def _response_event(event: Event) -> bytes:
 
 # Gemini.
 
-_GENERATE, _STREAM, _COUNT = "generateContent", "streamGenerateContent", "countTokens"
+_GENERATE = "generateContent"
+_STREAM = "streamGenerateContent"
+_COUNT = "countTokens"
 
 
 async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIResponse:
@@ -651,7 +669,8 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     model, _, method = model_id.lstrip("/").rpartition(":")
     if method not in (_GENERATE, _STREAM, _COUNT):
         raise NotFound(f"method: no method `{method[:64]}` of a model")
-    services, held = services_of(request), None
+    services = services_of(request)
+    held = None
 
     def read(body: bytes, bounds: RequestBounds) -> GenerateRequest:
         if method == _COUNT:

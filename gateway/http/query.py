@@ -41,7 +41,8 @@ def query_problems(declared: Sequence[Parameter], given: Mapping[str, Sequence[s
     """One `name: reason` for each declared parameter whose given values are wrong."""
     problems = []
     for each in declared:
-        values, schema = given.get(each["name"], ()), each["schema"]
+        values = given.get(each["name"], ())
+        schema = each["schema"]
         one = schema.get("items", schema)
         rule, is_right = _rule(one)
         if not values:

@@ -22,7 +22,8 @@ ID_HEADERS: dict[Dialect, str] = {
     "gemini": "x-request-id",
 }
 """The header of a response that has the request's id."""
-_MODELS, _MESSAGES = "/v1/models", "/v1/messages"
+_MODELS = "/v1/models"
+_MESSAGES = "/v1/messages"
 
 
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:

@@ -149,7 +149,8 @@ class Generation:
         self._request_id = request_id
         self._has_started = False
         self._finished: set[int] = set()
-        self._pieces, self._rest = aiter(response), b""
+        self._pieces = aiter(response)
+        self._rest = b""
         self._failure: GatewayError | None = None
         self.has_ended = False
         self.num_ignored = 0

@@ -35,7 +35,8 @@ _WATCH = aiohttp.ClientTimeout(total=None, connect=30, sock_read=WATCH_SECONDS +
 _MAX_LINE_BYTES = 1 << 22
 _DNS_SECONDS = 5.0
 _SETTLE_SECONDS = 1.0
-_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.5, 30.0
+_FIRST_RETRY_SECONDS = 0.5
+_MAX_RETRY_SECONDS = 30.0
 
 
 class SourceFailed(GatewayError):

@@ -245,7 +245,9 @@ class Engine:
             async for chunk in response:
                 *ends, rest = chunk.split(b"\n")
                 for end in ends:
-                    line, parts, size = b"".join([*parts, end]), [], 0
+                    line = b"".join([*parts, end])
+                    parts = []
+                    size = 0
                     if len(line) > WHOLE_BYTES:
                         await self.holdings.index.wait_turn()
                     for frame in frames_of(line) if line.strip() else ():
@@ -329,7 +331,8 @@ class Engine:
             if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)
             self._was_down = False
-            self.status, self.answered_at = "ready", self.monotonic()
+            self.answered_at = self.monotonic()
+            self.status = "ready"
             self.epochs.answered(new, self.answered_at)
         else:
             self.status = "starting"
@@ -352,7 +355,8 @@ class Engine:
         if self.fault is None or str(self.fault) != told:
             get_logger("engine").error("engine_refused", engine=self.name, error=told)
         self.fault = error
-        self.status, self._unsure_since = "refused", None
+        self.status = "refused"
+        self._unsure_since = None
         self._was_down = True
         self.readiness = {"error": told}
         self.notes = []
@@ -360,7 +364,8 @@ class Engine:
     def _missed(self, error: GatewayError) -> None:
         """Note that the engine did not answer. It is down after some time, or at once if it refuses
         connections, if its answer is wrong or if it was never ready."""
-        now, told = self.monotonic(), str(error)
+        now = self.monotonic()
+        told = str(error)
         self.epochs.missed(now)
         since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
@@ -368,13 +373,15 @@ class Engine:
         if isinstance(error, CannotConnect) and error.is_refused:
             told = "cannot connect"
         elif is_silent and was_ready and now - since < self._down_seconds:
-            self.status, self.readiness = "unsure", {"error": told}
+            self.status = "unsure"
+            self.readiness = {"error": told}
             return
         elif isinstance(error, EngineSetWrong):
             told = error.told_operator
         if self.status != "down":
             get_logger("engine").warning("engine_down", engine=self.name, error=told)
-        self.status, self._unsure_since = "down", None
+        self.status = "down"
+        self._unsure_since = None
         self._was_down = True
         self.readiness = {"error": told}
 

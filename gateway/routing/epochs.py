@@ -128,7 +128,8 @@ class EpochRecorder:
 
     def _report(self, name: str, seen: EpochSeen) -> EpochReport:
         to_wall = self.wall().timestamp() - self.monotonic()
-        stats, store = seen.stats, seen.stats.store if seen.stats else None
+        stats = seen.stats
+        store = seen.stats.store if seen.stats else None
         return EpochReport(
             engine=name,
             epoch=seen.epoch,

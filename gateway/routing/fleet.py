@@ -131,7 +131,8 @@ class Fleet:
         if gives_id and engine.status in ("ready", "refused") and engine.told is not None:
             await self.ids.give_model(engine.told)
             await engine.poll()
-        new, problem = engine.told, ""
+        new = engine.told
+        problem = ""
         if isinstance(engine.fault, AnotherModel):
             problem = "" if stays else str(engine.fault)
         elif engine.fault is not None:

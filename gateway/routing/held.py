@@ -188,7 +188,8 @@ class PrefixIndex:
         self.names = [0] * _SLOTS
         self.forgotten = [0] * _SLOTS
         self._free = deque(range(_SLOTS))
-        self._dead, self._to_sweep = 0, 0
+        self._dead = 0
+        self._to_sweep = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._shards))
@@ -215,7 +216,8 @@ class PrefixIndex:
         if not self._to_sweep:
             return
         self._to_sweep -= 1
-        shard, dead = self._shards[self._to_sweep], self._dead * _OF_SLOT
+        shard = self._shards[self._to_sweep]
+        dead = self._dead * _OF_SLOT
         for key in [key for key, found in shard.items() if found & dead]:
             if (left := shard[key] & ~dead) > _DEPTH:
                 shard[key] = left
@@ -231,10 +233,14 @@ class PrefixIndex:
         """An engine holds these names."""
         here = 1 << _FIELDS[chain.tier] + slot
         # A lease ends by an event of its own, or with the name.
-        own, names = _OF_SLOT << slot, self.names
+        own = _OF_SLOT << slot
+        names = self.names
         kept = ~(own | _DEPTH) | 1 << _LEASED + slot
         leased = here | 1 << _LEASED + slot
-        shared, shards, last, most = self._shared, self._shards, self._last_shard, self._shard_names
+        shared = self._shared
+        shards = self._shards
+        last = self._last_shard
+        most = self._shard_names
         if len(shared) > _MAX_SHARED:
             shared.clear()
         for index, name in enumerate(chain.names):
@@ -275,7 +281,8 @@ class PrefixIndex:
             is_late = now - self._expected_at > EXPECTED_SECONDS
             self._expected = [{}, {} if is_late else self._expected[0]]
             self._expected_at = now
-        young, bit = self._expected[0], 1 << _DEVICE + slot
+        young = self._expected[0]
+        bit = 1 << _DEVICE + slot
         for key in map(hash, digests):
             young[key] = young.get(key, 0) | bit
 
@@ -287,7 +294,8 @@ class PrefixIndex:
 
     def cover(self, ends: Ends, now: float) -> dict[int, Coverage]:
         """How much of a prompt each engine holds, by slot; nothing where it stands not here."""
-        shards, last = self._shards, self._last_shard
+        shards = self._shards
+        last = self._last_shard
         age = now - self._expected_at
         expected = self._expected[: 2 if age <= EXPECTED_SECONDS / 2 else 1]
         expected = [names for names in expected if names and age <= EXPECTED_SECONDS]
@@ -307,9 +315,11 @@ class PrefixIndex:
             if found := at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT):
                 alike.setdefault(found, []).append(number)
         for found, numbers in alike.items():
-            left, leased = _EVERY, found >> _LEASED
+            left = _EVERY
+            leased = found >> _LEASED
             for tier, field in _FIELDS.items():
-                holders, left = found >> field & left, left & ~(found >> field)
+                holders = found >> field & left
+                left = left & ~(found >> field)
                 for bits, is_leased in (holders & leased, True), (holders & ~leased, False):
                     joined = dict[Coverage, Coverage]()
                     for slot in _slots_of(bits) if bits else ():
@@ -321,7 +331,8 @@ class PrefixIndex:
 
     def _cover_prefix(self, ends: Ends, at: Callable[[str], int]) -> dict[int, Coverage]:
         levels: dict[int, list[tuple[int, int]]] = {_DEVICE: [], _LEASED: [], _HOST: [], _DISK: []}
-        unseen, digests = ~_DEPTH & ~(self._dead * _OF_SLOT), ends.digests
+        unseen = ~_DEPTH & ~(self._dead * _OF_SLOT)
+        digests = ends.digests
         # The places at which holders change, with the holders up to there.
         near = 0 if self.has_gaps else max(len(digests) - NEAR_NAMES, 0)
         probed = {index: at(digests[index]) for index in range(len(digests) - 1, near - 1, -1)}
@@ -368,7 +379,8 @@ class PrefixIndex:
 
     def _thin(self, shard: dict[int, int]) -> None:
         """Forget a third of a full shard: of equals those that were told first."""
-        keys, values = list(shard), list(shard.values())
+        keys = list(shard)
+        values = list(shard.values())
         known = list(map(_known, values))
         worths = [worth for worth, _ in known]
         order = sorted(range(len(keys)), key=worths.__getitem__)
@@ -483,7 +495,8 @@ class Holdings:
         if self.epoch is not None or len(self):
             self.index.leave_slot(self.slot)
             self.slot = self.index.take_slot()
-        self.epoch, self.seq = epoch, 0
+        self.epoch = epoch
+        self.seq = 0
 
 
 def frames_of(line: bytes) -> Iterator[EventFrame | SnapshotPart]:
@@ -498,11 +511,14 @@ def frames_of(line: bytes) -> Iterator[EventFrame | SnapshotPart]:
         yield _event.decode(line)
         return
     chains: list[ChainHeld] = []
-    num_bytes, is_first = 0, True
+    num_bytes = 0
+    is_first = True
     for raw in snapshot.chains:
         chains.append(_chain.decode(raw))
         num_bytes += len(bytes(raw))
         if num_bytes >= PART_BYTES:
             yield SnapshotPart(snapshot.epoch, chains, is_first, None)
-            chains, num_bytes, is_first = [], 0, False
+            chains = []
+            num_bytes = 0
+            is_first = False
     yield SnapshotPart(snapshot.epoch, chains, is_first, snapshot.seq)

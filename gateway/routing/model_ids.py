@@ -123,7 +123,8 @@ class ModelIds:
     async def give_model(self, told: Description, *, is_default: bool = False) -> None:
         """The id of this engine's model, and those of its adapters, are its from now on. With
         `is_default` also ids that name no model mean it. Raise the errors of the table."""
-        model_id, now = id_of(told.model), self._wall()
+        model_id = id_of(told.model)
+        now = self._wall()
         before = [id_ for id_ in self.known if id_ == model_id or id_.startswith(f"{model_id}:")]
         owned = [self._owned(model_id, told.model, told.identity, now)]
         for info in told.adapters:
@@ -160,7 +161,8 @@ class ModelIds:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the table until the gateway stops."""
-        seconds, said = 0.0, ""
+        seconds = 0.0
+        said = ""
         while not stopping.is_set():
             if self._unsaved or self._learned or seconds >= READ_SECONDS:
                 seconds = 0.0
@@ -227,7 +229,8 @@ def differences_of(owner: OwnedId, told: Description) -> list[str]:
     """What says that an engine's model is not the owner of an id of the same last part."""
     found = list[str]()
     for fact, words in _FACTS.items():
-        ours, theirs = getattr(owner.identity, fact), getattr(told.identity, fact)
+        ours = getattr(owner.identity, fact)
+        theirs = getattr(told.identity, fact)
         if ours and theirs and ours != theirs:
             cut = None if fact == "server" else _SHOWN_DIGITS
             found.append(f"its {words} is {theirs[:cut]}, not {ours[:cut]}")

@@ -86,7 +86,8 @@ class Load:
         self._own_computed = 0
 
     def recent(self, now: float) -> float:
-        recent, elapsed = self._recent, now - self._recent_at
+        recent = self._recent
+        elapsed = now - self._recent_at
         return recent * exp(-elapsed / self._fade_seconds) if recent and elapsed > 0.0 else recent
 
     @property
@@ -166,7 +167,8 @@ class Load:
     def reset(self) -> None:
         """Another process runs at the engine's address. Forget the load."""
         self._recent = 0.0
-        self._others_computed, self._own_computed = None, 0
+        self._others_computed = None
+        self._own_computed = 0
 
     def _answered(self, turn: str) -> None:
         workspace = self._workspace_of.pop(turn, None)
@@ -204,7 +206,8 @@ class PromptSizes(NamedTuple):
         """What rendezvous hashing goes by: the first prefix of which nobody holds `held` tokens."""
         if held == 0 and self.affinity is not None:
             return self.affinity
-        digests, first = self.ends.digests, self.ends.first_above(held)
+        digests = self.ends.digests
+        first = self.ends.first_above(held)
         return digests[min(first, len(digests) - 1)] if digests else ""
 
 
@@ -230,16 +233,19 @@ class Route(NamedTuple, Generic[HeldT]):
     @property
     def expected(self) -> Sequence[str]:
         """What the engine will hold besides when it has answered."""
-        ends, captured = self.prompt.ends, self.captured
+        ends = self.prompt.ends
+        captured = self.captured
         documents = (document.digest for document in ends.documents)
         lacking = (name for number, name in enumerate(documents) if not captured.holds(number))
         return [*ends.digests[ends.first_above(captured.prefix) :], *lacking]
 
     def exact(self, held: Coverage, started: Started) -> int:
         """Turn an estimate of held tokens into the engine's count at the same names."""
-        prefix, receipt = 0, started.receipt
+        prefix = 0
+        receipt = started.receipt
         if held.prefix:
-            index, offsets = self.prompt.ends.first_above(held.prefix - 1), receipt.name_tokens
+            index = self.prompt.ends.first_above(held.prefix - 1)
+            offsets = receipt.name_tokens
             prefix = offsets[index] if index < len(offsets) else started.usage.prompt_tokens
         copied = (Copied("", *place) for place in receipt.copied)
         return prefix + sum(
@@ -263,9 +269,11 @@ def place(
     fair = 0.0
     if len(candidates) > 1:
         fair = mean + max(weights.load_band * mean, weights.band_tokens)
-    costs, available = list[float](), NOTHING
+    costs = list[float]()
+    available = NOTHING
     queue_weight, load_weight = weights.queue_weight, weights.load_weight
-    credits, since = dict[int, float](), now - STALE_SECONDS
+    credits = dict[int, float]()
+    since = now - STALE_SECONDS
     for candidate, recent in zip(candidates, recents, strict=True):
         load, holdings = candidate.load, candidate.holdings
         cost = queue_weight * load.num_waiting_tokens + DECODE_TOKENS * load.num_decoding
@@ -293,7 +301,8 @@ def place(
         key = prompt.key(available.prefix)
         # Highest random weight (Thaler and Ravishankar 1998).
         equal = [max(equal, key=lambda index: xxh3_64_intdigest(key, candidates[index].seed))]
-    chosen, held = candidates[equal[0]], NOTHING
+    chosen = candidates[equal[0]]
+    held = NOTHING
     if not chosen.holdings.is_stale(now):
         held = covered.get(chosen.holdings.slot, NOTHING)
     return Route(chosen, prompt, prompt.tokens + costs[equal[0]], held, available)
@@ -390,7 +399,8 @@ class Router:
         rate = self.rates.of(engine.description.model)
         documents = list[Copied]()
         for one, (begin, end) in zip(ask.plan.documents, ask.plan.document_bytes, strict=True):
-            start, behind = -int(-begin * rate // 1), -int(-end * rate // 1)
+            start = -int(-begin * rate // 1)
+            behind = -int(-end * rate // 1)
             copied = start + one.num_recomputed(behind - start)
             documents.append(Copied(one.name, copied, behind))
         ends = Ends(digests, ask.plan.name_bytes, rate, documents)
@@ -465,13 +475,15 @@ def prefill_elsewhere(
     ask: Ask, route: Route[EngineT], ready: Iterable[EngineT], weights: Weights, now: float
 ) -> Route[EngineT] | None:
     """The engine that prefills for the engine of `route`; None if that one prefills it itself."""
-    prompt, other = route.prompt, route.engine
+    prompt = route.prompt
+    other = route.engine
     marked = marked_tokens(ask, prompt.ends)
     if ask.is_batch or marked - route.captured.held < MIN_TOKENS:
         return None
     engines = list[EngineT]()
     for engine in ready:
-        mine, theirs = engine.description, other.description
+        mine = engine.description
+        theirs = other.description
         # By its events an engine tells that it can read what another one wrote.
         if other.holdings.is_stale(now) or engine.is_draining or mine is None:
             continue

@@ -135,7 +135,8 @@ class Widening:
         self._ends = [
             place + 1 + front for place, (front, _) in zip(places, joined[1:], strict=True)
         ]
-        self._starts, self._stops = starts, ends[1:]
+        self._starts = starts
+        self._stops = ends[1:]
 
     def end(self, end: int) -> int:
         """The end of the first so many tokens."""

@@ -83,21 +83,24 @@ class SessionDays:
 
     def known(self, scope: str) -> KnownDays:
         """What a worker must know to render a prompt of this scope."""
-        now, today = self._clock.now(), self._today().isoformat()
+        now = self._clock.now()
+        today = self._today().isoformat()
         days = self._scopes.get(scope, OrderedDict())
         earlier = {one: day for one, (day, until) in days.items() if day != today and until > now}
         return KnownDays(today, earlier)
 
     def note(self, scope: str, used: DatedBeginning, seconds: float = 0.0) -> None:
         """A prompt was rendered. Its leases end within `seconds`, or within the usual time."""
-        now, day = self._clock.now(), used.day
+        now = self._clock.now()
+        day = used.day
         until = now + max(self._seconds, seconds)
         days = self._scopes.setdefault(scope, OrderedDict())
         self._scopes.move_to_end(scope)
         known = days.pop(used.beginning, None)
         self._num_days += known is None
         if known is not None and known[1] > now:
-            day, until = known[0], max(until, known[1])
+            day = known[0]
+            until = max(until, known[1])
         days[used.beginning] = day, until
         if len(days) > MAX_SCOPE_BEGINNINGS:
             self._forget(scope)
@@ -132,10 +135,12 @@ class WorkerProcess:
         What happens once may be the process's fault, so a new one prepares the request again. A
         process that is killed or stopped is never the request's fault. Raises Overloaded for many.
         """
-        num_costly, seconds = 0, self._start.seconds
+        num_costly = 0
+        seconds = self._start.seconds
         for _ in range(MAX_TRIES):
             process = await self.ready()
-            self._is_asked, used = True, _cpu_seconds(process.pid)
+            self._is_asked = True
+            used = _cpu_seconds(process.pid)
             try:
                 async with asyncio.timeout(seconds):
                     answer = await _ask(process, Job(kind, body, days))
@@ -217,7 +222,9 @@ class WorkerProcess:
         return process
 
     async def _end(self) -> None:
-        process, self._process, self._is_asked = self._process, None, False
+        process = self._process
+        self._process = None
+        self._is_asked = False
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -329,8 +336,10 @@ class PreparePool:
 
     async def _wait(self, job: _Job) -> WorkerProcess:
         """A worker for this job; whoever is cancelled or refused here has none."""
-        scope, waiting = job.scope, self._waiting_bytes
-        of_scope, of_all = waiting[scope] + job.num_bytes, waiting.total() + job.num_bytes
+        scope = job.scope
+        waiting = self._waiting_bytes
+        of_scope = waiting[scope] + job.num_bytes
+        of_all = waiting.total() + job.num_bytes
         is_full = of_scope > MAX_WAITING_BYTES // 2 or of_all > MAX_WAITING_BYTES
         # A body that is larger than the bounds waits where nothing else does.
         is_full = is_full and of_all > job.num_bytes

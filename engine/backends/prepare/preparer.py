@@ -200,7 +200,9 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
     num_bytes = num_properties = num_patterns = 0
     for where, schema in schemas:
         num_bytes += len(msgspec.json.encode(schema))
-        levels, multiple, references = list(_levels(schema)), 0, set[str]()
+        levels = list(_levels(schema))
+        multiple = 0
+        references = set[str]()
         depth = len(levels)
         for level in levels:
             for value in level:
@@ -220,7 +222,8 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
             if value > bound:
                 raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
         # The levels of all that references name. Many may name one value, which is measured once.
-        depths, nested = {id(schema): depth}, depth
+        depths = {id(schema): depth}
+        nested = depth
         for target in _targets(schema, references):
             if id(target) not in depths:
                 depths[id(target)] = sum(1 for _ in _levels(target))
@@ -405,7 +408,8 @@ class Preparer:
     ) -> RenderedPrompt:
         """Raises PromptTooLong where even the longest token would not bring the text into the
         context; `longest_token_bytes` 0 means that the tokenizer gives no such bound."""
-        prompt, longest = request.prompt, self._description.longest_token_bytes
+        prompt = request.prompt
+        longest = self._description.longest_token_bytes
         if longest:
             # What a client wrote as text; of objects nothing: a template may write them shorter.
             texts = [prompt.text or "", *(block.text for block in prompt.system)]
@@ -490,7 +494,8 @@ def prepare(
     if not tokens:
         raise InvalidRequest("prompt: has no tokens")
     check_length(len(tokens), description)
-    names, reached = list[HeldName](), 0
+    names = list[HeldName]()
+    reached = 0
     for name in request.names:
         # An unknown boundary counts as the one in front of it.
         offset = rendered.segments[name.segment].offset(name.characters)
@@ -531,7 +536,8 @@ def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) ->
             for tool in tools
         ]
 
-    tools, named = loosened(request.prompt.tools), loosened(request.prompt.named_tools)
+    tools = loosened(request.prompt.tools)
+    named = loosened(request.prompt.named_tools)
     prompt = msgspec.structs.replace(request.prompt, tools=tools, named_tools=named)
     return msgspec.structs.replace(request, prompt=prompt)
 

@@ -31,7 +31,8 @@ _SPARE_SECONDS = 5
 
 
 def main() -> int:
-    source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    source = os.fdopen(os.dup(0), "rb")
+    target = os.fdopen(os.dup(1), "wb")
     # Whatever prints must not get between the answers.
     os.dup2(2, 1)
     # Signals of a terminal are the engine's: a worker ends with its input. It stays in the engine's

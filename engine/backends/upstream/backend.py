@@ -98,13 +98,17 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
         trial_order(renderer, trial_request(" ".join(uuid4().hex for _ in range(num_words))))
         for _ in range(2)
     )
-    own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
+    own = uuid4().hex
+    other = uuid4().hex
+    slots = Slots(1)
     told = list[Piece]()
     for order, scope in ((first, own), (first, own), (second, other), (first, other)):
         async with slots.taken(scope, pack(order.token_ids)) as place:
             sent = replace(order, order_id=uuid4().hex, scope=scope)
             told.append(await server.prefill(sent, place))
-    again, foreign, length = told[1].cached_tokens, told[3].cached_tokens, len(first.token_ids)
+    again = told[1].cached_tokens
+    foreign = told[3].cached_tokens
+    length = len(first.token_ids)
     # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
     alike = common_length(pack(first.token_ids), pack(second.token_ids), TOKEN_BYTES)
     if told[1].prompt_tokens not in (None, length):
@@ -196,11 +200,14 @@ class UpstreamCache(MirrorCache):
 
     def admit(self, query: CacheQuery, found: Found, table: BlockTable, reused: int | None) -> None:
         """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
-        is_whole, hit = self._settle(query, found, reused or 0), found.hit
+        is_whole = self._settle(query, found, reused or 0)
+        hit = found.hit
         if not self._is_isolated:
-            found.reused, found.raced = found.read, min(found.raced, found.read)
+            found.raced = min(found.raced, found.read)
+            found.reused = found.read
         if hit is not None and reused is None:
-            found.hit, found.miss_reason = None, "not_told"
+            found.hit = None
+            found.miss_reason = "not_told"
         elif hit is not None and not is_whole:
             self.entries.lose(hit)
             found.miss_reason = "best_effort_evicted"
@@ -252,7 +259,8 @@ class UpstreamLoop(ExternalLoop):
 
     async def _generate(self, sequence: SequenceState) -> None:
         request = sequence.request
-        query, order = request.query, new_order(sequence, request.request_id, self._max_context)
+        query = request.query
+        order = new_order(sequence, request.request_id, self._max_context)
         try:
             async with self._slots.taken(query.scope, query.digests.packed) as place:
                 if request.began_at is None:
@@ -280,7 +288,8 @@ class UpstreamLoop(ExternalLoop):
 
     def _admit(self, sequence: SequenceState, piece: Piece) -> None:
         """The prompt is computed: what was reused is known now, or never will be."""
-        request, is_told = sequence.request, self._facts.tells != "never"
+        request = sequence.request
+        is_told = self._facts.tells != "never"
         assert request.found is not None
         if is_told and piece.cached_tokens is None:
             raise UpstreamError("the server did not say how much it reused")
@@ -383,7 +392,8 @@ class UpstreamBackend(EngineBackend):
 
     async def stats(self) -> Stats:
         loaded = self._ready()
-        pool, loop = loaded.cache.pool, loaded.loop
+        pool = loaded.cache.pool
+        loop = loaded.loop
         assert isinstance(loop, UpstreamLoop)
         return self._report(
             loaded,
@@ -418,7 +428,8 @@ class UpstreamBackend(EngineBackend):
             images = _image_counts(server, renderer, facts)
             return _Parts(server, facts, renderer, description, workers, images)
 
-        said, pause = "", FIRST_PAUSE_SECONDS
+        said = ""
+        pause = FIRST_PAUSE_SECONDS
         while True:
             try:
                 return await asyncio.wait_for(ask(), FIND_SECONDS)
@@ -460,7 +471,8 @@ class UpstreamBackend(EngineBackend):
 
     async def _lose(self, reason: str) -> None:
         """Whatever the server held is gone. Requests fail; the final counts stay."""
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         if loaded is None:
             return
         log.error("the upstream server is gone", why=reason)
@@ -492,7 +504,8 @@ class UpstreamBackend(EngineBackend):
         parts = self._parts
         if parts is None or parts.facts.kind != "openai":
             return await super()._parsers(loaded, request)
-        tokenizer, choices = parts.renderer.tokenizer, range(request.sampling.num_choices)
+        tokenizer = parts.renderer.tokenizer
+        choices = range(request.sampling.num_choices)
         return [ChatParser(request, tokenizer) for _ in choices]
 
     async def _expand(self, shown: Shown) -> Expanded:
@@ -515,7 +528,8 @@ class UpstreamBackend(EngineBackend):
     # Inside.
 
     def _assemble(self, parts: _Parts) -> Loaded:
-        settings, description = self._settings, self._whole(parts.description)
+        settings = self._settings
+        description = self._whole(parts.description)
         pool = MirrorPool(description.num_blocks, description.block_size)
         entries = UnheldEntries(pool, lease_share=0.0, grace_seconds=ARRIVAL_GRACE_SECONDS)
         hasher = ChainHasher(os.urandom(32), description.block_size)

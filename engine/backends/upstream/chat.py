@@ -111,7 +111,8 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
 
 
 def conversation(order: Order) -> dict[str, Any]:
-    prompt, images = order.request.prompt, () if order.shown is None else order.shown.images
+    prompt = order.request.prompt
+    images = () if order.shown is None else order.shown.images
     told: dict[str, Any] = {"messages": chat_messages(prompt, images)}
     if prompt.tools:
         functions = [
@@ -161,7 +162,8 @@ class ChatParser:
             text = self._stops.feed(delta.content)
             deltas += [TextDelta(text)] if text else []
             if self._stops.found is not None:
-                self.finish, self.stop_sequence = "stop_sequence", self._stops.found
+                self.finish = "stop_sequence"
+                self.stop_sequence = self._stops.found
                 return deltas
         for call in delta.tool_calls or ():
             deltas += self._call(call)

@@ -69,7 +69,9 @@ class ImageCounts:
         places = [place for place, token in enumerate(given) if token == self._token]
         if len(places) != len(lengths):
             raise InvalidRequest("the prompt's images are not where the template put them")
-        token_ids, spans, end = list[TokenId](), list[tuple[int, int]](), 0
+        token_ids = list[TokenId]()
+        spans = list[tuple[int, int]]()
+        end = 0
         for place, length in zip(places, lengths, strict=True):
             token_ids += given[end:place]
             spans.append((len(token_ids), length))
@@ -132,7 +134,8 @@ async def tried(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
         return facts
     try:
         first, second = (_image(red) for red in (0, 1))
-        counts, scope = ImageCounts(server, renderer), uuid4().hex
+        counts = ImageCounts(server, renderer)
+        scope = uuid4().hex
         words = " ".join(uuid4().hex for _ in range(TRIED_WORDS))
         for image in (first, second):
             texts = "See", image.reference, words
@@ -158,7 +161,8 @@ def _image(red: int) -> Image:
     # Only engines of models that see need Pillow: what clients send is decoded with it too.
     from PIL import Image as Pillow
 
-    picture, file = Pillow.new("RGB", (64, 64), (90, 90, 90)), BytesIO()
+    picture = Pillow.new("RGB", (64, 64), (90, 90, 90))
+    file = BytesIO()
     picture.putpixel((0, 0), (red, 90, 90))
     picture.save(file, "PNG")
     return Image(f"{red:064}", "image/png", file.getvalue(), 64, 64)

@@ -145,7 +145,9 @@ def decoded(body: bytes, kind: type[T], path: str) -> T:
 async def event_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The `data` of each event. Raises UpstreamError where none ends within its bound."""
     # The beginning of a line that may come in many chunks: each byte is looked at once.
-    rest, data, size = list[bytes](), list[bytes](), 0
+    rest = list[bytes]()
+    data = list[bytes]()
+    size = 0
     async for chunk in chunks:
         rest.append(chunk)
         size += len(chunk)
@@ -157,7 +159,8 @@ async def event_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None
                     data.append(line[5:].removeprefix(b" "))
                 elif not line and data:
                     yield b"\n".join(data)
-                    data, size = [], len(last)
+                    data = []
+                    size = len(last)
         if size > MAX_EVENT_BYTES:
             raise UpstreamError("the stream goes on without the end of an event")
     if data:
@@ -220,7 +223,10 @@ class Slots:
                 best = self._slots[max(alike, key=lambda number: alike[number])]
             may_reuse = best.scope == scope
             self._uses += 1
-            best.scope, best.prompt, best.is_busy, best.last_use = scope, prompt, True, self._uses
+            best.scope = scope
+            best.prompt = prompt
+            best.is_busy = True
+            best.last_use = self._uses
             try:
                 yield Place(best.number, may_reuse)
             finally:
@@ -256,7 +262,8 @@ class ModelFacts:
     def of(cls, model: str, renderer: ChatRenderer) -> "ModelFacts":
         """Of a Hugging Face directory or hub id. Raises TemplateRefused for a broken file."""
         config = read_json(model, "config.json")
-        text, encode = config.get("text_config"), renderer.tokenizer.encode
+        text = config.get("text_config")
+        encode = renderer.tokenizer.encode
         inner: Mapping[str, Any] = text if isinstance(text, dict) else config
         own = renderer.tokenizer.get_vocab_size(with_added_tokens=True)
         return cls(
@@ -313,7 +320,8 @@ class Facts:
 
     def guarantees(self) -> list[Guarantee]:
         """What an engine in front of this server keeps of the protocol's promises."""
-        tells, forced = self.tells != "never", "forced_tools" in self.capabilities
+        tells = self.tells != "never"
+        forced = "forced_tools" in self.capabilities
         written = (
             "what was marked less what the server reused"
             if tells

@@ -114,7 +114,9 @@ class Server:
 
     async def generate(self, order: Order, place: Place = ANYWHERE) -> AsyncGenerator[Piece, None]:
         """Run a choice to its end; closing the iterator ends it at the server too."""
-        size, reason, path = 0, None, self._path(order)
+        size = 0
+        reason = None
+        path = self._path(order)
         async for data in self._wire.events(path, await self._sent(order, place)):
             if data == b"[DONE]":
                 break
@@ -124,7 +126,8 @@ class Server:
             if (piece := self._piece(event, order, place)) is None:
                 continue
             # Of a server that tells no tokens, bytes are bounded.
-            is_text, most = self.MAX_TOKEN_EVENT_BYTES > 0, order.max_tokens
+            is_text = self.MAX_TOKEN_EVENT_BYTES > 0
+            most = order.max_tokens
             size += len(data) if is_text else len(piece.token_ids)
             if size > ((most + 16) * self.MAX_TOKEN_EVENT_BYTES if is_text else most):
                 raise UpstreamError("more than was asked for")
@@ -313,7 +316,8 @@ class ChatServer(Server):
         """What was reused, of our tokens: 0 where the server counts the prompt otherwise."""
         if usage is None:
             return Piece()
-        details, sampled = usage.prompt_tokens_details, usage.completion_tokens
+        details = usage.prompt_tokens_details
+        sampled = usage.completion_tokens
         cached = None if details is None else details.cached_tokens
         if self._is_ours(usage, order):
             check_counts(order, usage.prompt_tokens, cached)
@@ -422,7 +426,8 @@ class VllmServer(ChatServer):
         status, answer = await self._wire.look("/metrics")
         if status != 200:
             return {}, ""
-        start, cache = _START.search(answer), _CACHE.search(answer)
+        start = _START.search(answer)
+        cache = _CACHE.search(answer)
         labels = {} if cache is None else dict(_LABEL.findall(cache[1].decode("utf-8", "replace")))
         return labels, "" if start is None else start[1].decode()
 
@@ -516,7 +521,8 @@ class LlamaCppServer(Server):
         one: _Event = event
         if one.prompt_progress is not None:
             return None
-        cached, told = one.timings.cache_n, one.tokens_evaluated
+        cached = one.timings.cache_n
+        told = one.tokens_evaluated
         if told is None or cached is None:
             raise UpstreamError("an answer without counts")
         check_counts(order, told, cached)

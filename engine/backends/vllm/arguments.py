@@ -70,7 +70,8 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         },
     }
     # Ours alone, or in a MultiConnector in front of the given one or its children.
-    transfer, beside = ours, settings.vllm_args.get("kv_transfer_config")
+    transfer = ours
+    beside = settings.vllm_args.get("kv_transfer_config")
     if beside is not None:
         others: Any = [beside]
         if isinstance(beside, Mapping) and beside.get("kv_connector") == "MultiConnector":

@@ -106,7 +106,8 @@ class VllmBackend(EngineBackend):
             shelved = AdapterParts(folder, given, spelled, room, parts.adapters)
             self._adapters = AdapterShelf(shelved)
             self._closing.callback(given.close)
-        settings, description = self._settings, self._whole(description)
+        settings = self._settings
+        description = self._whole(description)
         # Room for what vLLM has evicted and not told yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
         num_blocks = description.num_blocks + bound.max_blocks + num_spare
@@ -148,7 +149,8 @@ class VllmBackend(EngineBackend):
 
     async def abandon(self, reason: str) -> None:
         """End our part in a vLLM that is not ours: requests fail, holds end, calls are refused."""
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         if loaded is not None:
             assert isinstance(loaded.loop, VllmLoop)
             self._events.close()
@@ -156,7 +158,8 @@ class VllmBackend(EngineBackend):
             await loaded.loop.abandon(reason)
 
     async def stats(self) -> Stats:
-        loaded, parts = self._ready(), self._parts
+        loaded = self._ready()
+        parts = self._parts
         assert parts is not None
         core = await parts.core.stats()
         counters = {
@@ -215,7 +218,8 @@ def image_text(model: Any) -> str:
     try:
         first, second = (kind.get_placeholder_str("image", number) for number in (1, 2))
     except (NotImplementedError, ValueError):
-        first, second = "", ""
+        first = ""
+        second = ""
     text = image_token_text(model.model) if first is None else first
     if not text or first != second:
         log.warning(TOLD, why="nothing is known that stands for an image in its prompts")
@@ -267,7 +271,8 @@ def parts_of(
     config = llm.vllm_config
     if settings.adapters or adapters:
         check_version(__version__, ADAPTERS_SINCE)
-    model, cache = config.model_config, config.cache_config
+    model = config.model_config
+    cache = config.cache_config
     worker = msgspec.structs.replace(worker, image_text=image_text(model))
     renderer = chat_renderer(worker)
     sampling: dict[str, Any] = model.get_diff_sampling_param()

@@ -158,7 +158,8 @@ class RequestTracker:
         for request_id, num_scheduled in num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
-                start, most = state.request.num_computed_tokens, state.request.num_prompt_tokens
+                start = state.request.num_computed_tokens
+                most = state.request.num_prompt_tokens
                 # Lost by a preemption, or not loaded by another connector: it is computed.
                 state.hit_tokens = min(state.hit_tokens, start)
                 if (end := min(start + num_scheduled, most)) > start:
@@ -236,7 +237,9 @@ class RequestTracker:
     # Inside.
 
     def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
-        directive, request, first = state.directive, state.request, state.num_watched
+        directive = state.directive
+        request = state.request
+        first = state.num_watched
         wants, watches = directive.wants, directive.watches
         while state.num_watched < len(watches) and (
             watches[state.num_watched].tokens <= computed_tokens
@@ -494,7 +497,8 @@ def cut_at_marks() -> None:
         found = _of(self)
         if found is None:
             return num
-        tracker, start = found.tracker, request.num_computed_tokens + local + external
+        tracker = found.tracker
+        start = request.num_computed_tokens + local + external
         return found.switch.run(lambda: tracker.cut(request.request_id, start, num), num)
 
     setattr(Scheduler, split.__name__, split_at_marks)
@@ -502,14 +506,16 @@ def cut_at_marks() -> None:
 
 def _bind(core: Any, token: str) -> Any:
     found = _running(core)
-    leases, bound = found.leases, Bound()
+    leases = found.leases
+    bound = Bound()
     # A tier of ours in an OffloadingConnector beside us (`tiers.py`).
     below = None
     for connector in getattr(core.scheduler.get_kv_connector(), "sub_connectors", ()):
         manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
         for tier in getattr(manager, "secondary_tiers", ()):
             if below is None and hasattr(tier, "take_restored"):
-                below, tier.above = tier, manager.primary_tier._policy
+                below = tier
+                tier.above = manager.primary_tier._policy
     leases.below = below
     found.tracker.bind(token)
     if below is not None:
@@ -525,7 +531,8 @@ def _running(core: Any) -> HoldfastConnector:
 
 
 def _core_stats(core: Any) -> Any:
-    found, scheduler = _running(core), core.scheduler
+    found = _running(core)
+    scheduler = core.scheduler
     leases, tracker = found.leases, found.tracker
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     ours = {

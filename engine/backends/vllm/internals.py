@@ -73,7 +73,8 @@ class Request(Protocol):
 
 
 # Tested with 0.32, tried with 0.30 and 0.31, its scheduler alone with 0.33.
-MIN_VERSION, BELOW_VERSION = (0, 30), (0, 34)
+MIN_VERSION = (0, 30)
+BELOW_VERSION = (0, 34)
 ADAPTERS_SINCE = (0, 32)
 """Earlier ones pass over fields of an adapter's config that change what it computes."""
 

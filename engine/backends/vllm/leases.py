@@ -144,8 +144,10 @@ class LeaseManager:
             return
         ends = list(accumulate((want.expires_at for want in reversed(wants)), max))
         for group, manager in enumerate(self._cache.coordinator.single_type_managers):
-            step, begin = manager.block_size // self._pool.hash_block_size, 0
-            hashes, suffix = block_hashes[step - 1 :: step], group.to_bytes(4, "big")
+            step = manager.block_size // self._pool.hash_block_size
+            begin = 0
+            hashes = block_hashes[step - 1 :: step]
+            suffix = group.to_bytes(4, "big")
             for want, end in zip(wants, reversed(ends), strict=True):
                 stop = self.align(want.tokens) // manager.block_size
                 keys = [digest + suffix for digest in hashes[begin:stop]]
@@ -160,7 +162,8 @@ class LeaseManager:
         A live entry of that key stays, leased if it can be now. `claim` is who wants it: see
         `end_claim`.
         """
-        hold, made = self._find(want.key), None
+        hold = self._find(want.key)
+        made = None
         if hold is None or not hold.blocks:
             made = self._make(want, scope, block_hashes)
         if hold is None:
@@ -237,7 +240,8 @@ class LeaseManager:
         for put in puts:
             tokens = len(put.packed) // TOKEN_BYTES
             hold = Hold(put.key, put.scope, tokens, 0.0, (), (), below=tuple(put.files))
-            hold.is_confirmed, hold.is_lowered = True, put.times.is_leased
+            hold.is_confirmed = True
+            hold.is_lowered = put.times.is_leased
             self._holds[put.key] = hold
         return puts
 
@@ -430,7 +434,8 @@ class LeaseManager:
         self._lease_refs.update(ids)
         self._scope_refs.setdefault(hold.scope, Counter()).update(ids)
         self._leases.setdefault(hold.scope, {})[hold] = None
-        hold.is_leased, hold.is_lowered = True, False
+        hold.is_leased = True
+        hold.is_lowered = False
         if hold.scope not in self._by_end:
             self._by_end[hold.scope] = Order(lambda h: (h.expires_at, 0.0) if h.is_leased else None)
         self._by_end[hold.scope].push(hold)

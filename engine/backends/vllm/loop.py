@@ -97,7 +97,8 @@ class HeldEntries(Entries):
 
     def take_records(self, now: float, wall: float) -> list[Record]:
         """What the journal must be told since the last call. Entries that ended are released."""
-        changed, self._changed = self._changed, {}
+        changed = self._changed
+        self._changed = {}
         records = list[Record]()
         for entry in filter(self.is_live, changed):
             times = Times.of(entry, now, wall)
@@ -135,7 +136,9 @@ class HeldEntries(Entries):
         if not entry.is_partly_away:
             return False
         self.leases.num_granted += 1
-        entry.is_leased, entry.lease_tier, entry.why_unleased = True, "disk", None
+        entry.is_leased = True
+        entry.lease_tier = "disk"
+        entry.why_unleased = None
         return True
 
     def _end_lease(self, entry: Entry, reason: EndReason) -> None:
@@ -239,7 +242,8 @@ class HeldCache(MirrorCache):
 
     def take_released(self) -> list[Digest]:
         """The keys of ended entries that nobody waits for: the connector may let them go."""
-        removed, self.entries.removed = self.entries.removed, []
+        removed = self.entries.removed
+        self.entries.removed = []
         return self._idle(removed)
 
     def take_unleased(self) -> list[Digest]:
@@ -247,7 +251,8 @@ class HeldCache(MirrorCache):
 
         One that a request waits for is kept until that request has started: it may hold it anew.
         """
-        unleased, entries = self.entries.unleased, self.entries
+        unleased = self.entries.unleased
+        entries = self.entries
         due = [key for key in unleased if not self._wanted[key]]
         for key in due:
             del unleased[key]
@@ -394,7 +399,8 @@ class VllmLoop(ExternalLoop):
 
     def _remove(self, sequence: SequenceState) -> None:
         """What still runs of it is aborted; before anything that is asked of vLLM after this."""
-        directive, request = self._directives.pop(sequence), sequence.request
+        directive = self._directives.pop(sequence)
+        request = sequence.request
         is_running = self._serving[sequence] is not asyncio.current_task()
         if sequence is request.leader:
             self._end_wants(request)
@@ -420,8 +426,10 @@ class VllmLoop(ExternalLoop):
             self._released += self._cache.let_off(directive)
 
     async def _generate(self, sequence: SequenceState) -> None:
-        is_last, directive = False, self._directives[sequence]
-        request, order_id = sequence.request, directive.request_id
+        is_last = False
+        directive = self._directives[sequence]
+        request = sequence.request
+        order_id = directive.request_id
         order = new_order(sequence, order_id, self._max_context_tokens)
         try:
             outputs = self._core.generate(order, directive)
@@ -445,7 +453,8 @@ class VllmLoop(ExternalLoop):
 
     async def _admit(self, sequence: SequenceState, output: Output, directive: Directive) -> None:
         """The first token: what vLLM reused, and what the connector holds, is known now."""
-        request, order_id = sequence.request, directive.request_id
+        request = sequence.request
+        order_id = directive.request_id
         losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
         assert request.found is not None
         if report is None:
@@ -478,7 +487,8 @@ class VllmLoop(ExternalLoop):
             self._spawn(self._core.record(records))
         if unleased := [key.hex() for key in self._cache.take_unleased()]:
             self._spawn(self._core.unlease(unleased))
-        released, self._released = self._released, []
+        released = self._released
+        self._released = []
         if keys := [key.hex() for key in (*released, *self._cache.take_released())]:
             self._spawn(self._core.release(keys))
 

@@ -71,7 +71,8 @@ class Wanted:
 
     def take_ended(self) -> list[bytes]:
         """The chunks that nobody wants any more since the last call."""
-        ended, now = list[bytes](), self.clock()
+        ended = list[bytes]()
+        now = self.clock()
         while self._ends and self._ends[0][0] <= now:
             _, key = heapq.heappop(self._ends)
             if (until := self.until[key]) > now:
@@ -230,7 +231,8 @@ class LeaseTier(SecondaryTierManager):
     def take_gone(self) -> set[bytes]:
         """Chunks that were kept, and are no more, since the last call."""
         self._end()
-        gone, self._gone = self._gone, []
+        gone = self._gone
+        self._gone = []
         return set(gone)
 
     def record(self, records: Sequence[Record]) -> None:
@@ -257,11 +259,13 @@ class LeaseTier(SecondaryTierManager):
 
     def take_restored(self) -> list[Put]:
         """The entries that are there from an earlier process, once."""
-        puts, self._puts.entries = self._puts.entries, {}
+        puts = self._puts.entries
+        self._puts.entries = {}
         return [puts[key] for key in self._leases if key in puts]
 
     def stats(self) -> StoreStats:
-        used, restored = len(self._stored), self._restored
+        used = len(self._stored)
+        restored = self._restored
         return StoreStats(
             is_up=True,
             blocks=self.max_blocks,
@@ -367,9 +371,12 @@ class LeaseTier(SecondaryTierManager):
     # In the threads.
 
     def _write(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
-        began, done, failed = time.monotonic(), list[bytes](), dict[bytes, str]()
+        began = time.monotonic()
+        done = list[bytes]()
+        failed = dict[bytes, str]()
         for key, chunk in pairs:
-            payload, block = self._chunk(chunk), self._block_of(key)
+            payload = self._chunk(chunk)
+            block = self._block_of(key)
             try:
                 header = encode_header(block, payload, self._reader.model)
                 self._directory.write(block.name, header, payload)
@@ -379,7 +386,9 @@ class LeaseTier(SecondaryTierManager):
         self._finished.put(Done(job_id, False, done, failed, time.monotonic() - began))
 
     def _read(self, job_id: int, pairs: Sequence[tuple[bytes, int]]) -> None:
-        began, done, failed = time.monotonic(), list[bytes](), dict[bytes, str]()
+        began = time.monotonic()
+        done = list[bytes]()
+        failed = dict[bytes, str]()
         for key, chunk in pairs:
             found = self._reader.read(self._directory.path, self._block_of(key))
             if isinstance(found, Arrived):
