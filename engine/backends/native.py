@@ -13,8 +13,9 @@ from engine.backends.sibling import read_sibling, store_facts
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import measure
-from engine.compute.loading import load_model
+from engine.compute.loading import LoadedModel, load_model
 from engine.compute.place import find_turns
+from engine.compute.runner import TorchRunner
 from engine.compute.scorers import REPEAT, REPEAT_PART
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
@@ -31,6 +32,7 @@ MEMORY_SHARE = 0.25
 DEFAULT_CONTEXTS = 8
 """Without ENGINE_NUM_BLOCKS the pool has room for this many full contexts. It takes MEMORY_SHARE of
 the free memory at most."""
+LEAST_BLOCKS = 8
 MARKS_A_CONTEXT = 5
 """A recurrent state for each breakpoint of a prompt, and one that goes on."""
 SPECULATION_TOKENS = 8
@@ -60,44 +62,79 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     if loaded.why_no_kernel is not None:
         log.warning("torch's own functions attend, which is slower", why=loaded.why_no_kernel)
     progress("allocating blocks", 0.9)
-    block_bytes = loaded.layout.bytes_per_block(settings.block_size)
-    num_blocks = settings.num_blocks
     state_blocks = loaded.layout.state_blocks(settings.block_size)
     if state_blocks and settings.speculation != "off":
         raise ModelRefused("ENGINE_SPECULATION: a recurrent state takes no proposed token back")
+    num_blocks = settings.num_blocks
     if num_blocks is None:
-        context_blocks = loaded.max_context_tokens // settings.block_size
-        wanted = DEFAULT_CONTEXTS * (context_blocks + MARKS_A_CONTEXT * state_blocks)
-        num_blocks = max(min(int(loaded.free_bytes() * MEMORY_SHARE) // block_bytes, wanted), 8)
+        num_blocks = _fitting_blocks(loaded, settings.block_size)
     runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
     progress("loading tokenizer", 0.95)
     worker = chat_worker(settings)
     renderer = chat_renderer(worker)
-    adapters = None
-    if settings.adapters:
-        adapters = AdapterParts(
-            Path(settings.adapters),
-            runner.adapters,
-            lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
-            settings.adapter_bytes,
-        )
     compressor = None
-    techniques = list[Technique]()
+    techniques: list[Technique] = []
     if settings.approximate:
         check_compressible(loaded)
-        told = told_by(renderer)
-        compressor = KvCompressor(runner, told, find_turns(loaded))
-        for measured in measure(loaded, told, compressor.turns):
+        phrases = told_by(renderer)
+        compressor = KvCompressor(runner, phrases, find_turns(loaded))
+        for technique in measure(loaded, phrases, compressor.turns):
             progress("measuring approximations", 0.96)
-            techniques.append(measured)
-    layout = loaded.layout
-    facts = None
-    if settings.store:
-        facts = store_facts(loaded, renderer, settings.block_size)
+            techniques.append(technique)
+    facts = store_facts(loaded, renderer, settings.block_size) if settings.store else None
     sibling = None
     if settings.sibling and facts is not None:
         sibling, measured_before = read_sibling(settings.sibling, facts)
         techniques += measured_before
+    return Parts(
+        runner=runner,
+        renderer=renderer,
+        worker=worker,
+        facts=facts,
+        new_drafter=(
+            partial(NgramDrafter, SPECULATION_TOKENS) if settings.speculation != "off" else None
+        ),
+        step_tokens=STEP_TOKENS[loaded.device.type],
+        block_bytes=loaded.layout.bytes_per_block(settings.block_size),
+        state_blocks=state_blocks,
+        adapters=_adapters(settings, runner, renderer),
+        compressor=compressor,
+        sibling=sibling,
+        description=_description(settings, loaded, renderer, num_blocks, techniques),
+    )
+
+
+def _fitting_blocks(loaded: LoadedModel, block_size: int) -> int:
+    """Room for some full contexts, within a share of the memory that is free."""
+    state_blocks = loaded.layout.state_blocks(block_size)
+    context_blocks = loaded.max_context_tokens // block_size
+    wanted = DEFAULT_CONTEXTS * (context_blocks + MARKS_A_CONTEXT * state_blocks)
+    block_bytes = loaded.layout.bytes_per_block(block_size)
+    most = int(loaded.free_bytes() * MEMORY_SHARE) // block_bytes
+    return max(min(most, wanted), LEAST_BLOCKS)
+
+
+def _adapters(
+    settings: Settings, runner: TorchRunner, renderer: ChatRenderer
+) -> AdapterParts | None:
+    if not settings.adapters:
+        return None
+    return AdapterParts(
+        Path(settings.adapters),
+        runner.adapters,
+        lambda ids: renderer.tokenizer.decode(list(ids), skip_special_tokens=False),
+        settings.adapter_bytes,
+    )
+
+
+def _description(
+    settings: Settings,
+    loaded: LoadedModel,
+    renderer: ChatRenderer,
+    num_blocks: int,
+    techniques: list[Technique],
+) -> Description:
+    layout = loaded.layout
     more: dict[Capability, bool] = {
         "copy_on_write": True,
         "block_map": True,
@@ -108,45 +145,28 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         "service_class": True,
         "strict_tools": renderer.tool_format is not None and renderer.can_trigger,
     }
-    speculates = settings.speculation != "off"
-    return Parts(
-        runner=runner,
-        renderer=renderer,
-        worker=worker,
-        facts=facts,
-        new_drafter=partial(NgramDrafter, SPECULATION_TOKENS) if speculates else None,
-        step_tokens=STEP_TOKENS[loaded.device.type],
-        block_bytes=block_bytes,
-        state_blocks=state_blocks,
-        adapters=adapters,
-        compressor=compressor,
-        sibling=sibling,
-        description=Description(
-            backend="native",
-            model=Path(settings.model).name,
-            epoch="",
-            max_context_tokens=loaded.max_context_tokens,
-            block_size=settings.block_size,
-            num_blocks=num_blocks,
-            granularity=1,
-            min_cache_tokens=settings.min_cache_tokens,
-            capabilities=capabilities_of(renderer, more),
-            prefix_order=renderer.prefix_order,
-            tool_format=renderer.tool_format,
-            reasoning_format=renderer.reasoning_format,
-            kv_bytes_per_token=layout.bytes_per_token,
-            state_blocks=state_blocks,
-            kv_dtype=(
-                str(layout.dtype).removeprefix("torch.")
-                if layout.codec is None
-                else layout.kv_dtype
-            ),
-            attention=loaded.attention,
-            device=loaded.device_name,
-            default_sampling=recommended(read_json(settings.model, "generation_config.json")),
-            max_running=settings.max_running,
-            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
-            techniques=techniques,
-            identity=identity_of(settings.model, renderer),
-        ),
+    plain_dtype = str(layout.dtype).removeprefix("torch.")
+    return Description(
+        backend="native",
+        model=Path(settings.model).name,
+        epoch="",
+        max_context_tokens=loaded.max_context_tokens,
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        granularity=1,
+        min_cache_tokens=settings.min_cache_tokens,
+        capabilities=capabilities_of(renderer, more),
+        prefix_order=renderer.prefix_order,
+        tool_format=renderer.tool_format,
+        reasoning_format=renderer.reasoning_format,
+        kv_bytes_per_token=layout.bytes_per_token,
+        state_blocks=layout.state_blocks(settings.block_size),
+        kv_dtype=plain_dtype if layout.codec is None else layout.kv_dtype,
+        attention=loaded.attention,
+        device=loaded.device_name,
+        default_sampling=recommended(read_json(settings.model, "generation_config.json")),
+        max_running=settings.max_running,
+        longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+        techniques=techniques,
+        identity=identity_of(settings.model, renderer),
     )

@@ -32,7 +32,7 @@ from engine.store.files import (
     header_bytes,
     open_member,
 )
-from engine.store.journal import End, replay, restore
+from engine.store.journal import End, Restored, replay, restore
 from engine.store.peers import Peers
 from engine.store.store import DiskStore, StoreBounds, StoreThreads
 
@@ -120,6 +120,16 @@ class EngineMemory(NamedTuple):
         return None
 
 
+class _Tiers(NamedTuple):
+    """The cache, with what the store needs of its making."""
+
+    cache: PrefixCache
+    # The pools above the store.
+    above: list[BlockPool]
+    # Of each other model that the store is read of, this one's first: its domain and its tier.
+    others: list[tuple[Sibling | None, StoreTier]]
+
+
 def new_memory(
     settings: Settings,
     parts: Parts,
@@ -133,33 +143,47 @@ def new_memory(
 
     Raises StartRefused where the engine's role needs the store.
     """
-    plan = refused = host = tier = None
-    # Of each other model that the store is read of, this one's first: its domain and its tier.
-    others: list[tuple[Sibling | None, StoreTier]] = []
-    pool = BlockPool(description.num_blocks, description.block_size)
-    max_copies = max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
-    if settings.host_blocks:
-        host = HostTier(pool, settings.host_blocks, max_copies)
+    plan: StorePlan | None = None
+    refused: StoreRefusal | None = None
     try:
-        plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
+        plan = plan_store(settings, parts.runner, parts.facts, description.block_size)
     except StoreRefused as refusal:
         if settings.role != "both":
             raise StartRefused(f"ENGINE_ROLE={settings.role} needs the store: {refusal}") from None
         refused = refusal.reason
         log.warning("no store: the engine runs without", code=refused, reason=str(refusal))
+    tiers = _new_tiers(settings, parts, description, plan)
+    if plan is None:
+        return EngineMemory(tiers.cache, refused=refused)
+    return EngineMemory(tiers.cache, _open_store(plan, tiers, parts, clock, wall))
+
+
+def _max_copies(parts: Parts) -> int:
+    """Blocks that one step may copy to the host, and back, at most."""
+    return max(COPY_BYTES_PER_STEP // parts.block_bytes, 1)
+
+
+def _new_tiers(
+    settings: Settings, parts: Parts, description: Description, plan: StorePlan | None
+) -> _Tiers:
+    pool = BlockPool(description.num_blocks, description.block_size)
+    host = None
+    if settings.host_blocks:
+        host = HostTier(pool, settings.host_blocks, _max_copies(parts))
+    above = [pool] if host is None else [pool, host.pool]
     key = plan.directory.keys.chain if plan is not None else os.urandom(32)
     hasher = ChainHasher(key, pool.block_size)
-    above = [pool] if host is None else [pool, host.pool]
+
+    tier: StoreTier | None = None
+    others: list[tuple[Sibling | None, StoreTier]] = []
     if plan is not None:
-        size = (plan.num_blocks, pool.block_size)
-        name_of = plan.directory.keys.name_of
-        tier = StoreTier(*size, hasher, name_of, lower_than=above)
+        new_tier = partial(
+            StoreTier, plan.num_blocks, pool.block_size, hasher, plan.directory.keys.name_of
+        )
+        tier = new_tier(lower_than=above)
         if settings.store_shared:
-            siblings = [parts.sibling] if parts.sibling is not None else []
-            others = [
-                (one, StoreTier(*size, hasher, name_of, lower_than=[*above, tier.pool]))
-                for one in (None, *siblings)
-            ]
+            models = [None] if parts.sibling is None else [None, parts.sibling]
+            others = [(model, new_tier(lower_than=[*above, tier.pool])) for model in models]
     entries = Entries(
         pool,
         lease_share=settings.lease_share,
@@ -167,31 +191,82 @@ def new_memory(
         host=host.pool if host is not None else None,
         store=tier,
     )
-    tiers = [peer_tier for _, peer_tier in others]
-    cache = PrefixCache(pool, entries, hasher, host, tier, tiers, parts.state_blocks, parts.sibling)
-    if plan is None or tier is None:
-        return EngineMemory(cache, refused=refused)
-    # Take the journal's entries back, and start the threads.
-    directory, reader = plan.directory, plan.reader
-    threads = StoreThreads(directory, reader)
+    peer_tiers = [peer_tier for _, peer_tier in others]
+    cache = PrefixCache(
+        pool, entries, hasher, host, tier, peer_tiers, parts.state_blocks, parts.sibling
+    )
+    return _Tiers(cache, above, others)
+
+
+def _open_store(
+    plan: StorePlan, tiers: _Tiers, parts: Parts, clock: Clock, wall: Callable[[], float]
+) -> OpenStore:
+    """Take the journal's entries back, and start the threads."""
+    cache = tiers.cache
+    assert cache.store is not None
+    threads = StoreThreads(plan.directory, plan.reader)
+    restored = _restore(plan, cache, clock, wall)
+    peers: list[Peers] = []
+    for sibling, peer_tier in tiers.others:
+        reader = plan.reader
+        domain = None
+        if sibling is not None:
+            reader = reader._replace(model=sibling.model)
+            domain = sibling.domain
+        peers.append(
+            Peers(
+                plan.directory,
+                reader,
+                cache.hasher,
+                peer_tier,
+                cache.entries,
+                tiers.above,
+                clock,
+                wall,
+                domain,
+            )
+        )
+    disk = DiskStore(
+        cache.store,
+        cache.entries,
+        cache.pool,
+        parts.runner.save,
+        threads,
+        StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, _max_copies(parts)),
+        clock=clock,
+        wall=wall,
+        restored=restored,
+        peers=peers,
+    )
+    threads.append([End(key=key) for key in restored.dead], {})
+    threads.compact()
+    return OpenStore(disk, threads, plan.directory, peers)
+
+
+def _restore(
+    plan: StorePlan, cache: PrefixCache, clock: Clock, wall: Callable[[], float]
+) -> Restored:
+    """Take in the entries that the journal tells of and whose files are whole."""
+    reader = plan.reader
     lines: list[bytes] = []
     try:
-        lines = directory.journal_lines()
+        lines = plan.directory.journal_lines()
     except OSError as error:
         log.error("the store's journal can't be read", reason=error.strerror)
-    told = replay(lines, reader.model.hex(), reader.keys)
+    journal = replay(lines, reader.model.hex(), reader.keys)
     restored = restore(
-        told,
-        entries.restore,
-        lambda put: put.keys(hasher, reader.keys),
-        partial(reader.miss_of, directory.path),
+        journal,
+        cache.entries.restore,
+        lambda put: put.keys(cache.hasher, reader.keys),
+        partial(reader.miss_of, plan.directory.path),
         clock.now(),
         wall(),
     )
-    if damaged := told.damages["checksum"]:
+    num_damaged = journal.damages["checksum"]
+    if num_damaged:
         log.error(
             "the store's journal is damaged: what these lines told is lost",
-            lines=damaged,
+            lines=num_damaged,
             lost_leases=restored.num_lost,
         )
     log.info(
@@ -202,26 +277,4 @@ def new_memory(
         lost_leases=restored.num_lost,
         misses=restored.misses,
     )
-    peers: list[Peers] = []
-    for sibling, peer_tier in others:
-        of = reader
-        domain = None
-        if sibling is not None:
-            of = reader._replace(model=sibling.model)
-            domain = sibling.domain
-        peers.append(Peers(directory, of, hasher, peer_tier, entries, above, clock, wall, domain))
-    disk = DiskStore(
-        tier,
-        entries,
-        pool,
-        parts.runner.save,
-        threads,
-        StoreBounds(plan.file_bytes, STORE_BYTES_PER_SECOND, max_copies),
-        clock=clock,
-        wall=wall,
-        restored=restored,
-        peers=peers,
-    )
-    threads.append([End(key=key) for key in restored.dead], {})
-    threads.compact()
-    return EngineMemory(cache, OpenStore(disk, threads, directory, peers))
+    return restored

@@ -190,13 +190,13 @@ class PrefixCache:
         self.pools.extend(one.pool for one in self.stores)
         self.entries = entries
         self.scopes: dict[Digest, str] = {}
-        self._hasher = hasher
+        self.hasher = hasher
         self.sibling = sibling
 
     def digests(
         self, scope: str, tokens: Sequence[TokenId], adapter: ActiveAdapter | None = None
     ) -> PromptDigests:
-        return PromptDigests(self._hasher, scope, tokens, adapter)
+        return PromptDigests(self.hasher, scope, tokens, adapter)
 
     def resident(
         self, digests: PromptDigests, most: int | None = None, *, is_held: bool = False
@@ -235,7 +235,7 @@ class PrefixCache:
             if last and (may_fork or any(mark.tokens > last for mark in marks)):
                 plan.setdefault(last, last + 1)
             state = RecurrentState(self.pool, root, self.state_blocks, plan)
-        return BlockTable(self.pool, self._hasher, root, state, query.digests.adapter)
+        return BlockTable(self.pool, self.hasher, root, state, query.digests.adapter)
 
     def look_up(self, query: CacheQuery) -> Found:
         """Find and hold the longest entry that the breakpoints may read.

@@ -183,7 +183,8 @@ class Reconciler:
                         log.warning("sweep_waits", engine=engine.name, error=str(error))
             # Close the turns that no engine knows. Only engines that answered in this step are
             # believed; a busy one may have the counts.
-            now, closing = self.monotonic(), []
+            now = self.monotonic()
+            closing = []
             for leftover in self._pending.values():
                 # If a gateway was killed before routing was recorded, any engine may have the turn.
                 name = leftover.record.engine
@@ -215,7 +216,8 @@ class Reconciler:
             record = leftover.record
             if record.id in closing:
                 continue
-            record.engine, record.epoch = engine.name, final.epoch
+            record.engine = engine.name
+            record.epoch = final.epoch
             if final.usage is not None and record.is_first_leg and record.outcome != CLIENT_LEFT:
                 record.take_prefill(final.usage.computed_tokens)
             elif final.usage is not None:

@@ -37,7 +37,8 @@ IN_WORDS = {
     " digit",
     NAME_PATTERN: "must have no control characters, line ends or invisible characters",
 }
-MAX_DISPLAY_NAME, MAX_KEY_NAME = 128, 64
+MAX_DISPLAY_NAME = 128
+MAX_KEY_NAME = 64
 DEFAULT_WORKSPACE = "default"
 
 

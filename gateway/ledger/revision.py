@@ -50,7 +50,8 @@ def check_upgrade(
     """Raise SchemaRefused for a database that can't be upgraded. `revisions` are all that this
     version knows, the first one first; `made_by` says what columns the first one makes, and the one
     that the database says it has, if it is known."""
-    found, columns = revision_of(connection), columns_of(connection)
+    found = revision_of(connection)
+    columns = columns_of(connection)
     if found is None and not columns:
         return
     if found is not None and found in made_by and columns == made_by[found]:

@@ -197,7 +197,8 @@ _SUMS = Totals.__struct_fields__
 
 def line(cells: Iterable[object]) -> str:
     """A text gets an apostrophe in front of what could begin a formula; numbers stay numbers."""
-    written, told = io.StringIO(), ("" if cell is None else cell for cell in cells)
+    written = io.StringIO()
+    told = ("" if cell is None else cell for cell in cells)
     safe = (_FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell for cell in told)
     csv.writer(written).writerow(safe)
     return written.getvalue()

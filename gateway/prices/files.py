@@ -117,7 +117,8 @@ def load_prices(path: Path = SHIPPED) -> PriceSheets:
                     problems.append(f"{place}{name}: {error}")
         return found
 
-    file, entries = fields(document, _FILE, ""), []
+    file = fields(document, _FILE, "")
+    entries = []
     for number, table in enumerate(file.get("price", ()), start=1):
         model = table.get("model") if isinstance(table, dict) else None
         is_line = isinstance(model, str) and model.isprintable()
@@ -181,7 +182,8 @@ class PriceBook:
             return False
         self._stamps = stamps  # a file that is wrong is told once, and read when it changes again
         own, hosted = (load_prices(path) for path in self._paths)
-        self.own, self.hosted = own, hosted
+        self.own = own
+        self.hosted = hosted
         return True
 
     async def run(self, stopping: asyncio.Event) -> None:

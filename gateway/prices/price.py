@@ -147,7 +147,8 @@ class PriceSheets:
     def __init__(
         self, prices: Iterable[Price], source: str | None = None, as_of: date | None = None
     ) -> None:
-        self.source, self.as_of = source, as_of
+        self.source = source
+        self.as_of = as_of
         self.all = sorted(prices, key=lambda price: (price.model, price.valid_from))
         # Turns of an earlier version have ids without a digest.
         self._of_id = {price.id.partition("#")[0]: price for price in self.all}

@@ -163,9 +163,11 @@ class Dispatcher:
         While no engine is ready and one is unsure, or was lost, this waits as long as a turn
         does."""
         self.check_length(ask)
-        attempts, failure = Attempts(), None
+        attempts = Attempts()
+        failure = None
         while True:
-            now, ready = self.clock.monotonic(), self.fleet.ready
+            now = self.clock.monotonic()
+            ready = self.fleet.ready
             try:
                 engine = self.router.choose(ask, ready, now, attempts.tried(ready)).engine
             except NoEngineReady as error:
@@ -190,7 +192,8 @@ class Dispatcher:
         """End the turn, whatever its outcome. This never awaits; a second call does nothing."""
         if turn.route is None:
             return
-        engine, request_id = turn.engine, turn.record.request_id
+        engine = turn.engine
+        request_id = turn.record.request_id
         turn.trace.left()
         engine.left(request_id, turn.route, has_started=turn.has_started)
         if turn.generation is not None:
@@ -215,15 +218,19 @@ class Dispatcher:
                 choice = await self._choose(turn)
         if turn.route is None and turn.ask.sampling.max_tokens != 0:
             # Most fleets have no engine that prefills for others, and every turn asks.
-            ready, now = self.fleet.ready, self.clock.monotonic()
+            ready = self.fleet.ready
+            now = self.clock.monotonic()
             able = [e for e in ready if e.description and e.description.role == "prefill"]
             able = [engine for engine in able if self.resting.get(_epoch_of(engine), now) <= now]
             weights = self.router.weights
             prefill = prefill_elsewhere(turn.ask, choice, able, weights, now) if able else None
             if prefill is not None:
-                turn.leg, choice = FirstLeg(prefill, now), prefill
+                turn.leg = FirstLeg(prefill, now)
+                choice = prefill
                 turn.record.is_first_leg = True
-        engine, record, description = choice.engine, turn.record, choice.engine.description
+        engine = choice.engine
+        record = turn.record
+        description = choice.engine.description
         assert description is not None
         retired = None
         if turn.route is not None:
@@ -237,7 +244,8 @@ class Dispatcher:
             self.metrics.count("retries", reason_of(turn.failure))
         turn.route = choice
         turn.attempts.begin(engine.url)
-        record.engine, record.engine_model = engine.name, description.model
+        record.engine = engine.name
+        record.engine_model = description.model
         model = turn.ask.model
         record.model = model.name
         if model.adapter is None:
@@ -287,18 +295,22 @@ class Dispatcher:
 
     def _may_return(self, attempts: Attempts) -> bool:
         """Whether a lost engine may be waited for still."""
-        now, seconds = self.clock.monotonic(), self.queue.wait_seconds
+        now = self.clock.monotonic()
+        seconds = self.queue.wait_seconds
         return attempts.may_return(self.fleet.engines, now, seconds)
 
     def _cheapest(self, turn: Turn, avoided: Collection[str]) -> Route[Engine]:
-        now, ready = self.clock.monotonic(), self.fleet.ready
+        now = self.clock.monotonic()
+        ready = self.fleet.ready
         tried = turn.attempts.tried(ready)
         return self.router.choose(turn.ask, ready, now, [*tried, *avoided])
 
     def _started(self, turn: Turn, started: Started) -> None:
-        choice, record = turn.route, turn.record
+        choice = turn.route
+        record = turn.record
         assert choice is not None
-        engine, ask = choice.engine, turn.ask
+        engine = choice.engine
+        ask = turn.ask
         usage = started.usage
         turn.has_started = True
         turn.trace.started(started)
@@ -347,11 +359,13 @@ class Dispatcher:
         """The first leg is over. The turn goes on at the engine that answers it."""
         self.leave(turn)
         turn.attempts.take_back(turn.engine.url)
-        turn.leg, turn.prefilled = None, prefilled
+        turn.leg = None
+        turn.prefilled = prefilled
 
     def _failed(self, turn: Turn, error: GatewayError) -> None:
         """Note the failure for its engine. Raise it, unless another engine may be tried."""
-        engine, request_id = turn.engine, turn.record.request_id
+        engine = turn.engine
+        request_id = turn.record.request_id
         now = self.clock.monotonic()
         turn.trace.failed(error)
         if isinstance(error, DemandRefused):

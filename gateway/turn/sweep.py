@@ -45,7 +45,8 @@ class Sweep:
             is_live = (content.workspace_id, content.prefix) in live
             for engine in self.fleet.ready if content.prefix in held and not is_live else ():
                 # An engine that is away has lost the lease, or ends it at the end that it was told.
-                scope, model = self.keyring.scope_of(content.workspace_id), engine.description
+                scope = self.keyring.scope_of(content.workspace_id)
+                model = engine.description
                 with suppress(GatewayError):
                     wanted = self.catalogue.find(content.model, self.fleet.served)
                     if model is not None and wanted.is_served_by(model.model):

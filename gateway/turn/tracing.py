@@ -20,7 +20,8 @@ from gateway.prompt.ask import Ask, Origin
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-OPERATION, PROVIDER = "chat", "holdfast"
+OPERATION = "chat"
+PROVIDER = "holdfast"
 _RANKS = ("leased", "best_effort", "none")
 Item = TypeVar("Item")
 
@@ -138,7 +139,8 @@ class SpannedTurn(TurnTrace):
             if self._has_started:
                 self._part("decode", time.time_ns())
             self._call.end()
-            self._call, self._has_started = None, False
+            self._call = None
+            self._has_started = False
 
     async def around(self, items: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
         failure: GatewayError | None = None
@@ -175,7 +177,8 @@ class SpannedTurn(TurnTrace):
     def _part(self, name: str, ended_ns: int) -> None:
         """What an engine did from the end of its last part on."""
         if self._call is not None:
-            began_ns, self._at_ns = self._at_ns, max(ended_ns, self._at_ns)
+            began_ns = self._at_ns
+            self._at_ns = max(ended_ns, self._at_ns)
             below = self._traces.below(self._call)
             self._traces.begin(name, below, "internal", {}, began_ns).end(self._at_ns)
 

@@ -76,7 +76,8 @@ class _Fates:
         untold = row["granted"] - sum(row[reason] for reason in LEASE_ENDS)
         if untold <= 0:
             return
-        engine, heard_ms = row["engine"], row["last_ms"]
+        engine = row["engine"]
+        heard_ms = row["last_ms"]
         if row["next_ms"] is not None:
             gone = untold - min(untold, row["next_restored"])
             was_seen = row["silent_ms"] is not None or row["next_ms"] - heard_ms <= SEEN_MS

@@ -37,7 +37,8 @@ async def _reports(
         .limit(1)
         .scalar_subquery()
     )
-    own, looks = tuple_(PrefixRow.workspace_id, PrefixRow.prefix), {}
+    own = tuple_(PrefixRow.workspace_id, PrefixRow.prefix)
+    looks = {}
     for start in range(0, len(rows), _BATCH):
         keys = [(row["workspace_id"], row["prefix"]) for row in rows[start : start + _BATCH]]
         ids = (await connection.execute(select(newest).where(own.in_(keys)))).scalars().all()
@@ -123,7 +124,8 @@ _SEARCHED_TURNS = 20
 
 async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """The key id of each prefix's newest turn that wrote, among its newest 20."""
-    found, wanted = dict[tuple[str, str], str](), sorted(keys)
+    found = dict[tuple[str, str], str]()
+    wanted = sorted(keys)
     columns = TurnRow.workspace_id, TurnRow.prefix, TurnRow.key_id, TurnRow.opened_ms, TurnRow.id
     async with ledger.snapshot() as connection:
         for start in range(0, len(wanted), _LOOKS):
@@ -184,14 +186,17 @@ def _report(
     saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
     # By the price of its last sheet. None if that is gone.
     price = prices.with_id(row["price"] or "")
-    costs, to_pay_back = dict[Ttl, int](), None
+    costs = dict[Ttl, int]()
+    to_pay_back = None
     if price is not None:
-        rates, count = price.rates, row["requests"]
+        rates = price.rates
+        count = row["requests"]
         marked = row["cache_read_tokens"] + sum(row[name] for name in WRITE_FIELDS.values())
         in_time: dict[Ttl, int] = {"5m": row["gaps_5m"], "1h": row["gaps_5m"] + row["gaps_1h"]}
         for ttl, within in in_time.items() if not row["unpriced"] else ():
             costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
-        premium, discount = rates.write(row["ttl"] or "5m") - rates.input, rates.input - rates.read
+        premium = rates.write(row["ttl"] or "5m") - rates.input
+        discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None
     better = min(costs, key=lambda ttl: costs[ttl], default=None)
     own = costs.get(row["ttl"])

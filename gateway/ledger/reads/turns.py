@@ -130,7 +130,8 @@ async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byte
     """Ids and fingerprints of a turn of its key, with at most `limit` before it and as many after
     it, in order of time. Of each side the workspace's MAX_AROUND turns are looked at: no index has
     the key."""
-    place, own = tuple_(TurnRow.opened_ms, TurnRow.id), tuple_(turn.opened_ms, turn.id)
+    place = tuple_(TurnRow.opened_ms, TurnRow.id)
+    own = tuple_(turn.opened_ms, turn.id)
     order = TurnRow.opened_ms, TurnRow.id
     reverse = [each.desc() for each in order]
     near = select(TurnRow.id).where(TurnRow.workspace_id == turn.workspace).limit(MAX_AROUND)
@@ -181,7 +182,8 @@ async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Tur
 
 def _turn(row: Any) -> Turn:
     values = {name: row[name] for name in Turn.__struct_fields__ if name in row}
-    cost, without_cache = row["cost_nano"], row["cost_without_cache_nano"]
+    cost = row["cost_nano"]
+    without_cache = row["cost_without_cache_nano"]
     saved = None if cost is None or without_cache is None else without_cache - cost
     return Turn(**values, workspace=row["workspace_id"], saved_nano=saved)
 
@@ -262,7 +264,8 @@ def _sample(row: Any) -> Sample:
     engine_seconds = None
     if row.queue_seconds is not None and row.prefill_seconds is not None:
         engine_seconds = row.queue_seconds + row.prefill_seconds
-    first, known = row.first_token_seconds, row._mapping
+    first = row.first_token_seconds
+    known = row._mapping
     return Sample(
         **{name: known[name] for name in Sample.__struct_fields__ if name in known},
         prompt_tokens=prompt_tokens(row),
@@ -274,7 +277,8 @@ def _sample(row: Any) -> Sample:
 async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
     """The engines' restarts in the range, the newest first, at most `limit` of each engine. Those
     of all workspaces count."""
-    key, first = (EpochRow.engine, EpochRow.epoch), func.min(EpochRow.first_ms)
+    key = (EpochRow.engine, EpochRow.epoch)
+    first = func.min(EpochRow.first_ms)
     spans = select(*key, first, func.max(EpochRow.last_ms)).group_by(*key)
     spans = spans.order_by(EpochRow.engine, first).where(
         EpochRow.last_ms >= of.since_ms, EpochRow.first_ms < of.until_ms, *of.filters(EpochRow)
