@@ -34,8 +34,17 @@ from engine.protocol import (
 )
 from engine.protocol.reports import AdapterInfo
 
-TOOL, SYSTEM, RAW, USER, ASSISTANT, TOLD, THINKING, CALL, RESULT = "tsruamhco"
-"""One letter for each kind of segment. `TOLD` is a text of a system message among the others."""
+# One letter for each kind of segment.
+TOOL = "t"
+SYSTEM = "s"
+RAW = "r"
+USER = "u"
+ASSISTANT = "a"
+# A text of a system message among the others.
+TOLD = "m"
+THINKING = "h"
+CALL = "c"
+RESULT = "o"
 _TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": TOLD}
 _HEADERS = {
     RAW: b"raw",
@@ -54,26 +63,39 @@ _FRONT_NAMES = 64
 _DIGEST_BYTES = 8
 PATCH_PIXELS = 28 * 28
 """About so many pixels of an image are a token, and four bytes of a prompt."""
-_SEGMENT_END = b"\x02"
 _encode = msgspec.json.Encoder().encode
 
 
 class Segment(NamedTuple):
-    """One segment: its kind's letter, where a message's part stands, whether it is the first part,
-    what it has besides its text, and its text."""
+    """One segment of a prompt."""
 
+    # Its kind.
     letter: str
+    # The message in which it stands, and that message's role.
     begin: bytes
+    # Whether it is its message's first part.
     is_first: bool
+    # What it has besides its text.
     values: list[Any] | None
     text: str
 
 
 class Prefix(NamedTuple):
-    """One prefix of a prompt: its name, and how many bytes of content it has."""
+    """One prefix of a prompt."""
 
     name: Name
+    # Bytes of content.
     num_bytes: int
+
+
+# What the chain takes in, each behind a byte that nothing else begins with.
+_HEADER = b"\x01"
+_SEGMENT_END = b"\x02"
+_TEXT_DIGEST = b"\x03"
+_ADAPTER = b"\x04"
+_KEEP = b"\x05"
+_DOCUMENT = b"\x06"
+_SIBLING = b"\x07"
 
 
 def find_prefixes(
@@ -85,60 +107,72 @@ def find_prefixes(
 ) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first.
 
-    From the segment on in which an `adapter` begins to act its weights are in the chain. Before,
-    names are the base model's, as keys and values are. From the end of the segment on that is
-    marked by `kept`, what is kept of the prefix is in the chain. So are the `documents`, each from
-    its beginning on, and from the first segment on that a sibling's entry may be read.
+    A name covers what the keys and values of its prefix depend on. An `adapter`'s weights are in
+    the chain from the segment in which it begins to act. What is `kept` of a prefix is in the chain
+    behind the segment that is marked so. A document is in the chain from its beginning. That a
+    sibling's entry may be read is in it from the first segment.
     """
-    begins = None
-    if adapter is not None and (invocation := adapter.invocation) is not None:
-        # As far as texts tell: else the template writes it behind them all, or nothing does.
-        having = (n for n, one in enumerate(segments_of(prompt)) if invocation in one.text)
-        begins = max(having, default=None)
-    elif adapter is not None:
-        begins = 0
-    placed = {one.segment: one.recompute for one in documents}
+    adapter_begins = _begin_of(adapter, prompt)
+    recomputed = {document.segment: document.recompute for document in documents}
+    # An image's share of the bytes, beside its reference. The engine alone knows tokens.
+    image_bytes = {
+        image.id: 4 * image.width * image.height // PATCH_PIXELS for image in prompt.images
+    }
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
     if kept is not None and kept.sibling:
-        chain.update(b"\x07")
+        chain.update(_SIBLING)
     prefixes: list[Prefix] = []
-    num_bytes = depth = 0
-    # An image's share of the bytes, beside its reference. The engine alone knows tokens.
-    sizes = {one.id: 4 * one.width * one.height // PATCH_PIXELS for one in prompt.images}
-    for segment, (letter, begin, _, values, text) in enumerate(segments_of(prompt)):
-        header = begin + _HEADERS.get(letter, b"text")
-        if values is not None:
-            header += _encode(values)
+    num_bytes = 0
+    depth = 0
+    for number, segment in enumerate(segments_of(prompt)):
+        header = segment.begin + _HEADERS.get(segment.letter, b"text")
+        if segment.values is not None:
+            header += _encode(segment.values)
         # What the chain takes in next. Of a short text all goes in with one call.
-        taken = b"\x01%d:%b" % (len(header), header)
-        if adapter is not None and segment == begins:
-            taken = b"\x04" + bytes.fromhex(adapter.digest) + taken
-        if (recompute := placed.get(segment)) is not None:
-            taken = b"\x06%a" % recompute + taken
+        pending = _HEADER + b"%d:%b" % (len(header), header)
+        if adapter is not None and number == adapter_begins:
+            pending = _ADAPTER + bytes.fromhex(adapter.digest) + pending
+        if number in recomputed:
+            pending = _DOCUMENT + b"%a" % recomputed[number] + pending
         num_bytes += len(header)
-        if sizes:
-            num_bytes += sum(sizes.get(id, 0) for id in IMAGE_REFERENCE.findall(text))
+        text = segment.text
+        if image_bytes:
+            num_bytes += sum(image_bytes.get(id, 0) for id in IMAGE_REFERENCE.findall(text))
         start = 0
         length = len(text)
         while start < length:
             # A piece ends at the next multiple of its step, or with the text.
             step = step_at(depth + start) if length > _LEAST_STEP else _LEAST_STEP
             end = start - start % step + step
-            data = text[start:end].encode()
-            num_bytes += len(data)
-            taken += b"\x03" + xxh3_128_digest(data, seed)
+            piece = text[start:end].encode()
+            num_bytes += len(piece)
+            pending += _TEXT_DIGEST + xxh3_128_digest(piece, seed)
             if end < length:
-                chain.update(taken)
-                taken = b""
-                prefixes.append(Prefix(Name(chain.hexdigest(), segment, end), num_bytes))
+                chain.update(pending)
+                pending = b""
+                prefixes.append(Prefix(Name(chain.hexdigest(), number, end), num_bytes))
             start = end
         depth += length
-        if kept is not None and kept.keep is not None and segment == kept.segment:
-            taken += f"\x05{kept.scorer} {kept.keep}".encode()
-        chain.update(taken + _SEGMENT_END)
-        prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
+        if kept is not None and kept.keep is not None and number == kept.segment:
+            pending += _KEEP + f"{kept.scorer} {kept.keep}".encode()
+        chain.update(pending + _SEGMENT_END)
+        prefixes.append(Prefix(Name(chain.hexdigest(), number), num_bytes))
     return prefixes
+
+
+def _begin_of(adapter: AdapterInfo | None, prompt: Prompt) -> int | None:
+    """The segment in which the adapter begins to act; None where it never does."""
+    if adapter is None:
+        return None
+    invocation = adapter.invocation
+    if invocation is None:
+        return 0
+    # As far as texts tell: else the template writes it behind them all, or nothing does.
+    invoking = [
+        number for number, segment in enumerate(segments_of(prompt)) if invocation in segment.text
+    ]
+    return max(invoking, default=None)
 
 
 def name_documents(
@@ -151,23 +185,26 @@ def name_documents(
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"document")
     ends = {name.segment: num_bytes for name, num_bytes in prefixes if name.characters is None}
     texts = [segment.text.encode() for segment in segments_of(prompt)] if documents else []
-    named = list[Document]()
-    places = list[tuple[int, int]]()
-    for one in documents:
-        text = texts[one.segment]
-        own = chain.copy()
-        own.update(text)
-        named.append(replace(one, name=own.hexdigest()))
-        places.append((ends[one.segment] - len(text), ends[one.segment]))
+    named: list[Document] = []
+    places: list[tuple[int, int]] = []
+    for document in documents:
+        text = texts[document.segment]
+        digest = chain.copy()
+        digest.update(text)
+        named.append(replace(document, name=digest.hexdigest()))
+        end = ends[document.segment]
+        places.append((end - len(text), end))
     return named, places
 
 
 def trim_names(
     prefixes: list[Prefix], keep: Collection[int] = (), most: int = MAX_NAMES
 ) -> list[Prefix]:
-    """At most so many of them, in their order: the ends of segments in `keep`, then the first
-    _FRONT_NAMES, which others likely share, then the deepest segment ends, then the deepest
-    others."""
+    """At most `most` of the prefixes, in their order.
+
+    The ends of segments in `keep` come first. Then come the first _FRONT_NAMES, which others likely
+    share, then the deepest ends of segments, then the deepest others.
+    """
     if len(prefixes) <= most:
         return prefixes
 

@@ -93,26 +93,29 @@ class MarkersBroken(InvalidRequest):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
-    `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
-    are the client's. `kinds` and `sketch`: see `sketch.py`. `lookback_to` is the segment to which
-    entries are looked for over any number of positions; None is the rule of 20 positions.
-    `image_paths` say by id where in the request each of the prompt's images stands first.
-    `has_header`: the header says what is kept. `document_bytes` say where in the bytes of the
-    content the `documents` begin and end."""
+    """A request's prompt, and what of it is held and looked for."""
 
     prompt: Prompt
+    # The prompt's segments.
     slots: list[Slot]
     breakpoints: list[Breakpoint]
+    # A bounded choice of the names of the prefixes, and the bytes of content up to each.
     names: list[Name]
     name_bytes: list[int]
     prefixes: list[Prefix]
+    # The policy that made breakpoints. None where all are the client's.
     automatic: AutoCache | None = None
+    # The letters of the segments' kinds, and the sketch of the prompt: `sketch.py`.
     kinds: str = ""
     sketch: Sketch | None = None
+    # The segment to which entries are looked for over any number of positions. None is the rule of
+    # 20 positions.
     lookback_to: int | None = None
+    # Where in the request each of the prompt's images stands first, by its id.
     image_paths: Mapping[str, str] = {}
+    # Whether the header says what is kept.
     has_header: bool = False
+    # The documents, and where in the bytes of the content each begins and ends.
     documents: list[Document] = []
     document_bytes: list[tuple[int, int]] = []
 
@@ -120,13 +123,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def approximate(self) -> str | None:
         """What the answer's header says of it."""
         if self.documents:
-            recomputed = sorted({one.recompute for one in self.documents})
+            recomputed = sorted({document.recompute for document in self.documents})
             return f"blocks; recompute={','.join(map(str, recomputed))}"
-        if (point := self.asking) is not None:
-            if point.sibling:
-                return "sibling=true"
-            return f"keep={point.keep:g}; scorer={point.scorer}"
-        return None
+        point = self.asking
+        if point is None:
+            return None
+        if point.sibling:
+            return "sibling=true"
+        return f"keep={point.keep:g}; scorer={point.scorer}"
 
     @property
     def asking(self) -> Breakpoint | None:
@@ -267,56 +271,18 @@ def make_plan(
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
     is the one that answers. `keep` is the header's.
     """
-    # Without the absent slots breakpoints name segments. One on an absent slot moves to the segment
-    # before, which has the same prefix, unless that has one already, of no shorter TTL. Without a
-    # segment before it is dropped.
-    segments = [count - 1 for count in accumulate(not slot.is_absent for slot in given)]
-    moved: dict[int, Breakpoint] = {}
-    for point in find_breakpoints(given, automatic):
-        segment = segments[point.segment]
-        if segment >= 0:
-            moved.setdefault(segment, replace(point, segment=segment))
     slots = [slot for slot in given if not slot.is_absent]
-    breakpoints = [*moved.values()]
+    breakpoints = _on_segments(find_breakpoints(given, automatic), given)
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
     if keep is not None:
-        # The last breakpoint of tools and system prompt keeps a part of its prefix, or the first of
-        # all where none is there. Those behind it move as a conversation grows: an entry that ends
-        # at one would be read by no later turn.
-        if any(point.is_approximate for point in breakpoints):
-            raise InvalidRequest(
-                f"{KEEP_HEADER}: a marker of the request says already what is kept"
-            )
-        if not breakpoints:
-            raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
-        head = len(prompt.tools) + len(prompt.system)
-        place = max((n for n, point in enumerate(breakpoints) if point.segment < head), default=0)
-        breakpoints[place] = keep.asked_at(breakpoints[place])
-    marked = {breakpoint_.segment for breakpoint_ in breakpoints}
+        breakpoints = _with_header(keep, breakpoints, len(prompt.tools) + len(prompt.system))
     kept = next((point for point in breakpoints if point.is_approximate), None)
-    documents: list[Document] = []
-    for segment, slot in enumerate(slots):
-        if slot.placed is None:
-            continue
-        where = f"{slot.path}.cache_control.holdfast.block"
-        if kept is not None:
-            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
-        if len(documents) == MAX_DOCUMENTS:
-            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
-        documents.append(replace(slot.placed, segment=segment))
+    documents = _documents_of(slots, kept)
     prefixes = find_prefixes(prompt, scope, adapter, kept, documents)
-    # An engine that compresses a prefix holds nothing in front of its end.
-    told = prefixes
-    if kept is not None and not kept.sibling:
-        end = kept.segment
-        told = [
-            prefix
-            for prefix in prefixes
-            if prefix.name.segment >= end + (prefix.name.characters is not None)
-        ]
-    named = trim_names(told, marked, MAX_NAMES - len(documents))
+    marked = {point.segment for point in breakpoints}
+    named = trim_names(_held_by(kept, prefixes), marked, MAX_NAMES - len(documents))
     documents, places = name_documents(prompt, scope, documents, prefixes)
     return Plan(
         prompt=prompt,
@@ -332,6 +298,67 @@ def make_plan(
         sketch=sketch_of(prompt, scope),
         has_header=keep is not None,
     )
+
+
+def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Breakpoint]:
+    """The breakpoints by their segments, without the absent slots.
+
+    One on an absent slot moves to the segment before, which has the same prefix, unless that has
+    one already, of no shorter TTL. Without a segment before it is dropped.
+    """
+    segments = [count - 1 for count in accumulate(not slot.is_absent for slot in slots)]
+    moved: dict[int, Breakpoint] = {}
+    for point in points:
+        segment = segments[point.segment]
+        if segment >= 0:
+            moved.setdefault(segment, replace(point, segment=segment))
+    return list(moved.values())
+
+
+def _with_header(keep: Keep, breakpoints: Sequence[Breakpoint], num_head: int) -> list[Breakpoint]:
+    """The header's wish on one breakpoint: the last of the `num_head` segments of tools and system
+    prompt, or the first of all where none is there.
+
+    Those behind it move as a conversation grows: an entry that ends at one would be read by no
+    later turn. Raise InvalidRequest where there is nothing to ask it of.
+    """
+    if any(point.is_approximate for point in breakpoints):
+        raise InvalidRequest(f"{KEEP_HEADER}: a marker of the request says already what is kept")
+    if not breakpoints:
+        raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
+    heads = [n for n, point in enumerate(breakpoints) if point.segment < num_head]
+    place = max(heads, default=0)
+    points = list(breakpoints)
+    points[place] = keep.asked_at(points[place])
+    return points
+
+
+def _documents_of(slots: Sequence[Slot], kept: Breakpoint | None) -> list[Document]:
+    """The documents without their names. Raise MarkersBroken where they break a rule."""
+    documents: list[Document] = []
+    for segment, slot in enumerate(slots):
+        if slot.placed is None:
+            continue
+        where = f"{slot.path}.cache_control.holdfast.block"
+        if kept is not None:
+            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
+        if len(documents) == MAX_DOCUMENTS:
+            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
+        documents.append(replace(slot.placed, segment=segment))
+    return documents
+
+
+def _held_by(kept: Breakpoint | None, prefixes: list[Prefix]) -> list[Prefix]:
+    """The prefixes that an engine can hold: one that compresses a prefix holds nothing in front of
+    its end."""
+    if kept is None or kept.sibling:
+        return prefixes
+    end = kept.segment
+    return [
+        prefix
+        for prefix in prefixes
+        if prefix.name.segment >= end + (prefix.name.characters is not None)
+    ]
 
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
