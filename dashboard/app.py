@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.client import KEPT_SECONDS
-from dashboard.ui import filters, viewer
+from dashboard.ui import conditions, filters, viewer
 from dashboard.views import SECTIONS, entries
 
 UI = Path(__file__).parent / "ui"
@@ -52,6 +52,7 @@ def draw() -> None:
             st.rerun()
         viewer.watch()
     about = viewer.about(session)
+    conditions.strip()
     if about.sample:
         st.warning(
             "**Sample data.** Everything shown here was made up; nothing of it was measured.",

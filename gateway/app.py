@@ -28,6 +28,7 @@ from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
 from gateway.base.traces import open_traces
+from gateway.conditions.watch import Conditions
 from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner
@@ -261,6 +262,10 @@ async def _start(
     )
     sealing = Sealing(ledgers.store, settings.master_secret)
     run_beside("sealing", sealing.run)
+    conditions = Conditions(
+        fleet, journal, drain, ledgers.drain.identity, audit, sealing, supervisor, clock
+    )
+    run_beside("conditions", conditions.run)
     sweep = Sweep(contents, fleet, keyring, catalogue, clock)
     run_beside("cached_contents", sweep.run)
     reads = read_limits()
@@ -276,7 +281,7 @@ async def _start(
         queries=queries,
         prices=prices,
         journal=journal,
-        audit=audit,
+        conditions=conditions,
         metrics=metrics,
         supervisor=supervisor,
         ledger=ledgers.drain.identity,

@@ -38,6 +38,22 @@ _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._-]*")
 APPROXIMATE = "Approximate"
 """The column of what a turn was computed behind; where there was something, it stands out."""
 _STANDS_OUT = "background-color: #f59e0b55"
+_GREEN = "background-color: #16a34a40"
+_RED = "background-color: #dc262660"
+STATE = "State"
+"""The column of how an engine, a store or a lease fares: what is well, and what is not."""
+_STATES = {
+    "ready": _GREEN,
+    "on": _GREEN,
+    "starting": "background-color: #3b82f640",
+    "draining": "background-color: #3b82f640",
+    "unsure": _RED,
+    "down": _RED,
+    "refused": _RED,
+    "not known": _RED,
+    "off": _STANDS_OUT,
+    "can't be written": _RED,
+}
 _IDS = {"Id", "Last request", "Request id"}
 
 
@@ -241,6 +257,8 @@ def table(
     columns = {name: _column(name, rows) for name in (rows[0] if rows else ())}
     if APPROXIMATE in drawn:
         drawn = drawn.style.map(lambda told: told and _STANDS_OUT, subset=[APPROXIMATE])
+    elif STATE in drawn:
+        drawn = drawn.style.map(_state_colour, subset=[STATE])
     columns |= dict.fromkeys(hidden)
     columns |= {name: st.column_config.TextColumn(width="large") for name in wide}
     st.dataframe(
@@ -274,6 +292,13 @@ def section(
         table(rows, key, alt_text, **options)
     elif none:
         empty(none, icon)
+
+
+def _state_colour(state: object) -> str:
+    """By its beginning: what follows a colon or a word more is the reason."""
+    if not isinstance(state, str):
+        return ""
+    return next((colour for name, colour in _STATES.items() if state.startswith(name)), "")
 
 
 def as_download(rows: Rows, key: str) -> None:

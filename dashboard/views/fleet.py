@@ -42,7 +42,7 @@ def draw(view: View, chosen: Selection) -> None:
     draw_cards(view)
     parts.heading("Engines now")
     engines = [engine for engine in view.engines if chosen.engine in (None, engine.name)]
-    if not any(engine.stats for engine in engines):
+    if not view.engines:
         parts.no_engine("No engine is running.", "fleet")
     if engines:
         ready = sum(engine.status == "ready" for engine in engines)

@@ -1,18 +1,19 @@
 """Memory: what holds the engines' blocks, and what was lost for want of room?"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import streamlit as st
 
 from dashboard.client import AdminClient
-from dashboard.ui import charts, formats, live, parts, viewer
+from dashboard.ui import charts, conditions, formats, live, parts, viewer
 from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share
 from dashboard.views.savings import prefix_label
 from engine.protocol.reports import Counters, Lifetimes, Memory, Stats
+from gateway.structs.conditions import Condition
 from gateway.structs.fleet import EngineMemory
 
 REFRESH_SECONDS = 5
@@ -44,13 +45,28 @@ _REFUSED = {
 }
 
 
-def read(client: AdminClient, chosen: Selection) -> list[EngineMemory]:
+class View(NamedTuple):
+    """`silent` are the engines that tell nothing now, and why."""
+
+    engines: list[EngineMemory]
+    silent: list[Condition]
+
+
+def read(client: AdminClient, chosen: Selection) -> View:
     params = {"engine": chosen.engine}
-    return client.get("/admin/v1/engines/memory", list[EngineMemory], params)
+    engines = client.get("/admin/v1/engines/memory", list[EngineMemory], params)
+    return View(engines, conditions.silent(client, chosen.engine))
 
 
-def draw(engines: list[EngineMemory], chosen: Selection) -> None:
+def draw(view: View, chosen: Selection) -> None:
+    engines = view.engines
     answering = [engine for engine in engines if engine.stats is not None]
+    rows = silent_rows(view)
+    if engines and not answering:
+        count = formats.counted(len(engines), "engine")
+        parts.hero(f"**None of {count} tells** what is in its memory.")
+        draw_silent(rows)
+        return
     if not answering:
         parts.hero("**No engine answers**, so there is no KV memory to show.")
         parts.no_engine(
@@ -58,13 +74,14 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
         )
         return
     draw_cards(answering, [engine.stats for engine in answering if engine.stats is not None])
+    draw_silent(rows)
     if len(answering) > 1:
         draw_pools(answering)
     draw_holders(answering)
-    rows = store_rows(answering)
-    told = ", ".join(f"{row['Engine']} {row['State']}" for row in rows)
+    stores = store_rows(answering)
+    told = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
     told = f"Stores on disk: {told}."
-    parts.section("Store on disk", rows, "stores", told, number="store_bytes")
+    parts.section("Store on disk", stores, "stores", told, number="store_bytes")
     # One engine in full at a time, so that the page stays short.
     shown = answering[0]
     if len(answering) > 1:
@@ -103,6 +120,34 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     if shown.state_blocks:
         size = formats.counted(shown.state_blocks, "block")
         st.caption(f"Each entry and each running sequence has a recurrent state of {size}.")
+
+
+def silent_rows(view: View) -> list[Row]:
+    """The engines whose memory is not known now."""
+    causes = {condition.engine: condition for condition in view.silent}
+    return [
+        {
+            "Engine": engine.name,
+            "State": "not known",
+            "Since (UTC)": formats.moment(known.since_ms) if known else None,
+            "Why": known.cause if known else "it did not answer this question",
+            "What to do": known.remedy if known else None,
+        }
+        for engine in view.engines
+        if engine.stats is None
+        for known in (causes.get(engine.name),)
+    ]
+
+
+def draw_silent(rows: Sequence[Row]) -> None:
+    told = ", ".join(f"{row['Engine']}: {row['Why']}" for row in rows)
+    parts.section(
+        "Engines whose memory is not known now",
+        list(rows),
+        "silent",
+        f"Not known: {told}.",
+        wide=("What to do",),
+    )
 
 
 def pool_of(engine: EngineMemory) -> dict[str, int]:

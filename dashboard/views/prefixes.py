@@ -1,32 +1,63 @@
 """Prefixes and leases: what is held right now, for how long, and is it worth it?"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import streamlit as st
 
 from dashboard.client import AdminClient, ClientError, NotThere
-from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import prefix_label
 from engine.protocol import TTLS
+from gateway.structs.conditions import Condition
 from gateway.structs.fleet import Dropped, Lease
 
 REFRESH_SECONDS = 3
 NUM_LEASES = 500
+_COLUMNS = (
+    "Prefix",
+    "Workspace",
+    "Model",
+    "Client",
+    "Last used (UTC)",
+    "Engine",
+    "State",
+    "TTL left",
+    "Ends in",
+    "TTL",
+    "Tokens",
+    "Blocks",
+    "Shared by",
+    "Reads",
+    "Net saved ($)",
+    "Last request",
+    "Cached content",
+    "Prefix id",
+    "Entry",
+)
 _DOOMED = "lease_to_drop"
 _OUTCOME = "drop_outcome"
 
 
-def read(client: AdminClient, chosen: Selection) -> list[Lease]:
+class View(NamedTuple):
+    """`silent` are the engines whose leases are not known now, and why."""
+
+    leases: list[Lease]
+    silent: list[Condition]
+
+
+def read(client: AdminClient, chosen: Selection) -> View:
     held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
-    return client.get("/admin/v1/leases", list[Lease], held)
+    leases = client.get("/admin/v1/leases", list[Lease], held)
+    return View(leases, conditions.silent(client, chosen.engine))
 
 
-def draw(leases: list[Lease], chosen: Selection) -> None:
-    draw_cards(leases)
-    draw_leases(leases)
+def draw(view: View, chosen: Selection) -> None:
+    draw_cards(view.leases, view.silent)
+    draw_leases(view.leases, view.silent)
     st.page_link(
         "views/savings.py",
         label="Savings says of each prefix whether it has paid for its writes",
@@ -34,7 +65,7 @@ def draw(leases: list[Lease], chosen: Selection) -> None:
     )
 
 
-def draw_cards(leases: list[Lease]) -> None:
+def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
     held = [lease for lease in leases if lease.entry.state == "leased"]
     promised = by_prefix(held)
     all_held = by_prefix(leases)
@@ -50,14 +81,21 @@ def draw_cards(leases: list[Lease]) -> None:
             f"**{words} promised** right now{by}:"
             f" {formats.in_words(tokens)} tokens that need not be computed again."
         )
+    elif silent:
+        parts.hero("**What is promised is not known** right now.")
     else:
         parts.hero("**No prefix is promised** right now.")
+    if silent and held:
+        count = formats.counted(len(silent), "engine")
+        st.caption(f"Without what {count} may hold that can't say so now.")
     if len(leases) >= NUM_LEASES:
         st.caption(f"Of the {NUM_LEASES:,} largest that are held: there may be more.")
     with st.grid(4, min_column_width=190, row_height=132):
         told = f"{len(leases) - len(held)} more best effort" if leases else None
-        parts.card("leases", formats.compact(len(held)), delta=told)
-        parts.card("leased_tokens", formats.compact(tokens))
+        is_known = bool(held) or not silent
+        count = formats.compact(len(held)) if is_known else formats.NO_VALUE
+        parts.card("leases", count, delta=told)
+        parts.card("leased_tokens", formats.compact(tokens) if is_known else formats.NO_VALUE)
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
         told = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
         parts.money_card("lease_saved_nano", sum(known) if known else None, delta=told)
@@ -79,11 +117,11 @@ def time_left(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def draw_leases(leases: list[Lease]) -> None:
+def draw_leases(leases: list[Lease], silent: list[Condition]) -> None:
     parts.heading("Held now", "leases")
     if (outcome := st.session_state.get(_OUTCOME)) is not None:
         st.info(outcome, icon=":material/delete:")
-    if not leases:
+    if not (leases or silent):
         parts.empty(
             "Nothing is held: no engine is running, or no marked prompt came within its TTL.",
             ":material/lock_open:",
@@ -91,15 +129,28 @@ def draw_leases(leases: list[Lease]) -> None:
         )
         return
     parts.table(
-        lease_table(leases),
+        [*silent_rows(silent), *lease_table(leases)],
         "leases",
         f"{formats.counted(len(leases), 'prefix', 'prefixes')} that engines hold, largest first.",
         hidden=("Entry",),
-        height=min(38 + 35 * len(leases), 420),
+        height=min(38 + 35 * (len(leases) + len(silent)), 420),
         picked=_doom if viewer.may_change() else None,
     )
     if viewer.may_change():
         draw_drop(leases)
+
+
+def silent_rows(silent: Sequence[Condition]) -> list[Row]:
+    """One row for each engine that does not tell what it holds."""
+    return [
+        {
+            **dict.fromkeys(_COLUMNS),
+            "Prefix": "what this engine held",
+            "Engine": condition.engine,
+            "State": conditions.not_known(condition),
+        }
+        for condition in silent
+    ]
 
 
 def lease_table(found: Sequence[Lease]) -> list[Row]:

@@ -21,12 +21,14 @@ class Readiness:
     """`progress` is the fraction of the load that is done, 0 to 1.
 
     `failing` names the loops that end again and again. The engine is not ready meanwhile.
+    `error` is why the engine failed, without what requests said; empty while it did not.
     """
 
     stage: str = "starting"
     progress: float = 0.0
     ready: bool = False
     failing: list[str] = field(default_factory=list)
+    error: str = ""
 
 
 class ServedEngine:
@@ -94,6 +96,7 @@ class ServedEngine:
         if self._readiness.stage != "failed":
             self._readiness.ready = False
             self._readiness.stage = "failed"
+            self._readiness.error = told["error"]
             log.error("engine failed", **told)
             self._on_failure()
 

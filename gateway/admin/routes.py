@@ -1,6 +1,6 @@
 """The controllers of the HTTP API."""
 
-from gateway.admin import access, advice, engines, export, openapi, plan, usage
+from gateway.admin import access, advice, conditions, engines, export, openapi, plan, usage
 from gateway.http import batches, cached_contents, health, model_calls, models
 
 CONTROLLERS = (
@@ -21,6 +21,7 @@ CONTROLLERS = (
     usage.DivergenceController,
     usage.ConversationController,
     usage.ContentController,
+    conditions.ConditionsController,
     engines.EnginesController,
     usage.LiveController,
     engines.LeasesController,

@@ -178,6 +178,12 @@ class Metrics:
         for size, num_blocks in sizes.items():
             config.labels(str(size), str(num_blocks)).set(1)
 
+    def show_conditions(self, numbers: Mapping[tuple[str, str], int]) -> None:
+        """Show how many conditions there are, by kind and severity."""
+        gauge = self._gauges["conditions"]
+        for labels, number in numbers.items():
+            gauge.labels(*labels).set(number)
+
     def count_turn(self, record: TurnRecord) -> None:
         """Count a closed turn. It must be called once for each turn."""
         model = self._model_of(None if record.engine_model is None else record.model)

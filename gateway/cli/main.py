@@ -21,6 +21,7 @@ _COMMANDS = {
     "keys": "access",
     "workspaces": "access",
     "adapters": "adapters",
+    "conditions": "conditions",
     "advise": "reports",
     "plan": "reports",
     **dict.fromkeys(("prices", "retain", "rollups", "export", "journal", "ledger"), "upkeep"),

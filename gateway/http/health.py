@@ -11,10 +11,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from engine.supervisor import LoopHealth
 from gateway.base.metrics import EngineState
 from gateway.http.services import Services
+from gateway.structs.conditions import Condition
 from gateway.structs.fleet import EngineStatus
 
-# Entries may hold nine tenths of a store.
-_FULL_SHARE = 0.85
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,9 +42,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: the gateway was told to end. `loops` are the gateway's own loops that are
     failing, `ledger` says what is wrong with the database for good; both are empty while the
     gateway is ready. `limits_hold` says over which gateways the limits of workspaces hold now.
-    `conditions` are what an operator should know and do, also of a gateway that is ready: turns
-    that are missing in the ledger, by number, those that were set aside, a journal that is not in
-    its place, another master secret than the database's, stores that are full or off."""
+    `conditions` are all that is wrong, also of a gateway that is ready, the worst first: the list
+    of `GET /admin/v1/conditions`."""
 
     ready: bool
     stopping: bool
@@ -55,33 +53,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     loops: list[LoopHealth]
     ledger: str | None
     limits_hold: Literal["all_gateways", "this_gateway"]
-    conditions: list[str]
-
-
-def _conditions(services: Services) -> list[str]:
-    conditions = [str(finding) for finding in services.audit.findings or ()]
-    if services.audit.findings is None:
-        conditions.append("the ledger's turns were not counted yet")
-    if services.sealing.problem is not None:
-        conditions.append(services.sealing.problem)
-    if not services.journal.is_in_place:
-        conditions.append("the journal's file is not in its place: it is written anew")
-    if services.journal.num_set_aside:
-        conditions.append(
-            f"{services.journal.num_set_aside} turns were set aside: `python -m gateway journal"
-            " list` names them, and `recover --instance` makes rows of what engines counted"
-        )
-    for engine in services.fleet.engines:
-        store = engine.last_stats.store if engine.last_stats else None
-        if store is None:
-            continue
-        if not store.is_up:
-            why = store.refused or f"{store.failed_writes} writes failed"
-            conditions.append(f"the store of engine {engine.name} is off ({why})")
-        elif store.held_blocks >= _FULL_SHARE * store.blocks:
-            held = f"{store.held_blocks} of {store.blocks} blocks are held"
-            conditions.append(f"the store of engine {engine.name} is full: {held}")
-    return conditions
+    conditions: list[Condition]
 
 
 class HealthController(Controller):
@@ -137,7 +109,7 @@ class HealthController(Controller):
             loops=loops,
             ledger=ledger,
             limits_hold="all_gateways" if shared and shared.is_shared else "this_gateway",
-            conditions=_conditions(services),
+            conditions=services.conditions.now(),
         )
         return Response(body, status_code=200 if body.ready else 503)
 
@@ -162,4 +134,5 @@ class HealthController(Controller):
             }
         )
         metrics.set("loops_failing", len(services.supervisor.failing))
+        metrics.show_conditions(services.conditions.counts())
         return Response(metrics.exposition(), media_type=_EXPOSITION)

@@ -19,10 +19,10 @@ from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.errors import ModelNotFound, NoEngineReady
 from gateway.base.metrics import Metrics
+from gateway.conditions.watch import Conditions
 from gateway.dialects.lowering import Asked
 from gateway.http.auth import AdminGate
 from gateway.http.image_hosts import ImageHosts
-from gateway.journal.audit import Audit
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
@@ -54,7 +54,7 @@ class Services:
     queries: Queries
     prices: PriceBook
     journal: Journal
-    audit: Audit
+    conditions: Conditions
     metrics: Metrics
     supervisor: Supervisor
     ledger: Identity

@@ -8,7 +8,6 @@ tell of it (`reconcile.py`).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.base.background import pause
@@ -37,14 +36,6 @@ class Finding(NamedTuple):
     day_ms: int
     missing: int
     damaged: int
-
-    def __str__(self) -> str:
-        day = datetime.fromtimestamp(self.day_ms / 1000, UTC).date()
-        return (
-            f"of the turns that this gateway closed on {day} the ledger lacks {self.missing}, and"
-            f" {self.damaged} are not what was written: restore a backup, or ask engines with"
-            " `python -m gateway recover`"
-        )
 
 
 class Audit:

@@ -70,7 +70,8 @@ _MAX_BACKOFF_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Drain:
-    """`known` tells which turns the ledger has."""
+    """`known` tells which turns the ledger has. `problem` is why the last attempt failed, None
+    where it did not. `is_behind`: it failed, or there was more than it took."""
 
     journal: Journal
     insert: Callable[[Sequence[TurnRecord]], Awaitable[None]]
@@ -78,6 +79,8 @@ class Drain:
     metrics: Metrics
     known: Known | None = None
     has_looked: bool = False
+    problem: str | None = None
+    is_behind: bool = False
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until stopping, and once more then, so that a clean stop leaves an empty journal."""
@@ -92,8 +95,12 @@ class Drain:
                 moved = 0 if has_nothing else await self.step()
                 backoff = _IDLE_SECONDS
                 rest = _GATHER_SECONDS if moved else _IDLE_SECONDS
+                self.problem = None
+                self.is_behind = moved >= _BATCH
             except GatewayError as error:
                 self.metrics.count("drain_failures")
+                self.problem = str(error)
+                self.is_behind = True
                 get_logger("drain").warning("drain_failed", error=str(error), retry_seconds=backoff)
                 moved, rest = 0, backoff
                 backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)

@@ -63,6 +63,8 @@ class Identity:
         self.is_damaged = False
         # Why the database's schema is not this version's, as `revision.py` tells it.
         self.schema_problem: str | None = None
+        self.away: str | None = None
+        """Why the last look did not reach the database; None where it did."""
 
     def watch(self, engine: Engine) -> None:
         """Check every connection that the pool makes."""
@@ -80,11 +82,11 @@ class Identity:
     def problem(self) -> str | None:
         if self.is_damaged:
             return LedgerDamaged.default
-        return LedgerReplaced.default if self._is_moved else self.schema_problem
+        return LedgerReplaced.default if self.is_moved else self.schema_problem
 
     def check_file(self) -> None:
         """Raise LedgerReplaced where the path does not lead to the file that is open."""
-        if self._is_moved:
+        if self.is_moved:
             raise LedgerReplaced
 
     def check_schema(self) -> None:
@@ -94,7 +96,8 @@ class Identity:
             raise LedgerNotMigrated(self.schema_problem)
 
     @property
-    def _is_moved(self) -> bool:
+    def is_moved(self) -> bool:
+        """Whether the path leads to another file than the one that is open."""
         return (
             self._file is not None and self._path is not None and _file_id(self._path) != self._file
         )

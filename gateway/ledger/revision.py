@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection, inspect, text
 
 from gateway.base.background import repeat
-from gateway.base.errors import SchemaRefused
+from gateway.base.errors import LedgerUnavailable, SchemaRefused
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import REVISION, Base
 
@@ -120,13 +120,24 @@ class SchemaWatch:
     async def look(self) -> None:
         """Raise LedgerUnavailable while the database is away. Columns are looked at when the
         revision is new: that takes many queries."""
+        try:
+            found, columns = await self._read()
+        except LedgerUnavailable as error:
+            self._ledger.identity.away = str(error)
+            raise
+        self._ledger.identity.away = None
+        if columns is None:
+            return
+        self._found = found
+        self._ledger.identity.schema_problem = problem_of(found, columns)
+
+    async def _read(self) -> tuple[str | None, Columns | None]:
+        """The revision, and the columns where it is new."""
         async with self._ledger.transaction(is_any_schema=True) as connection:
             found = await connection.run_sync(revision_of)
             if found is not None and found == self._found:
-                return
-            columns = await connection.run_sync(columns_of)
-        self._found = found
-        self._ledger.identity.schema_problem = problem_of(found, columns)
+                return found, None
+            return found, await connection.run_sync(columns_of)
 
     async def run(self, stopping: asyncio.Event) -> None:
         await repeat(stopping, LOOK_SECONDS, self.look, "schema_not_looked_at")

@@ -82,7 +82,8 @@ _error = msgspec.json.Decoder(ErrorReply)
 class Engine:
     """One engine: the calls of the protocol, and the engine's known state. `holdings`, `load` and
     `breaker` are this gateway's knowledge for routing. A draining engine gets no new turns.
-    `answered_at` is when a poll found it ready last."""
+    `answered_at` is when a poll found it ready last, `heard_at` when one got any answer last, None
+    before the first."""
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class Engine:
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
         self.answered_at = -math.inf
+        self.heard_at: float | None = None
         self.last_stats: Stats | None = None
         self.epochs = EpochsSeen()
         self._was_down = False
@@ -310,6 +312,7 @@ class Engine:
     async def _look(self) -> None:
         response = await self._send("GET", "/readyz", None, _CONTROL)
         body = await response.read()
+        self.heard_at = self.monotonic()
         try:
             self.readiness = msgspec.json.decode(body, type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,19 +1,26 @@
-"""Write the classes of written tokens into every expression of alerts and of Grafana's board.
+"""Write into alerts and Grafana's board what stands elsewhere.
 
-They are those of `TTLS`, one for each lifetime. Run it after a change of them;
-tests/gateway/monitoring fails when it was forgotten.
+The classes of written tokens are those of `TTLS`, one for each lifetime. Severity and resolution of
+the alert of each kind of condition are those of gateway/conditions/kinds.toml. Run it after a
+change of them; tests/gateway/monitoring fails when it was forgotten.
 """
 
 import re
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from engine.protocol import WRITE_FIELDS
+from gateway.conditions.kinds import KINDS
 from scripts.stack import ROOT
 
 MONITORING = ROOT / "gateway" / "monitoring"
 FILES = ("alerts.yml", "grafana.json")
 WRITES = "|".join(name.removesuffix("_tokens") for name in WRITE_FIELDS.values())
 _WRITTEN = re.compile(r"cache_write_\w+(?:\|cache_write_\w+)*")
+_RULE = re.compile(r"^  - alert: .*\n(?:    .*\n)*", re.MULTILINE)
+_WIDTH = 112
 
 
 def with_classes(text: str) -> str:
@@ -21,10 +28,32 @@ def with_classes(text: str) -> str:
     return _WRITTEN.sub(WRITES, text)
 
 
+def with_conditions(text: str) -> str:
+    """The rules, with severity and resolution of the kind of condition that each is of."""
+    kinds = {kind.alert: kind for kind in KINDS.values()}
+
+    def written(found: re.Match[str]) -> str:
+        (rule,) = yaml.safe_load(found[0])
+        if (kind := kinds.get(rule["alert"])) is None:
+            return found[0]
+        told: dict[str, Any] = {
+            **rule,
+            "labels": {**rule["labels"], "severity": kind.severity},
+            "annotations": {**rule["annotations"], "resolution": kind.remedy},
+        }
+        if told == rule:
+            return found[0]
+        dumped = yaml.safe_dump([told], sort_keys=False, width=_WIDTH, allow_unicode=True)
+        return "".join(f"  {line}\n" for line in dumped.splitlines())
+
+    return _RULE.sub(written, text)
+
+
 def main() -> None:
     for name in FILES:
         path: Path = MONITORING / name
-        path.write_text(with_classes(path.read_text("utf-8")), "utf-8")
+        text = with_classes(path.read_text("utf-8"))
+        path.write_text(with_conditions(text) if name == "alerts.yml" else text, "utf-8")
 
 
 if __name__ == "__main__":

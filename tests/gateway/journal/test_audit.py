@@ -161,6 +161,11 @@ async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
     await again.close()
 
 
+def kinds(reply: httpx.Response) -> list[str]:
+    """Of the conditions in an answer of /readyz."""
+    return [condition["kind"] for condition in reply.json()["conditions"]]
+
+
 def test_a_journal_whose_directory_is_removed_loses_no_turn(tmp_path: Path) -> None:
     """Under a running gateway: what it held is written anew, and it says so meanwhile."""
     with serve(ScriptedEngine()) as engine:
@@ -170,7 +175,7 @@ def test_a_journal_whose_directory_is_removed_loses_no_turn(tmp_path: Path) -> N
             shutil.rmtree(tmp_path / "journal")
             first = httpx.get(f"{url}/readyz", timeout=120)
             assert first.status_code == 503
-            assert any("not in its place" in line for line in first.json()["conditions"])
+            assert "journal_moved" in kinds(first)
             eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
             assert (tmp_path / "journal" / "journal.db").exists()
             ids += [ask(url).json()["id"] for _ in range(3)]
@@ -205,8 +210,12 @@ def test_readiness_tells_what_the_ledger_lacks(tmp_path: Path) -> None:
         asyncio.run(lose())
         with serve_gateway(tmp_path, engine) as url:
 
-            def conditions() -> list[str]:
-                found: list[str] = httpx.get(f"{url}/readyz", timeout=120).json()["conditions"]
+            def conditions() -> list[Any]:
+                found: list[Any] = httpx.get(f"{url}/readyz", timeout=120).json()["conditions"]
                 return found
 
-            eventually(lambda: any("the ledger lacks 1" in line for line in conditions()))
+            eventually(lambda: "turns_missing" in [each["kind"] for each in conditions()])
+            (missing,) = conditions()
+            assert missing["severity"] == "critical"
+            assert "the ledger lacks 1 of the turns" in missing["cause"]
+            assert "python -m gateway recover" in missing["remedy"]

@@ -25,6 +25,7 @@ from engine.protocol.reports import BlockStats, Description
 from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
+from gateway.conditions.kinds import KINDS
 from scripts.docs import monitoring
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.gateway.admin_client import Admin
@@ -40,7 +41,7 @@ ADDED_METRICS = {"up": "gauge"}
 # Their values are few whatever clients do: names of routes, statuses, engines, and fixed words.
 BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "engine", "stage"}
 BOUNDED_LABELS |= {"result", "state", "loop", "model", "workspace", "block_size", "num_gpu_blocks"}
-BOUNDED_LABELS |= {"method"}
+BOUNDED_LABELS |= {"method", "kind", "severity"}
 BOUNDED_LABELS |= {f"gen_ai_{name}" for name in ("operation_name", "provider_name", "token_type")}
 BOUNDED_LABELS |= {"gen_ai_response_model"}
 Labels = tuple[tuple[str, str], ...]
@@ -200,6 +201,7 @@ def test_what_alerts_and_panels_ask_for_exists_from_the_start_and_is_0(tmp_path:
         'refused_connections_total{reason="too_many"}',
         'reconciled_turns_total{result="lost"}',
         'loop_restarts_total{loop="drain"}',
+        'conditions{kind="engine_starting",severity="warning"}',
     ):
         assert f"holdfast_gateway_{series} 0.0" in found
     assert (
@@ -283,6 +285,21 @@ def test_every_alert_asks_what_is_exposed_and_says_what_to_do(exposed: Exposed) 
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         for mentioned in re.findall(r"\bHoldfast\w+", " ".join(rule["annotations"].values())):
             assert mentioned in names
+
+
+def test_each_kind_of_condition_has_its_alert_which_says_the_same() -> None:
+    by_name = {rule["alert"]: rule for rule in rules()}
+    assert len({kind.alert for kind in KINDS.values()}) == len(KINDS)
+    text = (MONITORING / "alerts.yml").read_text("utf-8")
+    assert monitoring.with_conditions(text) == text, "run python -m scripts.docs.monitoring"
+    for name, kind in KINDS.items():
+        rule = by_name[kind.alert]
+        assert rule["labels"]["severity"] == kind.severity, name
+        assert rule["annotations"]["resolution"] == kind.remedy, name
+        metrics = {found.name for found in selectors(parsed(rule["expr"]))}
+        if any(found.startswith("holdfast_engine_") for found in metrics):
+            continue  # engines tell that of themselves
+        assert rule["expr"] == f'holdfast_gateway_conditions{{kind="{name}"}} > 0'
 
 
 def board() -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""What is wrong with an engine and its store, by what it said last. Pure."""
+
+from collections.abc import Iterator
+
+from engine.protocol.reports import Stats, StoreStats
+from gateway.base.words import counted
+from gateway.conditions.kinds import Finding
+from gateway.routing.engine import Engine
+from gateway.structs.conditions import ConditionKind
+
+FULL_SHARE = 0.95
+NEARLY_FULL_SHARE = 0.9
+UNLEASED_SHARE = 0.1
+KEPT_COUNTS = 5000
+# Entries may hold nine tenths of a store.
+STORE_FULL_SHARE = 0.85
+INCREASE_SECONDS = 600.0
+_OUT_OF_MEMORY = ("OutOfMemory", "MemoryError", "out of memory")
+_REFUSED_STORES = {
+    "in_use": "another engine uses its directory",
+    "strangers": "its directory has files that are no store's",
+    "newer": "it is of a newer version",
+    "older": "it is of an older version",
+    "unusable": "its directory can't be opened or written",
+    "too_small": "it has too little room",
+}
+
+
+class Increases:
+    """Which counters have gone up within INCREASE_SECONDS. A new process counts from 0."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], tuple[str, int]] = {}
+        self._grown_at: dict[tuple[str, str], float] = {}
+
+    def has_grown(self, engine: str, counter: str, epoch: str, count: int, now: float) -> bool:
+        """Take in a count. What had happened before the first look is not known to be recent."""
+        key = engine, counter
+        known = self._counts.get(key)
+        self._counts[key] = epoch, count
+        if known is not None:
+            before = known[1] if known[0] == epoch else 0
+            if count > before:
+                self._grown_at[key] = now
+        return now - self._grown_at.get(key, now - INCREASE_SECONDS) < INCREASE_SECONDS
+
+    def keep(self, engines: set[str]) -> None:
+        """Forget all other engines."""
+        self._counts = {key: value for key, value in self._counts.items() if key[0] in engines}
+        self._grown_at = {key: value for key, value in self._grown_at.items() if key[0] in engines}
+
+
+def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Finding]:
+    """All that is wrong with one engine at `now` (monotonic seconds)."""
+    name = engine.name
+    told = str(engine.readiness.get("error") or "")
+    match engine.status:
+        case "unsure" | "down":
+            cause = told or "no answer"
+            yield Finding("engine_not_answering", name, cause, name, engine.heard_at)
+        case "refused":
+            yield Finding(
+                "another_model",
+                name,
+                told,
+                name,
+                cause_for_all="its model is another one than the one of its name",
+            )
+        case "starting":
+            yield _starting(engine)
+        case "ready":
+            if engine.notes:
+                yield Finding("another_adapter", name, "; ".join(engine.notes), name)
+            stats = engine.last_stats
+            if stats is not None and stats.epoch == engine.answers_in:
+                yield from _of_stats(name, stats, increases, now)
+    if engine.is_draining:
+        running = counted(engine.load.num_running, "turn")
+        cause = f"it gets no new turns, and {running} of this gateway run there"
+        yield Finding("engine_draining", name, cause, name)
+    if engine.breaker.state(now) != "closed":
+        cause = "three failures in a row opened its circuit breaker, and it is tried now and then"
+        yield Finding("engine_breaker_open", name, cause, name)
+
+
+def _starting(engine: Engine) -> Finding:
+    """An engine that answers, and is not ready."""
+    name, told = engine.name, engine.readiness
+    stage, error = str(told.get("stage", "starting")), str(told.get("error") or "")
+    failing = told.get("failing")
+    if stage == "failed":
+        is_memory = any(words in error for words in _OUT_OF_MEMORY)
+        kind: ConditionKind = "engine_out_of_memory" if is_memory else "engine_failing"
+        return Finding(kind, name, error or "it ended by an error", name, cause_for_all="it failed")
+    if isinstance(failing, list) and failing:
+        loops = ", ".join(f"`{loop}`" for loop in failing)
+        return Finding("engine_failing", name, f"its loops {loops} end again and again", name)
+    progress = told.get("progress")
+    share = f", {progress:.0%}" if isinstance(progress, int | float) else ""
+    return Finding("engine_starting", name, f"its stage is `{stage[:128]}`{share}", name)
+
+
+def _of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iterator[Finding]:
+    blocks, counters = stats.blocks, stats.counters
+    used = blocks.active + blocks.leased
+    share = used / blocks.total if blocks.total else 0.0
+    if share > NEARLY_FULL_SHARE:
+        cause = f"{used:,} of {counted(blocks.total, 'block')} are in use or leased"
+        yield Finding("engine_memory_nearly_full", name, cause, name)
+        if share > FULL_SHARE:
+            yield Finding("engine_memory_full", name, cause, name)
+    unleased = stats.num_entries - stats.num_leases
+    if stats.num_entries and unleased / stats.num_entries > UNLEASED_SHARE:
+        cause = f"{unleased:,} of {counted(stats.num_entries, 'entry', 'entries')} have no lease"
+        yield Finding("leases_full", name, cause, name)
+    if stats.unacknowledged > KEPT_COUNTS:
+        yield Finding("engine_counts_kept", name, f"it keeps {stats.unacknowledged:,}", name)
+
+    def has_grown(counter: str, count: int) -> bool:
+        return increases.has_grown(name, counter, stats.epoch, count, now)
+
+    if has_grown("sacrificed", counters.leases_sacrificed):
+        cause = f"{counters.leases_sacrificed:,} since it started, because nothing else could run"
+        yield Finding("leases_sacrificed", name, cause, name)
+    if has_grown("preempted", counters.preempted_requests):
+        cause = f"{counters.preempted_requests:,} since it started, for want of blocks"
+        yield Finding("engine_preempting", name, cause, name)
+    if stats.store is not None:
+        yield from _of_store(name, stats.store)
+
+
+def _of_store(name: str, store: StoreStats) -> Iterator[Finding]:
+    about = f"the store of {name}"
+    if store.refused is not None:
+        yield Finding("store_off", about, _REFUSED_STORES[store.refused], name)
+    elif not store.is_up:
+        cause = f"{counted(store.failed_writes, 'write')} failed"
+        yield Finding("store_not_written", about, cause, name)
+    elif store.blocks and store.held_blocks >= STORE_FULL_SHARE * store.blocks:
+        cause = f"{store.held_blocks:,} of {counted(store.blocks, 'block')} are held"
+        yield Finding("store_full", about, cause, name)

@@ -1,0 +1,72 @@
+"""What is wrong with this gateway's journal, ledger and loops. Pure but for a look at the files'
+places."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from engine.supervisor import LoopHealth
+from gateway.base.words import counted
+from gateway.conditions.kinds import Finding
+from gateway.journal.audit import Audit
+from gateway.journal.drain import Drain
+from gateway.journal.store import Journal
+from gateway.ledger.identity import Identity
+
+NEARLY_FULL_SHARE = 0.8
+_JOURNAL, _LEDGER = "the journal", "the ledger"
+
+
+def of_loops(failing: Sequence[LoopHealth]) -> Iterator[Finding]:
+    for loop in failing:
+        cause = f"{loop.ends} times in a row, last by {loop.error}"
+        yield Finding("loop_failing", f"the gateway's loop `{loop.loop}`", cause)
+
+
+def of_journal(journal: Journal) -> Iterator[Finding]:
+    if journal.damaged:
+        yield Finding("journal_damaged", _JOURNAL, ", ".join(journal.damaged))
+    share = journal.num_bytes / journal.max_bytes
+    held = f"{journal.num_bytes:,} of {counted(journal.max_bytes, 'byte')} are taken"
+    if not journal.has_room:
+        cause = held if share >= 1 else "its last write failed"
+        yield Finding("journal_full", _JOURNAL, cause)
+    if share > NEARLY_FULL_SHARE:
+        yield Finding("journal_nearly_full", _JOURNAL, held)
+    if not journal.is_in_place:
+        yield Finding("journal_moved", _JOURNAL, "its file was removed or replaced")
+    if journal.num_set_aside:
+        cause = f"{counted(journal.num_set_aside, 'turn')} can't go to the ledger"
+        yield Finding("turns_set_aside", _JOURNAL, cause)
+
+
+def of_ledger(ledger: Identity, drain: Drain, journal: Journal) -> Iterator[Finding]:
+    away = ledger.away or drain.problem
+    is_other = ledger.is_damaged or ledger.is_moved
+    if is_other:
+        yield Finding("ledger_lost", _LEDGER, ledger.problem or "")
+    elif ledger.schema_problem is not None:
+        yield Finding("schema", _LEDGER, ledger.schema_problem)
+    elif away is not None:
+        yield Finding("ledger_away", _LEDGER, away)
+    if drain.is_behind and journal.num_closed:
+        cause = f"{counted(journal.num_closed, 'closed turn')} of this gateway wait in its journal"
+        yield Finding("ledger_behind", _LEDGER, cause)
+
+
+def of_audit(audit: Audit) -> Iterator[Finding]:
+    if audit.findings is None:
+        yield Finding("turns_not_counted", "the ledger's turns", "the database was not asked yet")
+    for finding in audit.findings or ():
+        day = datetime.fromtimestamp(finding.day_ms / 1000, UTC).date()
+        about = f"the ledger's turns of {day}"
+        if finding.missing:
+            cause = f"the ledger lacks {finding.missing} of the turns that this gateway closed then"
+            yield Finding("turns_missing", about, cause)
+        if finding.damaged:
+            cause = f"{counted(finding.damaged, 'turn')} of this gateway have a wrong checksum"
+            yield Finding("turns_changed", about, cause)
+
+
+def of_secret(problem: str | None) -> Iterator[Finding]:
+    if problem is not None:
+        yield Finding("other_master_secret", "the master secret", problem)

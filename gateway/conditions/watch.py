@@ -1,0 +1,133 @@
+"""The one list of what is wrong, with since when. A loop looks each second, so that it knows."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from engine.supervisor import Supervisor
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.conditions import records
+from gateway.conditions.engines import Increases, of_engine
+from gateway.conditions.kinds import KINDS, Finding
+from gateway.journal.audit import Audit
+from gateway.journal.drain import Drain
+from gateway.journal.store import Journal
+from gateway.ledger.identity import Identity
+from gateway.ledger.sealed import Sealing
+from gateway.routing.fleet import Fleet
+from gateway.structs.conditions import Condition, ConditionKind
+
+LOOK_SECONDS = 1.0
+_ORDER = {"critical": 0, "warning": 1, "info": 2}
+
+
+class _Lasting(NamedTuple):
+    """A finding of the last look, since when it lasts (milliseconds since 1970), and since when the
+    looks find it (monotonic seconds)."""
+
+    finding: Finding
+    since_ms: int
+    first_seen: float
+
+
+class Watch:
+    """Remembers since when each finding lasts. Pure: it gets the findings and the time."""
+
+    def __init__(self) -> None:
+        self._lasting: dict[tuple[ConditionKind, str], _Lasting] = {}
+
+    def take(self, findings: Iterable[Finding], now: float, wall_ms: int) -> None:
+        """Take in what a look found; what it did not find is over."""
+        lasting = dict[tuple[ConditionKind, str], _Lasting]()
+        for finding in findings:
+            key = finding.kind, finding.about
+            before = self._lasting.get(key)
+            if before is not None:
+                lasting[key] = before._replace(finding=finding)
+                continue
+            began = now if finding.since is None else min(finding.since, now)
+            lasting[key] = _Lasting(finding, wall_ms - round((now - began) * 1000), began)
+        self._lasting = lasting
+
+    def conditions(self, now: float, *, is_for_all: bool = False) -> list[Condition]:
+        """Those that have lasted long enough, the worst first. With `is_for_all` those that keys of
+        one workspace may see, as they may see them."""
+        found = list[Condition]()
+        for finding, since_ms, first_seen in self._lasting.values():
+            kind = KINDS[finding.kind]
+            if now - first_seen < kind.seconds or (is_for_all and not kind.for_all):
+                continue
+            cause = finding.cause
+            if is_for_all and finding.cause_for_all is not None:
+                cause = finding.cause_for_all
+            found.append(
+                Condition(
+                    kind=finding.kind,
+                    severity=kind.severity,
+                    about=finding.about,
+                    engine=finding.engine,
+                    state=kind.state,
+                    since_ms=since_ms,
+                    cause=cause,
+                    remedy="" if is_for_all else kind.remedy,
+                )
+            )
+        return sorted(found, key=lambda entry: (_ORDER[entry.severity], entry.since_ms))
+
+
+class Conditions:
+    """The conditions of this gateway and its engines."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        journal: Journal,
+        drain: Drain,
+        ledger: Identity,
+        audit: Audit,
+        sealing: Sealing,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._journal = journal
+        self._drain = drain
+        self._ledger = ledger
+        self._audit = audit
+        self._sealing = sealing
+        self._supervisor = supervisor
+        self._clock = clock
+        self._watch = Watch()
+        self._increases = Increases()
+
+    def now(self, *, is_for_all: bool = False) -> list[Condition]:
+        """The conditions of this moment, the worst first."""
+        now = self._clock.monotonic()
+        self._watch.take(self._findings(now), now, self._clock.wall_ms())
+        return self._watch.conditions(now, is_for_all=is_for_all)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many there are of each kind and severity, also of kinds that there are none of."""
+        numbers = Counter(condition.kind for condition in self.now())
+        return {(name, kind.severity): numbers[name] for name, kind in KINDS.items()}
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look until the gateway stops."""
+        while not stopping.is_set():
+            self.now()
+            await pause(stopping, LOOK_SECONDS)
+
+    def _findings(self, now: float) -> list[Finding]:
+        engines = self._fleet.engines
+        self._increases.keep({engine.name for engine in engines})
+        found = [
+            finding for engine in engines for finding in of_engine(engine, self._increases, now)
+        ]
+        found += records.of_loops(self._supervisor.failing)
+        found += records.of_journal(self._journal)
+        found += records.of_ledger(self._ledger, self._drain, self._journal)
+        found += records.of_audit(self._audit)
+        found += records.of_secret(self._sealing.problem)
+        return found

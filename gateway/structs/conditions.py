@@ -1,0 +1,69 @@
+"""What is wrong now, as `/readyz`, the admin API, the dashboard and the command line tell it."""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+Severity = Literal["critical", "warning", "info"]
+ConditionKind = Literal[
+    "engine_not_answering",
+    "engine_starting",
+    "engine_failing",
+    "engine_out_of_memory",
+    "engine_memory_full",
+    "engine_memory_nearly_full",
+    "engine_preempting",
+    "engine_draining",
+    "engine_breaker_open",
+    "engine_counts_kept",
+    "another_model",
+    "another_adapter",
+    "leases_full",
+    "leases_sacrificed",
+    "store_off",
+    "store_not_written",
+    "store_full",
+    "loop_failing",
+    "journal_damaged",
+    "journal_full",
+    "journal_nearly_full",
+    "journal_moved",
+    "turns_set_aside",
+    "ledger_away",
+    "ledger_behind",
+    "ledger_lost",
+    "schema",
+    "turns_missing",
+    "turns_changed",
+    "turns_not_counted",
+    "other_master_secret",
+]
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """`about` is what it is about, as a sentence begins, and `engine` the engine's name where it is
+    an engine. `state` goes on with that sentence. `since_ms` is as this gateway saw it, since its
+    own start at the earliest. `remedy` says what an operator does; it is empty for keys of one
+    workspace."""
+
+    kind: ConditionKind
+    severity: Severity
+    about: str
+    engine: str | None
+    state: str
+    since_ms: int
+    cause: str
+    remedy: str
+
+    @property
+    def since(self) -> str:
+        """The time of day in UTC, with its date if that is not today's."""
+        at = datetime.fromtimestamp(self.since_ms / 1000, UTC)
+        is_today = at.date() == datetime.now(UTC).date()
+        return f"{at:%H:%M} UTC" if is_today else f"{at:%Y-%m-%d %H:%M} UTC"
+
+    @property
+    def sentence(self) -> str:
+        """As a person reads it: engine-0 has not answered since 14:37 UTC: cannot connect."""
+        return f"{self.about} {self.state} since {self.since}: {self.cause}"

@@ -1,0 +1,173 @@
+"""Real engines that are killed, stand still, drain or can't write their store.
+
+Each is one condition in `/readyz`, the admin API, `/metrics` and on the command line, and is gone
+when it is over.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.stack import ROOT, python
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
+
+SYSTEM = "The handbook of the lighthouse keeper. " * 300
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Fleet]:
+    """The second engine has a store."""
+    own = ({}, {"ENGINE_STORE": str(store)})
+    with running_fleet(tmp_path_factory.mktemp("pair"), 2, own=own) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(shared: Fleet) -> Fleet:
+    shared.restored()
+    eventually(lambda: conditions(shared) == [])
+    return shared
+
+
+def conditions(fleet: Fleet, key: str | None = None) -> list[Any]:
+    admin = fleet.gateway if key is None else Admin(fleet.gateway.url, key)
+    found: list[Any] = admin.get("conditions")
+    return found
+
+
+def in_readyz(fleet: Fleet) -> list[Any]:
+    reply = httpx.get(f"{fleet.gateway.url}/readyz", timeout=120, trust_env=False)
+    found: list[Any] = reply.json()["conditions"]
+    return found
+
+
+def in_metrics(fleet: Fleet, kind: str, severity: str) -> float:
+    text = httpx.get(f"{fleet.gateway.url}/metrics", timeout=120, trust_env=False).text
+    series = f'holdfast_gateway_conditions{{kind="{kind}",severity="{severity}"}} '
+    (line,) = [line for line in text.splitlines() if line.startswith(series)]
+    return float(line.removeprefix(series))
+
+
+def on_command_line(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*python("gateway"), "conditions", "--url", fleet.gateway.url, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def the_one(fleet: Fleet, kind: str) -> Any:
+    """The only condition, once it is there, which every place tells alike."""
+    eventually(lambda: [each["kind"] for each in conditions(fleet)] == [kind])
+    (found,) = conditions(fleet)
+    assert in_readyz(fleet) == [found]
+    assert in_metrics(fleet, kind, found["severity"]) == 1
+    told = on_command_line(fleet, "--json")
+    assert json.loads(told.stdout) == [found]
+    assert told.returncode == (0 if found["severity"] == "info" else 1)
+    assert found["remedy"] in on_command_line(fleet).stdout
+    return found
+
+
+def test_nothing_is_wrong_with_a_fleet_that_is_well(fleet: Fleet) -> None:
+    assert in_readyz(fleet) == []
+    told = on_command_line(fleet)
+    assert (told.returncode, told.stdout) == (0, "nothing is wrong\n")
+    assert in_metrics(fleet, "engine_not_answering", "critical") == 0
+
+
+def test_an_engine_that_is_killed_has_not_answered_since_it_was_heard_last(fleet: Fleet) -> None:
+    before = fleet.gateway.get("about")["now_ms"]
+    fleet.kill(0)
+    found = the_one(fleet, "engine_not_answering")
+    assert (found["engine"], found["severity"]) == ("engine-0", "critical")
+    assert found["cause"] == "cannot connect"
+    assert abs(found["since_ms"] - before) < 30_000
+    again = conditions(fleet)
+    assert again == [found], "its beginning stays"
+    fleet.restart(0)
+    eventually(lambda: conditions(fleet) == [])
+
+
+def test_an_engine_that_stands_still_is_told_with_another_cause(fleet: Fleet) -> None:
+    fleet.processes[1].send_signal(signal.SIGSTOP)
+    try:
+        found = the_one(fleet, "engine_not_answering")
+        assert found["engine"] == "engine-1"
+        assert found["cause"] != "cannot connect"
+    finally:
+        fleet.processes[1].send_signal(signal.SIGCONT)
+    eventually(lambda: conditions(fleet) == [])
+
+
+def test_a_draining_engine_is_told_and_is_no_failure(fleet: Fleet) -> None:
+    fleet.gateway.use(0, "drain")
+    found = the_one(fleet, "engine_draining")
+    assert (found["engine"], found["severity"]) == ("engine-0", "info")
+    fleet.gateway.use(0, "resume")
+    assert conditions(fleet) == []
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nobody makes or changes a file there meanwhile. Root is stopped by an attribute alone."""
+    is_root = os.geteuid() == 0
+    ways = ["chattr", "-R", "+i"] if is_root else ["chmod", "-R", "a-w"]
+    back = ["chattr", "-R", "-i"] if is_root else ["chmod", "-R", "u+w"]
+    if subprocess.run([*ways, folder], check=False, capture_output=True).returncode:
+        pytest.skip("this file system knows no immutable files")
+    try:
+        yield
+    finally:
+        subprocess.run([*back, folder], check=True)
+
+
+def test_a_store_whose_directory_became_read_only_is_told(fleet: Fleet, store: Path) -> None:
+    with read_only(store):
+        fleet.gateway.use(0, "drain")
+        fleet.gateway.answer(SYSTEM)
+        eventually(lambda: "store_not_written" in [each["kind"] for each in conditions(fleet)])
+        fleet.gateway.use(0, "resume")
+        found = the_one(fleet, "store_not_written")
+        assert (found["about"], found["engine"]) == ("the store of engine-1", "engine-1")
+        assert "failed" in found["cause"]
+    eventually(lambda: conditions(fleet) == [])
+
+
+def test_a_store_that_was_read_only_at_the_start_is_off(fleet: Fleet, store: Path) -> None:
+    fleet.kill(1)
+    with read_only(store):
+        fleet.restart(1)
+        found = the_one(fleet, "store_off")
+        assert found["engine"] == "engine-1"
+        assert "can't be opened or written" in found["cause"]
+    fleet.kill(1)
+    fleet.restart(1)
+    eventually(lambda: conditions(fleet) == [])
+
+
+def test_a_workspaces_key_sees_how_engines_fare_and_not_what_operators_do(fleet: Fleet) -> None:
+    fleet.gateway.workspace("guests")
+    _, key = fleet.gateway.make_key("guests")
+    fleet.kill(0)
+    found = the_one(fleet, "engine_not_answering")
+    assert conditions(fleet, key) == [{**found, "remedy": ""}]
+
+
+def test_the_command_line_says_that_no_gateway_answers() -> None:
+    command = [*python("gateway"), "conditions", "--url", "http://127.0.0.1:9"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "no gateway of this version answers at http://127.0.0.1:9" in told.stderr
