@@ -25,7 +25,7 @@ OWN = set(
     "advise summarizeAdvice plan planChoices planWithProgress getAbout getDivergence"
     " listWorkspaces getWorkspace listKeys getUsage getUsageGroups getLatencySamples listLeases"
     " getSavings getLatency listPrefixes listRefusals listLimited searchTurns getTurn"
-    " getConversation getContent exportUsage".split()
+    " getConversation getContent exportUsage listConditions".split()
 )
 READS_BY_POST = {"advise", "plan", "planWithProgress"}
 NO_KEYS = ("none", "wrong", "revoked", "expired", "archived")
