@@ -66,6 +66,7 @@ def draw(view: View, chosen: Selection) -> None:
         count = formats.counted(len(engines), "engine")
         parts.hero(f"**None of {count} tells** what is in its memory.")
         draw_silent(rows)
+        parts.empty("Memory is shown live: it is known again when an engine answers.")
         return
     if not answering:
         parts.hero("**No engine answers**, so there is no KV memory to show.")
