@@ -9,6 +9,10 @@ from engine.protocol import InputUsage
 # The width of the ledger's column.
 MODEL_CHARACTERS = 128
 CLIENT_LEFT = "client_disconnect"
+NOT_DELIVERED = "not delivered"
+"""The `price` of a turn whose answer the client did not get. It costs nothing. Its tokens and times
+are the engine's work, which sums by price tell apart."""
+_ERROR = 400
 
 
 class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
@@ -93,6 +97,16 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
             self.input_tokens = num_tokens
         else:
             self.take_usage(msgspec.structs.replace(first, computed_tokens=self.computed_tokens))
+
+    @property
+    def is_undelivered(self) -> bool:
+        """Whether the client got an error in place of an answer."""
+        return self.status is not None and self.status >= _ERROR
+
+    def withhold(self) -> None:
+        """Charge nothing: the answer was not delivered."""
+        self.price = NOT_DELIVERED
+        self.cost = self.cost_without_cache = 0
 
     def over_legs(self, usage: InputUsage) -> InputUsage:
         """The turn's usage, where its engine told `usage`. A token that another engine prefilled is

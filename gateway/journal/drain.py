@@ -29,8 +29,8 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 
 
 class Billing:
-    """Prices a closed turn and counts it in the metrics; called once for each turn. `charged` is
-    called afterwards, however the turn ended."""
+    """Prices turns that end, and counts each in the metrics once. `charged` is called afterwards,
+    however the turn ended."""
 
     def __init__(
         self,
@@ -41,11 +41,23 @@ class Billing:
         self.prices, self.metrics, self.charged = prices, metrics, charged
 
     def charge(self, record: TurnRecord) -> None:
+        """Price a turn and count it."""
+        self.price(record)
+        self.count(record)
+
+    def price(self, record: TurnRecord) -> None:
+        """Price a turn by what its engine counted. An answer that the client did not get costs
+        nothing."""
         if record.first_leg is not None and record.epoch is None:
             record.take_prefill(0)  # the engine that was to answer told nothing
         # The record is opened with the model whose price applies. Pricing replaces it by the id.
         model = (record.price or record.model).split("@")[0]
         charge(record, self.prices.find(model, record.opened_at.date()))
+        if record.is_undelivered:
+            record.withhold()
+
+    def count(self, record: TurnRecord) -> None:
+        """Count a priced turn."""
         self.metrics.count_turn(record)
         if record.num_removed:
             self.metrics.count("removed_nonces", amount=record.num_removed)

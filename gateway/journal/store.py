@@ -111,6 +111,7 @@ checksum = excluded.checksum, reason = excluded.reason, at = excluded.at WHERE
 """
 _OVER_OPEN = "turns.state = 'open' OR turns.state = 'aside' AND excluded.state = 'closed'"
 """An open turn may be written anew or closed. A close brings back what was set aside."""
+_OVER_CLOSED = f"{_OVER_OPEN} OR turns.state = 'closed'"
 _ROWS = "SELECT id, state, record, checksum, reason, at FROM turns"
 _DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNREADABLE = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ})
@@ -263,6 +264,7 @@ class Journal:
         self._is_busy = False
         self._groups: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._unfinished: list[_Job] = []
+        self._correcting: set[str] = set()
         # A commit failed. No new turns until one has worked.
         self._is_failing = False
         self._has_stopped = False
@@ -362,13 +364,23 @@ class Journal:
         """Hand a close over without waiting. This is safe while a stream is being cancelled."""
         return self._submit(_row(record.id, CLOSED, _encode(record)), must=True)
 
+    def correct_soon(self, record: TurnRecord) -> None:
+        """Write another end of a turn over that of a close that failed, which may work still. Call
+        this in the step in which `close` raised, without waiting: from then on, until it is on
+        disk, `closed_turns` leaves the turn out."""
+        row = _row(record.id, CLOSED, _encode(record))
+        self._correcting.add(row.id)
+        future = self._submit(lambda table: table.put([row], _OVER_CLOSED), must=True)
+        future.add_done_callback(lambda _: self._correcting.discard(row.id))
+
     async def open_turns(self) -> list[TurnRecord]:
         """In the order in which they were opened."""
         return await self._records(OPEN, -1)
 
     async def closed_turns(self, limit: int) -> list[TurnRecord]:
         """The first of them, in the order in which they were opened."""
-        return await self._records(CLOSED, limit)
+        records = await self._records(CLOSED, limit)
+        return [record for record in records if record.id not in self._correcting]
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         """Those of these turns that the journal does not have, or no longer has."""

@@ -22,7 +22,7 @@ from sqlalchemy.orm import aliased
 
 from engine.protocol import WRITE_FIELDS, CacheUsage, InputUsage
 from gateway.base.errors import LedgerRefused, SampleData
-from gateway.base.record import TurnRecord
+from gateway.base.record import NOT_DELIVERED, TurnRecord
 from gateway.ledger import epochs, identity
 from gateway.ledger.checksums import checksum_of
 from gateway.ledger.schema import (
@@ -143,7 +143,7 @@ def _prefixes(where: sa.ColumnElement[bool]) -> Any:
             TurnRow.prefix,
             sa.func.max(TurnRow.model).label("model"),
             sa.func.max(TurnRow.prefix_ttl).label("ttl"),
-            sa.func.max(TurnRow.price).label("price"),
+            sa.func.max(sa.func.nullif(TurnRow.price, NOT_DELIVERED)).label("price"),
             sa.func.min(TurnRow.opened_ms).label("first_ms"),
             sa.func.max(TurnRow.opened_ms).label("last_ms"),
             *(sums[name].label(name) for name in names),

@@ -17,7 +17,7 @@ from gateway.base.errors import (
     Overloaded,
     SchemaTooCostly,
 )
-from gateway.base.record import CLIENT_LEFT, TurnRecord
+from gateway.base.record import TurnRecord
 from gateway.dialects import errors
 from gateway.dialects.collector import Found
 from gateway.prompt.ask import Ask
@@ -132,7 +132,7 @@ class Turn:
     failure: GatewayError | None = None
     leg: FirstLeg | None = None
     prefilled: Started | None = None
-    outcome: str = CLIENT_LEFT
+    outcome: str = GatewayError.type
     stop_reason: str | None = None
     is_streaming: bool = False
     is_closed: bool = False

@@ -5,6 +5,7 @@
 by the reconciler, with the engine's own counts.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from engine.protocol import Done, Frame, Started
 from gateway.admission.permit import Admission, Permit
 from gateway.base.background import Background
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.base.record import MODEL_CHARACTERS, TurnRecord
+from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
@@ -103,13 +104,7 @@ class TurnService:
                                 await self._recall(turn)
                             self._explain(turn, frame)
                     if frames and isinstance(frames[-1], Done):
-                        # Closed durably before the last event goes out; if that fails, it never
-                        # goes out.
-                        record.duration_seconds = self._seconds(turn)
-                        record.status = OK
-                        self.billing.charge(record)
-                        turn.is_closed = True
-                        await self.journal.close(record)
+                        await self._close(turn)
                         await permit.give_back()
                     if ask.stream:
                         yield frames
@@ -121,8 +116,30 @@ class TurnService:
                     told = {"turn": turn_id, "type": turn.outcome, "error": record.error}
                     get_logger("turn").warning("turn_failed", **told)
                 raise
+            except (asyncio.CancelledError, GeneratorExit):
+                turn.outcome = CLIENT_LEFT
+                raise
             finally:
                 self._leave(turn)
+
+    async def _close(self, turn: Turn) -> None:
+        """Close the turn durably, before its last event goes out. Where that fails the event never
+        goes out, and the row says what the client got, also where the close works later."""
+        record = turn.record
+        record.duration_seconds = self._seconds(turn)
+        record.status = OK
+        self.billing.price(record)
+        turn.is_closed = True
+        try:
+            await self.journal.close(record)
+        except JournalUnavailable as error:
+            turn.fail(error)
+            record.outcome = turn.outcome
+            record.withhold()
+            self.journal.correct_soon(record)
+            raise
+        finally:
+            self.billing.count(record)
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
@@ -201,6 +218,8 @@ class TurnService:
         record.outcome = turn.outcome
         if record.status is None and turn.is_streaming:
             record.status = OK
+        elif record.status is None and turn.outcome != CLIENT_LEFT:
+            record.status = GatewayError.status  # a failure that nobody foresaw
         record.duration_seconds = self._seconds(turn)
         if not turn.may_run:
             self.billing.charge(record)

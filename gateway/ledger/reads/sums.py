@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, func, literal, select, text, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest
+from gateway.base.record import NOT_DELIVERED
 from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import (
@@ -301,6 +302,8 @@ class Priced(NamedTuple):
 def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
     premium = discount = actual = counterfactual = unexplained = 0
     for group in groups:
+        if group.price == NOT_DELIVERED:
+            continue  # it costs nothing, and a cache saved nothing of it
         price, totals = own.with_id(group.price), group.totals
         if price is None:
             unexplained += totals.requests
