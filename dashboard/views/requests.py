@@ -15,7 +15,7 @@ from dashboard.ui.formats import dollars, seconds
 from dashboard.ui.parts import in_dollars
 from dashboard.ui.reasons import advice, chosen_reason, reason_filter, reason_title
 from engine.protocol import TTLS
-from gateway.structs.usage import Refusal, Turn, TurnContent, TurnPage
+from gateway.structs.usage import NOT_DELIVERED, Refusal, Turn, TurnContent, TurnPage
 
 PAGE = 200
 NUM_REFUSED = 50
@@ -305,7 +305,9 @@ def turn_facts(turn: Turn) -> dict[str, Value]:
 
 
 def turn_amounts(turn: Turn) -> dict[str, Value]:
-    """Tokens, times and money, in the order of a request's life."""
+    """Tokens, times and money, in the order of a request's life. An answer that was not delivered
+    costs nothing, and its tokens are the engine's work."""
+    is_delivered = turn.price != NOT_DELIVERED
     return {
         "Read (tokens)": turn.cache_read_tokens,
         **{f"Written, {TTLS[ttl].words} (tokens)": n for ttl, n in turn.writes.items()},
@@ -320,8 +322,8 @@ def turn_amounts(turn: Turn) -> dict[str, Value]:
         "First token": turn.first_token_seconds,
         "Decode": turn.decode_seconds,
         "Duration": turn.duration_seconds,
-        "Cost": dollars(turn.cost_nano),
-        "Net saved": dollars(turn.saved_nano),
+        "Cost": dollars(turn.cost_nano) if is_delivered else f"{NOT_DELIVERED}: nothing is charged",
+        "Net saved": dollars(turn.saved_nano) if is_delivered else None,
     }
 
 

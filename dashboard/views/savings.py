@@ -187,6 +187,11 @@ def draw_waterfall(own: Waterfall) -> None:
         f" {dollars(own.write_premium_nano)}, less read discount"
         f" {dollars(own.read_discount_nano)}, is {dollars(own.actual_nano)}.",
     )
+    if own.undelivered:
+        st.caption(
+            f"{formats.counted(own.undelivered, 'request')} ended with an error in place of an"
+            " answer: not delivered, so not charged and not in this chart."
+        )
     if own.unexplained:
         st.caption(
             f"{formats.counted(own.unexplained, 'request')} without a price, or whose price is no"

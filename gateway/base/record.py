@@ -5,13 +5,11 @@ from datetime import datetime
 import msgspec
 
 from engine.protocol import InputUsage
+from gateway.structs.usage import NOT_DELIVERED
 
 # The width of the ledger's column.
 MODEL_CHARACTERS = 128
 CLIENT_LEFT = "client_disconnect"
-NOT_DELIVERED = "not delivered"
-"""The `price` of a turn whose answer the client did not get. It costs nothing. Its tokens and times
-are the engine's work, which sums by price tell apart."""
 _ERROR = 400
 
 

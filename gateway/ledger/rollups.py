@@ -22,7 +22,7 @@ from sqlalchemy.orm import aliased
 
 from engine.protocol import WRITE_FIELDS, CacheUsage, InputUsage
 from gateway.base.errors import LedgerRefused, SampleData
-from gateway.base.record import NOT_DELIVERED, TurnRecord
+from gateway.base.record import TurnRecord
 from gateway.ledger import epochs, identity
 from gateway.ledger.checksums import checksum_of
 from gateway.ledger.schema import (
@@ -36,6 +36,7 @@ from gateway.ledger.schema import (
     TurnRow,
 )
 from gateway.prices.price import PROMPT_BANDS
+from gateway.structs.usage import NOT_DELIVERED
 
 FIVE_MINUTES_MS = 300_000
 HOUR_MS = 3_600_000

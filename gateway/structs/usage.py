@@ -9,6 +9,10 @@ import msgspec
 
 from engine.protocol import CacheUsage, InputUsage
 
+NOT_DELIVERED = "not delivered"
+"""The `price` of a turn whose answer the client did not get. It costs nothing. Its tokens and times
+are the engine's work, which sums by price tell apart."""
+
 
 class Totals(InputUsage, kw_only=True):
     """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
@@ -94,13 +98,15 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices. It
-    contains the turns whose price is still in the file. `unexplained` counts the other requests."""
+    contains the turns whose price is still in the file. `undelivered` counts requests whose client
+    got an error in place of an answer: they cost nothing. `unexplained` counts the others."""
 
     counterfactual_nano: int
     write_premium_nano: int
     read_discount_nano: int
     actual_nano: int
     saved_nano: int
+    undelivered: int
     unexplained: int
 
 
@@ -192,7 +198,8 @@ class PrefixReport(CacheUsage, kw_only=True):
 
 
 class Turn(InputUsage, kw_only=True):
-    """One row of the turns table. `saved_nano` is None where the model has no price."""
+    """One row of the turns table. `saved_nano` is None where the model has no price. `price` is
+    `not delivered` where the client got an error in place of an answer."""
 
     id: str
     opened_ms: int

@@ -361,3 +361,7 @@ def test_amounts_are_amounts_and_facts_are_not() -> None:
         "Net saved",
     }
     assert not any("(tokens)" in name for name in facts)
+    withheld = turn_amounts(Turn(**(values | {"price": "not delivered", "output_tokens": 7})))
+    assert withheld["Cost"] == "not delivered: nothing is charged"
+    assert withheld["Net saved"] is None
+    assert withheld["Output (tokens)"] == 7

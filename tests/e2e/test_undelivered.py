@@ -1,17 +1,18 @@
 """A turn whose close can't be written: its row says what the client got, and nothing is charged."""
 
+import resource
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.base.record import NOT_DELIVERED
 from gateway.journal.store import OPEN, rows_in
+from gateway.structs.usage import NOT_DELIVERED
 from scripts.bench.load import body_of
 from scripts.stack import API_HEADERS, serving_engine, serving_gateway
 from tests.gateway.records import ledger_rows
@@ -36,16 +37,37 @@ def ask(url: str, number: int, *, stream: bool) -> httpx.Response:
     )
 
 
+@contextmanager
+def held(journal: Path, process: int) -> Iterator[None]:
+    """Somebody else holds the journal's file, until the clients have their errors: the close that
+    is still tried then works, and must not stand."""
+    with closing(sqlite3.connect(journal / "journal.db", isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.execute("ROLLBACK")
+
+
+@contextmanager
+def full(journal: Path, process: int) -> Iterator[None]:
+    """No file takes a byte of this process, as where its disk is full."""
+    limits = resource.prlimit(process, resource.RLIMIT_FSIZE)
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.prlimit(process, resource.RLIMIT_FSIZE, limits)
+
+
 def open_turns(journal: Path) -> int:
     return sum(row.state == OPEN for row in rows_in(journal))
 
 
+@pytest.mark.parametrize("trouble", [held, full])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_can_not_be_recorded_is_an_error_in_its_row_and_costs_nothing(
-    tmp_path: Path, engine: str, stream: bool
+    tmp_path: Path,
+    engine: str,
+    stream: bool,
+    trouble: Callable[[Path, int], AbstractContextManager[None]],
 ) -> None:
-    """Somebody else holds the journal's file while the engine computes, until the clients have
-    their errors. The close that is still tried then works, and must not stand."""
     journal = tmp_path / "journal"
     with serving_gateway(tmp_path, [engine]) as gateway, ThreadPoolExecutor(TURNS) as pool:
         url = gateway.wait().url
@@ -54,10 +76,8 @@ def test_an_answer_that_can_not_be_recorded_is_an_error_in_its_row_and_costs_not
             pool.submit(ask, url, number, stream=stream) for number in range(TURNS)
         ]
         eventually(lambda: open_turns(journal) == TURNS)
-        with closing(sqlite3.connect(journal / "journal.db", isolation_level=None)) as holder:
-            holder.execute("BEGIN IMMEDIATE")
+        with trouble(journal, gateway.process.pid):
             failed = [reply.result() for reply in replies]
-            holder.execute("ROLLBACK")
         for reply in failed:
             assert reply.status_code == (200 if stream else 500)
             assert "could not be recorded" in reply.text

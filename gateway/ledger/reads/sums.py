@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement, Select, func, literal, select, text, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest
-from gateway.base.record import NOT_DELIVERED
 from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import (
@@ -300,10 +299,11 @@ class Priced(NamedTuple):
 
 
 def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
-    premium = discount = actual = counterfactual = unexplained = 0
+    premium = discount = actual = counterfactual = undelivered = unexplained = 0
     for group in groups:
-        if group.price == NOT_DELIVERED:
-            continue  # it costs nothing, and a cache saved nothing of it
+        if group.price == structs.NOT_DELIVERED:
+            undelivered += group.totals.requests
+            continue
         price, totals = own.with_id(group.price), group.totals
         if price is None:
             unexplained += totals.requests
@@ -320,6 +320,7 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
         read_discount_nano=discount,
         actual_nano=actual,
         saved_nano=counterfactual - actual,
+        undelivered=undelivered,
         unexplained=unexplained,
     )
 
@@ -327,13 +328,15 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
 def comparisons(
     groups: Collection[Priced], hosted: PriceSheets, on: date
 ) -> list[structs.HostedCost]:
-    """The whole traffic at each hosted model's price of that day, the cheapest first."""
+    """The whole traffic at each hosted model's price of that day, the cheapest first. What was not
+    delivered costs nothing there either."""
     found = []
     as_of = hosted.as_of.isoformat() if hosted.as_of else None
     for price in hosted.current(on):
         costs = [
             cost_at(price.rates_above(above), totals, totals.output_tokens)
-            for _, above, totals in groups
+            for name, above, totals in groups
+            if name != structs.NOT_DELIVERED
         ]
         found.append(
             structs.HostedCost(
