@@ -27,7 +27,13 @@ WAYS = {
     "conversation_1h": "Conversation, 1 hour",
     "conversation_5m_shared_1h": "Shared beginning 1 hour, conversation 5 minutes",
 }
-VERDICTS = {"mark": "Change the markers", "unmark": "Mark nothing", "leave": "Leave as it is"}
+VERDICTS = {
+    "fix": "Change the prompt",
+    "prewarm": "Send the prefix ahead",
+    "mark": "Change the markers",
+    "unmark": "Mark nothing",
+    "leave": "Leave as it is",
+}
 _RANGE = "Requests of the range"
 _PASTED = "Pasted requests"
 _SEEN = "advice_seen"
@@ -49,19 +55,12 @@ def draw_range(session: Session) -> None:
     if not report.streams:
         parts.empty("No requests in this range that could be compared.", key="advice")
         return
-    gains = [each for each in report.streams if each.verdict != "leave"]
-    tokens = sum(each.saves.multiples for each in gains)
-    if gains:
-        parts.hero(
-            f"**{len(gains):,}** of {formats.counted(len(report.streams), 'group')} of requests"
-            f" would be cheaper with other markers: all together by the price of **{tokens:,.0f}**"
-            " input tokens."
-        )
-    else:
-        parts.hero("**Leave the markers as they are**: nothing here would be cheaper.")
+    parts.hero(verdict_in_words(report))
     st.caption(report.text)
     # What gains most stands first.
-    streams = sorted(report.streams, key=lambda each: -each.saves.multiples)
+    streams = sorted(
+        report.streams, key=lambda each: (-(each.saves.nano or 0), -each.saves.multiples)
+    )
     keys = session.client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace})
     names = {each.id: each.name for each in keys}
     parts.heading("By key and model")
@@ -73,8 +72,8 @@ def draw_range(session: Session) -> None:
             "Requests": stream.num_turns,
             "Advice": VERDICTS.get(stream.verdict, stream.verdict),
             "Markers": ", ".join(f"{each.place} ({each.ttl})" for each in stream.markers),
-            "Would save (input tokens)": round(stream.saves.multiples),
             "Would save ($)": in_dollars(stream.saves.nano),
+            "Would save (input tokens)": round(stream.saves.multiples),
             "Prefill saved (s)": stream.saves.prefill_seconds,
             "Faults": len(stream.findings),
         }
@@ -92,13 +91,30 @@ def draw_range(session: Session) -> None:
     draw_stream(session, streams[number])
 
 
+def verdict_in_words(report: AdviceReport) -> str:
+    """The page's sentence: money first where all prices are known."""
+    gains = [each for each in report.streams if each.verdict != "leave"]
+    if not gains:
+        return "**Leave the requests as they are**: nothing here would be cheaper."
+    saves = report.saves
+    tokens = f"{saves.multiples:,.0f}"
+    worth = f"the price of **{tokens}** input tokens"
+    if saves.nano is not None:
+        worth = f"**{formats.dollars(saves.nano)}** (the price of {tokens} input tokens)"
+    groups = formats.counted(len(report.streams), "group")
+    return (
+        f"**{len(gains):,}** of {groups} of requests would have been cheaper: all together by"
+        f" {worth}."
+    )
+
+
 def draw_stream(session: Session, stream: StreamAdvice) -> None:
     saves = stream.saves
     with st.container(border=True, key="advice_stream_box"):
         st.text(stream.text)
         with st.grid(4, min_column_width=170, row_height=132):
-            parts.card("advice_multiples", f"{saves.multiples:,.0f}", label="Saves, input tokens")
             parts.card("advice_nano", formats.dollars(saves.nano), label="Saves")
+            parts.card("advice_multiples", f"{saves.multiples:,.0f}", label="Saves, input tokens")
             seconds = saves.prefill_seconds
             shown = formats.NO_VALUE if seconds is None else f"{seconds:,.1f} s"
             parts.card("advice_prefill", shown, label="Prefill saved")
@@ -108,7 +124,8 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
             parts.card("advice_shared", shared, label=label, delta=f"up to {end}")
         if stream.next_best:
             st.text(stream.next_best)
-        st.text(stream.prewarm.text)
+        if stream.verdict != "prewarm":
+            st.text(stream.prewarm.text)
         parts.request_links(stream.turns)
         draw_apply(session, stream)
     parts.heading("What breaks the prefix")
@@ -117,8 +134,8 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
     rows = [
         {
             "Markers": WAYS.get(each.name, each.name),
-            "Cost (input tokens)": round(each.multiples),
             "Cost ($)": in_dollars(each.nano),
+            "Cost (input tokens)": round(each.multiples),
             "Read": each.cache_read_tokens,
             **{f"Written {ttl}": tokens for ttl, tokens in each.writes.items()},
             "Input": each.input_tokens,
@@ -134,7 +151,6 @@ def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
     if not findings:
         parts.empty(none, ":material/check_circle:")
         return
-    findings = sorted(findings, key=lambda each: -each.multiples)
     for number, each in enumerate(findings):
         with st.container(border=True, key=f"{key}_{number}"):
             st.text(f"{each.path}: {each.text} {each.change}")

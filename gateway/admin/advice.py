@@ -19,6 +19,7 @@ from gateway.advice.observation import Observation, Row, observe
 from gateway.advice.pasted import MAX_REQUESTS, PastedDialect, advise_request, with_own_paths
 from gateway.advice.stream import advise_stream
 from gateway.advice.summary import MIN_TURNS, summary_lines
+from gateway.advice.verdicts import reconciled, total
 from gateway.base.errors import InvalidRequest, NotFound, Overloaded
 from gateway.base.words import counted
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
@@ -142,13 +143,14 @@ def of_requests(
         turns.append(turn)
         plans.append(read)
         found.append(advise_request(read, turn, least))
-    streams = [with_own_paths(advise_stream(turns, least), plans)] if len(turns) > 1 else []
+    streams = [advise_stream(turns, least)] if len(turns) > 1 else []
     prompts = {
         turn.id: {part: msgspec.to_builtins(getattr(read.plan.prompt, part)) for part in _HEAD}
         for turn, read in zip(turns, plans, strict=True)
     }
     groups = duplicates.find_groups(turns, least)
     near = [duplicates.told(group, least, prompts) for group in groups]
+    streams, kept = reconciled(streams, [each for each in near if each])
     return structs.AdviceReport(
         text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
         num_turns=len(turns),
@@ -156,9 +158,10 @@ def of_requests(
         is_cut=False,
         since_ms=None,
         until_ms=None,
-        streams=streams,
+        streams=[with_own_paths(stream, plans) for stream in streams],
         requests=found,
-        near_duplicates=[each for each in near if each],
+        saves=total([stream.saves for stream in streams]),
+        near_duplicates=kept,
     )
 
 
@@ -232,6 +235,7 @@ class Gathering:
             text += f"; {self._num_without:,} of an earlier version could not be compared"
         if (left_out := len(self._streams) - MAX_STREAMS) > 0:
             text += f"; {left_out:,} smaller groups of key and model are left out"
+        advices, kept = reconciled(advices, near)
         nothing = "No request of this range had an answer: there is nothing to advise on."
         return structs.AdviceReport(
             text=f"{text}." if self._num_turns else nothing,
@@ -242,7 +246,8 @@ class Gathering:
             until_ms=of.until_ms,
             streams=advices,
             requests=[],
-            near_duplicates=sorted(near, key=lambda each: -each.multiples),
+            saves=total([stream.saves for stream in advices]),
+            near_duplicates=kept,
         )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import difference_at, overlap, timed
@@ -159,8 +159,9 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
         is_compared = True
     if len(group.heads) < 2 or not kinds:
         return None
-    before, after = simulated(group, min_tokens)
-    saves = amount(before, after, prefill_rate(group.turns))
+    replay = simulated(group, min_tokens)
+    rate = prefill_rate(group.turns)
+    saves = amount(replay.before, replay.after, rate)
     if saves.multiples <= 0:
         return None
     first = group.first
@@ -186,6 +187,7 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
         model=first.model,
         num_prefixes=len(group.heads),
         is_compared=is_compared,
+        by_key={key: amount(before, after, rate) for key, (before, after) in replay.by_key.items()},
     )
 
 
@@ -201,16 +203,27 @@ def normalisations(one: Sequence[str], other: Sequence[str]) -> list[DuplicateKi
     return wanted
 
 
-def simulated(group: Group, min_tokens: int) -> tuple[Sums, Sums]:
-    """What the group's turns would have cost as they were sent, and under one name."""
+class Replay(NamedTuple):
+    """What a group's turns would have cost `before`, as they were sent, and `after`, under one
+    name; for all turns and for those of each key."""
+
+    before: Sums
+    after: Sums
+    by_key: dict[str, tuple[Sums, Sums]]
+
+
+def simulated(group: Group, min_tokens: int) -> Replay:
+    """Replay the group's turns through the contract's cache, under both names."""
     as_sent = Cache(min_tokens)
     as_one = Cache(min_tokens)
+    by_key: dict[str, tuple[Sums, Sums]] = {}
     is_marked = _is_marked(group)
     for turn in group.turns:
         marks: Sequence[Mark] = turn.marks if is_marked else _HEAD.marks(turn)
-        as_sent.take(turn, marks)
-        as_one.take(renamed(group, turn), marks)
-    return as_sent.sums, as_one.sums
+        before, after = by_key.setdefault(turn.key, (Sums(), Sums()))
+        before.add(as_sent.take(turn, marks), turn.rates)
+        after.add(as_one.take(renamed(group, turn), marks), turn.rates)
+    return Replay(as_sent.sums, as_one.sums, by_key)
 
 
 def renamed(group: Group, turn: Observation) -> Observation:

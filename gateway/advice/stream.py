@@ -1,6 +1,7 @@
 """Advice for one stream: the turns of one key with one model, in order of time. Pure."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from engine.protocol import WRITE_FIELDS
 from engine.protocol.reports import PrefillSums
@@ -8,6 +9,7 @@ from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import find_faults
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Placement, placements_for, shared_ends
+from gateway.advice.verdicts import LEAST_GAIN, decided
 from gateway.base.words import counted
 from gateway.structs.advice import (
     Amount,
@@ -21,8 +23,6 @@ from gateway.structs.advice import (
     Verdict,
 )
 
-# A way that saves less than this share of the cost is no reason to change anything.
-_LEAST_GAIN = 0.01
 _MAX_TURNS_NAMED = 5
 _MAX_FINDINGS = 20
 _ANTHROPIC = "anthropic"
@@ -83,9 +83,22 @@ _WAYS = {
 }
 
 
+class _Marking(NamedTuple):
+    """What is advised for the markers; `chosen` is what the turns would then have cost."""
+
+    verdict: Verdict
+    text: str
+    chosen: Sums
+    saves: Amount
+    markers: list[Marker]
+    policy: Policy | None = None
+    next_best: str | None = None
+
+
 def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice:
-    """Compare the ways to mark these turns, at least one. Each way, also the markers as sent, is
-    computed for a cache that loses nothing; `saves` is the difference."""
+    """Compare the ways to mark these turns, at least one, and what else would have saved. Each way,
+    also the markers as sent, is computed for a cache that loses nothing; `saves` is the
+    difference."""
     first = turns[0]
     observed = Sums()
     for turn in turns:
@@ -93,6 +106,47 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     rate = prefill_rate(turns)
     as_sent = _simulated(turns, None, min_tokens)
     tried = [(way, _simulated(turns, way, min_tokens)) for way in placements_for(turns)]
+    marking = _marking(turns, as_sent, tried, rate)
+    head, deeper = shared_ends(turns)
+    end = deeper or head
+    shared = [turn.tokens[at] for turn in turns if end and (at := end.prefix_in(turn)) >= 0]
+    outcomes: list[tuple[str, Sums, Amount | None]] = [
+        ("observed", observed, None),
+        ("as_sent", as_sent, None),
+        *((way.name, sums, amount(as_sent, sums, rate)) for way, sums in tried),
+    ]
+    return decided(
+        StreamAdvice(
+            workspace=first.workspace,
+            key=first.key,
+            model=first.model,
+            num_turns=len(turns),
+            first_ms=first.at_ms,
+            last_ms=turns[-1].at_ms,
+            verdict=marking.verdict,
+            text=marking.text,
+            shared_end=end.path if end else None,
+            shared_tokens=round(sum(shared) / len(shared)) if shared else 0,
+            markers=marking.markers,
+            saves=marking.saves,
+            next_best=marking.next_best,
+            lost=amount(observed, as_sent, rate),
+            outcomes=[_outcome(name, sums, saved) for name, sums, saved in outcomes],
+            findings=_findings(turns, min_tokens, as_sent, rate),
+            prewarm=_prewarm(marking.chosen, [(None, as_sent), *tried], turns, rate),
+            policy=marking.policy,
+            turns=_spread(turns),
+            is_estimated=any(turn.is_estimated for turn in turns),
+        )
+    )
+
+
+def _marking(
+    turns: Sequence[Observation],
+    as_sent: Sums,
+    tried: Sequence[tuple[Placement, Sums]],
+    rate: float | None,
+) -> _Marking:
     is_priced = as_sent.nano is not None
 
     def cost(sums: Sums) -> float:
@@ -100,79 +154,55 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
 
     before = cost(as_sent)
     least = min(cost(sums) for _, sums in tried)
-    # The cheapest; a simpler one where it costs hardly more.
-    best, sums = next(each for each in tried if cost(each[1]) <= least * (1 + _LEAST_GAIN / 2))
-    is_gain = before - cost(sums) > _LEAST_GAIN * before
-    chosen = sums if is_gain else as_sent
-    saves = amount(as_sent, chosen, rate)
-    markers = list[Marker]()
     over = f"over {counted(len(turns), 'request')}"
-    worth = f"would have saved the price of {saves.multiples:,.0f} input tokens {over}"
-    verdict: Verdict = "leave"
-    text = f"Leave the markers as they are: none of the other ways is cheaper {over}."
-    next_best = policy = None
-    if is_gain:
-        policy = _policy(best, turns)
-        if best.shared is not None and best.shared_ttl is not None:
-            markers.append(Marker(place=best.shared.path, ttl=best.shared_ttl))
-        if best.talk_ttl is not None:
-            places = "before the last answer", "last block"
-            markers += [Marker(place=place, ttl=best.talk_ttl) for place in places]
-        where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in markers)
-        verdict = "mark"
-        text = f"Mark {where}, and nothing else: that {worth}."
-        if best.name == "none":
-            verdict = "unmark"
-            text = f"Mark nothing: that {worth}, since what is written is hardly read."
-    elif dearer := [each for each in tried if cost(each[1]) - before > _LEAST_GAIN * before]:
-        way, costs = min(dearer, key=lambda each: cost(each[1]))
-        more = costs.multiples - as_sent.multiples
-        next_best = (
-            f"The next way, {_WAYS[way.name]}, would have cost the price of {more:,.0f} input"
-            " tokens more."
-        )
-    head, deeper = shared_ends(turns)
-    end = deeper or head
-    shared = [turn.tokens[at] for turn in turns if end and (at := end.prefix_in(turn)) >= 0]
-    outcomes: list[tuple[str, Sums, Amount | None]] = [
-        ("observed", observed, None),
-        ("as_sent", as_sent, None),
-        *((way.name, each, amount(as_sent, each, rate)) for way, each in tried),
-    ]
-    return StreamAdvice(
-        workspace=first.workspace,
-        key=first.key,
-        model=first.model,
-        num_turns=len(turns),
-        first_ms=first.at_ms,
-        last_ms=turns[-1].at_ms,
-        verdict=verdict,
-        text=text,
-        shared_end=end.path if end else None,
-        shared_tokens=round(sum(shared) / len(shared)) if shared else 0,
-        markers=markers,
-        saves=saves,
-        next_best=next_best,
-        lost=amount(observed, as_sent, rate),
-        outcomes=[
-            Outcome(
-                name=name,
-                requests_with_read=each.hits,
-                input_tokens=each.usage.input_tokens,
-                cache_read_tokens=each.usage.cache_read_tokens,
-                computed_tokens=each.usage.computed_tokens,
-                multiples=round(each.multiples, 1),
-                nano=each.nano,
-                saves=saved,
-                **{name: getattr(each.usage, name) for name in WRITE_FIELDS.values()},
+    # The cheapest; a simpler one where it costs hardly more.
+    best, sums = next(each for each in tried if cost(each[1]) <= least * (1 + LEAST_GAIN / 2))
+    if before - cost(sums) <= LEAST_GAIN * before:
+        next_best = None
+        dearer = [each for each in tried if cost(each[1]) - before > LEAST_GAIN * before]
+        if dearer:
+            way, costs = min(dearer, key=lambda each: cost(each[1]))
+            more = costs.multiples - as_sent.multiples
+            next_best = (
+                f"The next way, {_WAYS[way.name]}, would have cost the price of {more:,.0f} input"
+                " tokens more."
             )
-            for name, each, saved in outcomes
-        ],
-        findings=_findings(turns, min_tokens, as_sent, rate),
-        prewarm=_prewarm(chosen, [as_sent, *(each for _, each in tried)], turns, rate),
-        policy=policy,
-        turns=_spread(turns),
-        is_estimated=any(turn.is_estimated for turn in turns),
+        text = f"Leave the markers as they are: none of the other ways is cheaper {over}."
+        nothing = amount(as_sent, as_sent, rate)
+        return _Marking("leave", text, as_sent, nothing, [], None, next_best)
+    saves = amount(as_sent, sums, rate)
+    worth = f"would have saved the price of {saves.multiples:,.0f} input tokens {over}"
+    markers = _markers(best)
+    where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in markers)
+    verdict: Verdict = "mark"
+    text = f"Mark {where}, and nothing else: that {worth}."
+    if best.name == "none":
+        verdict = "unmark"
+        text = f"Mark nothing: that {worth}, since what is written is hardly read."
+    return _Marking(verdict, text, sums, saves, markers, _policy(best, turns))
+
+
+def _markers(way: Placement) -> list[Marker]:
+    markers: list[Marker] = []
+    if way.shared is not None and way.shared_ttl is not None:
+        markers.append(Marker(place=way.shared.path, ttl=way.shared_ttl))
+    if way.talk_ttl is not None:
+        places = "before the last answer", "last block"
+        markers += [Marker(place=place, ttl=way.talk_ttl) for place in places]
+    return markers
+
+
+def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
+    return Outcome(
+        name=name,
+        requests_with_read=sums.hits,
+        input_tokens=sums.usage.input_tokens,
+        cache_read_tokens=sums.usage.cache_read_tokens,
+        computed_tokens=sums.usage.computed_tokens,
+        multiples=round(sums.multiples, 1),
+        nano=sums.nano,
+        saves=saves,
+        **{written: getattr(sums.usage, written) for written in WRITE_FIELDS.values()},
     )
 
 
@@ -281,7 +311,7 @@ def _findings(
                 path="cache_control",
                 text=f"{len(marked):,} requests wrote {usage.written_tokens:,} tokens and none was"
                 " read: what is marked never comes again in time.",
-                change="Move the marker to the last block that comes again.",
+                change="Leave the marker out.",
                 tokens=usage.written_tokens,
                 multiples=round(usage.write_premium, 1),
                 num_turns=len(marked),
@@ -292,7 +322,10 @@ def _findings(
 
 
 def _prewarm(
-    chosen: Sums, ways: Sequence[Sums], turns: Sequence[Observation], rate: float | None
+    chosen: Sums,
+    ways: Sequence[tuple[Placement | None, Sums]],
+    turns: Sequence[Observation],
+    rate: float | None,
 ) -> Prewarm:
     """A request ahead writes what the first of the racing turns would have written; that one then
     reads it, and so do the others. What it saves is against the `chosen` markers; it may need
@@ -302,9 +335,9 @@ def _prewarm(
         """What pre-warms before the races would have saved, in input tokens."""
         return max(sums.raced * 1.15 - sums.first_raced * 0.1, 0.0)
 
-    best = min(ways, key=lambda sums: sums.multiples - spared(sums))
+    way, best = min(ways, key=lambda each: each[1].multiples - spared(each[1]))
     saved = chosen.multiples - (best.multiples - spared(best))
-    pays = spared(best) > 0 and saved > _LEAST_GAIN * chosen.multiples
+    pays = spared(best) > 0 and saved > LEAST_GAIN * chosen.multiples
     rates = turns[0].rates
     nano = None
     told = best if pays else chosen
@@ -330,7 +363,13 @@ def _prewarm(
         text = (
             f"A pre-warm pays: {races}. It would have saved the price of {saved:,.0f} input tokens."
         )
-    return Prewarm(pays=pays, num_races=told.num_races, saves=saves, text=text)
+    return Prewarm(
+        pays=pays,
+        num_races=told.num_races,
+        saves=saves,
+        text=text,
+        markers=_markers(way) if pays and way is not None else [],
+    )
 
 
 def _spread(turns: Sequence[Observation]) -> list[str]:

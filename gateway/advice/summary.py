@@ -1,13 +1,15 @@
 """A week's advice in a few lines, each with its number. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from engine.protocol import Ttl
 from gateway.advice.cache import MULTIPLES
 from gateway.base.words import counted
 from gateway.prices.price import cost_with_ttl
-from gateway.structs.advice import Finding, LineKind, StreamAdvice, SummaryLine
+from gateway.structs.advice import Amount, Finding, LineKind, StreamAdvice, SummaryLine
 from gateway.structs.usage import PrefixReport, Totals
 
 MAX_LINES = 6
@@ -16,6 +18,10 @@ MIN_TURNS = 20
 """Fewer requests say too little about a week."""
 _MAX_TURNS_NAMED = 5
 _LEAST_LOSS = 0.01
+_ABOUT_THE_SAME = 0.01
+_OF_KEYS = "keys"
+_SOURCES = ("unpaid", "ttl", _OF_KEYS)
+"""What a line is told of: of two that say about the same, the first is kept."""
 _TTL_WORDS: dict[Ttl, str] = {"5m": "5-minute", "1h": "1-hour"}
 
 
@@ -92,21 +98,10 @@ def summary_lines(
                 turns=[],
             )
         )
-    for stream in streams:
-        if stream.num_turns >= MIN_TURNS:
-            key = keys.get(stream.key, stream.key)
-            about = f"Workspace {stream.workspace}, key {key} with {stream.model}"
-            is_sound = stream.verdict == "leave"
-            if not is_sound:
-                found.append(_line(stream, "markers", f"{about}: {stream.text}"))
-            # The advised markers end a changing end.
-            faults = [f for f in stream.findings if is_sound or f.kind != "changing_end"]
-            worst = max(faults, key=lambda each: each.multiples, default=None)
-            if worst is not None and worst.multiples > 0:
-                text = f"{about}, {worst.path}: {worst.text}"
-                found.append(_line(stream, "fault", text, worst))
-            if stream.prewarm.pays:
-                found.append(_line(stream, "prewarm", f"{about}: {stream.prewarm.text}"))
+    lines = [
+        line for stream in streams if stream.num_turns >= MIN_TURNS for line in _lines(stream, keys)
+    ]
+    found = _merged([*found, *lines])
     found.sort(key=lambda line: -line.multiples)
     kinds: Counter[str] = Counter()
     shown: list[SummaryLine] = []
@@ -117,11 +112,28 @@ def summary_lines(
     return shown, len(found) - len(shown)
 
 
-def _line(
-    stream: StreamAdvice, kind: LineKind, text: str, finding: Finding | None = None
-) -> SummaryLine:
-    worth = finding or (stream.prewarm.saves if kind == "prewarm" else stream.saves)
-    turns = finding or stream
+def _lines(stream: StreamAdvice, keys: Mapping[str, str]) -> Iterator[SummaryLine]:
+    """The verdict, and the dearest other finding and a pre-warm that go with it."""
+    about = f"Workspace {stream.workspace}, key {keys.get(stream.key, stream.key)}"
+    about += f" with {stream.model}"
+    fix = stream.fix
+    if fix is not None:
+        # A near-duplicate's text names its workspace, and may be of several keys.
+        text = stream.text if stream.is_near else f"{about}, {fix.path}: {stream.text}"
+        yield _line(stream, "fault", text, fix)
+    elif stream.verdict != "leave":
+        kind: LineKind = "prewarm" if stream.verdict == "prewarm" else "markers"
+        yield _line(stream, kind, f"{about}: {stream.text}", stream.saves)
+    others = [each for each in stream.findings if each != fix and each.kind != "changing_end"]
+    worst = max(others, key=lambda each: each.multiples, default=None)
+    if worst is not None and worst.multiples > 0:
+        yield _line(stream, "fault", f"{about}, {worst.path}: {worst.text}", worst)
+    if stream.prewarm.pays and stream.verdict != "prewarm":
+        yield _line(stream, "prewarm", f"{about}: {stream.prewarm.text}", stream.prewarm.saves)
+
+
+def _line(stream: StreamAdvice, kind: LineKind, text: str, worth: Amount | Finding) -> SummaryLine:
+    turns = worth if isinstance(worth, Finding) else stream
     return SummaryLine(
         kind=kind,
         text=text,
@@ -133,3 +145,43 @@ def _line(
         num_turns=turns.num_turns,
         turns=turns.turns,
     )
+
+
+def _merged(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
+    """Each finding once: those of one sentence are added up. What is told of a whole
+    workspace and what is advised for its keys are about the same tokens, so of these stays what
+    saves most."""
+    by_text: dict[tuple[str, str | None, str | None], SummaryLine] = {}
+    for line in lines:
+        about = line.text, line.workspace, line.model
+        before = by_text.get(about)
+        if before is not None:
+            is_priced = before.nano is not None and line.nano is not None
+            line = msgspec.structs.replace(
+                before,
+                multiples=round(before.multiples + line.multiples, 1),
+                nano=(before.nano or 0) + (line.nano or 0) if is_priced else None,
+            )
+        by_text[about] = line
+    worths: dict[str, dict[str, float]] = {}
+    for line in by_text.values():
+        if line.workspace is not None:
+            sums = worths.setdefault(line.workspace, dict.fromkeys(_SOURCES, 0.0))
+            sums[_source(line)] += line.multiples
+    best = {
+        workspace: next(
+            source
+            for source, worth in sums.items()
+            if worth * (1 + _ABOUT_THE_SAME) >= max(sums.values())
+        )
+        for workspace, sums in worths.items()
+    }
+    return [
+        line
+        for line in by_text.values()
+        if line.workspace is None or best[line.workspace] == _source(line)
+    ]
+
+
+def _source(line: SummaryLine) -> str:
+    return line.kind if line.kind in _SOURCES else _OF_KEYS

@@ -84,7 +84,7 @@ def _advise(options: argparse.Namespace) -> int:
         advices = [advise_stream(turns, options.min_tokens) for _, turns in gathering.largest()]
         least = options.min_tokens
         groups = [g for _, t in gathering.together() for g in find_groups(t, least)]
-        near = [each for group in groups if (each := told(group, least, {}))]
+        near = [each for group in groups if (each := told(group, least, {})) is not None]
         report = gathering.report(of, advices, MAX_TURNS, near)
     return _print(options, report, _advice_lines(report))
 
@@ -166,7 +166,8 @@ def _advice_lines(report: AdviceReport) -> Iterable[str]:
         if stream.next_best:
             yield f"  {stream.next_best}"
         yield from _findings(stream.findings)
-        yield f"  {stream.prewarm.text}"
+        if stream.verdict != "prewarm":
+            yield f"  {stream.prewarm.text}"
         yield f"  From: {', '.join(stream.turns)}"
     if report.near_duplicates:
         yield "\nPrefixes that are nearly the same"

@@ -27,7 +27,7 @@ FaultKind = Literal[
 DuplicateKind = Literal[
     "tool_order", "key_order", "date", "time", "nonce", "whitespace", "varying_text"
 ]
-Verdict = Literal["mark", "unmark", "leave"]
+Verdict = Literal["fix", "prewarm", "mark", "unmark", "leave"]
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,24 +86,27 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class NearDuplicate(Finding, frozen=True, kw_only=True):
     """Prefixes (tools and system blocks) of a workspace's turns, of all its keys, that one
     normalisation makes one: `kind` and `path` are of their first difference. What it would have
-    saved is computed as for markers. `is_compared`: kept prompts told what differs; elsewhere
-    digests and times do."""
+    saved is computed as for markers, and `by_key` for each key's turns. `is_compared`: kept prompts
+    told what differs; elsewhere digests and times do."""
 
     workspace: str
     model: str
     num_prefixes: int
     is_compared: bool
+    by_key: dict[str, Amount] = {}
 
 
 class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
     """Whether sending the shared prefix ahead (`max_tokens: 0`) pays. `num_races` turns wrote what
     another turn was still writing. `saves` is what pre-warms before those would have saved beside
-    the advised markers, their own cost taken off."""
+    the best markers, their own cost taken off; `markers` are those that it needs, none where those
+    that are sent do."""
 
     pays: bool
     num_races: int
     saves: Amount
     text: str
+    markers: list[Marker] = []
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +118,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Advice for the turns of one key with one model. `shared_end` is where the stable prefix ends,
-    of `shared_tokens` on average. `saves` is what the advised markers would have saved over these
-    turns; of a verdict `leave` it is 0, and `next_best` says what the best other way would have
-    cost more. `lost` is what the turns lost against a cache that loses nothing."""
+    of `shared_tokens` on average. The verdict is what saves most: `fix` is to do what `fix` says,
+    the first of the `findings`, or a near-duplicate if `is_near`; `prewarm` is to send the prefix
+    ahead; the others are about markers. `saves` is what that would have saved over these turns,
+    which is no less than each finding would. Of a verdict `leave` it is 0, no finding saves
+    anything, and `next_best` says what the best other markers would have cost more. `lost` is what
+    the turns lost against a cache that loses nothing."""
 
     workspace: str
     key: str
@@ -139,6 +145,8 @@ class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy | None
     turns: list[str]
     is_estimated: bool = False
+    fix: Finding | None = None
+    is_near: bool = False
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,8 +176,8 @@ class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """`streams` are the turns by key and model, those with the most tokens first, 50 at most.
     `requests` go with those that were given; two or more are compared as one stream too. `text`
     says what was looked at. `num_without_sketch` turns are of an earlier version and are left out.
-    `is_cut`: the range has more turns, which are older. `near_duplicates` come the dearest
-    first."""
+    `is_cut`: the range has more turns, which are older. `near_duplicates` come the dearest first.
+    `saves` is the sum of the streams'."""
 
     text: str
     num_turns: int
@@ -179,6 +187,7 @@ class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int | None
     streams: list[StreamAdvice]
     requests: list[RequestAdvice]
+    saves: Amount
     near_duplicates: list[NearDuplicate] = []
 
 

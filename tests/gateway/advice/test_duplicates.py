@@ -101,7 +101,7 @@ def test_a_near_duplicate_is_named_and_saves_what_the_planner_says(kind: str) ->
     assert planned(as_one) - planned(turns) == pytest.approx(found.tokens, abs=0.5)
     # Eleven of twelve reads instead of ten.
     assert found.tokens == group.turns[1].tokens[group.turns[1].prefix_at(group.first.head - 1)]
-    before, after = simulated(group, MIN_TOKENS)
+    before, after, _ = simulated(group, MIN_TOKENS)
     assert (before.hits, after.hits) == (10, 11)
     shown = json.dumps(msgspec.to_builtins(found))
     assert not any(line in shown for text in kept.values() for line in LEAD.split("\n") if line)

@@ -1,0 +1,191 @@
+"""One verdict for each group of requests: what saves most, and nothing beside it that contradicts
+it. Pure.
+
+Markers, faults and near-duplicates are found apart from each other, each with what it alone would
+have saved. "Mark nothing" contradicts every fault, since its tokens are read only where something
+is marked; so does "leave as it is". A prefix that several keys send in versions contradicts both.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from gateway.structs.advice import Amount, Finding, NearDuplicate, StreamAdvice
+
+LEAST_GAIN = 0.01
+"""What saves less than this share of the cost is no reason to change anything."""
+
+
+def decided(advice: StreamAdvice) -> StreamAdvice:
+    """The advice with what saves most as its verdict. It comes with the verdict on its markers, and
+    with all findings."""
+    found = [each for each in advice.findings if _is_worth_words(each, advice)]
+    advice = _with_prewarm(replace(advice, findings=found))
+    faults = [each for each in found if each.kind not in _OF_MARKERS]
+    best = max(faults, key=_order, default=None)
+    if best is not None and gain_over(best, advice.saves) > 0:
+        return following(advice, best, _saving(best))
+    if advice.verdict == "unmark":
+        found = [each for each in found if each.kind == "changing_end"]
+    elif advice.verdict == "leave":
+        found = [each for each in found if each.kind != "changing_end"]
+    else:
+        # The advised markers end what was found about those that are sent.
+        found = faults
+    return replace(advice, findings=sorted(found, key=_order, reverse=True))
+
+
+def following(advice: StreamAdvice, fix: Finding, saves: Amount) -> StreamAdvice:
+    """The advice with a fix as its verdict, which `saves` so much of this stream."""
+    others = [
+        each for each in advice.findings if each.kind not in _OF_MARKERS and not _same(each, fix)
+    ]
+    return replace(
+        advice,
+        verdict="fix",
+        text=f"{fix.text} {fix.change}",
+        markers=[],
+        policy=None,
+        next_best=None,
+        saves=saves,
+        fix=fix,
+        is_near=False,
+        findings=[fix, *sorted(others, key=_order, reverse=True)],
+    )
+
+
+def reconciled(
+    streams: Iterable[StreamAdvice], near: Iterable[NearDuplicate]
+) -> tuple[list[StreamAdvice], list[NearDuplicate]]:
+    """The streams and the near-duplicates that go together, the dearest of these first.
+
+    A near-duplicate is the verdict of the streams that have it where it saves more than all that it
+    contradicts; elsewhere it is left out.
+    """
+    decisions = list(streams)
+    kept: list[NearDuplicate] = []
+    for each in sorted(near, key=_order, reverse=True):
+        having = [
+            number
+            for number, stream in enumerate(decisions)
+            if (stream.workspace, stream.model) == (each.workspace, each.model)
+            and each.by_key.get(stream.key, _NOTHING).multiples > 0
+        ]
+        against = [number for number in having if _is_against(decisions[number], each)]
+        if gain_over(each, total([decisions[number].saves for number in against])) <= 0:
+            continue
+        kept.append(each)
+        for number in having:
+            stream = decisions[number]
+            part = each.by_key[stream.key]
+            if number in against or gain_over(part, stream.saves) > 0:
+                decisions[number] = _with_near(stream, each, part)
+    return decisions, kept
+
+
+def gain_over(one: Amount | Finding, other: Amount | Finding) -> float:
+    """What the one saves more: in nano-dollars where both have a price, else in input tokens."""
+    if one.nano is not None and other.nano is not None:
+        return float(one.nano - other.nano)
+    return one.multiples - other.multiples
+
+
+def total(amounts: Sequence[Amount]) -> Amount:
+    """The sum. Money and time are known where all of them are."""
+    nanos = [each.nano for each in amounts if each.nano is not None]
+    seconds = [each.prefill_seconds for each in amounts if each.prefill_seconds is not None]
+    return Amount(
+        tokens=sum(each.tokens for each in amounts),
+        multiples=round(sum(each.multiples for each in amounts), 1),
+        nano=sum(nanos) if len(nanos) == len(amounts) else None,
+        prefill_seconds=round(sum(seconds), 3) if len(seconds) == len(amounts) else None,
+    )
+
+
+_NOTHING = Amount(tokens=0, multiples=0.0, nano=0)
+_OF_MARKERS = ("changing_end", "too_short")
+
+
+def _with_prewarm(advice: StreamAdvice) -> StreamAdvice:
+    """A pre-warm is the verdict where it goes with other markers, or saves more than they do."""
+    prewarm = advice.prewarm
+    goes_along = advice.verdict == "mark" and prewarm.markers == advice.markers
+    if not prewarm.pays or (goes_along and gain_over(prewarm.saves, advice.saves) <= 0):
+        return advice
+    where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in prewarm.markers)
+    return replace(
+        advice,
+        verdict="prewarm",
+        text=f"{prewarm.text} Mark {where} for it." if where else prewarm.text,
+        markers=prewarm.markers,
+        policy=advice.policy if goes_along else None,
+        next_best=None,
+        saves=total([advice.saves, prewarm.saves]),
+    )
+
+
+def _with_near(stream: StreamAdvice, near: NearDuplicate, part: Amount) -> StreamAdvice:
+    """Of a fault in the same block, which is the same thing, the fault stays: it names the stream's
+    own turns."""
+    faults = [each for each in stream.findings if _same(each, near)]
+    fault = max(faults, key=_order, default=None)
+    if fault is not None:
+        saves = part if gain_over(part, fault) > 0 else _saving(fault)
+        advice = following(stream, fault, saves)
+    else:
+        fix = Finding(
+            kind=near.kind,
+            path=near.path,
+            text=near.text,
+            change=near.change,
+            num_turns=near.num_turns,
+            turns=near.turns,
+            earlier=near.earlier,
+            tokens=part.tokens,
+            multiples=part.multiples,
+            nano=part.nano,
+            prefill_seconds=part.prefill_seconds,
+        )
+        advice = replace(following(stream, fix, part), is_near=True)
+    best = max(advice.findings, key=_order)
+    if gain_over(best, advice.saves) > 0:
+        return following(advice, best, _saving(best))
+    return advice
+
+
+def _is_against(stream: StreamAdvice, near: NearDuplicate) -> bool:
+    """Whether the verdict contradicts that the prefixes get one name, or says the same of one key's
+    requests alone."""
+    if stream.fix is not None:
+        return _same(stream.fix, near)
+    return stream.verdict in ("leave", "unmark")
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    """Whether both are about the same block. The order of tools is about all of them."""
+    if one.path == "tools" or other.path == "tools":
+        return one.path.partition(".")[0] == other.path.partition(".")[0]
+    return one.path == other.path
+
+
+def _is_worth_words(finding: Finding, advice: StreamAdvice) -> bool:
+    """What would save something must save enough; what saves nothing is said for what it is."""
+    if finding.multiples <= 0:
+        return finding.kind in _OF_MARKERS
+    as_sent = next(each for each in advice.outcomes if each.name == "as_sent")
+    if finding.nano is not None and as_sent.nano is not None:
+        return finding.nano > LEAST_GAIN * as_sent.nano
+    return finding.multiples > LEAST_GAIN * as_sent.multiples
+
+
+def _order(finding: Finding) -> tuple[float, float]:
+    return (0.0 if finding.nano is None else float(finding.nano), finding.multiples)
+
+
+def _saving(finding: Finding) -> Amount:
+    return Amount(
+        tokens=finding.tokens,
+        multiples=finding.multiples,
+        nano=finding.nano,
+        prefill_seconds=finding.prefill_seconds,
+    )
