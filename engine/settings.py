@@ -7,6 +7,8 @@ from pydantic import Field, Json, SecretStr, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+# Where Docker, Compose and Podman put secrets as files; `engine_secret` is ENGINE_SECRET.
+_SECRETS = Path("/run/secrets")
 DEMO_MODEL = str(Path(__file__).with_name("holdfast-demo"))
 
 PREFIX = "ENGINE_"
@@ -18,11 +20,16 @@ class Settings(BaseSettings):
     """Raises pydantic.ValidationError, naming every wrong variable at once."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
+        extra="forbid",
+        frozen=True,
     )
 
     secret: SecretStr = Field(
-        description="Shared secret that every call carries, of 16 characters or more"
+        description="Shared secret that every call carries, of 16 characters or more; or the file"
+        " `/run/secrets/engine_secret`"
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="Port to listen on")

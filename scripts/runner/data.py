@@ -160,3 +160,15 @@ def handbook(topic: str = "support", num_rules: int = 90, edition: str = "") -> 
         rule = _RULES[(number * 5 + number // 8) % len(_RULES)]
         lines.append(f"{topic.title()} rule {number}: {subject} {rule}.")
     return "\n".join(lines)
+
+
+def example_request(model: str) -> str:
+    """A body of the Messages API as JSON: a marked handbook, and a question behind it."""
+    system = {"type": "text", "text": handbook(), "cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": model,
+        "max_tokens": 64,
+        "system": [system],
+        "messages": [{"role": "user", "content": "What is a lease?"}],
+    }
+    return json.dumps(body, indent=1, ensure_ascii=False)

@@ -16,7 +16,14 @@ from types import FrameType
 from typing import Any
 
 from engine.asgi import misspelt
-from scripts.runner.data import Running, Secrets, handbook, load_secrets, owning, prepare_data
+from scripts.runner.data import (
+    Running,
+    Secrets,
+    example_request,
+    load_secrets,
+    owning,
+    prepare_data,
+)
 from scripts.runner.options import (
     ENGINES_ABOVE,
     GATEWAY_PORT,
@@ -256,15 +263,8 @@ def served_model(options: Options, key: str) -> str:
 
 def print_summary(options: Options, keys: Secrets) -> None:
     """With a request in a file: as an argument its marked system prompt would fill the screen."""
-    system = {"type": "text", "text": handbook(), "cache_control": {"type": "ephemeral"}}
-    body = {
-        "model": served_model(options, keys.api_key),
-        "max_tokens": 64,
-        "system": [system],
-        "messages": [{"role": "user", "content": "What is a lease?"}],
-    }
     example = options.data / "example-request.json"
-    example.write_text(json.dumps(body, indent=1, ensure_ascii=False), "utf-8")
+    example.write_text(example_request(served_model(options, keys.api_key)), "utf-8")
     first = options.port + ENGINES_ABOVE
     gateways = "  ".join(url_of(options.port + i) for i in range(options.gateways))
     engines = "  ".join(url_of(first + i) for i in range(options.engines))

@@ -19,11 +19,12 @@ def find_chromium() -> str | None:
 
 
 @contextmanager
-def browsing() -> Iterator["Browser"]:
+def browsing(*flags: str) -> Iterator["Browser"]:
+    """A browser with these command-line flags beside the usual ones."""
     from playwright.sync_api import sync_playwright  # not installed for every user of this module
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=[*FLAGS])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=[*FLAGS, *flags])
         yield browser
         browser.close()
 

@@ -12,6 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from engine.settings import Settings as EngineSettings
+from gateway.base.settings import load as load_gateway
+from scripts.compose.make_secrets import make_all, summary
+from scripts.runner.data import example_request
+from scripts.runner.options import DEMO_MODEL
 from scripts.stack import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
@@ -27,12 +32,18 @@ SECRETS = {
     "HOLDFAST_MASTER_SECRET",
     "POSTGRES_PASSWORD",
 }
-ONE_SHOT = "migrate"
+ONE_SHOTS = ("keys", "migrate")
+SECOND_FILE = ROOT / "scripts" / "compose" / "profiles.yml"
+SELECTION = {"COMPOSE_PROFILES", "COMPOSE_FILE"}
 every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 
 def of_profile(profile: str) -> set[str]:
-    return {n for n, s in SERVICES.items() if profile in s.get("profiles", [profile])}
+    """The services of a profile, by both files."""
+    second = yaml.safe_load(SECOND_FILE.read_text("utf-8"))["services"]
+    assert set(second) <= set(SERVICES)
+    both = {name: service | second.get(name, {}) for name, service in SERVICES.items()}
+    return {name for name, s in both.items() if profile in s.get("profiles", [profile])}
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -48,7 +59,7 @@ def test_a_service_can_do_no_more_than_it_must_and_says_how_it_is(name: str) -> 
     assert set(service["logging"]["options"]) == {"max-size", "max-file"}
     image, _, tag = service["image"].rpartition(":")
     assert image and re.match(r"v?\d+\.\d+(\.\d+)?", tag)
-    if name == ONE_SHOT:
+    if name in ONE_SHOTS:
         assert service["restart"] == "no"
         return
     assert service["restart"] == "unless-stopped"
@@ -56,24 +67,45 @@ def test_a_service_can_do_no_more_than_it_must_and_says_how_it_is(name: str) -> 
     assert service["stop_grace_period"]
 
 
-def test_no_password_has_a_default() -> None:
+def test_secrets_are_files_and_come_from_the_service_that_makes_them() -> None:
+    """So `.env` need not name any, and none has a value that others know."""
     for secret in SECRETS:
         uses = re.findall(r"\$\{" + secret + r"\b([^}]*)\}", TEXT)
-        assert uses and all(use.startswith(":?") for use in uses)
-    assert set(re.findall(r"\$\{(\w+):\?", TEXT)) == SECRETS
+        assert uses == [":-"], "only `keys` is told what .env has"
+    assert ":?" not in TEXT, "nothing must be set"
+    for name, service in SERVICES.items():
+        if name != "keys":
+            assert not SECRETS & set(service.get("environment", {}))
+            mounted = [v for v in service.get("volumes", []) if "secret" in v]
+            assert all(volume.endswith(":ro") for volume in mounted)
+            assert not mounted or "keys" in service["depends_on"]
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_knows_no_secret_that_it_does_not_need(name: str) -> None:
+    volumes = {v.partition(":")[0] for v in SERVICES[name].get("volumes", []) if "secret" in v}
+    circles = {
+        "database-secret": ("keys", "db", "migrate"),
+        "gateway-secrets": ("keys",),
+        "engine-secret": ("keys", "engine"),
+    }
+    is_gateway = "gateway" in name
+    for volume, names in circles.items():
+        is_engine = "engine" in names and name.startswith("engine")
+        assert (volume in volumes) == (name in names or is_engine or is_gateway)
 
 
 @every_profile
 def test_a_profile_has_what_it_needs_and_each_port_and_journal_once(profile: str) -> None:
     named = of_profile(profile)
-    assert {"db", "migrate", "dashboard"} <= named
+    assert {"keys", "db", "migrate", "dashboard"} <= named
     ports, journals = [], []
     for name in named:
         service = SERVICES[name]
         for other, need in service.get("depends_on", {}).items():
             assert other in named or need.get("required") is False
             is_one_shot = need["condition"] == "service_completed_successfully"
-            assert is_one_shot == (other == ONE_SHOT)
+            assert is_one_shot == (other in ONE_SHOTS)
         assert set(service["networks"]) <= set(COMPOSED["networks"])
         mounted = {volume.partition(":")[0] for volume in service.get("volumes", [])}
         of_ours = {volume for volume in mounted if volume.startswith(".")}
@@ -136,7 +168,10 @@ def test_secrets_are_made_once_each_their_own_and_for_the_owner_only(tmp_path: P
     assert made(tmp_path, "scale").returncode == 0
     text = path.read_text("utf-8")
     lines = dict(re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE))
-    assert set(lines) == SECRETS | {"COMPOSE_PROFILES"} and lines["COMPOSE_PROFILES"] == "scale"
+    assert set(lines) == SECRETS | {"COMPOSE_PROFILES", "COMPOSE_FILE"}
+    assert lines["COMPOSE_PROFILES"] == "scale"
+    files = [ROOT / name for name in lines["COMPOSE_FILE"].split(":")]
+    assert files == [COMPOSE, SECOND_FILE]
     values = {lines[secret] for secret in SECRETS}
     assert len(values) == len(SECRETS) and min(map(len, values)) >= 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -145,9 +180,68 @@ def test_secrets_are_made_once_each_their_own_and_for_the_owner_only(tmp_path: P
     assert path.read_text("utf-8") == text
 
 
+def folders(root: Path) -> Path:
+    """As the image has them, and the volumes that Docker makes of them."""
+    for name in ("database", "engine", "gateway"):
+        (root / name).mkdir(parents=True)
+    return root
+
+
+def stored(root: Path) -> dict[str, str]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in files}
+
+
+def test_the_keys_are_made_once_and_a_gateway_and_an_engine_read_them(tmp_path: Path) -> None:
+    root = folders(tmp_path)
+    keys = make_all(root, {})
+    first = stored(root)
+    assert set(first) == {
+        *("database/password", "database/url"),
+        *("engine/engine_secret", "gateway/master_secret"),
+        *("gateway/api_key", "gateway/admin_key"),
+    }
+    assert make_all(root, {}) == keys and stored(root) == first
+    assert len(set(first.values())) == len(first)
+    modes = {name: stat.S_IMODE((root / name).stat().st_mode) for name in first}
+    assert all(mode == (0o444 if "database" in n else 0o400) for n, mode in modes.items())
+    files = {
+        name: value.replace("/secrets", str(root))
+        for name, value in SERVICES["gateway"]["environment"].items()
+        if name.endswith("_FILE")
+    }
+    gateway = load_gateway(files)
+    engine = EngineSettings(_secrets_dir=root / "engine")  # type: ignore[call-arg]
+    assert gateway.engine_secret == engine.secret
+    assert gateway.api_key and gateway.api_key.get_secret_value() == keys["HOLDFAST_API_KEY"]
+    assert first["database/password"] in gateway.database_url
+    said = summary(keys, {"PUBLISHED_GATEWAY_PORT": "9090"})
+    assert all(key in said for key in keys.values()) and "127.0.0.1:9090/v1/messages" in said
+    assert not any(first[name] in said for name in ("gateway/master_secret", "database/password"))
+
+
+def test_what_env_names_goes_before_what_was_made_and_is_not_printed(tmp_path: Path) -> None:
+    root = folders(tmp_path)
+    made_before = make_all(root, {})
+    given = {"HOLDFAST_API_KEY": "hf-mine", "POSTGRES_PASSWORD": "mine", "HOLDFAST_ADMIN_KEY": ""}
+    keys = make_all(root, given)
+    files = stored(root)
+    assert files["gateway/api_key"] == "hf-mine" and files["database/password"] == "mine"
+    assert ":mine@" in files["database/url"]
+    assert keys == {**made_before, "HOLDFAST_API_KEY": ""}
+    assert "hf-mine" not in summary(keys, given)
+
+
+def test_the_printed_request_is_the_one_of_the_demo() -> None:
+    (path,) = re.findall(
+        r"-d @(\S+)", summary({"HOLDFAST_API_KEY": "", "HOLDFAST_ADMIN_KEY": ""}, {})
+    )
+    assert (ROOT / path).read_text("utf-8") == example_request(DEMO_MODEL)
+
+
 def compose(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    quiet = {k: v for k, v in os.environ.items() if k not in SECRETS | {"COMPOSE_PROFILES"}}
-    command = ["docker", "compose", "--file", str(COMPOSE), *arguments]
+    quiet = {k: v for k, v in os.environ.items() if k not in SECRETS | SELECTION}
+    command = ["docker", "compose", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=quiet, cwd=ROOT)
 
 
@@ -167,8 +261,9 @@ def test_compose_itself_accepts_every_profile(profile: str, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("has_compose")
-def test_compose_starts_nothing_without_its_secrets(tmp_path: Path) -> None:
+def test_compose_starts_the_default_without_env_and_without_a_profile(tmp_path: Path) -> None:
     empty = tmp_path / "empty.env"
     empty.write_text("", "utf-8")
-    refused = compose("--env-file", str(empty), "--profile", "default", "config", "--quiet")
-    assert refused.returncode != 0 and "run scripts/compose_env" in refused.stderr
+    listed = compose("--env-file", str(empty), "config", "--services")
+    assert listed.returncode == 0, listed.stderr
+    assert set(listed.stdout.split()) == of_profile("default")

@@ -1,0 +1,92 @@
+"""The one-shot service `keys` of docker-compose.yml: secrets as files for the other services.
+
+A secret that the environment has (from `.env`) is taken. Any other is made at the first start and
+kept. What was made is printed, with a request: `docker compose logs keys` shows it again. Only the
+standard library is imported, and nothing of the tree: this file alone is mounted.
+
+Each folder is a volume, mounted where its secrets are needed and nowhere else.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path("/secrets")
+OWNER_ONLY = 0o400
+# PostgreSQL's image has a user of its own. Nobody else has this volume.
+READABLE = 0o444
+EXAMPLE = "scripts/compose/example-request.json"
+
+
+def kept(path: Path, given: str, beginning: str = "", mode: int = OWNER_ONLY) -> str:
+    """The secret of this file, which is `given` where that is not empty, else made once."""
+    stored = path.read_text("utf-8") if path.exists() else ""
+    secret = given or stored or beginning + secrets.token_hex(32)
+    if secret != stored:
+        write(path, secret, mode)
+    return secret
+
+
+def write(path: Path, text: str, mode: int) -> None:
+    """Whole or not at all: a start that is cut off leaves no half of a secret."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+    new.chmod(mode)  # whatever the process's umask
+    new.rename(path)
+
+
+def make_all(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Write every secret. Returns the clients' keys by variable; empty where `.env` names one."""
+
+    def given(name: str) -> str:
+        return environ.get(name, "")
+
+    kept(root / "engine" / "engine_secret", given("HOLDFAST_ENGINE_SECRET"))
+    kept(root / "gateway" / "master_secret", given("HOLDFAST_MASTER_SECRET"))
+    password = kept(root / "database" / "password", given("POSTGRES_PASSWORD"), mode=READABLE)
+    url = f"postgresql+psycopg://holdfast:{password}@db:5432/holdfast"
+    kept(root / "database" / "url", url, mode=READABLE)
+    keys = {
+        "HOLDFAST_API_KEY": kept(root / "gateway" / "api_key", given("HOLDFAST_API_KEY"), "hf-"),
+        "HOLDFAST_ADMIN_KEY": kept(
+            root / "gateway" / "admin_key", given("HOLDFAST_ADMIN_KEY"), "hf-admin-"
+        ),
+    }
+    return {name: "" if given(name) else key for name, key in keys.items()}
+
+
+def summary(keys: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """What to do next. A key that `.env` names is not repeated: logs are kept."""
+    shown = {name: key or "(the one in .env)" for name, key in keys.items()}
+    gateway = f"http://127.0.0.1:{environ.get('PUBLISHED_GATEWAY_PORT') or 8080}"
+    dashboard = f"http://127.0.0.1:{environ.get('PUBLISHED_DASHBOARD_PORT') or 8501}"
+    api_key = keys["HOLDFAST_API_KEY"] or "$HOLDFAST_API_KEY"
+    return f"""
+  API key    {shown["HOLDFAST_API_KEY"]}
+  admin key  {shown["HOLDFAST_ADMIN_KEY"]}
+  dashboard  {dashboard}  (sign in with either key)
+
+Once `docker compose ps` says healthy, send this twice. The second answer is read from the cache.
+For another model than the demo's, put an id of {gateway}/v1/models into the file.
+
+  curl {gateway}/v1/messages -H "x-api-key: {api_key}" \\
+    -H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' -d @{EXAMPLE}
+"""
+
+
+def main() -> int:
+    try:
+        keys = make_all(ROOT, os.environ)
+    except OSError as error:
+        print(f"keys: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(summary(keys, os.environ), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
