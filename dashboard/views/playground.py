@@ -314,7 +314,7 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
         try:
             kept = (text, dialect), client.ask(PATH, AdviceReport, body).requests[0]
         except Refused as error:
-            parts.problem("This is no request:", str(error), ":material/data_object:")
+            parts.problem("This body would be refused:", str(error), ":material/data_object:")
             return None, []
         st.session_state[_READ] = kept
     read: RequestAdvice = kept[1]
