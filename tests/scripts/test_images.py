@@ -80,3 +80,30 @@ def test_packages_are_installed_from_what_is_needed_alone(path: Path, tree: Path
     assert show(tree, needs) == before, "shown again from what was shown it is the same"
     done = shown(tree, "nothing")
     assert done.returncode == 1 and "`nothing` is neither" in done.stderr
+
+
+IMPORTS_ALL = """
+import importlib, pathlib
+for path in sorted(pathlib.Path({package!r}).rglob("*.py")):
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    if not name.endswith("__main__") and path.parts[1] != "views":
+        importlib.import_module(name)
+"""
+
+
+@pytest.mark.parametrize("package", ["gateway", "dashboard"])
+def test_an_image_has_every_module_that_its_program_imports(package: str, tmp_path: Path) -> None:
+    """Those of the last stage are copied by name; one that is forgotten ends the container."""
+    last = (ROOT / package / "Dockerfile").read_text("utf-8").rpartition("\nFROM ")[2]
+    for line in re.findall(r"^COPY (?!--from)(.*)$", last, re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            into = tmp_path / (f"{target}{Path(source).name}" if target.endswith("/") else target)
+            into.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, into, ignore=shutil.ignore_patterns("screenshots"))
+            else:
+                shutil.copy(ROOT / source, into)
+    command = [sys.executable, "-c", IMPORTS_ALL.format(package=package)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
