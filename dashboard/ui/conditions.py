@@ -4,17 +4,19 @@ It is the gateway's list, `GET /admin/v1/conditions`. Causes are text from outsi
 plain.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import streamlit as st
 
 from dashboard.client import AdminClient, ClientError, KeyEnded
 from dashboard.ui import viewer
-from gateway.structs.conditions import Condition, Severity
+from gateway.structs.conditions import Condition, ConditionKind, Severity
 
 REFRESH_SECONDS = 3
 NUM_SHOWN = 4
-"""How many of them stand open; the others are behind a click."""
+"""How many kinds stand open; the others are behind a click."""
+_NUM_SENTENCES = 6
 _PATH = "/admin/v1/conditions"
 
 
@@ -50,12 +52,14 @@ def strip() -> None:
                 st.rerun(scope="app")
             except ClientError:
                 return
-            for number, condition in enumerate(found[:NUM_SHOWN]):
-                _draw(condition, number)
-            if more := found[NUM_SHOWN:]:
-                with st.expander(f"{len(more)} more", key="conditions_more"):
-                    for number, condition in enumerate(more, NUM_SHOWN):
-                        _draw(condition, number)
+            groups = by_kind(found)
+            for same in groups[:NUM_SHOWN]:
+                _draw(same)
+            if more := groups[NUM_SHOWN:]:
+                count = sum(len(same) for same in more)
+                with st.expander(f"{count} more", key="conditions_more"):
+                    for same in more:
+                        _draw(same)
 
     st.fragment(refresh, run_every=REFRESH_SECONDS, key="live_conditions")()
 
@@ -86,13 +90,25 @@ def not_known(condition: Condition) -> str:
     return f"not known since {condition.since}: {condition.cause}"
 
 
-def _draw(condition: Condition, number: int) -> None:
-    """In the colour of its severity, which a badge says in words too."""
-    key = f"condition_{condition.severity}_{number}"
-    with st.container(key=key, horizontal=True, gap="small"):
-        shown = _SHOWN[condition.severity]
-        st.badge(condition.severity.capitalize(), icon=shown.icon, color=shown.colour)
+def by_kind(found: Sequence[Condition]) -> list[list[Condition]]:
+    """Those of a kind together, since the same is to do then; kinds in the order of their worst."""
+    groups: dict[ConditionKind, list[Condition]] = {}
+    for condition in found:
+        groups.setdefault(condition.kind, []).append(condition)
+    return list(groups.values())
+
+
+def _draw(same: Sequence[Condition]) -> None:
+    """Conditions of one kind, in the colour of its severity, which a badge says in words too."""
+    kind, severity = same[0].kind, same[0].severity
+    with st.container(key=f"condition_{severity}_{kind}", horizontal=True, gap="small"):
+        shown = _SHOWN[severity]
+        st.badge(severity.capitalize(), icon=shown.icon, color=shown.colour)
         with st.container(gap=None):
-            st.text(condition.sentence)
-            if condition.remedy:
-                st.text(condition.remedy)
+            with st.container(key=f"sentences_{kind}", gap=None):
+                for condition in same[:_NUM_SENTENCES]:
+                    st.text(condition.sentence)
+                if len(same) > _NUM_SENTENCES:
+                    st.text(f"and {len(same) - _NUM_SENTENCES} more")
+            if same[0].remedy:
+                st.text(same[0].remedy)

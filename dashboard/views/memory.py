@@ -74,8 +74,9 @@ def draw(view: View, chosen: Selection) -> None:
             "No engine is running. Memory is shown live; nothing of it is in the ledger.", "memory"
         )
         return
-    draw_cards(answering, [engine.stats for engine in answering if engine.stats is not None])
     draw_silent(rows)
+    found = [engine.stats for engine in answering if engine.stats is not None]
+    draw_cards(answering, found, whose=" of the engines that answer" if rows else "")
     if len(answering) > 1:
         draw_pools(answering)
     draw_holders(answering)
@@ -164,7 +165,7 @@ def pool_of(engine: EngineMemory) -> dict[str, int]:
     return {**found, "Free": blocks.total - sum(found.values())}
 
 
-def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
+def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> None:
     total = max(sum(stats.blocks.total for stats in found), 1)
     pools = [pool_of(engine) for engine in engines]
     share = {
@@ -174,7 +175,7 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats]) -> None:
     used = sum(pool["Active"] + pool["Leased"] for pool in pools)
     in_use = formats.percent(used / total)
     parts.hero(
-        f"**{in_use}** of the KV memory is in use, **{share['Leased']}** is promised to leases."
+        f"**{in_use}** of the KV memory{whose} is in use, **{share['Leased']}** is promised to leases."
         f" {share['Best effort']} is best effort and {share['Automatic']} automatic: both make way"
         f" for what needs the room. {share['Free']} is free."
     )

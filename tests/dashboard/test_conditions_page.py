@@ -75,7 +75,7 @@ def test_a_killed_engine_is_a_red_strip_on_every_page_until_it_is_back(site: Sit
     shown.wait_for(timeout=WAIT_MS)
     assert "engine-0 has not answered since " in shown.inner_text()
     assert ": cannot connect" in shown.inner_text()
-    assert "Start it again" in shown.inner_text()
+    assert "start it again" in shown.inner_text()
     red, green, blue = background(shown)
     assert red > green + 15 and red > blue + 15
     for entry in entries():
@@ -99,11 +99,15 @@ def test_an_engine_that_stands_still_is_a_row_in_memory_and_prefixes(site: Site)
         process.send_signal(signal.SIGSTOP)
     try:
         visit.open("/memory")
-        strip(visit, "critical").nth(1).wait_for(timeout=WAIT_MS)
+        told = strip(visit, "critical").first
+        for number in range(2):
+            sentence = f"engine-{number} has not answered since "
+            told.get_by_text(sentence).wait_for(timeout=WAIT_MS)
+        assert told.get_by_text("SIGCONT").count() == 1, "what to do stands there once"
         visit.page.get_by_text("None of 2 engines tells").wait_for(timeout=WAIT_MS)
         assert "scripts/run" not in visit.text()
-        described = visit.page.get_by_text("Engines whose memory is not known now")
-        described.wait_for(timeout=WAIT_MS)
+        heading = visit.page.get_by_role("heading", name="Engines whose memory is not known now")
+        heading.wait_for(timeout=WAIT_MS)
         visit.open("/prefixes")
         visit.page.get_by_text("What is promised is not known right now").wait_for(timeout=WAIT_MS)
         assert "Nothing is held" not in visit.text()
