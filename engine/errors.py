@@ -5,6 +5,7 @@ EngineError            500 internal
 │   ├── PromptTooLong  400 prompt_too_long
 │   └── PublicRefusal  400 invalid_request       of a schema, image, field, adapter
 ├── TooCostly          400 too_costly
+│   └── SchemaTooCostly  400 too_costly          of schemas and patterns, by name
 ├── Unsupported        400 unsupported
 ├── Unauthorized       401 unauthorized
 ├── NotFound           404 not_found
@@ -82,6 +83,18 @@ class TooCostly(EngineError):
         super().__init__(f"the prompt, its tools or its schemas take too much to prepare: {what}")
 
 
+class SchemaTooCostly(TooCostly):
+    """The grammar of a schema or a pattern takes too much to compile.
+
+    The message may be shown to the client. It names the field and the bound.
+    """
+
+    is_public: ClassVar[bool] = True
+
+    def __init__(self, message: str) -> None:
+        EngineError.__init__(self, message)
+
+
 class Unsupported(EngineError):
     code: ClassVar[ErrorCode] = "unsupported"
 
@@ -108,9 +121,10 @@ class Overloaded(EngineError):
 
 def rebuilt(code: ErrorCode, message: str, *, is_public: bool) -> EngineError:
     """Make an error of another process again from its code and message."""
-    kind = PublicRefusal if is_public else _KINDS.get(code, EngineError)
+    kind = _PUBLIC.get(code, PublicRefusal) if is_public else _KINDS.get(code, EngineError)
     return kind.__new__(kind, message)
 
 
 _known: list[type[EngineError]] = [*EngineError.__subclasses__(), PromptTooLong]
 _KINDS: dict[ErrorCode, type[EngineError]] = {kind.code: kind for kind in _known}
+_PUBLIC: dict[ErrorCode, type[EngineError]] = {SchemaTooCostly.code: SchemaTooCostly}

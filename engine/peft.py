@@ -1,13 +1,15 @@
 """LoRA adapters as PEFT writes them: a folder's two files, read once and known by their content."""
 
 import json
-import re
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from engine.patterns import PatternRefused, matching
 from engine.refusal import StartRefused
 
 CONFIG = "adapter_config.json"
@@ -57,6 +59,22 @@ class AdapterFiles:
         ranks: list[int] = [self.config["r"], *patterns.values()]
         return max(ranks)
 
+    def ranks(self, modules: Sequence[str]) -> Mapping[str, int]:
+        """The rank of each module, by `rank_pattern` as PEFT finds it. Raise StartRefused.
+
+        Waits for the process that matches; so does `alphas`.
+        """
+        return self._values("rank_pattern", modules, self.config["r"])
+
+    def alphas(self, modules: Sequence[str]) -> Mapping[str, float]:
+        """The alpha of each module, by `alpha_pattern`. Raise StartRefused."""
+        return self._values("alpha_pattern", modules, self.config["lora_alpha"])
+
+    def _values(self, field: str, modules: Sequence[str], default: Any) -> Mapping[str, Any]:
+        patterns: dict[str, Any] = self.config.get(field) or {}
+        found = _matching(field, patterns, modules)
+        return {name: patterns[found[name]] if name in found else default for name in modules}
+
     def write(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / CONFIG).write_text(json.dumps(self.config), encoding="utf-8")
@@ -66,24 +84,40 @@ class AdapterFiles:
 def read_files(directory: Path) -> AdapterFiles:
     """Raise StartRefused, which names the field or file and what is wrong with it."""
     config = _read_config(directory / CONFIG)
-    try:
-        if (size := (directory / WEIGHTS).stat().st_size) > MAX_BYTES:
-            raise StartRefused(f"{WEIGHTS}: {size} bytes, and {MAX_BYTES} are the most")
-        weights = (directory / WEIGHTS).read_bytes()
-    except OSError as error:
-        raise StartRefused(f"{WEIGHTS}: {error.strerror or error}") from error
+    weights = _read(directory / WEIGHTS, MAX_BYTES)
     decisive = {name: config[name] for name in sorted(_MATTER) if config.get(name)}
     state = sha256(json.dumps(decisive, sort_keys=True).encode())
     state.update(weights)
     return AdapterFiles(config, weights, state.hexdigest())
 
 
+def _read(path: Path, max_bytes: int) -> bytes:
+    """A file's content. Raise StartRefused for what is larger, or is no file.
+
+    A pipe or a device has no end, or one that somebody else decides on.
+    """
+    try:
+        with open(path, "rb", opener=_opened) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise StartRefused(f"{path.name}: not a regular file")
+            if status.st_size > max_bytes:
+                raise StartRefused(
+                    f"{path.name}: {status.st_size} bytes, and {max_bytes} are the most"
+                )
+            return file.read(max_bytes)
+    except OSError as error:
+        raise StartRefused(f"{path.name}: {error.strerror or error}") from error
+
+
+def _opened(path: str, flags: int) -> int:
+    """Opens a pipe without waiting for who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            config = json.loads(file.read(MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise StartRefused(f"{CONFIG}: {error.strerror}") from error
+        config = json.loads(_read(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError):
         raise StartRefused(f"{CONFIG}: not valid JSON") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -114,9 +148,12 @@ def _patterns(config: dict[str, Any], field: str) -> dict[str, Any]:
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict):
         raise StartRefused(f"`{field}`: no object")
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error:
-            raise StartRefused(f"`{field}`: not a regular expression: {pattern[:64]}") from None
+    _matching(field, patterns, ())
     return patterns
+
+
+def _matching(field: str, patterns: dict[str, Any], modules: Sequence[str]) -> Mapping[str, str]:
+    try:
+        return matching(list(patterns), modules)
+    except PatternRefused as error:
+        raise StartRefused(f"`{field}`: {error}") from None

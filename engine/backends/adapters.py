@@ -7,7 +7,9 @@ either is called. Names are of the event loop; what is `held` is of the engine's
 
 import asyncio
 import re
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +31,9 @@ MAX_ADAPTERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_SECONDS = 0.1
 """Between two looks whether a request still has an adapter that is to go."""
+
+READ_SECONDS = 50.0
+"""What reading one adapter may take. A gateway waits for a minute."""
 
 T = TypeVar("T")
 Call = Callable[[Callable[[], T]], Awaitable[T]]
@@ -60,12 +65,21 @@ class ModelAdapters(Protocol):
     def let_go(self, digest: str) -> None: ...
 
 
+_Read = tuple[AdapterInfo, ReadAdapter, int]
+"""What is told of an adapter, the adapter, and the bytes of the file with its weights."""
+
+
+def _late(parts: "AdapterParts", name: str) -> AdapterRefused:
+    return AdapterRefused(f"{name[:64]}: not read in {parts.read_seconds:g} seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
     """What a backend that computes adapters has. `spelled` gives the text of an invocation.
 
     Names are those of the folders in `directory`, and those that `named` has. The files with the
-    weights of all that are loaded have `max_bytes` at most.
+    weights of all that are loaded have `max_bytes` at most. An adapter is read in `read_seconds`,
+    or it is refused.
     """
 
     directory: Path | None
@@ -73,6 +87,7 @@ class AdapterParts:
     spelled: Callable[[Sequence[TokenId]], str]
     max_bytes: int
     named: Mapping[str, Path] = field(default_factory=dict)
+    read_seconds: float = READ_SECONDS
 
     def names(self) -> list[str]:
         folders = [] if self.directory is None else sorted(self.directory.iterdir())
@@ -92,13 +107,18 @@ class AdapterShelf:
         self._leaving: dict[str, AdapterInfo] = {}
         self._held: dict[str, int] = {}
         self._changing = asyncio.Lock()
+        self._reading: Future[_Read] | None = None
         self._ends: set[asyncio.Task[None]] = set()
         if parts is None:
             return
         names = parts.names()
         for name in names[:MAX_ADAPTERS]:
             try:
-                info, read, size = self._read(parts, name)
+                future = self._start_reading(parts, name)
+                try:
+                    info, read, size = future.result(parts.read_seconds)
+                except TimeoutError:
+                    raise _late(parts, name) from None
             except AdapterRefused as error:
                 log.error("an adapter is not loaded", why=str(error))
                 continue
@@ -137,7 +157,13 @@ class AdapterShelf:
         async with self._changing:
             if name not in self._by_name and len(self._by_name) >= MAX_ADAPTERS:
                 raise AdapterRefused(f"{name[:64]}: there are {MAX_ADAPTERS} already")
-            info, read, size = await asyncio.to_thread(self._read, parts, name)
+            future = self._start_reading(parts, name)
+            try:
+                async with asyncio.timeout(parts.read_seconds):
+                    # What is late goes on, since nothing ends a thread, and is not taken.
+                    info, read, size = await asyncio.shield(asyncio.wrap_future(future))
+            except TimeoutError:
+                raise _late(parts, name) from None
             await call(partial(self._hold, parts, read.digest, size))
             before = self._by_name.get(name)
             self._by_name[name] = info, read
@@ -166,7 +192,27 @@ class AdapterShelf:
 
     # Inside.
 
-    def _read(self, parts: AdapterParts, name: str) -> tuple[AdapterInfo, ReadAdapter, int]:
+    def _start_reading(self, parts: AdapterParts, name: str) -> "Future[_Read]":
+        """Read on a thread that the process's end does not wait for. Raise AdapterRefused while an
+        earlier one still reads: a dead disk holds one thread."""
+        if self._reading is not None and not self._reading.done():
+            raise AdapterRefused(f"{name[:64]}: an earlier one is still being read")
+        reading = Future[_Read]()
+
+        def read() -> None:
+            try:
+                reading.set_result(self._read(parts, name))
+            except AdapterRefused as error:
+                reading.set_exception(error)
+            finally:
+                if not reading.done():  # a fault of ours, which the thread's end tells
+                    reading.set_exception(AdapterRefused(f"{name[:64]}: could not be read"))
+
+        self._reading = reading
+        threading.Thread(target=read, name="adapter", daemon=True).start()
+        return reading
+
+    def _read(self, parts: AdapterParts, name: str) -> "_Read":
         """The adapter, and the bytes of the file with its weights. Raise AdapterRefused."""
         if not _NAME.fullmatch(name):
             raise AdapterRefused("name: 64 letters, digits, `.`, `_` or `-` at most")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -86,13 +86,14 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         sides.setdefault(name, {})[found["side"]] = tensor
     if not sides:
         raise ModelRefused(f"{WEIGHTS}: no weights")
+    ranks = files.ranks(list(sides))
+    alphas = files.alphas(list(sides))
     layers = dict[str, LowRank]()
     num_bytes = 0
     for name, pair in sides.items():
         module = modules[name]
         assert isinstance(module, nn.Linear)
-        rank = _of_pattern(config.get("rank_pattern"), name, config["r"])
-        alpha = _of_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])
+        rank = ranks[name]
         shapes = {side: tuple(tensor.shape) for side, tensor in pair.items()}
         wanted = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
         if shapes != wanted:
@@ -100,7 +101,7 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         weight = module.weight
         a, b = (pair[side].to(device=weight.device, dtype=weight.dtype) for side in "AB")
         divisor = math.sqrt(rank) if config.get("use_rslora") else rank
-        layers[name] = LowRank(a, b, alpha / divisor)
+        layers[name] = LowRank(a, b, alphas[name] / divisor)
         num_bytes += a.nbytes + b.nbytes
     return Adapter(
         digest=files.digest,
@@ -123,7 +124,8 @@ class Adapters:
     def read(self, directory: Path) -> Adapter:
         """Load an adapter, which `hold` puts on the model. Raise ModelRefused."""
         adapter = load_adapter(directory, self._model)
-        self._read[adapter.digest] = adapter
+        # What was read before and nobody waited for goes.
+        self._read = {adapter.digest: adapter}
         return adapter
 
     def hold(self, digest: str) -> None:
@@ -172,10 +174,3 @@ class Adapters:
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def _of_pattern(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
-    """The value of the first pattern that fits a module's name, as PEFT finds it."""
-    fitting = (p for p in patterns or () if re.match(rf"(.*\.)?({p})$", name))
-    pattern = next(fitting, None)
-    return default if pattern is None else (patterns or {})[pattern]

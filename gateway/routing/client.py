@@ -243,6 +243,9 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return PromptTooLong(int(lengths[1]), int(lengths[2])) if lengths else PromptTooLong()
         case "invalid_request" if reply.is_public:
             return DemandRefused(reply.message)
+        case "too_costly" if reply.is_public:
+            # A schema or a pattern, by its field. No other engine is asked here either.
+            return DemandRefused(reply.message)
         case "invalid_request":
             return InvalidRequest("the engine could not read the prompt")
         case "too_costly":

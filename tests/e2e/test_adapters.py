@@ -1,5 +1,6 @@
 """Adapters on the native engine and on vLLM, over the protocol: whose keys are read by whom."""
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.peft import WEIGHTS
+from engine.peft import CONFIG, WEIGHTS
 from engine.protocol import ErrorReply, Finished
 from engine.protocol.reports import AdapterInfo, Description
 from tests.adapters import INVOCATION, invocation_of, write_adapter
@@ -303,3 +304,46 @@ def test_adapters_have_a_bound_in_bytes_together(model: Path, folder: Path) -> N
         engine.client.delete("/v1/adapters/blue")
         eventually(lambda: "blue" not in adapters_of(engine))
         assert engine.post("adapters", {"name": "red"}, AdapterInfo).name == "red"
+
+
+BACKTRACKING = "(.*|.*|.*)*(.*)*(.*)*(.*)*X"
+
+
+def write_odd_adapters(model: Path, folder: Path) -> dict[str, str]:
+    """Folders whose content could hold up who reads it: why each is refused, by its name."""
+    write_adapter(model, folder / "pattern", 4)
+    config = json.loads((folder / "pattern" / CONFIG).read_text())
+    config["rank_pattern"] = {BACKTRACKING: 2}
+    (folder / "pattern" / CONFIG).write_text(json.dumps(config))
+    write_adapter(model, folder / "pipe", 5)
+    (folder / "pipe" / WEIGHTS).unlink()
+    os.mkfifo(folder / "pipe" / WEIGHTS)
+    write_adapter(model, folder / "device", 6)
+    (folder / "device" / CONFIG).unlink()
+    (folder / "device" / CONFIG).symlink_to("/dev/zero")
+    return {
+        "pattern": "`rank_pattern`: takes more than 2 seconds",
+        "pipe": f"{WEIGHTS}: not a regular file",
+        "device": f"{CONFIG}: not a regular file",
+    }
+
+
+def test_an_adapter_that_would_hold_up_the_engine_is_refused_while_others_are_answered(
+    model: Path, folder: Path
+) -> None:
+    """The engine answered nobody from then on."""
+    odd = write_odd_adapters(model, folder)
+    with running_engine("native", settings_of(model, folder)) as engine:
+        # At its start it went on without them.
+        assert set(adapters_of(engine)) == {"blue", "red", "judge"}
+        with ThreadPoolExecutor(1) as pool:
+            for name, why in odd.items():
+                loading = pool.submit(refusal, engine, name)
+                num_answers = 0
+                while not loading.done() or not num_answers:
+                    assert ask(engine, (engine.text(20), TAIL), "blue", max_tokens=1).usage
+                    num_answers += 1
+                status, reply = loading.result()
+                assert status == 400 and reply.is_public and why in reply.message
+        write_adapter(model, folder / "pattern", 4)
+        assert engine.post("adapters", {"name": "pattern"}, AdapterInfo).name == "pattern"

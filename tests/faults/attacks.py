@@ -344,6 +344,27 @@ def chained_schemas(who: Neighbour, rng: random.Random) -> Body:
     return who.message(text(rng, 3), max_tokens=8, response_format=schema_of(schema))
 
 
+def costly_schema(rng: random.Random, num_properties: int = 60) -> Body:
+    """Integers that are multiples of primes near 100,000: 3 KB that take long to compile.
+
+    Each of them becomes an automaton with a state for each remainder.
+    """
+    primes = list[int]()
+    while len(primes) < num_properties:
+        number = rng.randrange(90_001, 100_000, 2)
+        if all(number % factor for factor in range(3, 317, 2)):
+            primes.append(number)
+    properties = {
+        f"p{place}": {"type": "integer", "multipleOf": prime} for place, prime in enumerate(primes)
+    }
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def costly_schemas(who: Neighbour, rng: random.Random) -> Body:
+    """Never the same one."""
+    return who.message(text(rng, 3), max_tokens=8, response_format=schema_of(costly_schema(rng)))
+
+
 KINDS: dict[str, tuple[Attack, int]] = {
     "schema, n choices": (posting(CHAT, many_properties), 1),
     "thinking that is dropped, counted": (posting(COUNT, dropped_thinking), 2),
@@ -399,4 +420,5 @@ FLOODS: dict[str, tuple[Attack, int]] = {
     "upgrades": (strange_protocols, 8),
     "tools, counted": (posting(COUNT, counted_tools), 4),
     "schemas in a chain": (posting(CHAT, chained_schemas), 4),
+    "costly schemas": (posting(CHAT, costly_schemas), 4),
 }

@@ -1,11 +1,12 @@
 """A victim's time to its first token, alone and beside each attack at the bound of what is allowed.
 
     python -m tests.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ... | --door]
-        [--apart]
+        [--attackers 1] [--apart]
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
-behind a cached prefix, one after another. Beside it another workspace sends one kind of request of
-`attacks.py` or `door_attacks.py` all the time, from a process of its own. The table has p50 and p95
+behind a cached prefix, one after another. Beside it another workspace, or so many `--attackers`,
+sends one kind of request of `attacks.py` or `door_attacks.py` all the time, each from a process of
+its own. The table has p50 and p95
 alone (just before and just after the attack) and beside each attack, the ratio of the p95, the
 turns of the victim that failed, and the statuses that the attacker got. Ends with 1 where a turn of
 the victim failed or a p95 was more than `--most` times that alone. With `--door` the attacks are
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,6 +116,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=2.0, help="p95 beside an attack / p95 alone")
     parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), metavar="NAME")
     parser.add_argument("--door", action="store_true", help="the attacks of door_attacks.py")
+    parser.add_argument("--attackers", type=int, default=1, help="workspaces that attack")
     parser.add_argument("--apart", action="store_true", help="the attacker has what others leave")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
@@ -124,7 +126,8 @@ def main() -> int:
     names = options.only or list(DOORS if options.door else {**KINDS, **FLOODS})
     with tempfile.TemporaryDirectory() as data, running_house(Path(data), options.engines) as house:
         niceness = 19 if options.apart else 0
-        rows = asyncio.run(measure(house, names, options.seconds, niceness))
+        keys = [house.new_key(f"attacker-{number}") for number in range(options.attackers)]
+        rows = asyncio.run(measure(house, names, options.seconds, niceness, keys))
     return report(rows, options.most)
 
 
@@ -138,19 +141,23 @@ class Row:
     statuses: str
 
 
-async def measure(house: House, names: list[str], seconds: float, niceness: int) -> list[Row]:
+async def measure(
+    house: House, names: list[str], seconds: float, niceness: int, attackers: list[str]
+) -> list[Row]:
+    """`attackers` are the keys of the workspaces that attack."""
     victim_key = await asyncio.to_thread(house.new_key, "victim")
-    attacker = await asyncio.to_thread(house.new_key, "attacker")
     rows = []
     for name in names:
         victim = Victim(house, victim_key, num_words=1100, comes_anew=name in DOORS)
         await watch(victim, 3)
         alone = await watch(victim, seconds / 2)
-        with attacking(name, house, attacker, niceness) as process:
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(attacking(name, house, key, niceness)) for key in attackers
+            ]
             await asyncio.sleep(2)
             beside = await watch(victim, seconds)
-        assert process.stdout is not None
-        statuses = process.stdout.read().strip()
+        statuses = " ".join(process.communicate()[0].strip() for process in processes)
         await watch(victim, 2)
         after = await watch(victim, seconds / 2)
         await victim.close()

@@ -35,13 +35,15 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """The first message to a worker. `memory_bytes` is what it may allocate beyond its start.
 
-    A worker that works on one request for longer than `seconds` ends itself.
+    A worker that works on one request for longer than `seconds` ends itself. So does one whose
+    grammar takes more than `grammar_seconds` of processor time: no other way ends a compilation.
     """
 
     spec: WorkerSpec
     description: Description
     memory_bytes: int
     seconds: float
+    grammar_seconds: float
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -50,6 +52,28 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     kind: Kind
     body: bytes
     days: KnownDays | None = None
+
+
+class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
+    """What a worker asks before it compiles a request's grammar, which may end the worker.
+
+    `digest` is of what decides the grammar. `refusal` is the client's message where the grammar
+    takes too much. An optional grammar is left out then, and the request is prepared without it.
+    """
+
+    digest: bytes
+    refusal: str
+    is_optional: bool = False
+
+
+class MayCompile(msgspec.Struct, frozen=True, tag="may_compile"):
+    """The answer to `Grammar`: go on, it is known to take too much, or not on this worker now."""
+
+    verdict: Literal["yes", "costly", "later"]
+
+
+class Postponed(msgspec.Struct, frozen=True, tag="postponed"):
+    """The request is to come again when another worker may compile."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
@@ -102,4 +126,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The answer to `Start`."""
 
 
-Answer = Prepared | Counted | Refused | Ready
+Answer = Prepared | Counted | Refused | Ready | Postponed
+"""Of a worker, when it has done what it was told."""
+ToWorker = Start | Job | MayCompile
+FromWorker = Answer | Grammar

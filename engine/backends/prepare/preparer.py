@@ -3,16 +3,25 @@
 What one request may ask for is checked before anything that costs more than reading it.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from engine.backends.base import Renderer, decoded
 from engine.backends.prepare.images import ImageCheck, shown
-from engine.backends.prepare.prepared import Answer, Counted, Job, Prepared, Refused
+from engine.backends.prepare.prepared import (
+    Answer,
+    Counted,
+    Grammar,
+    Job,
+    Postponed,
+    Prepared,
+    Refused,
+)
 from engine.cache.digests import pack
 from engine.cache.lookup import Segment, SegmentKind
 from engine.errors import (
@@ -20,6 +29,7 @@ from engine.errors import (
     InvalidRequest,
     PromptTooLong,
     SchemaRefused,
+    SchemaTooCostly,
     TooCostly,
     Unsupported,
 )
@@ -336,8 +346,6 @@ def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
 
 SPARE_BLOCKS = 2
 """What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
-GRAMMAR_SECONDS = 2.0
-"""Of the processor: what one request's grammar may take to compile."""
 _SEGMENTS: dict[type[Part], SegmentKind] = {
     TextPart: "text",
     ThinkingPart: "thinking",
@@ -346,14 +354,26 @@ _SEGMENTS: dict[type[Part], SegmentKind] = {
 }
 
 
+class PostponedError(Exception):
+    """A grammar is not to be compiled now."""
+
+
 class Preparer:
     """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
 
     def __init__(
-        self, renderer: Renderer, description: Description, grammar_seconds: float = GRAMMAR_SECONDS
+        self,
+        renderer: Renderer,
+        description: Description,
+        compiling: Callable[[Grammar], AbstractContextManager[object]] = nullcontext,
+        grammar_seconds: float = 0.0,
     ) -> None:
+        """Grammars are compiled within `compiling`, which raises SchemaTooCostly for one that is
+        known to take more than `grammar_seconds`, and ends the process over one that does. It
+        raises PostponedError for one that is to wait."""
         self._renderer = renderer
         self._description = description
+        self._compiling = compiling
         self._grammar_seconds = grammar_seconds
         self._images = ImageCheck()
 
@@ -371,6 +391,8 @@ class Preparer:
                 token_ids = pack(rendered.token_ids) if images else b""
                 return Counted(reply=reply, images=images, token_ids=token_ids)
             return self._generate(decoded(job.body, GenerateRequest), job.days)
+        except PostponedError:
+            return Postponed()
         except RecursionError:
             error: EngineError = InvalidRequest("prompt: nested too deeply")
         except MemoryError:
@@ -383,9 +405,12 @@ class Preparer:
         check_prompt(request.prompt)
         check_request(request, self._description)
         rendered = self._rendered(request, days)
+        unheld = list[UnheldTool]()
         if is_bound(request):
-            self._compile(request)
-        request, unheld = self._held(request)
+            with self._compiling(self._grammar_of(request)):
+                self._renderer.parsers(request)
+        elif is_free(request):
+            request, unheld = self._held(request)
         kept = without_texts(request)
         if "own_template" not in self._description.capabilities or (
             self._description.backend == "upstream" and request.prompt.images
@@ -428,10 +453,19 @@ class Preparer:
 
     def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
         """The request without `strict` where no grammar can hold a call that the model may make."""
-        if not is_free(request):
-            return request, []
         if "strict_tools" not in self._description.capabilities:
             return without_strict(request, lambda _: True), []
+        try:
+            with self._compiling(self._grammar_of(request)):
+                return self._held_by_grammar(request)
+        except SchemaTooCostly as error:
+            tools = [tool for tool in request.prompt.callable_tools if tool.strict]
+            unheld = [UnheldTool(tool.name, str(error)) for tool in tools]
+            return without_strict(request, lambda _: True), unheld
+
+    def _held_by_grammar(
+        self, request: GenerateRequest
+    ) -> tuple[GenerateRequest, list[UnheldTool]]:
         if not self._refusal(request):
             return request, []
         # Which of them is at fault is only asked where some are.
@@ -448,25 +482,36 @@ class Preparer:
             held = without_strict(request, lambda _: True)
         return held, [UnheldTool(name, reason) for name, reason in unheld.items()]
 
-    def _compile(self, request: GenerateRequest) -> None:
-        """Try what the engine will compile: what is too much ends this process, not the engine.
+    def _grammar_of(self, request: GenerateRequest) -> Grammar:
+        """What the engine will compile is tried here: what is too much ends this process alone.
 
-        Raise SchemaRefused also where it takes long: the engine's threads compile for all scopes.
+        The digest has the scope: no workspace learns from a time what another one asked for.
         """
-        begun = time.thread_time()
-        self._renderer.parsers(request)
-        if time.thread_time() - begun > self._grammar_seconds:
-            raise SchemaRefused(
-                "the schemas are too much together: their grammar takes more than"
-                f" {self._grammar_seconds:g} seconds to compile"
-            )
+        tools = [
+            (tool.name, tool.input_schema, tool.strict) for tool in request.prompt.callable_tools
+        ]
+        demands = (request.tool_choice, request.output_schema, request.output_pattern)
+        decisive = (request.scope, request.thinking, tools, demands)
+        digest = sha256(msgspec.msgpack.encode(decisive)).digest()
+        fields = [field for field, _ in _binding_schemas(request)]
+        if request.output_pattern is not None:
+            fields.append("output_pattern")
+        whose = "the schemas are too much together: their"
+        if len(fields) == 1:
+            whose = f"{fields[0]}: its"
+        seconds = f"{self._grammar_seconds:g} seconds"
+        return Grammar(
+            digest,
+            f"{whose} grammar takes more than {seconds} of processor time to compile",
+            is_optional=is_free(request),
+        )
 
     def _refusal(self, request: GenerateRequest) -> str:
         """Why no grammar can hold the strict tools' calls; empty where one can."""
         tools = [tool for tool in request.prompt.callable_tools if tool.strict]
         try:
             check_schemas((f"tool `{tool.name}`", tool.input_schema) for tool in tools)
-            self._compile(request)
+            self._renderer.parsers(request)
         except SchemaRefused as error:
             return str(error)
         return ""

@@ -9,25 +9,70 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from engine.backends.base import Renderer
-from engine.backends.prepare.prepared import LENGTH_BYTES, Answer, Job, Ready, Start, WorkerSpec
-from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.prepared import (
+    LENGTH_BYTES,
+    FromWorker,
+    Grammar,
+    Job,
+    MayCompile,
+    Ready,
+    Start,
+    ToWorker,
+    WorkerSpec,
+)
+from engine.backends.prepare.preparer import PostponedError, Preparer
+from engine.errors import SchemaTooCostly
 
 NICENESS = 5
 """A long prompt takes a third of the processor that a step of the engine takes beside it.
 
 A short one still runs at once: Linux lets a process that slept go before one that computes.
 """
-_message = msgspec.msgpack.Decoder[Start | Job](Start | Job)
+_message = msgspec.msgpack.Decoder[ToWorker](ToWorker)
 _UNLIMITED_STACK = 2 * 2**20
 """A thread's stack where `ulimit -s` is unlimited."""
 _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileLimit:
+    """Ends this process by SIGPROF where a grammar takes more processor time than it may.
+
+    The library compiles in one call, which neither an exception nor a thread can end. The engine,
+    which is asked first, reads the signal from the process's status and remembers the grammar.
+    """
+
+    source: BinaryIO
+    target: BinaryIO
+    seconds: float
+
+    @contextmanager
+    def compiling(self, grammar: Grammar) -> Iterator[None]:
+        """Raise SchemaTooCostly where the engine knows that the grammar takes too much, and
+        PostponedError where it is to be compiled later."""
+        _write(self.target, grammar)
+        answer = _read(self.source)
+        if not isinstance(answer, MayCompile):
+            raise SystemExit  # the engine is gone
+        if answer.verdict == "costly":
+            raise SchemaTooCostly(grammar.refusal)
+        if answer.verdict == "later":
+            raise PostponedError
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main() -> int:
@@ -43,7 +88,10 @@ def main() -> int:
     start = _read(source)
     if not isinstance(start, Start):
         return 1
-    preparer = Preparer(new_renderer(start.spec), start.description)
+    limit = CompileLimit(source, target, start.grammar_seconds)
+    preparer = Preparer(
+        new_renderer(start.spec), start.description, limit.compiling, start.grammar_seconds
+    )
     # What stays until the end is not looked through at every full collection (about 30 ms).
     gc.collect()
     gc.freeze()
@@ -86,15 +134,15 @@ def bound_stack() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (of_thread // 8 * 7, hard))
 
 
-def _read(source: BinaryIO) -> Start | Job | None:
+def _read(source: BinaryIO) -> ToWorker | None:
     """The next message, None at the end."""
     length = int.from_bytes(source.read(LENGTH_BYTES), "big")
     body = source.read(length)
     return _message.decode(body) if body and len(body) == length else None
 
 
-def _write(target: BinaryIO, answer: Answer) -> None:
-    body = msgspec.msgpack.encode(answer)
+def _write(target: BinaryIO, message: FromWorker) -> None:
+    body = msgspec.msgpack.encode(message)
     target.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
     target.flush()
 

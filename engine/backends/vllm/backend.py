@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from engine.backends.adapters import AdapterParts, AdapterShelf
+from engine.backends.adapters import READ_SECONDS, AdapterParts, AdapterShelf
 from engine.backends.base import Progress
 from engine.backends.external import MirrorPool
 from engine.backends.identity import identity_of
@@ -24,7 +24,7 @@ from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.vllm.arguments import engine_arguments
-from engine.backends.vllm.core import VllmAdapters, VllmCore
+from engine.backends.vllm.core import LOAD_SECONDS, VllmAdapters, VllmCore
 from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
 from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
 from engine.cache.digests import ChainHasher
@@ -103,7 +103,8 @@ class VllmBackend(EngineBackend):
             given = VllmAdapters(parts.core, self._event_loop)
             spelled = parts.renderer.tokenizer.decode
             room = self._settings.adapter_bytes
-            shelved = AdapterParts(folder, given, spelled, room, parts.adapters)
+            seconds = READ_SECONDS + LOAD_SECONDS
+            shelved = AdapterParts(folder, given, spelled, room, parts.adapters, seconds)
             self._adapters = AdapterShelf(shelved)
             self._closing.callback(given.close)
         settings = self._settings

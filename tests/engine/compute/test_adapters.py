@@ -206,6 +206,8 @@ def test_a_digest_is_of_the_weights_the_scale_and_the_invocation_alone(
         {"lora_alpha": math.nan},
         {"alpha_pattern": ["q_proj"]},
         {"rank_pattern": {"(": 3}},
+        {"rank_pattern": {"(.*|.*|.*)*(.*)*(.*)*(.*)*X": 3}},
+        {"alpha_pattern": {r"([a-z._\d]+)+!": 3}},
     ],
 )
 def test_what_can_not_be_computed_exactly_is_refused_by_name(

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from engine.backends.prepare.prepared import COUNT, GENERATE, Job, Refused
-from engine.backends.prepare.preparer import GRAMMAR_SECONDS, Preparer, check_schemas
+from engine.backends.prepare.preparer import Preparer, check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
 from tests.engine.backends.looped import SCOPE, description, prompt, request
@@ -57,20 +57,18 @@ def deepest(form: str) -> int:
     return 99 + bisect(range(100, 1600), False, key=is_refused)
 
 
-def preparer(grammar_seconds: float = GRAMMAR_SECONDS) -> Preparer:
+def preparer() -> Preparer:
     described = description(
         max_context_tokens=16_384,
         longest_token_bytes=93,
         capabilities=["tools", "forced_tools", "structured_output"],
     )
-    return Preparer(demo_renderer(), described, grammar_seconds)
+    return Preparer(demo_renderer(), described)
 
 
-def refusal(
-    asked: GenerateRequest | CountRequest, grammar_seconds: float = GRAMMAR_SECONDS
-) -> Refused | None:
+def refusal(asked: GenerateRequest | CountRequest) -> Refused | None:
     kind = GENERATE if isinstance(asked, GenerateRequest) else COUNT
-    answer = preparer(grammar_seconds).answer(Job(kind, msgspec.json.encode(asked)))
+    answer = preparer().answer(Job(kind, msgspec.json.encode(asked)))
     return answer if isinstance(answer, Refused) else None
 
 
@@ -242,10 +240,3 @@ def test_a_pattern_of_very_many_repetitions_costs_little(pattern: str) -> None:
     # The library's own limits let the first one take a second and 300 MiB.
     assert time.thread_time() - begun < 0.5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
-
-
-def test_a_grammar_that_takes_long_to_compile_is_refused() -> None:
-    asked = with_pattern("a{3}")
-    assert refusal(asked, grammar_seconds=60.0) is None
-    refused = refusal(asked, grammar_seconds=0.0)
-    assert refused is not None and "0 seconds to compile" in refused.message

@@ -1,6 +1,7 @@
 """Whose prompt is prepared next, and what becomes of those that take long or are given up."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,9 @@ class Worker(WorkerProcess):
         await self._bench.gates[scope].wait()
         self.is_busy = False
         return Ready()
+
+    async def ready(self) -> Any:
+        """It always is."""
 
     async def recover(self) -> None:
         self.num_recovered += 1

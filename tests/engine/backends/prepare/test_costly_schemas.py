@@ -1,0 +1,149 @@
+"""Schemas and patterns that take too much to compile, through real workers: found once, ended by
+processor time, and no hindrance to others."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engine.backends.looped import LoopedBackend
+from engine.backends.prepare.pool import ScopeLoads
+from engine.errors import SchemaTooCostly, TooCostly, rebuilt
+from engine.protocol import Done, GenerateRequest, Started, Tool, ToolChoice
+from tests.engine.backends.looped import SCOPE, prompt, request, serving
+from tests.faults.attacks import costly_schema
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 1.0
+CAPABILITIES = ["copy_on_write", "tools", "forced_tools", "structured_output", "strict_tools"]
+COSTLY = costly_schema(random.Random(1))
+ANOTHER = costly_schema(random.Random(2))
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[LoopedBackend]:
+    bounds = {"GRAMMAR_SECONDS": SECONDS}
+    async with serving(described={"capabilities": CAPABILITIES}, bounds=bounds) as made:
+        yield made
+
+
+def held_to(schema: dict[str, Any], scope: str = SCOPE) -> GenerateRequest:
+    return request(output_schema=schema, scope=scope)
+
+
+async def finish(engine: LoopedBackend, asked: GenerateRequest) -> Started:
+    frames = [frame async for frame in await engine.open(asked)]
+    assert isinstance(frames[0], Started) and isinstance(frames[-1], Done)
+    return frames[0]
+
+
+async def refused(engine: LoopedBackend, asked: GenerateRequest) -> str:
+    """Why the grammar takes too much."""
+    with pytest.raises(SchemaTooCostly) as error:
+        await engine.open(asked)
+    assert error.value.code == "too_costly" and error.value.is_public
+    return str(error.value)
+
+
+FORCED = ToolChoice("any")
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "schema": ({"output_schema": COSTLY}, "output_schema: its grammar"),
+    "tool": (
+        {"of": prompt("q", tools=[Tool("t", COSTLY)]), "tool_choice": FORCED},
+        "tools[0].input_schema: its grammar",
+    ),
+    "several": (
+        {
+            "of": prompt("q", tools=[Tool("t", COSTLY), Tool("u", ANOTHER)]),
+            "tool_choice": FORCED,
+        },
+        "the schemas are too much together: their grammar",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+async def test_a_costly_schema_is_refused_by_field_and_bound_and_found_once(
+    engine: LoopedBackend, kind: str
+) -> None:
+    """It was computed for eight seconds, twice."""
+    given, field = CASES[kind]
+    message = await refused(engine, request(**given))
+    assert message == f"{field} takes more than 1 seconds of processor time to compile"
+    await finish(engine, request())
+    began = time.monotonic()
+    assert await refused(engine, request(**given)) == message
+    assert time.monotonic() - began < SECONDS
+    # What one scope found says nothing to another.
+    assert await refused(engine, request(scope="c" * 32, **given)) == message
+
+
+async def test_strict_tools_that_cost_too_much_are_not_held_and_the_turn_is_served(
+    engine: LoopedBackend,
+) -> None:
+    tools = [Tool("t", COSTLY, strict=True)]
+    for _ in range(2):
+        began = await finish(engine, request(prompt("q", tools=tools)))
+        (unheld,) = began.unheld
+        assert unheld.tool == "t" and "takes more than 1 seconds" in unheld.reason
+
+
+async def test_scopes_with_costly_schemas_leave_the_last_worker_to_others() -> None:
+    """Others waited for as long as all workers computed."""
+    rng = random.Random(3)
+    num_ended = 0
+    bounds = {"GRAMMAR_SECONDS": 2 * SECONDS, "WAIT_SECONDS": 600.0}
+    async with serving(described={"capabilities": CAPABILITIES}, bounds=bounds) as engine:
+        # All workers start.
+        long = "hello world, what is it 12 " * 700
+        await asyncio.gather(*(finish(engine, request(long, scope=name * 32)) for name in "abc"))
+
+        async def attack(scope: str) -> None:
+            nonlocal num_ended
+            with pytest.raises(SchemaTooCostly):
+                await engine.open(held_to(costly_schema(rng), scope))
+            num_ended += 1
+
+        attacks = [asyncio.create_task(attack(scope * 32)) for scope in "aabbdd"]
+        num_turns = 0
+        while num_ended < 3:
+            await finish(engine, request(scope="c" * 32))
+            num_turns += 1
+            await asyncio.sleep(0.01)
+        # A schema that nobody has asked for yet has its turn among theirs.
+        ordinary = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}
+        await finish(engine, held_to(ordinary, "c" * 32))
+        assert num_ended < len(attacks)
+        await asyncio.gather(*attacks)
+    # A turn that waited for a worker would end with an attack: there would be three or four.
+    assert num_turns > 10
+
+
+async def test_a_message_of_a_costly_schema_stays_public_in_another_process() -> None:
+    error = rebuilt("too_costly", "output_schema: its grammar", is_public=True)
+    assert isinstance(error, SchemaTooCostly) and str(error) == "output_schema: its grammar"
+    assert type(rebuilt("too_costly", "memory", is_public=False)) is TooCostly
+
+
+def test_a_scope_is_slow_beyond_its_share_of_a_worker_and_no_longer_than_that() -> None:
+    loads = ScopeLoads()
+    for moment in range(100):  # a long request in between, and many short ones
+        loads.begin("short", moment)
+        loads.end("short", moment + 0.2)
+        assert not loads.is_slow("short", moment + 0.2)
+    loads.begin("long", 100.0)
+    assert not loads.is_slow("long", 100.9)
+    assert loads.is_slow("long", 101.1) and loads.num_slow(101.1) == 1
+    loads.end("long", 103.0)
+    assert loads.num_slow(103.0) == 0
+    assert loads.is_slow("long", 110.0)
+    assert not loads.is_slow("long", 111.1)
