@@ -47,6 +47,7 @@ from gateway.ledger.database import open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
 from gateway.ledger.reads.prefixes import last_use
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.refusals import RefusalCounter, RefusalsTable
 from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.schema import KeptResponseRow
 from gateway.ledger.sealed import Sealing
@@ -268,6 +269,8 @@ async def _start(
     run_beside("conditions", conditions.run)
     sweep = Sweep(contents, fleet, keyring, catalogue, clock)
     run_beside("cached_contents", sweep.run)
+    refusals = RefusalCounter(RefusalsTable(ledgers.drain), clock)
+    run_beside("refusals", refusals.run)
     reads = read_limits()
     services = Services(
         turns=turns,
@@ -306,6 +309,8 @@ async def _start(
         auto_cache_messages=settings.auto_cache_messages,
         responses=responses,
         image_hosts=image_hosts,
+        refusals=refusals,
+        refused=RefusalsTable(ledgers.reads),
     )
     run_beside("batches", BatchRunner(services, settings.batch_concurrency).run)
     return services

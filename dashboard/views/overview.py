@@ -32,10 +32,9 @@ from dashboard.views.latency import TOO_FEW, compared, first_token_cards
 from engine.protocol import TTLS, WRITE_FIELDS
 from gateway.structs.advice import AdviceSummary
 from gateway.structs.fleet import EngineReport, LeasesKept
-from gateway.structs.usage import Bucket, Latency, Refusal, Savings, Usage
+from gateway.structs.usage import Bucket, Latency, RefusalCounts, Savings, Usage
 
 NUM_REASONS = 5
-NUM_REFUSED = 200
 # In the order in which they are stacked, from the bottom.
 TOKEN_CLASSES = {
     "Read from cache": "cache_read_tokens",
@@ -72,19 +71,19 @@ class View(NamedTuple):
     usage: Usage
     savings: Savings
     latency: Latency
-    refused: list[Refusal]
+    refused: RefusalCounts
     engines: list[EngineReport] | None
     kept: LeasesKept | None
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
-    asked = {"workspace": chosen.workspace, "limit": NUM_REFUSED}
+    asked = {**chosen.params("engine", "model"), "limit": 1}
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
         client.get("/admin/v1/latency", Latency, params),
-        client.get("/admin/v1/refusals", list[Refusal], asked),
+        client.get("/admin/v1/refusals/counts", RefusalCounts, asked),
         client.get("/admin/v1/engines", list[EngineReport]) if viewer.is_admin() else None,
         client.get(KEPT_PATH, LeasesKept, chosen.params("workspace", "model"))
         if viewer.is_admin()
@@ -109,8 +108,7 @@ def draw(view: View, chosen: Selection) -> None:
     draw_tokens(view.usage)
     usage = view.usage
     found = compared(view.latency)
-    span = range(usage.since_ms, usage.until_ms)
-    refused = sum(each.at_ms in span for each in view.refused)
+    refused = view.refused.requests
     with st.grid(3, min_column_width=190, row_height=132):
         told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=told)

@@ -15,7 +15,15 @@ from dashboard.ui.formats import dollars, seconds
 from dashboard.ui.parts import in_dollars
 from dashboard.ui.reasons import advice, chosen_reason, reason_filter, reason_title
 from engine.protocol import TTLS
-from gateway.structs.usage import NOT_DELIVERED, Refusal, Turn, TurnContent, TurnPage
+from gateway.structs.usage import (
+    NOT_DELIVERED,
+    Refusal,
+    RefusalCount,
+    RefusalCounts,
+    Turn,
+    TurnContent,
+    TurnPage,
+)
 
 PAGE = 200
 NUM_REFUSED = 50
@@ -32,6 +40,7 @@ class View(NamedTuple):
 
     page: TurnPage
     refused: list[Refusal]
+    counts: RefusalCounts
     turn: Turn | None = None
     conversation: Sequence[Turn] = ()
     content: TurnContent | None = None
@@ -77,14 +86,16 @@ def read(client: AdminClient, chosen: Selection) -> View:
     page = client.get("/admin/v1/turns/search", TurnPage, which)
     own = {"workspace": chosen.workspace}
     refused = client.get("/admin/v1/refusals", list[Refusal], {**own, "limit": NUM_REFUSED})
+    within = {**chosen.params("engine", "model"), "limit": NUM_REFUSED}
+    counts = client.get("/admin/v1/refusals/counts", RefusalCounts, within)
     wanted = (state.get("request") or "").strip()
     if not wanted:
-        return View(page, refused)
+        return View(page, refused, counts)
     try:
         turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
     except NotThere:
         known = client.get("/admin/v1/refusals", list[Refusal], {**own, "request_id": wanted})
-        return View(page, refused, refusal=next(iter(known), None), is_missing=not known)
+        return View(page, refused, counts, refusal=next(iter(known), None), is_missing=not known)
     path = f"/admin/v1/turns/{segment(turn.id)}"
     talk = list[Turn]()
     content = None
@@ -93,7 +104,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
     if viewer.may_change() or not viewer.is_admin():
         with suppress(NotThere):  # nothing is kept, or no longer
             content = client.get(f"{path}/content", TurnContent)
-    return View(page, refused, turn, talk, content)
+    return View(page, refused, counts, turn, talk, content)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -129,6 +140,8 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty("No requests in this range that match.", key="requests")
     if cursor := view.page.next:
         st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
+    if view.counts.counts:
+        draw_counts(view.counts)
     if view.refused:
         parts.heading("Error answers of this gateway since its start")
         rows = [
@@ -149,6 +162,28 @@ def draw(view: View, chosen: Selection) -> None:
         st.caption("Click a row to read all of it.")
         alt_text = f"The newest {len(rows)} error answers."
         parts.table(rows, "refused", alt_text, picked=pick)
+
+
+def draw_counts(counts: RefusalCounts) -> None:
+    """A row a minute, key and reason. What was refused is no request of the tables above."""
+    parts.heading("Refused before they were requests")
+    told = formats.counted(counts.requests, "request")
+    shown = sum(each.requests for each in counts.counts)
+    rest = "" if shown == counts.requests else f"; the newest {shown:,} are shown"
+    st.caption(f"{told} in this range{rest}. They are in no figure of tokens or cost.")
+    rows = [refused_row(each) for each in counts.counts]
+    alt_text = f"{told} refused, by minute, key and reason."
+    parts.table(rows, "refusal_counts", alt_text)
+
+
+def refused_row(each: RefusalCount) -> Row:
+    return {
+        "Minute (UTC)": formats.moment(each.minute_ms),
+        "Reason": each.reason,
+        "Refused": each.requests,
+        "Workspace": each.workspace,
+        "Key": each.key,
+    }
 
 
 def pick(row: Row) -> None:

@@ -176,7 +176,8 @@ def _asked_range(
     return range_of(services, span, own, engine=engine, model=model)
 
 
+ASKED_SPAN = {"span": Provide(Span, sync_to_thread=False)}
 ASKED_RANGE = {
-    "span": Provide(Span, sync_to_thread=False),
+    **ASKED_SPAN,
     "of": Provide(_asked_range, sync_to_thread=False),
 }

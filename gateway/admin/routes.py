@@ -30,6 +30,7 @@ CONTROLLERS = (
     access.KeysController,
     usage.UsageController,
     usage.RefusalsController,
+    usage.RefusalCountsController,
     export.ExportController,
     openapi.OpenApiController,
 )

@@ -22,6 +22,7 @@ from engine.protocol import TTLS, WRITE_FIELDS, Prompt
 from engine.protocol.reports import Holding
 from gateway.admin.controller import (
     ASKED_RANGE,
+    ASKED_SPAN,
     HOUR_MS,
     AdminController,
     Deps,
@@ -46,6 +47,7 @@ from gateway.ledger.reads.prefixes import prefixes as prefixes_of
 from gateway.ledger.reads.sums import Priced, Range, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
 from gateway.ledger.reads.turns import Cursor, TurnFilter
+from gateway.ledger.refusals import MINUTE_MS
 from gateway.prompt.difference import Difference, first_difference
 from gateway.prompt.fingerprint import (
     Divergence,
@@ -737,3 +739,26 @@ class RefusalsController(AdminController):
     ) -> list[structs.Limited]:
         kept: Refusals = request.app.state.refusals
         return kept.limited(request.user.confine(workspace))
+
+
+class RefusalCountsController(AdminController):
+    path = "/admin/v1/refusals/counts"
+    dependencies = ASKED_SPAN
+
+    @view("/", "countRefusals", "How many requests were refused, by minute, key and reason.")
+    async def counts(
+        self,
+        request: AdminRequest,
+        services: Deps,
+        span: NamedDependency[Span],
+        workspace: WorkspaceName = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
+    ) -> structs.RefusalCounts:
+        """Of all gateways: requests that were answered with an error before they were turns. The
+        newest minutes stand first, and the sum is of all that overlap the range. What another
+        gateway refused is here after some seconds."""
+        asked = range_of(services, span, request.user.confine(workspace))
+        with suppress(GatewayError):  # what is counted here is put down later
+            await services.refusals.flush()
+        since_ms = asked.since_ms // MINUTE_MS * MINUTE_MS
+        return await services.refused.read(since_ms, asked.until_ms, asked.workspace, limit)

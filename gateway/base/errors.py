@@ -22,9 +22,11 @@ class GatewayError(Exception):
             setattr(cls, name, value)
 
     def __init__(self, message: str | None = None, param: str | None = None) -> None:
-        """`param` is the wrong field's path, if the message does not begin with it."""
+        """`param` is the wrong field's path, if the message does not begin with it. `is_recorded`:
+        it ended a turn, whose row in the ledger tells it."""
         super().__init__(message or self.default)
         self.param = param
+        self.is_recorded = False
 
 
 class InvalidRequest(

@@ -233,5 +233,7 @@ def in_responses_names(failure: GatewayError, paths: Sequence[str]) -> GatewayEr
         failure.param = "input"
     elif isinstance(failure, DemandRefused):
         message = _SCHEMA.sub("text.format.schema", _TOOL.sub(named, str(failure)))
-        return InvalidRequest(message, message.split(" ", 1)[0].rstrip(":"))
+        renamed = InvalidRequest(message, message.split(" ", 1)[0].rstrip(":"))
+        renamed.is_recorded = failure.is_recorded
+        return renamed
     return failure

@@ -4,6 +4,7 @@ A path or a method that is not served is told with the nearest one that is: most
 from a client whose base URL ends in `/v1` and should not, or should and does not.
 """
 
+import re
 import secrets
 from collections import OrderedDict, deque
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
 from gateway.base.errors import (
+    ClientGone,
     Forbidden,
     GatewayError,
     InvalidRequest,
@@ -39,6 +41,7 @@ from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path, heade
 from gateway.prompt.ask import Origin, Principal, agent_of
 from gateway.structs.usage import Limited, Refusal
 
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error for error in (Unauthenticated, Forbidden, TooLarge, UnsupportedMedia)
 }
@@ -137,6 +140,10 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     if path.startswith("/v1") and (services := getattr(state, "services", None)) is not None:
         user = scope.get("user")
         asks = user if isinstance(user, Principal) else None
+        # A turn's own row tells how it ended, and a client that left was not refused.
+        if not (failure.is_recorded or isinstance(failure, ClientGone)):
+            whose = (asks.workspace, asks.key_id) if asks else (None, None)
+            services.refusals.count(*whose, reason_of(failure))
         state.refusals.keep(
             Refusal(
                 at_ms=int(services.clock.wall().timestamp() * 1000),
@@ -192,6 +199,14 @@ def limit_of(failure: GatewayError) -> str | None:
         case SpendLimitReached():
             return "dollars per month"
     return None
+
+
+def reason_of(failure: GatewayError) -> str:
+    """Why a request was refused, in few words: the limit of its workspace, or the error's name."""
+    limit = limit_of(failure)
+    if limit is not None:
+        return limit
+    return _CAPITAL.sub(" ", type(failure).__name__).lower()
 
 
 MAX_OF_WORKSPACE = 200

@@ -27,6 +27,7 @@ from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
+from gateway.ledger.refusals import RefusalCounter, RefusalsTable
 from gateway.ledger.sealed import Sealing
 from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
@@ -78,6 +79,8 @@ class Services:
     auto_cache_messages: bool
     responses: KeptResponses
     image_hosts: ImageHosts
+    refusals: RefusalCounter
+    refused: RefusalsTable
 
     def find_model(self, requested: str) -> Model:
         """Raise ModelNotFound, and NoEngineReady while nothing is known of any model and an engine

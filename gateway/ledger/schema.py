@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0006"
+REVISION = "0007"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -355,6 +355,20 @@ class LeaseEndRow(Base):
     engine: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     reason: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
     leases: Mapped[int]
+
+
+class RefusalRow(Base):
+    """How many requests of one minute, key and reason one run of a gateway refused before they were
+    turns (`refusals.py`)."""
+
+    __tablename__ = "refusals"
+
+    minute_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    key_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    reason: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    gateway: Mapped[str] = mapped_column(sa.String(8), primary_key=True)
+    requests: Mapped[int]
 
 
 class HorizonRow(Base):

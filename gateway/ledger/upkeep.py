@@ -93,6 +93,7 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
         num_turns += deleted.rowcount
         await asyncio.sleep(_PAUSE_SECONDS)
     await ledger.run(delete(schema.TurnContentRow).where(schema.TurnContentRow.at_ms < turns_ms))
+    await ledger.run(delete(schema.RefusalRow).where(schema.RefusalRow.minute_ms < turns_ms))
     for table, is_short in product(rollups.WIDTHS_SECONDS, (True, False)):
         # Those of less than an hour go with their turns.
         before = turns_ms if is_short else rollups_ms

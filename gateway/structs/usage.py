@@ -290,6 +290,25 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     user_agent: str | None
 
 
+class RefusalCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one key that were refused for one reason in the minute that begins at
+    `minute_ms`, before they were turns. `workspace` and `key` are None where they had no valid
+    key."""
+
+    minute_ms: int
+    workspace: str | None
+    key: str | None
+    reason: str
+    requests: int
+
+
+class RefusalCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """`requests` were refused in all, of which `counts` tell the newest."""
+
+    requests: int
+    counts: list[RefusalCount]
+
+
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of one key that one limit of its workspace refused."""
 

@@ -102,11 +102,11 @@ class Dispatcher:
                 raise PromptTooLong(least, most)
 
     async def send(self, turn: Turn) -> None:
-        """Return when an engine has accepted the turn. Raise the last engine's error,
-        NoEngineReady, or InvalidRequest if no engine can serve it."""
+        """Return when an engine has accepted the turn, which `assign` gave an engine. Raise the
+        last engine's error, NoEngineReady, or InvalidRequest if no engine can serve it."""
         while True:
-            await self._assign(turn)
-            engine, record = turn.engine, turn.record
+            engine = turn.engine
+            record = turn.record
             request = turn.ask.generate_request(
                 record.request_id, self.clock.monotonic(), engine.capabilities
             )
@@ -121,6 +121,7 @@ class Dispatcher:
             except GatewayError as error:
                 turn.may_run = is_unsure(error) and not isinstance(error, CannotConnect)
                 self._failed(turn, error)
+            await self.assign(turn)
 
     async def frames(self, turn: Turn) -> AsyncIterator[list[Frame]]:
         """Yield the frames of a sent turn, as `Generation` does. While no byte has gone out
@@ -156,6 +157,7 @@ class Dispatcher:
             finally:
                 if generation.num_ignored:
                     self.metrics.count("ignored_frames", amount=generation.num_ignored)
+            await self.assign(turn)
             await self.send(turn)
 
     async def count(self, ask: Ask) -> int:
@@ -201,8 +203,9 @@ class Dispatcher:
             turn.generation = None
             self.queue.moved(engine)
 
-    async def _assign(self, turn: Turn) -> None:
-        """Choose the engine of the next attempt. From then on the turn counts as its load."""
+    async def assign(self, turn: Turn) -> None:
+        """Choose the engine of the next attempt. From then on, until `leave`, the turn counts as
+        its load. Raise NoEngineReady, or InvalidRequest if no engine can serve it."""
         choice = await self._choose(turn)
         if turn.route is None and (asked := likely_holders(choice, self.fleet.ready)):
             # They may hold a prefix that the index has forgotten.

@@ -1,8 +1,8 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`serve` is the whole of it: admit (limits, then the queue), open in the journal, send
-(`dispatch.py`), close. Every turn's record is closed: before its last frame is passed on, or else
-by the reconciler, with the engine's own counts.
+`serve` is the whole of it: admit (limits, then the queue), choose an engine, open in the journal,
+send (`dispatch.py`), close. What is refused before the opening has no record. Every turn's record
+is closed: before its last frame is passed on, or else by the reconciler, with the engine's counts.
 """
 
 import asyncio
@@ -88,9 +88,8 @@ class TurnService:
             trace.opened(record)
             if (marked := ask.plan.deepest_marked()) is not None:
                 record.prefix, record.prefix_ttl = marked
-            await self.journal.open(record)
-            permit.is_open = True
             turn = Turn(ask, record, permit, trace, findings)
+            await self._open(turn)
             try:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn)
@@ -111,6 +110,7 @@ class TurnService:
                 if not ask.stream:
                     yield turn.whole
             except GatewayError as error:
+                error.is_recorded = True
                 turn.fail(error)
                 if turn.has_started:
                     told = {"turn": turn_id, "type": turn.outcome, "error": record.error}
@@ -121,6 +121,17 @@ class TurnService:
                 raise
             finally:
                 self._leave(turn)
+
+    async def _open(self, turn: Turn) -> None:
+        """Give the turn an engine, then open it durably. A turn that no engine can take, or that
+        the journal has no room for, is refused without a row."""
+        try:
+            await self.dispatcher.assign(turn)
+            await self.journal.open(turn.record)
+            turn.permit.is_open = True
+        finally:
+            if not turn.permit.is_open:
+                self.dispatcher.leave(turn)
 
     async def _close(self, turn: Turn) -> None:
         """Close the turn durably, before its last event goes out. Where that fails the event never
