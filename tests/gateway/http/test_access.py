@@ -25,8 +25,7 @@ OWN = set(
     "advise summarizeAdvice plan planChoices planWithProgress getAbout getDivergence"
     " listWorkspaces getWorkspace listKeys getUsage getUsageGroups getLatencySamples listLeases"
     " getSavings getLatency listPrefixes listRefusals countRefusals listLimited searchTurns"
-    " getTurn getConversation getContent exportUsage"
-    " listConditions".split()
+    " getTurn getConversation getContent exportUsage listConditions".split()
 )
 READS_BY_POST = {"advise", "plan", "planWithProgress"}
 NO_KEYS = ("none", "wrong", "revoked", "expired", "archived")
