@@ -117,13 +117,15 @@ class RefusalCounter:
             minute_ms = self.clock.wall_ms() // MINUTE_MS * MINUTE_MS
             written = self._changed
             self._changed = set()
+            is_written = False
             try:
                 if written:
                     counts = {place: self._counts[place] for place in written}
                     await self.table.put(self.gateway, counts)
-            except BaseException:
-                self._changed |= written
-                raise
+                is_written = True
+            finally:
+                if not is_written:
+                    self._changed |= written
             over = [place for place in self._counts if place.minute_ms < minute_ms]
             for place in over:
                 if place not in self._changed:
