@@ -49,6 +49,7 @@ from gateway.ledger.reads.prefixes import last_use
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.refusals import RefusalCounter, RefusalsTable
 from gateway.ledger.revision import SchemaWatch
+from gateway.ledger.row_ends import end_rows
 from gateway.ledger.schema import KeptResponseRow
 from gateway.ledger.sealed import Sealing
 from gateway.ledger.stored import Batches, CachedContents, Contents
@@ -183,7 +184,9 @@ async def _start(
     follow_sources(stack, settings.engines, fleet, supervisor)
     billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
     known = ledgers.drain.known
-    drain = Drain(journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics, known)
+    ending = partial(end_rows, ledgers.drain)
+    insert = ledgers.drain.insert_turns
+    drain = Drain(journal, insert, fleet.acknowledge, metrics, known, ending)
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic, known)
     await reconciler.recover()
     run_beside("drain", drain.run)

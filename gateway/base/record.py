@@ -13,6 +13,18 @@ CLIENT_LEFT = "client_disconnect"
 _ERROR = 400
 
 
+class RowTry(msgspec.Struct, kw_only=True):
+    """A try of a batch's row. `id` is its own at the journal and at engines (`row_ids.py`).
+    `status` and `result` (compressed and encrypted) are how the row ends; None while it has not
+    ended, and where it is to run again."""
+
+    id: str
+    batch: str
+    position: int
+    status: str | None = None
+    result: bytes | None = None
+
+
 class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     """One turn, written at the opening and again at the close. `outcome` is a finish reason of the
     engine, or why there is none. Counts of a turn that never started are 0, but see `take_prefill`.
@@ -25,8 +37,9 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     never started. `status` None: no response was sent. `first_leg` is what another engine told of
     the prompt that it prefilled for this one: its classes are the turn's. `is_first_leg`: this
     attempt is such a prefill, which a client that leaves pays. `leases_granted` counts those of the
-    engine's epoch up to this turn. A new field must have a default,
-    because a journal may hold records of an earlier version."""
+    engine's epoch up to this turn. `row`: the turn is that of a batch's row, and this a try
+    of it. A new field must have a default, because a journal may hold records of an earlier
+    version."""
 
     id: str
     instance: str
@@ -68,11 +81,22 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     leases_granted: int = 0
     first_leg: InputUsage | None = None
     is_first_leg: bool = False
+    row: RowTry | None = None
+
+    @property
+    def journal_id(self) -> str:
+        """The id in the journal, by which engines know the turn too."""
+        return self.id if self.row is None else self.row.id
 
     @property
     def request_id(self) -> str:
         """The id of this attempt at its engine. Each attempt is a request of its own."""
-        return self.id if self.attempt == 1 else f"{self.id}.{self.attempt}"
+        return self.journal_id if self.attempt == 1 else f"{self.journal_id}.{self.attempt}"
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether this is a try of a row that did not end it. The ledger gets no turn of it."""
+        return self.row is not None and self.row.result is None
 
     def begin_anew(self) -> None:
         """Begin the next attempt: clear the counts of the one before."""
@@ -98,8 +122,9 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
 
     @property
     def is_undelivered(self) -> bool:
-        """Whether the client got an error in place of an answer."""
-        return self.status is not None and self.status >= _ERROR
+        """Whether the client got an error in place of an answer, or nothing as the row runs
+        again."""
+        return self.is_given_up or (self.status is not None and self.status >= _ERROR)
 
     def withhold(self) -> None:
         """Charge nothing: the answer was not delivered."""

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from gateway.base.errors import GatewayError, NotFound
 from gateway.base.logs import configure
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
+from gateway.base.row_ids import is_try
 from gateway.base.settings import Settings, load
 from gateway.base.words import counted
 from gateway.cli.arguments import Commands
@@ -30,6 +32,7 @@ from gateway.journal.store import Journal, has_journal
 from gateway.journal.versions import check_version
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
+from gateway.ledger.row_ends import end_rows
 from gateway.prices.files import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
@@ -92,7 +95,14 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
             while reconciler.num_pending:
                 await reconciler.step()
                 await asyncio.sleep(_POLL_SECONDS)
-            drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, ledger.known)
+            drain = Drain(
+                journal,
+                ledger.insert_turns,
+                fleet.acknowledge,
+                metrics,
+                ledger.known,
+                partial(end_rows, ledger),
+            )
             while await drain.step():
                 pass
             return Recovered(turns, closed, journal.backlog)
@@ -124,7 +134,8 @@ async def recover_instance(settings: Settings, instance: str) -> int:
         records = []
         for engine, final in found:
             turn_id, attempt = turn_of(final.request_id)
-            if attempt != last[turn_id]:
+            # The row of a batch runs again, at another gateway.
+            if attempt != last[turn_id] or is_try(turn_id):
                 continue
             assert engine.description is not None
             model = engine.description.model

@@ -1,8 +1,11 @@
 """Runs batches of messages behind all interactive turns, the rows of one prefix together.
 
 A gateway owns a batch for some seconds at a time, so another takes it over when this one is gone;
-rows whose result is not kept yet then run again. The first row of a prefix runs alone: it writes
-what the others read. A gateway works on WORKING batches of a workspace at one time, and brings as
+rows that have not ended then run again. A row's turn has one id over all tries, and its result is
+written to the journal with the turn's close; the drain ends the row in the transaction that inserts
+the turn. So a row that has ended is not run again, whatever the database does, and it is charged
+once, however many gateways ran it. The first row of a prefix runs alone: it writes what the others
+read. A gateway works on WORKING batches of a workspace at one time, and brings as
 many rows to the queue (`admission/permit.py`) as it may have at engines in all. A row that is
 refused for now keeps no place while it waits to be tried again.
 """
@@ -14,12 +17,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.background import pause
 from gateway.base.errors import (
@@ -34,6 +38,8 @@ from gateway.base.errors import (
     RateLimited,
 )
 from gateway.base.logs import bind_request_id, get_logger
+from gateway.base.record import RowTry
+from gateway.base.row_ids import new_try_id, row_turn_id
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import VERSIONS, Version, decode_batch, decode_messages
 from gateway.dialects.anthropic.response import (
@@ -41,14 +47,14 @@ from gateway.dialects.anthropic.response import (
     Canceled,
     Errored,
     Expired,
-    Message,
     Succeeded,
 )
 from gateway.dialects.errors import anthropic_error
 from gateway.http.model_calls import whole_message
 from gateway.http.services import Services
 from gateway.ledger.stored import Batch, BatchItem, Result
-from gateway.prompt.ask import Ask, Origin, Principal
+from gateway.prompt.ask import Ask, Origin, Principal, TurnId
+from gateway.turn.state import Findings, RowEnd, RowTurn
 
 ROW_BYTES, BATCH_BYTES = 512, 16_384
 """What a row and a batch count besides the rows' bodies, for their places in the database.
@@ -71,7 +77,8 @@ _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 8.0
 
 All rows are read from the database again behind it.
 """
-_GATHER_SECONDS = 0.1
+_DRAIN_SECONDS = 0.25
+"""Between two looks whether rows that have ended have reached the database."""
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
 _BROKEN = EngineFailed, NotServed, EngineLost, EngineTimeout
 _encode = msgspec.json.Encoder().encode
@@ -127,14 +134,18 @@ def ranked(
 
 @dataclass(slots=True)
 class _Running:
-    """A batch that runs here. `status` is as it was told last: at most a tick old. `places` are its
-    workspace's. `warm` are the prefixes whose first row has run; `attempts` are by row."""
+    """A batch that runs here. `status` is as it was told last: at most a tick old. It is ours until
+    `owned_until`. `places` are its workspace's. `warm` are the prefixes whose first row has run;
+    `attempts` are by row. `ended` are rows that ended here, and that the database may not know yet
+    to have ended."""
 
     batch: Batch
     status: str
+    owned_until: datetime
     places: asyncio.Semaphore
     warm: set[str] = field(default_factory=set)
     attempts: Counter[int] = field(default_factory=Counter)
+    ended: set[int] = field(default_factory=set)
     task: asyncio.Task[None] = field(init=False)
 
 
@@ -179,87 +190,106 @@ class BatchRunner:
         until = now + timedelta(seconds=_OWNED_SECONDS)
         owner = self._turns.journal.instance
         owned = await self._store.claim(owner, now, until, working=self._running, most=WORKING)
+        for lost in self._running.keys() - {batch.id for batch in owned}:
+            self._running[lost].owned_until = now
         for batch in owned:
             if (running := self._running.get(batch.id)) is not None:
                 running.status = batch.status
+                running.owned_until = until
                 continue
             new = asyncio.Semaphore(self._concurrency)
             places = self._places.setdefault(batch.workspace_id, new)
-            running = self._running[batch.id] = _Running(batch, batch.status, places)
+            running = self._running[batch.id] = _Running(batch, batch.status, until, places)
             running.task = asyncio.create_task(self._work(running), name="batch")
         if now >= self._forget_at:
             self._forget_at = now + timedelta(seconds=_FORGET_SECONDS)
             await self._store.forget(now - _KEPT)
 
+    def _is_ours(self, running: _Running) -> bool:
+        """Whether the batch is still ours. Another gateway may run what we own no longer."""
+        return self._clock.wall() < running.owned_until
+
     async def _work(self, running: _Running) -> None:
-        """Run the batch to its end, or until the database is away: then it is claimed again."""
-        batch, pause_seconds = running.batch, _RETRY_SECONDS
-        while True:
-            now = self._clock.wall()
-            status, rows = await self._store.pending(batch.id, _WINDOW)
-            if not rows or status != "in_progress" or now >= batch.expires_at:
-                if status != "ended":
-                    left: BatchResult = Canceled() if status == "canceling" else Expired()
-                    name = str(left.__struct_config__.tag)
-                    await self._store.end(batch.id, name, _compressed(left), now)
+        """Run the batch to its end, or until the database is away or another gateway has it: then
+        it is claimed again."""
+        pause_seconds = _RETRY_SECONDS
+        while self._is_ours(running):
+            rows = await self._pending(running)
+            if rows is None:
                 return
-            if await self._run_rows(running, rows):
+            if rows and self._turns.dispatcher.fleet.ready and await self._run_rows(running, rows):
                 pause_seconds = _RETRY_SECONDS
+                continue
+            if not rows:
+                await asyncio.sleep(_DRAIN_SECONDS)
                 continue
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_RETRY_SECONDS)
 
+    async def _pending(self, running: _Running) -> list[BatchItem] | None:
+        """The next rows to run; none while the rows that are left wait for the drain. None once the
+        batch has ended: what had not ended by then was canceled or has expired."""
+        batch = running.batch
+        # The journal comes first. A row that leaves it meanwhile has ended in the database.
+        waiting = await self._turns.journal.ended_rows()
+        now = self._clock.wall()
+        status, rows = await self._store.pending(batch.id, _WINDOW + len(running.ended))
+        ended = {row.position for row in rows if row_turn_id(batch.id, row.position) in waiting}
+        if status == "in_progress" and now < batch.expires_at and rows:
+            running.ended &= {row.position for row in rows}
+            return [row for row in rows if row.position not in ended | running.ended]
+        if ended and status != "ended":
+            return []
+        if status != "ended":
+            left: BatchResult = Canceled() if status == "canceling" else Expired()
+            name = str(left.__struct_config__.tag)
+            await self._store.end(batch.id, name, _compressed(left), now)
+        return None
+
     async def _run_rows(self, running: _Running, rows: Sequence[BatchItem]) -> bool:
         """Run a window of rows. Return whether any of them ended."""
-        batch, finished, lock = running.batch, list[Result](), asyncio.Lock()
-        num_ended = 0
+        batch = running.batch
+        num_before = len(running.ended)
 
-        async def one(row: BatchItem) -> None:
-            nonlocal num_ended
+        async def run_one(row: BatchItem) -> None:
             async with running.places:
-                if running.status != "in_progress" or self._clock.wall() >= batch.expires_at:
+                is_over = self._clock.wall() >= batch.expires_at
+                if running.status != "in_progress" or is_over or not self._is_ours(running):
                     return
-                result = await self._result(running, row)
-            if result is None:
+                has_ended = await self._run_row(running, row)
+            if has_ended:
+                running.ended.add(row.position)
+            else:
                 await asyncio.sleep(_RETRY_SECONDS)
-                return
-            num_ended += 1
-            finished.append(result)
-            async with lock:
-                # What others finish meanwhile goes with it: few transactions, since turns open and
-                # close beside them on the same disk. It is kept also where this is cancelled.
-                try:
-                    if finished:
-                        await asyncio.sleep(_GATHER_SECONDS)
-                finally:
-                    taken = finished.copy()
-                    finished.clear()
-                    if taken:
-                        await self._store.finish(batch.id, taken)
 
-        async def group(prefix: str, members: list[BatchItem]) -> None:
+        async def run_group(prefix: str, members: list[BatchItem]) -> None:
             if prefix not in running.warm:
-                await one(members.pop(0))
+                await run_one(members.pop(0))
                 running.warm.add(prefix)
             async with asyncio.TaskGroup() as others:
                 for row in members:
-                    others.create_task(one(row))
+                    others.create_task(run_one(row))
 
-        try:
-            async with asyncio.TaskGroup() as groups:
-                for prefix, members in groupby(rows, key=lambda row: row.prefix):
-                    groups.create_task(group(prefix, list(members)))
-        except* GatewayError as errors:
-            raise LedgerUnavailable from errors
-        return num_ended > 0
+        async with asyncio.TaskGroup() as groups:
+            for prefix, members in groupby(rows, key=lambda row: row.prefix):
+                groups.create_task(run_group(prefix, list(members)))
+        return len(running.ended) > num_before
 
-    async def _result(self, running: _Running, row: BatchItem) -> Result | None:
-        """The row's result; None for one that is to run again."""
-        batch, turn_id = running.batch, self._turns.new_id()
+    async def _run_row(self, running: _Running, row: BatchItem) -> bool:
+        """Try a row; return whether it has ended. Its result is then in the journal, or on its way
+        there, or in the database."""
+        batch = running.batch
+        turn_id = TurnId(row_turn_id(batch.id, row.position))
         request_id = f"req_{turn_id.removeprefix('msg_')}"
         bind_request_id(request_id)
+        try_id = new_try_id(self._turns.journal.instance, turn_id)
+        attempt = RowTry(id=try_id, batch=batch.id, position=row.position)
 
-        async def message() -> Message:
+        def failed(error: GatewayError) -> RowEnd | None:
+            result = self._failed(running, row, error, request_id)
+            return None if result is None else self._sealed(batch, result)
+
+        async def work() -> None:
             """Run the row's turn, for the workspace as it is now."""
             principal = self._services.keyring.principal(batch.workspace_id, batch.key_id)
             version = next(known for known in VERSIONS if known == batch.version)
@@ -269,29 +299,58 @@ class BatchRunner:
                 lambda: row_ask(self._services, zlib.decompress(row.params), principal, version),
                 line="rows of batches",
             )
-            return await whole_message(self._turns, ask, turn_id, Origin(request_id))
+            findings = Findings()
 
-        outcome: Message | BaseException
-        (outcome,) = await asyncio.gather(message(), return_exceptions=True)
-        if isinstance(outcome, Message):
-            made: BatchResult = Succeeded(outcome)
-        else:
-            error = outcome
-            if not isinstance(error, Exception):
-                raise error
-            if not isinstance(error, GatewayError):
-                # A failure that nobody foresaw ends this row, and not the batches of all.
-                get_logger("batches").error("unhandled", exc_info=error)
-                error = GatewayError()
-            if isinstance(error, _LATER) and not isinstance(error, _BROKEN):
-                return None
-            running.attempts[row.position] += 1
-            if isinstance(error, _BROKEN) and running.attempts[row.position] < _MAX_ATTEMPTS:
-                return None
-            made = Errored(anthropic_error(error, request_id))
-        status = str(made.__struct_config__.tag)
-        kept = await asyncio.to_thread(_compressed, made)
-        return Result(position=row.position, status=status, result=kept)
+            def sealed(frames: Sequence[Frame]) -> RowEnd:
+                message = Succeeded(whole_message(ask, turn_id, findings, frames))
+                return self._sealed(batch, _result(row, message))
+
+            async def whole(frames: Sequence[Frame]) -> RowEnd:
+                return await asyncio.to_thread(sealed, frames)
+
+            row_turn = RowTurn(attempt=attempt, whole=whole, failed=failed)
+            async for _ in self._turns.run(ask, turn_id, findings, Origin(request_id), row_turn):
+                pass
+
+        (outcome,) = await asyncio.gather(work(), return_exceptions=True)
+        if outcome is None or attempt.result is not None:
+            return True
+        if not isinstance(outcome, Exception):
+            raise outcome
+        if not isinstance(outcome, GatewayError):
+            # A failure that nobody foresaw ends this row, and not the batches of all.
+            get_logger("batches").error("unhandled", exc_info=outcome)
+            outcome = GatewayError()
+        result = self._failed(running, row, outcome, request_id)
+        if result is None:
+            running.attempts[row.position] += isinstance(outcome, _BROKEN)
+            return False
+        # It was refused before it had a turn.
+        try:
+            await self._store.finish(batch.id, [result])
+        except GatewayError as error:
+            get_logger("batches").warning("row_waits", error=str(error))
+            return False
+        return True
+
+    def _failed(
+        self, running: _Running, row: BatchItem, error: GatewayError, request_id: str
+    ) -> Result | None:
+        """The result of a row that failed; None for one that is to run again."""
+        is_broken = isinstance(error, _BROKEN)
+        if isinstance(error, _LATER) and not is_broken:
+            return None
+        if is_broken and running.attempts[row.position] + 1 < _MAX_ATTEMPTS:
+            return None
+        return _result(row, Errored(anthropic_error(error, request_id)))
+
+    def _sealed(self, batch: Batch, result: Result) -> RowEnd:
+        return result.status, self._store.sealed_result(batch.id, result)
+
+
+def _result(row: BatchItem, result: BatchResult) -> Result:
+    status = str(result.__struct_config__.tag)
+    return Result(position=row.position, status=status, result=_compressed(result))
 
 
 def _compressed(result: BatchResult) -> bytes:

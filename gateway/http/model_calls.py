@@ -16,7 +16,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from engine.protocol import InputUsage
+from engine.protocol import Frame, InputUsage
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import (
     DemandRefused,
@@ -69,10 +69,9 @@ from gateway.http.generation import (
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.http.speaking import header_of
-from gateway.prompt.ask import Ask, Compared, Origin, TurnId
+from gateway.prompt.ask import Ask, Compared, TurnId
 from gateway.turn.contents import Kept, Link, check_chain
 from gateway.turn.state import Findings
-from gateway.turn.turn import TurnService
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
 _encode = msgspec.json.Encoder().encode
@@ -149,13 +148,14 @@ def check_version(version: str | None) -> messages.Version:
     raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
 
 
-async def whole_message(
-    turns: TurnService, ask: Ask, turn_id: TurnId, origin: Origin
+def whole_message(
+    ask: Ask, turn_id: TurnId, findings: Findings, frames: Sequence[Frame]
 ) -> answers.Message:
-    """The whole message of a turn that is not streamed."""
-    findings = Findings()
-    items = turns.run(ask, turn_id, findings, origin)
-    return await gathered(items, _message_writer(ask, turn_id, findings))
+    """The whole message of a turn that is not streamed, from all of its frames."""
+    writer = _message_writer(ask, turn_id, findings)
+    for frame in frames:
+        writer.take(frame)
+    return writer.whole()
 
 
 def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> answers.MessageWriter:

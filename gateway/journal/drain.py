@@ -1,7 +1,8 @@
 """Copies closed turns from the journal to the ledger, exactly once, then acknowledges the engine.
 
 The order makes it safe: insert (a repeated one changes nothing), acknowledge, forget. A crash in
-between repeats the insert.
+between repeats the insert. The turn of a batch's row ends the row in the same transaction. A try
+that did not end its row leaves the journal without a row in the ledger.
 """
 
 import asyncio
@@ -57,9 +58,10 @@ class Billing:
             record.withhold()
 
     def count(self, record: TurnRecord) -> None:
-        """Count a priced turn."""
-        self.metrics.count_turn(record)
-        if record.num_removed:
+        """Count a priced turn. A try of a row that runs again is none."""
+        if not record.is_given_up:
+            self.metrics.count_turn(record)
+        if record.num_removed and not record.is_given_up:
             self.metrics.count("removed_nonces", amount=record.num_removed)
         self.charged(record)
 
@@ -70,6 +72,11 @@ class Billing:
         return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.most_output)
 
 
+Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
+"""Inserts closed turns. Those that are there change nothing."""
+EndRows = Callable[[Sequence[TurnRecord]], Awaitable[set[str]]]
+"""Inserts turns of batches' rows and ends the rows. The answer is which of them the ledger has from
+this gateway."""
 Known = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 # Preparing a batch of this size does not hold up the event loop for long.
@@ -82,14 +89,16 @@ _MAX_BACKOFF_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Drain:
-    """`known` tells which turns the ledger has. `problem` is why the last attempt failed, None
-    where it did not. `is_behind`: it failed, or there was more than it took."""
+    """`known` tells which turns the ledger has. Without `end_rows` turns of rows stay. `problem` is
+    why the last attempt failed, None where it did not. `is_behind`: it failed, or there was more
+    than it took."""
 
     journal: Journal
-    insert: Callable[[Sequence[TurnRecord]], Awaitable[None]]
+    insert: Insert
     acknowledge: Callable[[str, list[str]], Awaitable[None]]
     metrics: Metrics
     known: Known | None = None
+    end_rows: EndRows | None = None
     has_looked: bool = False
     problem: str | None = None
     is_behind: bool = False
@@ -130,9 +139,22 @@ class Drain:
         turns = await self.journal.closed_turns(_BATCH)
         if not turns:
             return 0
-        stored = await self._store(turns)
+        given_up = [turn for turn in turns if turn.is_given_up]
+        if given_up:
+            await self._acknowledge(given_up)
+            await self.journal.drop([turn.journal_id for turn in given_up])
+        rows = [turn for turn in turns if turn.row is not None and not turn.is_given_up]
+        stored = await self._store([turn for turn in turns if turn.row is None])
+        if stored:
+            await self._acknowledge(stored)
+            await self.journal.forget([turn.journal_id for turn in stored])
+        if rows and self.end_rows is not None:
+            await self._end(rows, self.end_rows)
+        return len(turns)
+
+    async def _acknowledge(self, turns: list[TurnRecord]) -> None:
         by_engine: dict[str, list[str]] = {}
-        for turn in stored:
+        for turn in turns:
             if turn.engine:
                 by_engine.setdefault(turn.engine, []).append(turn.request_id)
         for name, request_ids in by_engine.items():
@@ -140,24 +162,43 @@ class Drain:
                 await self.acknowledge(name, request_ids)
             except GatewayError as error:  # the reconciler does it later
                 get_logger("drain").warning("ack_failed", engine=name, error=str(error))
-        await self.journal.forget([turn.id for turn in stored])
-        return len(turns)
+
+    async def _end(self, rows: list[TurnRecord], end_rows: EndRows) -> None:
+        """End rows of batches. Where another gateway ended a row first, the turn is counted
+        there."""
+        try:
+            kept = await end_rows(rows)
+        except LedgerRefused as error:
+            if len(rows) == 1:
+                await self._set_aside(rows[0], error)
+                return
+            for turn in rows:
+                await self._end([turn], end_rows)
+            return
+        await self._acknowledge(rows)
+        await self.journal.drop([turn.journal_id for turn in rows if turn.id not in kept])
+        await self.journal.forget([turn.journal_id for turn in rows if turn.id in kept])
+
+    async def _set_aside(self, turn: TurnRecord, error: LedgerRefused) -> None:
+        get_logger("drain").error(
+            "turn_set_aside",
+            turn=turn.id,
+            request_id=turn.http_request_id,
+            error=repr(error.__cause__),
+        )
+        await self.journal.set_aside([turn.journal_id], REFUSED)
+        self.metrics.count("turns_set_aside")
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
         """Insert the turns; return those that are in the ledger now. A turn that the ledger can't
         hold is set aside, so that it blocks no others, and stays in the journal."""
+        if not turns:
+            return []
         try:
             await self.insert(turns)
         except LedgerRefused as error:
             if len(turns) > 1:
                 return [turn for one in turns for turn in await self._store([one])]
-            get_logger("drain").error(
-                "turn_set_aside",
-                turn=turns[0].id,
-                request_id=turns[0].http_request_id,
-                error=repr(error.__cause__),
-            )
-            await self.journal.set_aside([turns[0].id], REFUSED)
-            self.metrics.count("turns_set_aside")
+            await self._set_aside(turns[0], error)
             return []
         return turns

@@ -23,6 +23,7 @@ from gateway.base.errors import GatewayError, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, TurnRecord, turn_of
+from gateway.base.row_ids import is_try
 from gateway.journal.drain import Known
 from gateway.journal.store import LOST, Journal
 
@@ -92,7 +93,7 @@ class Reconciler:
 
     def take_over(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames. This never awaits."""
-        self._pending[record.id] = _Leftover(record, self.monotonic(), set())
+        self._pending[record.journal_id] = _Leftover(record, self.monotonic(), set())
 
     def retire(self, engine: str, request_id: str) -> None:
         """Take over a request whose turn goes on at another engine. This never awaits."""
@@ -113,7 +114,9 @@ class Reconciler:
         records = await self.journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
-            self._pending[record.id] = _Leftover(record, self.monotonic(), set(self._by_name))
+            self._pending[record.journal_id] = _Leftover(
+                record, self.monotonic(), set(self._by_name)
+            )
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -214,7 +217,7 @@ class Reconciler:
             if leftover is None or leftover.record.request_id != final.request_id:
                 continue
             record = leftover.record
-            if record.id in closing:
+            if record.journal_id in closing:
                 continue
             record.engine = engine.name
             record.epoch = final.epoch
@@ -227,7 +230,7 @@ class Reconciler:
             record.stop_reason = final.reason
             record.output_tokens = final.output_tokens
             record.thinking_tokens = final.thinking_tokens
-            closing[record.id] = leftover
+            closing[record.journal_id] = leftover
         await self._close(closing.values(), "engine_counts")
 
     async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
@@ -239,7 +242,7 @@ class Reconciler:
                 self.charge(leftover.record)
                 leftover.is_charged = True
             await self.journal.close(leftover.record)
-            self._pending.pop(leftover.record.id, None)
+            self._pending.pop(leftover.record.journal_id, None)
             self.metrics.count("reconciled_turns", result)
 
         waiting = list(leftovers)
@@ -257,7 +260,9 @@ class Reconciler:
         gone = set(await self.journal.unknown([turn_of(request)[0] for request in requests]))
         if not gone:
             return
-        stored = gone if self.known is None else await self.known(sorted(gone))
+        known = gone if self.known is None else await self.known(sorted(gone))
+        # A try of a row that neither of them has was given up: the row runs again.
+        stored = known | {turn_id for turn_id in gone - self._pending.keys() if is_try(turn_id)}
         if done := [request for request in requests if turn_of(request)[0] in stored]:
             await engine.ack(done)
         # Turns of this process that the journal may not have: its file was damaged.

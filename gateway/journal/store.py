@@ -32,6 +32,7 @@ import msgspec
 from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
+from gateway.base.row_ids import MARK, MARK_PLACE, turn_of_try
 from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.journal.versions import APPLICATION, FILE, FORMAT, check_version, connect_to_read
 
@@ -195,6 +196,12 @@ class Table:
         query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM turns)"
         return [str(row[0]) for row in self.db.execute(query, (json.dumps(list(turn_ids)),))]
 
+    def closed_tries(self) -> list[str]:
+        """The ids of closed tries of batches' rows."""
+        query = "SELECT id FROM turns WHERE state = ? AND substr(id, ?, 1) = ?"
+        rows = self.db.execute(query, (CLOSED, MARK_PLACE + 1, MARK))
+        return [str(row[0]) for row in rows]
+
     def remove(self, turn_ids: Sequence[str], *states: str) -> None:
         self.db.execute(_REMOVE, (json.dumps(list(turn_ids)), json.dumps(states)))
 
@@ -338,7 +345,7 @@ class Journal:
         journal, or leaves it soon."""
         if not self.has_room:
             raise JournalFull
-        row = _row(record.id, OPEN, _encode(record))
+        row = _row(record.journal_id, OPEN, _encode(record))
         is_open = False
         try:
             await self._do(row)
@@ -353,7 +360,7 @@ class Journal:
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
-        await self._do(_row(record.id, OPEN, _encode(record)))
+        await self._do(_row(record.journal_id, OPEN, _encode(record)))
 
     async def close(self, record: TurnRecord) -> None:
         """Close a turn. A second close changes nothing. A close that fails is tried again until it
@@ -362,13 +369,13 @@ class Journal:
 
     def close_soon(self, record: TurnRecord) -> asyncio.Future[Any]:
         """Hand a close over without waiting. This is safe while a stream is being cancelled."""
-        return self._submit(_row(record.id, CLOSED, _encode(record)), must=True)
+        return self._submit(_row(record.journal_id, CLOSED, _encode(record)), must=True)
 
     def correct_soon(self, record: TurnRecord) -> None:
         """Write another end of a turn over that of a close that failed, which may work still. Call
         this in the step in which `close` raised, without waiting: from then on, until it is on
         disk, `closed_turns` leaves the turn out."""
-        row = _row(record.id, CLOSED, _encode(record))
+        row = _row(record.journal_id, CLOSED, _encode(record))
         self._correcting.add(row.id)
         future = self._submit(lambda table: table.put([row], _OVER_CLOSED), must=True)
         future.add_done_callback(lambda _: self._correcting.discard(row.id))
@@ -380,7 +387,7 @@ class Journal:
     async def closed_turns(self, limit: int) -> list[TurnRecord]:
         """The first of them, in the order in which they were opened."""
         records = await self._records(CLOSED, limit)
-        return [record for record in records if record.id not in self._correcting]
+        return [record for record in records if record.journal_id not in self._correcting]
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         """Those of these turns that the journal does not have, or no longer has."""
@@ -390,6 +397,18 @@ class Journal:
     async def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has, and count them."""
         await self._do(lambda table: table.forget(turn_ids))
+
+    async def drop(self, turn_ids: Sequence[str]) -> None:
+        """Remove turns of which the ledger gets nothing from here."""
+        if turn_ids:
+            await self._do(lambda table: table.remove(turn_ids, OPEN, CLOSED))
+
+    async def ended_rows(self) -> set[str]:
+        """The turns of batches' rows that are closed here: their rows may have ended, and the
+        database not know it yet. Ask this before the database: what is in neither then has not
+        ended here."""
+        tries: list[str] = await self._do(lambda table: table.closed_tries())
+        return {turn_of_try(try_id) for try_id in tries}
 
     async def forgotten(self) -> dict[int, int]:
         """How many turns were forgotten by now, by the first moment (ms) of the day (UTC) on which

@@ -1,7 +1,8 @@
 """Whose a journal is. One that another version wrote is refused as it is: its turns are nobody's to
 lose, so it is neither read in part, nor kept aside as damaged, nor passed over.
 
-`PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets.
+`PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
+3 has tries of batches' rows, with their results.
 """
 
 import sqlite3
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from gateway.base.errors import JournalUnavailable
 
-FORMAT = 2
+FORMAT = 3
 """A format that another version can't read whole raises this number."""
 
 FILE = "journal.db"

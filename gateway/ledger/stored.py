@@ -253,6 +253,11 @@ class Batches:
 
         await self._ledger.run(statement, await asyncio.to_thread(sealed))
 
+    def sealed_result(self, batch_id: str, result: Result) -> bytes:
+        """The result as the database keeps it. Deriving the key takes a moment."""
+        texts = self._texts.batch(batch_id)
+        return texts.sealed_result(result.position, result.status, result.result)
+
     async def end(self, batch_id: str, status: str, result: bytes, now: datetime) -> None:
         """End the batch: rows that are still pending get this status, `canceled` or `expired`, and
         this result."""

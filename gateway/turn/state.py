@@ -2,7 +2,7 @@
 mean. Pure."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Frame, Started
@@ -17,7 +17,7 @@ from gateway.base.errors import (
     Overloaded,
     SchemaTooCostly,
 )
-from gateway.base.record import TurnRecord
+from gateway.base.record import RowTry, TurnRecord
 from gateway.dialects import errors
 from gateway.dialects.collector import Found
 from gateway.prompt.ask import Ask
@@ -110,19 +110,34 @@ class FirstLeg:
     started: Started | None = None
 
 
+RowEnd = tuple[str, bytes]
+"""How a row of a batch ends: its status, and its result, compressed and encrypted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTurn:
+    """A try of a batch's row. `whole` makes the row's end of the answer's frames. `failed` makes it
+    of an error; None where the row is to run again."""
+
+    attempt: RowTry
+    whole: Callable[[Sequence[Frame]], Awaitable[RowEnd]]
+    failed: Callable[[GatewayError], RowEnd | None]
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """`record` is what the journal keeps. `route` and `generation` are those of the last attempt.
     `may_run`: the engine may have its request. `has_started`: its first frame has come. `failure`
     ended the attempt before. `leg` is the first leg while it runs, `prefilled` what came of it
     (`dispatch.py`). `is_streaming`: the head of a stream went out. `whole` has the frames of an
-    answer in one piece, or of one that is kept."""
+    answer in one piece, or of one that is kept. `row` is of a turn that is a batch's."""
 
     ask: Ask
     record: TurnRecord
     permit: Permit
     trace: TurnTrace
     findings: Findings
+    row: RowTurn | None = None
     comparison: Comparison | None = None
     attempts: Attempts = field(default_factory=Attempts)
     route: Route[Engine] | None = None
@@ -196,6 +211,15 @@ class Turn:
             error, "anthropic" if self.ask.dialect == "anthropic" else "openai"
         )
         self.record.status = OK if self.is_streaming else status
+        end = None if self.row is None else self.row.failed(error)
+        if end is not None:
+            self.end_row(end)
+
+    def end_row(self, end: RowEnd) -> None:
+        """This try ends its row: the record has its result from now on."""
+        attempt = self.record.row
+        assert attempt is not None
+        attempt.status, attempt.result = end
 
 
 def is_unsure(error: GatewayError) -> bool:

@@ -27,7 +27,7 @@ from gateway.prompt.ignored import Ignored
 from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.state import OK, Findings, Turn, is_unsure
+from gateway.turn.state import OK, Findings, RowTurn, Turn, is_unsure
 from gateway.turn.tracing import BeginTrace, TurnTrace
 
 
@@ -52,20 +52,32 @@ class TurnService:
         return TurnId(f"msg_{self.journal.instance}{os.urandom(10).hex()}")
 
     def run(
-        self, ask: Ask, turn_id: TurnId, findings: Findings, origin: Origin = NO_ORIGIN
+        self,
+        ask: Ask,
+        turn_id: TurnId,
+        findings: Findings,
+        origin: Origin = NO_ORIGIN,
+        row: RowTurn | None = None,
     ) -> AsyncGenerator[list[Frame], None]:
         """As `serve`, in a trace that ends when the turn does, in whatever way."""
         trace = self.begin_trace(ask, turn_id, origin)
-        return trace.around(self.serve(ask, turn_id, findings, origin, trace))
+        return trace.around(self.serve(ask, turn_id, findings, origin, trace, row))
 
     async def serve(
-        self, ask: Ask, turn_id: TurnId, findings: Findings, origin: Origin, trace: TurnTrace
+        self,
+        ask: Ask,
+        turn_id: TurnId,
+        findings: Findings,
+        origin: Origin,
+        trace: TurnTrace,
+        row: RowTurn | None = None,
     ) -> AsyncGenerator[list[Frame], None]:
         """Yield an empty list when an engine has accepted the turn, which may still move to
         another one, then its frames, as many at a time as have come; an empty list is a heartbeat.
         An error before the first item is the response's status, a later one the stream's. The
         frames of an answer that is not streamed come when it is whole, because another engine may
-        begin it anew. `findings` are filled in before the first frame."""
+        begin it anew. `findings` are filled in before the first frame. `row`: the turn is a
+        batch's row, which ends with it."""
         self.dispatcher.check_length(ask)
         with Permit(turn_id, ask, self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
@@ -84,11 +96,12 @@ class TurnService:
                 http_request_id=origin.request_id,
                 user_agent=origin.user_agent,
                 name=ask.name,
+                row=None if row is None else row.attempt,
             )
             trace.opened(record)
             if (marked := ask.plan.deepest_marked()) is not None:
                 record.prefix, record.prefix_ttl = marked
-            turn = Turn(ask, record, permit, trace, findings)
+            turn = Turn(ask, record, permit, trace, findings, row)
             await self._open(turn)
             try:
                 turn.comparison = self.diagnostics.begin(ask)
@@ -135,14 +148,21 @@ class TurnService:
 
     async def _close(self, turn: Turn) -> None:
         """Close the turn durably, before its last event goes out. Where that fails the event never
-        goes out, and the row says what the client got, also where the close works later."""
+        goes out, and the row says what the client got, also where the close works later. A batch's
+        row has a client that waits: its result is written with the close, and it has no
+        deadline."""
         record = turn.record
         record.duration_seconds = self._seconds(turn)
         record.status = OK
+        if turn.row is not None:
+            turn.end_row(await turn.row.whole(turn.whole))
         self.billing.price(record)
         turn.is_closed = True
         try:
-            await self.journal.close(record)
+            if turn.row is not None:
+                await self.journal.close_soon(record)
+            else:
+                await self.journal.close(record)
         except JournalUnavailable as error:
             turn.fail(error)
             record.outcome = turn.outcome
@@ -221,7 +241,8 @@ class TurnService:
         """Handle every other end of a turn. This never awaits: it may run while the client's task
         is cancelled."""
         self.dispatcher.leave(turn)
-        if turn.has_started and turn.ask.principal.keeps_contents:
+        is_kept = turn.ask.principal.keeps_contents and not turn.record.is_given_up
+        if turn.has_started and is_kept:
             self.keeper.keep(turn)
         if turn.is_closed:
             return

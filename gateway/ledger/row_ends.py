@@ -1,0 +1,57 @@
+"""Ends rows of batches: a row's result and its turn come into the database together, or not at all.
+
+So a row is charged once, however many tries gateways made. The first try that comes ends the row.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+
+import sqlalchemy as sa
+
+from gateway.base.record import RowTry, TurnRecord
+from gateway.ledger.database import Ledger
+from gateway.ledger.rollups import insert_closed
+from gateway.ledger.schema import BatchItemRow, TurnRow
+from gateway.ledger.stored import PENDING
+
+
+async def end_rows(ledger: Ledger, records: Sequence[TurnRecord]) -> set[str]:
+    """End the rows of these turns. Return the turns of them that the ledger has from their own
+    gateway; those of the others it has from another gateway. Where a row ended without a turn, as
+    it was canceled, expired or deleted, the turn was not delivered. A second call changes nothing.
+    Raise the errors of `Ledger.insert_turns`."""
+    async with ledger.transaction() as connection:
+        kept = await connection.run_sync(_end_rows, records)
+    ledger.identity.check_file()
+    return kept
+
+
+def _end_rows(connection: sa.Connection, records: Sequence[TurnRecord]) -> set[str]:
+    inserted: list[TurnRecord] = []
+    # In one order, so that no two gateways wait for each other.
+    for record in sorted(records, key=lambda record: record.id):
+        assert record.row is not None
+        if _end_row(connection, record.row):
+            inserted.append(record)
+        elif _owner_of(connection, record.id) is None:
+            undelivered = copy(record)
+            undelivered.withhold()
+            inserted.append(undelivered)
+    if inserted:
+        insert_closed(connection, inserted)
+    return {record.id for record in records if _owner_of(connection, record.id) == record.instance}
+
+
+def _end_row(connection: sa.Connection, attempt: RowTry) -> bool:
+    """End a row that is pending; return whether it was. Another gateway's end of it is waited
+    for."""
+    place = BatchItemRow.batch_id == attempt.batch, BatchItemRow.position == attempt.position
+    statement = sa.update(BatchItemRow).where(*place, BatchItemRow.status == PENDING)
+    ended = connection.execute(statement.values(status=attempt.status, result=attempt.result))
+    return ended.rowcount == 1
+
+
+def _owner_of(connection: sa.Connection, turn_id: str) -> str | None:
+    """The gateway whose turn the ledger has under this id."""
+    query = sa.select(TurnRow.instance).where(TurnRow.id == turn_id)
+    return connection.execute(query).scalar_one_or_none()
