@@ -42,7 +42,8 @@ ENGINE = {
     "ENGINE_MIN_CACHE_TOKENS": "64",
 }
 # So that many windows of rows, and rows at the engine, meet each fault.
-GATEWAY = {"HOLDFAST_BATCH_CONCURRENCY": "4", "HOLDFAST_LOG_LEVEL": "error"}
+CONCURRENCY = 4
+GATEWAY = {"HOLDFAST_BATCH_CONCURRENCY": str(CONCURRENCY), "HOLDFAST_LOG_LEVEL": "error"}
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_rows_of_killed_gateways_are_charged_once(tmp_path: Path, engine: Server
     computed = idle_stats(engine.url)["counters"]["output_tokens"]
     told("batches: gateways killed", rows=ROWS, charged=charged, computed=computed)
     # What was at the engine at a kill is computed again, and no more.
-    assert charged <= computed <= charged + kills * 4 * TOKENS
+    assert charged <= computed <= charged + kills * CONCURRENCY * TOKENS
 
 
 @contextmanager
@@ -168,5 +169,7 @@ def test_a_frozen_owner_and_the_gateway_that_took_over_charge_a_row_once(
         charged = check_books(first, batch, database)
     computed = idle_stats(engine.url)["counters"]["output_tokens"]
     told("batches: the owner frozen", rows=ROWS, charged=charged, computed=computed)
-    # Rows that both had at the engine were computed twice, and charged once.
-    assert charged <= computed <= charged + freezes * 4 * TOKENS
+    # Two times computed, and charged once, are rows that the frozen owner had at the engine, and
+    # those that had ended in its journal and not yet in the database: its drain looks more often
+    # than a row takes.
+    assert charged <= computed <= charged + freezes * 2 * CONCURRENCY * TOKENS
