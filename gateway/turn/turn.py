@@ -81,26 +81,8 @@ class TurnService:
         self.dispatcher.check_length(ask)
         with Permit(turn_id, ask, self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
-            record = TurnRecord(
-                id=turn_id,
-                instance=self.journal.instance,
-                workspace=ask.principal.workspace,
-                key_id=ask.principal.key_id,
-                # Cut to what the ledger can hold. While no engine is known the client chose the id.
-                model=ask.model.name.replace("\x00", "")[:MODEL_CHARACTERS],
-                stream=ask.stream,
-                opened_at=self.clock.wall(),
-                price=ask.model.price,
-                num_removed=ask.num_removed,
-                dialect=ask.dialect,
-                http_request_id=origin.request_id,
-                user_agent=origin.user_agent,
-                name=ask.name,
-                row=None if row is None else row.attempt,
-            )
+            record = self._record(ask, turn_id, origin, row)
             trace.opened(record)
-            if (marked := ask.plan.deepest_marked()) is not None:
-                record.prefix, record.prefix_ttl = marked
             turn = Turn(ask, record, permit, trace, findings, row)
             await self._open(turn)
             try:
@@ -134,6 +116,29 @@ class TurnService:
                 raise
             finally:
                 self._leave(turn)
+
+    def _record(self, ask: Ask, turn_id: TurnId, origin: Origin, row: RowTurn | None) -> TurnRecord:
+        """The turn's record as it is opened."""
+        record = TurnRecord(
+            id=turn_id,
+            instance=self.journal.instance,
+            workspace=ask.principal.workspace,
+            key_id=ask.principal.key_id,
+            # Cut to what the ledger can hold. While no engine is known the client chose the id.
+            model=ask.model.name.replace("\x00", "")[:MODEL_CHARACTERS],
+            stream=ask.stream,
+            opened_at=self.clock.wall(),
+            price=ask.model.price,
+            num_removed=ask.num_removed,
+            dialect=ask.dialect,
+            http_request_id=origin.request_id,
+            user_agent=origin.user_agent,
+            name=ask.name,
+            row=None if row is None else row.attempt,
+        )
+        if (marked := ask.plan.deepest_marked()) is not None:
+            record.prefix, record.prefix_ttl = marked
+        return record
 
     async def _open(self, turn: Turn) -> None:
         """Give the turn an engine, then open it durably. A turn that no engine can take, or that
