@@ -97,7 +97,7 @@ async def test_rows_that_are_gone_are_told_by_number_and_day_until_they_are_back
         "DELETE FROM turns WHERE id LIKE :gone AND input_tokens IN (0, 3, 6, 7)", gone=gone
     )
     assert await books.told() == [(1, 1, 0), (0, 3, 0)]
-    assert "lacks 3" in str((books.audit.findings or [])[-1])
+    assert (books.audit.findings or [])[-1].missing == 3
     await books.change(
         "INSERT INTO turns SELECT * FROM kept WHERE id NOT IN (SELECT id FROM turns)"
     )
