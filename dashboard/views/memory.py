@@ -175,7 +175,8 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> N
     used = sum(pool["Active"] + pool["Leased"] for pool in pools)
     in_use = formats.percent(used / total)
     parts.hero(
-        f"**{in_use}** of the KV memory{whose} is in use, **{share['Leased']}** is promised to leases."
+        f"**{in_use}** of the KV memory{whose} is in use, **{share['Leased']}** is promised to"
+        " leases."
         f" {share['Best effort']} is best effort and {share['Automatic']} automatic: both make way"
         f" for what needs the room. {share['Free']} is free."
     )
