@@ -500,9 +500,14 @@ def check(profile: str, folder: Path) -> None:
         check_project(project)
 
 
+# Compose 2.26 begins each line of a log with it, also where it writes into a pipe.
+ERASE_LINE = re.compile(r"\x1b\[\d*K")
+
+
 def printed_by_keys(project: Project) -> tuple[str, str]:
     """The API key and the request that the service `keys` prints."""
-    printed = project.compose("logs", "--no-log-prefix", "--no-color", "keys")
+    logs = project.compose("logs", "--no-log-prefix", "--no-color", "keys")
+    printed = ERASE_LINE.sub("", logs)
     key = re.search(r"API key +(hf-\S+)", printed)
     request = re.search(r"^ *(curl .*\\\n.*)$", printed, re.MULTILINE)
     if key is None or request is None:
