@@ -109,7 +109,10 @@ def test_each_route_by_each_key(http_: httpx.Client, keys: dict[str, str], opera
         assert error.get("type", error.get("status")) in REFUSED[status]
         assert "anthropic-workspace-id" not in reply.headers
         made = reply.headers.get("request-id") or reply.headers["x-request-id"]
-        shapes[kind] = reply.text.replace(made, ""), sorted(reply.headers)
+        # Whether an early answer is the connection's last depends on how much of the request had
+        # come by then, and on nothing of the key.
+        headers = sorted(set(reply.headers) - {"connection"})
+        shapes[kind] = reply.text.replace(made, ""), headers
     assert shapes["wrong"] == shapes["revoked"] == shapes["expired"] == shapes["archived"]
 
 
