@@ -65,11 +65,24 @@ def copy_rows(file: Path, url: str) -> None:
     target.dispose()
 
 
+# The time that reads avoided was an average over what the filter left, and is the marginal time of
+# a token by the engine's own steps now. Of rows of before nobody has those.
+WITHDRAWN = {
+    "tokens_per_second",
+    "prefill_seconds",
+    "gpu_hours",
+    "prefill_seconds_avoided",
+    "gpu_hours_avoided",
+    "unmeasured_tokens",
+}
+
+
 def assert_says(answer: Any, was: Any, where: str) -> None:
     """Whatever was said is said; a later version may say more."""
     if isinstance(was, dict):
         for key, value in was.items():
-            assert_says(answer[key], value, f"{where}.{key}")
+            if key not in WITHDRAWN:
+                assert_says(answer[key], value, f"{where}.{key}")
     elif isinstance(was, list):
         assert len(answer) == len(was), where
         for number, value in enumerate(was):
