@@ -138,10 +138,12 @@ class LeaseManager:
     ) -> None:
         """Have the tier below keep what these entries will stand on; they are ordered by length.
 
-        It hears of them before anything is computed: vLLM offloads a prompt step by step.
+        It hears of them before anything is computed: vLLM offloads a prompt step by step. What
+        nobody asked to hold is not kept there: it would have room that leases need.
         """
         if self.below is None:
             return
+        wants = [want for want in wants if want.is_asked_for]
         ends = list(accumulate((want.expires_at for want in reversed(wants)), max))
         for group, manager in enumerate(self._cache.coordinator.single_type_managers):
             step = manager.block_size // self._pool.hash_block_size

@@ -96,7 +96,10 @@ class HeldEntries(Entries):
         return bool(self._changed)
 
     def take_records(self, now: float, wall: float) -> list[Record]:
-        """What the journal must be told since the last call. Entries that ended are released."""
+        """What the journal must be told since the last call. Entries that ended are released.
+
+        The tier below has no copy of what nobody asked to hold, so the journal hears nothing of it.
+        """
         changed = self._changed
         self._changed = {}
         records = list[Record]()
@@ -104,6 +107,8 @@ class HeldEntries(Entries):
             times = Times.of(entry, now, wall)
             if entry.recorded is not None:
                 records.append(Touch(key=entry.key.hex(), times=times))
+                continue
+            if not entry.is_asked_for:
                 continue
             entry.recorded = Recorded([], entry.is_leased)
             packed = b"".join(bytes(block.tokens) for block in entry.blocks)
@@ -209,7 +214,9 @@ class HeldCache(MirrorCache):
             key = query.digests.at(tokens)
             entry = self.entries.find(query.digests, tokens, query.arrived_at)
             if entry is not None:
-                wants[key] = _want_of(entry)
+                want = _want_of(entry)
+                is_asked_for = entry.is_asked_for or mark.hold
+                wants[key] = msgspec.structs.replace(want, is_asked_for=is_asked_for)
                 continue
             expires_at = query.arrived_at + self.entries.seconds(mark.ttl, mark.seconds)
             wants[key] = Want(

@@ -138,6 +138,7 @@ class Simulator:
         *,
         max_tokens: int = 2,
         wants: Iterable[tuple[str, int, float]] = (),
+        is_asked_for: bool = True,
         scope: str = "scope",
         read: str | None = None,
         watches: Iterable[int] = (),
@@ -147,7 +148,10 @@ class Simulator:
             "request_id": name,
             "token": TOKEN,
             "scope": scope,
-            "wants": [{"key": k, "tokens": n, "expires_at": at} for k, n, at in wants],
+            "wants": [
+                {"key": k, "tokens": n, "expires_at": at, "is_asked_for": is_asked_for}
+                for k, n, at in wants
+            ],
             "read": read,
             "watches": [{"key": f"name:{n}", "tokens": n} for n in watches],
         }

@@ -31,6 +31,31 @@ def test_waiting_readers_give_up_before_leases_are_sacrificed(make: Make) -> Non
     assert sim.states() == {"leased": "leased"}
 
 
+def test_what_nobody_asked_to_hold_follows_vllms_own_order(make: Make) -> None:
+    """Chats that never come back, and short prompts that do: with entries as without any."""
+    hits: list[list[int]] = []
+    for has_entries in (True, False):
+        sim, found = make(), list[int]()
+        for number in range(40):
+            chat = tokens_of(f"chat{number}", 320)
+            wants = [(f"chat{number}", 320, 50.0 + number)] if has_entries else []
+            sim.run(f"c{number}", chat, wants=wants, is_asked_for=False)
+            short = [*tokens_of(f"short{number % 3}", 96), number]
+            found.append(sim.run(f"s{number}", short).hit_tokens)
+        assert "leased" not in sim.states().values()
+        hits.append(found)
+    assert hits[0] == hits[1]
+    assert sum(hits[0]) == 37 * 96, "short prompts were starved"
+
+
+def test_a_mark_leases_what_nobody_asked_to_hold(make: Make) -> None:
+    sim = make()
+    sim.run("writer", PREFIX, wants=[("entry", 640, 50.0)], is_asked_for=False)
+    assert sim.states() == {"entry": "best_effort"}
+    sim.run("reader", [*PREFIX, 1], read="entry", wants=[("entry", 640, 60.0)])
+    assert sim.states() == {"entry": "leased"}
+
+
 def test_a_reset_of_running_requests_lets_them_write_anew(make: Make) -> None:
     sim = make(step_tokens=128, max_seqs=1)
     sim.run("old", PREFIX[:320], wants=[("old", 320, 50.0)])

@@ -204,6 +204,36 @@ def test_what_is_not_marked_is_not_written_to_the_tier(make: Make) -> None:
     assert sim.run("stranger", [*PREFIX, 1], scope="stranger").hit_tokens == 0
 
 
+def test_what_nobody_asked_to_hold_takes_no_room_of_the_tier(make: Make) -> None:
+    sim = make()
+    vars(sim.tier)["max_blocks"] = 40
+    for number in range(3):
+        wants = [(f"chat{number}", 640, soon())]
+        sim.run(f"c{number}", tokens_of(f"chat{number}", 640), wants=wants, is_asked_for=False)
+        sim.settle()
+    assert sim.tier.stats().used_blocks == 0
+    sim.run("marked", PREFIX, wants=[("marked", 640, soon())])
+    sim.settle()
+    assert sim.tier.keeps(list(sim.leases._holds["marked"].hashes))
+    assert sim.tier.stats().used_blocks == 40
+
+
+def test_a_mark_behind_what_nobody_asked_to_hold_writes_it_to_the_tier(make: Make) -> None:
+    server = Server(make())
+    server.turn("writer", [*PREFIX, 1], hold=False)
+    (entry,) = server.told()
+    assert (entry.state, entry.reason) == ("best_effort", "automatic")
+    assert server.sim.tier.stats().used_blocks == 0
+    assert server.sim.tier.stats().entries == 0, "the journal was told of a copy that is not there"
+    server.turn("reader", [*PREFIX, 1, 2])
+    assert [(entry.state, entry.reason) for entry in server.told()] == [("leased", None)]
+    stats = server.sim.tier.stats()
+    assert (stats.used_blocks, stats.entries, stats.leases) == (40, 1, 1)
+    again = server.killed(make, "again")
+    assert [(entry.state, entry.tier) for entry in again.told()] == [("leased", "disk")]
+    assert again.sim.tier.stats().misses == {}
+
+
 def test_a_prefix_that_others_computed_is_written_when_it_is_marked(make: Make) -> None:
     sim = make()
     sim.run("unmarked", PREFIX)
@@ -249,14 +279,16 @@ class Server:
     def now(self) -> float:
         return time.time() - self.began_at
 
-    def turn(self, name: str, prompt: list[int], *, age: float = 0.0) -> CacheResult:
+    def turn(
+        self, name: str, prompt: list[int], *, age: float = 0.0, hold: bool = True
+    ) -> CacheResult:
         """A prompt with a breakpoint at its first 640 tokens, for 300 seconds."""
         query = CacheQuery(
             scope="scope",
             tokens=prompt,
             digests=self.cache.digests("scope", prompt),
             segments=[Segment("text", 640)],
-            breakpoints=[Breakpoint(0)],
+            breakpoints=[Breakpoint(0, hold=hold)],
             names=[HeldName(NAME, 640)],
             min_tokens=1,
             arrived_at=self.now - age,
