@@ -38,6 +38,7 @@ host_blocks host_blocks KV blocks in the host tier
 host_blocks_used host_blocks_used Those with content
 entries num_entries Cache entries whose content is in memory
 leases num_leases Entries under a lease
+automatic_entries num_automatic Entries that nobody asked to hold
 unacknowledged unacknowledged Final counts not yet acknowledged
 leased_blocks leases.blocks KV blocks that leases hold, each counted once
 max_leased_blocks leases.max_blocks The bound of those

@@ -49,7 +49,7 @@ BLOCKS = _themes(
         "Leased in the store": ("#0ea5e9", "#0369a1"),
         "Shared": ("#7c3aed", "#a78bfa"),
         "Best effort": ("#7dc4b8", "#1d6f66"),
-        "Automatic": _PALE,
+        "Without an entry": _PALE,
         "Free": ("#e2e8f0", "#263240"),
     }
 )

@@ -21,7 +21,7 @@ CELLS = {
     "Active": "active",
     "Leased": "leased",
     "Best effort": "best_effort",
-    "Automatic": "cached",
+    "Without an entry": "cached",
     "Free": "free",
 }
 # As holdings have them.
@@ -30,7 +30,7 @@ HELD = {
     "Leased": "leased",
     "Leased in the store": "lowered",
     "Best effort": "best_effort",
-    "Automatic": "automatic",
+    "Without an entry": "cached",
 }
 BY = ("Workspace", "Key", "Prefix")
 CELLS_A_ROW = 64
@@ -176,9 +176,8 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> N
     in_use = formats.percent(used / total)
     parts.hero(
         f"**{in_use}** of the KV memory{whose} is in use, **{share['Leased']}** is promised to"
-        " leases."
-        f" {share['Best effort']} is best effort and {share['Automatic']} automatic: both make way"
-        f" for what needs the room. {share['Free']} is free."
+        f" leases. {share['Best effort']} is best effort, and {share['Without an entry']} is content"
+        f" without an entry: both make way for what needs the room. {share['Free']} is free."
     )
     host = sum(stats.host_blocks for stats in found)
     host_used = sum(stats.host_blocks_used for stats in found)
@@ -194,7 +193,7 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> N
         told = f"{share['Leased in the store']} more in the store" if lowered else None
         parts.card("pool_leased", share["Leased"], delta=told)
         parts.card("pool_best_effort", share["Best effort"])
-        parts.card("pool_automatic", share["Automatic"])
+        parts.card("pool_cached", share["Without an entry"])
         parts.card("pool_free", share["Free"])
         parts.card("unused_tokens", formats.percent(unused))
         copied = sum(stats.counters.copied_blocks for stats in found)
@@ -221,7 +220,8 @@ def draw_holders(engines: Sequence[EngineMemory]) -> None:
     if by != BY[0]:
         st.caption(
             "A key is that of the newest request that wrote just this prefix. It is empty for what"
-            " no request of the ledger ended with, and for automatic content, which has no prefix."
+            " no request of the ledger ended with, and for content without an entry, which has no"
+            " prefix."
         )
     unmapped = [engine for engine in engines if not has_map(engine)]
     told = held_rows(unmapped, by)
@@ -415,7 +415,7 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
     among = {"of them shared": device.shared, "of them foreign": device.foreign}
     tiers = [("Device", pool_of(engine) | among)]
     if memory.host is not None:
-        lower = ("Best effort", "Automatic", "Free")
+        lower = ("Best effort", "Without an entry", "Free")
         tiers.append(("Host", {name: getattr(memory.host, CELLS[name]) for name in lower}))
     totals = {"Device": device.total, "Host": memory.host.total if memory.host else 0}
     return [

@@ -11,7 +11,8 @@ from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import prefix_label
-from engine.protocol import TTLS
+from engine.protocol import TTLS, BestEffortReason
+from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
 from gateway.structs.fleet import Dropped, Lease
 
@@ -38,6 +39,16 @@ _COLUMNS = (
     "Prefix id",
     "Entry",
 )
+REASONS: dict[BestEffortReason, str] = {
+    "automatic": "nobody marked it",
+    "over_budget": "over the lease budget",
+    "sacrificed": "a running request needed its blocks",
+    "yielded": "another workspace needed its share",
+    "on_host": "in host memory",
+    "on_disk": "on disk",
+    "no_hold": "this engine holds nothing",
+}
+"""Why an entry is best effort."""
 _DOOMED = "lease_to_drop"
 _OUTCOME = "drop_outcome"
 
@@ -163,7 +174,7 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             "Client": look.user_agent if look else None,
             "Last used (UTC)": formats.moment(look.last_ms) if look else None,
             "Engine": lease.engine,
-            "State": entry.state.replace("_", " "),
+            "State": state_of(entry),
             # At most all of it, also where an engine's clock differs.
             "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
             "Ends in": time_left(entry.expires_in_seconds),
@@ -182,6 +193,12 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
         for lease in found
         for entry, look in ((lease.entry, lease.prefix.look if lease.prefix else None),)
     ]
+
+
+def state_of(entry: EntryInfo) -> str:
+    """The state in words, with the reason where nothing holds the entry."""
+    state = entry.state.replace("_", " ")
+    return f"{state}: {REASONS[entry.reason]}" if entry.reason else state
 
 
 def lease_label(lease: Lease) -> str:

@@ -378,6 +378,7 @@ class EngineBackend:
                 leases_granted=entries.leases.num_granted,
             ),
             num_entries=len(entries),
+            num_automatic=entries.num_automatic,
             unacknowledged=totals.num_unacknowledged,
             prefill_seconds=totals.prefill_seconds,
             distributions=totals.distributions(),

@@ -304,7 +304,7 @@ def state_of(block: Block, entry: Entry | None) -> str:
         return "leased"
     if entry is not None:
         return "lowered" if entry.is_leased else "best_effort"
-    return "automatic" if block.has_content else "free"
+    return "cached" if block.has_content else "free"
 
 
 def entry_holdings(owners: Mapping[Block, Entry]) -> Count:

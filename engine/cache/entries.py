@@ -88,6 +88,12 @@ class Entries:
         """The number of leases in all tiers."""
         return sum(entry.is_leased for entry in self._by_key.values())
 
+    @property
+    def num_automatic(self) -> int:
+        """The number of entries that nobody asked to hold, without lapsed ones."""
+        entries = self._by_key.values()
+        return sum(not (entry.is_asked_for or entry.is_lapsed) for entry in entries)
+
     # Reading.
 
     def get(self, key: Digest) -> Entry | None:

@@ -131,9 +131,10 @@ class BlockPool:
             block = largest.pop()
         self.num_reclaimable -= 1
         self._forget_content(block)
-        self._give(block)
-        block.owner = owner
-        self._take(block)
+        if block.share is None or block.share.owner != owner:
+            self._give(block)
+            block.owner = owner
+            self._take(block)
         block.ref_count = 1
         block.index = index
         if is_state:
@@ -173,13 +174,15 @@ class BlockPool:
             self.release(block)
 
     def touch(self, blocks: Sequence[Block]) -> None:
-        """Count a chain's blocks as used now. Those without a reference are reused later for it."""
+        """Count a chain's blocks as used now.
+
+        Those without a reference are reused later for it, and those of a lease once it has ended.
+        A sequence counts its blocks when it releases them.
+        """
         for block in reversed(blocks):
-            if (queue := block.queue) is not None and block.share is not None:
+            if block.share is not None and block.ref_count == block.lease_count:
                 self._num_uses += 1
-                queue.remove(block)
                 block.last_use = self._num_uses
-                queue.append(block)
 
     def lease(self, blocks: Sequence[Block]) -> None:
         """Add a lease's reference to each block."""
@@ -335,8 +338,10 @@ class BlockPool:
         share = block.share
         assert share is not None
         if block.has_content:
+            was_reclaimable = share.is_reclaimable
             share.unreferenced.append(block)
-            self._largest.push(share)
+            if not was_reclaimable:
+                self._largest.push(share)
             return
         self._unname(block)
         self._give(block)

@@ -331,6 +331,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """`leases`, `distributions` and `prefill_times` are None where the engine does not tell.
 
     `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
+    Of the `num_entries`, `num_leases` are leased and `num_automatic` have the reason `automatic`. The
+    others are best-effort for another reason.
     """
 
     epoch: str
@@ -342,6 +344,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     leases: LeaseStats | None = None
     num_entries: int = 0
     num_leases: int = 0
+    num_automatic: int = 0
     unacknowledged: int = 0
     prefill_seconds: float = 0.0
     host_blocks: int = 0
@@ -389,7 +392,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
     `active`: a sequence uses them. `leased`: leases alone hold them. The others have no reference:
     a lease keeps a copy of `lowered` ones in the store, `best_effort` ones belong to an entry that
-    nothing holds, `automatic` ones to none. `scope` None is not known. Without an `entry` are also
+    nothing holds, `cached` ones to none. `scope` None is not known. Without an `entry` are also
     the smallest entries of a scope, beyond MAX_HOLDINGS.
     """
 
@@ -401,7 +404,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     leased: int = 0
     lowered: int = 0
     best_effort: int = 0
-    automatic: int = 0
+    cached: int = 0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -318,7 +318,7 @@ class LiveController(AdminController):
         names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
         told = [each for one in found if one.memory for each in one.memory.holdings]
         named_ones = [each for each in told if each.scope in names and each.name is not None]
-        kinds = ("active", "leased", "lowered", "best_effort", "automatic")
+        kinds = ("active", "leased", "lowered", "best_effort", "cached")
         largest = heapq.nlargest(
             _MAX_LOOKED_UP, named_ones, key=lambda each: sum(getattr(each, kind) for kind in kinds)
         )

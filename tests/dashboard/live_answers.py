@@ -98,7 +98,7 @@ def engine_memory(num_cells: int) -> list[Answers]:
                 entry="e" * 32,
                 active=blocks["active"],
                 leased=blocks["leased"],
-                automatic=blocks["cached"],
+                cached=blocks["cached"],
             ),
         )
     ]

@@ -154,7 +154,9 @@ def test_each_lease_has_its_own_counts_and_net(live: Live, page: Page) -> None:
         entry = entries[row["Entry"]]
         for name in ("Tokens", "Blocks", "Reads"):
             assert row[name] == entry[name.lower()], name
-        assert row["State"] == entry["state"].replace("_", " ") and row["TTL"] == entry["ttl"]
+        assert row["State"].partition(":")[0] == entry["state"].replace("_", " ")
+        assert (": " in row["State"]) == (entry["reason"] is not None)
+        assert row["TTL"] == entry["ttl"]
         saved, turn, tokens = ledger[entry["name"]]
         assert row["Tokens"] == tokens
         if row["Net saved ($)"] == row["Net saved ($)"]:

@@ -93,11 +93,11 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
     ):
         in_sql[workspace] += added(read, written)
     assert dict(shown["Leased"]) == dict(outside) == dict(in_sql)
-    # What was not marked is kept without an entry: automatic, and by workspace alone.
+    # What was not marked is kept without an entry, and told by workspace alone.
     (pool,) = Admin(sent.gateway).get("engines/memory")
     blocks = pool["stats"]["blocks"]
     assert shown["Leased"].sum() == blocks["leased"] and blocks["best_effort"] == 0
-    assert shown["Automatic"].sum() == blocks["cached"]
+    assert shown["Without an entry"].sum() == blocks["cached"]
     assert shown["Blocks"].sum() == NUM_BLOCKS - blocks["free"]
     leased = outside.total() / NUM_BLOCKS
     assert card(app, "Leased")[0] == f"{leased:.1%}" and f"**{leased:.1%}** is promised" in said(
@@ -109,7 +109,7 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
     columns = json.loads(drawn.proto.columns)
     kinds = {name: each.get("type_config", {}).get("type") for name, each in columns.items()}
     assert kinds["Share"] == "progress"
-    assert {kinds[name] for name in ("Leased", "Best effort", "Automatic")} == {"number"}
+    assert {kinds[name] for name in ("Leased", "Best effort", "Without an entry")} == {"number"}
     # By key: the one that wrote; and what has no prefix has none.
     app.segmented_control(key="memory_by").set_value("Key").run()
     by_key = table(app, "Key")

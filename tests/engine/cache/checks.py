@@ -78,7 +78,7 @@ def check_holdings(world: "World") -> None:
         elif entry is not None:
             state = "lowered" if entry.is_leased else "best_effort"
         elif block.has_content:
-            state = "automatic"
+            state = "cached"
         else:
             continue
         scope = entry.scope if entry else world.cache.scopes.get(block.owner)
@@ -94,9 +94,9 @@ def check_holdings(world: "World") -> None:
     assert best_effort + cached == sum(_counts(world.pool)[3:])
     told = holdings_of(held)
     assert free + sum(
-        one.active + one.leased + one.lowered + one.best_effort + one.automatic for one in told
+        one.active + one.leased + one.lowered + one.best_effort + one.cached for one in told
     ) == len(world.pool.blocks)
-    assert sum(one.automatic for one in told if one.entry is not None) == 0
+    assert sum(one.cached for one in told if one.entry is not None) == 0
 
 
 def _counts(pool: BlockPool) -> tuple[int, ...]:

@@ -137,6 +137,25 @@ def test_a_mark_leases_what_the_gateway_wrote_and_keeps_the_lease() -> None:
     world.check()
 
 
+def test_a_leased_prefix_that_a_request_waited_for_is_used_then_when_its_lease_ends() -> None:
+    """The request never runs: its blocks count as used when it came."""
+    world = World(num_blocks=20)
+    first, second = texts(100, 2)
+    for text in (first, second):
+        world.end(world.run("red", [text], {0: "5m"}))
+    queries = [world.query("red", [text], {}) for text in (first, second)]
+    world.cache.touch(queries[0].digests)
+    world.wait(301)
+    assert not world.pool.num_leased
+    digests = [query.digests.full[0] for query in queries]
+    for number in range(100):
+        if world.pool.peek(digests[1]) is None:
+            break
+        world.end(world.run("red", [(9000 + number,) * SIZE], {}))
+    assert [world.pool.peek(digest) is None for digest in digests] == [False, True]
+    world.check()
+
+
 def test_an_automatic_entry_ends_with_its_ttl() -> None:
     world = World(num_blocks=20, marks_hold=False)
     (text,) = texts(100, 1)
