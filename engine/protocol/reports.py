@@ -331,8 +331,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """`leases`, `distributions` and `prefill_times` are None where the engine does not tell.
 
     `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
-    Of the `num_entries`, `num_leases` are leased and `num_automatic` have the reason `automatic`. The
-    others are best-effort for another reason.
+    Of the `num_entries`, `num_leases` are leased and `num_automatic` have the reason `automatic`.
+    The others are best-effort for another reason.
     """
 
     epoch: str

@@ -382,12 +382,14 @@ class Harness:
         documents: dict[int, Ttl] | None = None,
         recompute: int | float = 3,
         sibling: int | None = None,
+        hold: bool = True,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
 
         `has_names`: each segment's end has the name that a gateway would give it. Of what ends
         with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks. The segments that
         are `documents` stand anywhere. What ends with the segment `sibling` may be a sibling's.
+        Marks ask for a lease where they `hold`.
         """
         self._num_sent += 1
         tokens: list[TokenId] = []
@@ -398,7 +400,7 @@ class Harness:
         if self._scaffold is not None:
             tokens.append(self._scaffold)
         ends = list(accumulate(map(len, segments)))
-        points = [Breakpoint(index, ttl) for index, ttl in (marks or {}).items()]
+        points = [Breakpoint(index, ttl, hold=hold) for index, ttl in (marks or {}).items()]
         frames: list[Frame] = []
         query = CacheQuery(
             scope=scope,

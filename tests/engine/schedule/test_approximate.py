@@ -68,6 +68,28 @@ def test_choices_go_on_behind_it(asked: dict[str, Any]) -> None:
     engine.check_idle()
 
 
+def test_what_is_kept_in_part_and_nobody_asked_to_hold_is_read_and_gives_way() -> None:
+    engine = Harness(num_blocks=64)
+    text = (words(0, 80), words(100, 5))
+    asked: dict[str, Any] = {"marks": {0: "5m"}, "keep": (0, 0.5), "hold": False}
+    engine.done(*text, **asked)
+    (entry,) = engine.entries.live()
+    assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
+    assert not engine.pool.num_leased
+    assert engine.done(*text, **asked).usage.cache_read_tokens == 80
+    for number in range(8):
+        engine.done(words(1000 * (number + 1), 100))
+    assert engine.done(*text, **asked).usage.cache_read_tokens == 0
+    # A mark leases it, and the same flood takes nothing.
+    engine.done(*text, **asked | {"hold": True})
+    (entry,) = engine.entries.live()
+    assert entry.is_leased
+    for number in range(8):
+        engine.done(words(1000 * (number + 1), 100))
+    assert engine.done(*text, **asked).usage.cache_read_tokens == 80
+    engine.check_idle()
+
+
 def test_a_cancelled_turn_leaves_nothing_behind() -> None:
     engine = Harness(num_blocks=128, max_step_tokens=8)
     for num_steps in range(1, 30):

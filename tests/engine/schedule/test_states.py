@@ -48,6 +48,32 @@ def test_a_leased_state_is_held_against_a_flood() -> None:
     assert again.usage.cache_read_tokens == 20
 
 
+def test_a_state_that_nobody_asked_to_hold_is_read_until_others_need_its_blocks() -> None:
+    engine = Harness(state_blocks=3, num_blocks=48)
+    engine.done(words(0, 20), words(100, 4), marks={0: "1h"}, hold=False)
+    (entry,) = engine.entries.live()
+    assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
+    assert len(entry.blocks) == 5 + 3 and not engine.pool.num_leased
+    again = engine.done(words(0, 20), words(200, 4), marks={0: "1h"}, hold=False)
+    assert again.usage.cache_read_tokens == 20
+    assert [one.reason for one in again.begun.breakpoints] == ["automatic"]
+    for number in range(8):
+        engine.done(words(1000 * (number + 1), 60), marks={0: "1h"}, hold=False)
+    assert entry not in engine.entries.live()
+    late = engine.done(words(0, 20), words(200, 4), marks={0: "1h"}, hold=False)
+    assert (late.usage.cache_read_tokens, late.usage.automatic_tokens) == (0, 0)
+    engine.check_idle()
+
+
+def test_a_mark_leases_a_state_that_nobody_asked_to_hold() -> None:
+    engine = Harness(state_blocks=3, num_blocks=48)
+    engine.done(words(0, 20), words(100, 4), marks={0: "1h"}, hold=False)
+    engine.done(words(0, 20), words(200, 4), marks={0: "1h"})
+    (entry,) = engine.entries.live()
+    assert entry.is_leased and engine.pool.num_leased == 5 + 3
+    engine.check_idle()
+
+
 @pytest.mark.parametrize("host_blocks", [0, 96])
 def test_random_turns_find_the_states_of_exactly_their_tokens(host_blocks: int) -> None:
     """Every step checks every reference, and the runner every state that it is told to read."""

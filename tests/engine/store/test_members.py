@@ -48,6 +48,21 @@ def test_what_one_wrote_another_reads_to_the_token(pair: Pair) -> None:
     assert entry.is_leased and entry.lease_tier == "device"
 
 
+def test_what_nobody_asked_to_hold_is_read_by_another_without_a_lease(pair: Pair) -> None:
+    writer, reader = pair
+    writer.say(PREFIX, scope="s", hold=False)
+    writer.settle()
+    reader.step_until(lambda: len(entries_of(reader)) == 1)
+    (entry,) = entries_of(reader)
+    assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
+    sent = reader.say(PREFIX, [77], scope="s", hold=False)
+    assert read_of(sent) == 22 and started(sent).read_tier == "disk"
+    assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
+    assert not reader.pool.num_leased
+    assert read_of(reader.say(PREFIX, [78], scope="s")) == 22
+    assert entry.is_leased and reader.pool.num_leased
+
+
 def test_another_scope_or_model_reads_nothing(pair: Pair) -> None:
     writer, reader = pair
     learn(writer, reader, PREFIX)
