@@ -176,8 +176,9 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> N
     in_use = formats.percent(used / total)
     parts.hero(
         f"**{in_use}** of the KV memory{whose} is in use, **{share['Leased']}** is promised to"
-        f" leases. {share['Best effort']} is best effort, and {share['Without an entry']} is content"
-        f" without an entry: both make way for what needs the room. {share['Free']} is free."
+        f" leases. {share['Best effort']} is best effort, and {share['Without an entry']} is"
+        " content without an entry: both make way for what needs the room."
+        f" {share['Free']} is free."
     )
     host = sum(stats.host_blocks for stats in found)
     host_used = sum(stats.host_blocks_used for stats in found)
