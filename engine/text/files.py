@@ -51,8 +51,8 @@ def read_prompt_files(model: str) -> PromptFiles:
     for file in ("generation_config.json", "config.json"):
         declared = read_json(model, file).get("eos_token_id")
         ends.update(declared if isinstance(declared, list) else [declared])
-    if eos_token := special_tokens.get("eos_token"):
-        ends.add(tokenizer.token_to_id(eos_token))
+    if "eos_token" in special_tokens:
+        ends.add(tokenizer.token_to_id(special_tokens["eos_token"]))
     return PromptFiles(
         tokenizer=tokenizer,
         templates=_templates(model, settings.get("chat_template")),
@@ -66,14 +66,14 @@ def recommended(declared: Mapping[str, Any]) -> Sampling:
 
     What a request could not say is left out, such as the -1 that switches `top_k` off.
     """
-    found: dict[str, Any] = {"max_tokens": None}
+    settings: dict[str, Any] = {"max_tokens": None}
     if declared.get("do_sample") is False:
         declared = {**declared, "temperature": 0.0}
     for name in NEUTRAL:
         with suppress(msgspec.ValidationError):
             msgspec.convert({"max_tokens": None, name: declared.get(name)}, Sampling)
-            found[name] = declared.get(name)
-    return Sampling(**found)
+            settings[name] = declared.get(name)
+    return Sampling(**settings)
 
 
 def _converted(model: str) -> Tokenizer:
@@ -82,8 +82,8 @@ def _converted(model: str) -> Tokenizer:
     transformers is imported here: that takes seconds, and few models need it. It reads them with
     `sentencepiece`, `tiktoken` and `mistral-common`. Code that a model brings with it is not run.
     """
-    paths = (path for name in _VOCABULARIES if (path := _find_file(model, name)) is not None)
-    path = next(paths, None)
+    paths = (_find_file(model, name) for name in _VOCABULARIES)
+    path = next(filter(None, paths), None)
     if path is None:
         raise TemplateRefused(
             f"`model`: {model} has no tokenizer.json, nor any of {', '.join(_VOCABULARIES)}"
@@ -102,11 +102,11 @@ def _converted(model: str) -> Tokenizer:
             tokenizer = known.backend_tokenizer
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        told = f"`model`: {path.name} of {model} can't be converted: {reason}"
-        raise TemplateRefused(told) from error
+        message = f"`model`: {path.name} of {model} can't be converted: {reason}"
+        raise TemplateRefused(message) from error
     if not isinstance(tokenizer, Tokenizer):
-        told = f"`model`: {path.name} of {model} has no form that the engine can use"
-        raise TemplateRefused(told)
+        message = f"`model`: {path.name} of {model} has no form that the engine can use"
+        raise TemplateRefused(message)
     return Tokenizer.from_str(tokenizer.to_str())
 
 
@@ -120,9 +120,9 @@ def _templates(model: str, setting: Any) -> dict[str, str]:
         paths = sorted(Path(model, _TEMPLATE_FOLDER).glob("*.jinja"))
         # A hub repository's files are not listed: `tool_use` is the only name that is used.
         if not Path(model).is_dir():
-            found = _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
-            paths = [] if found is None else [found]
-        return {"default": setting, **{one.stem: one.read_text("utf-8") for one in paths}}
+            tool_use = _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
+            paths = [] if tool_use is None else [tool_use]
+        return {"default": setting, **{path.stem: path.read_text("utf-8") for path in paths}}
     if isinstance(setting, list):
         return {str(named["name"]): str(named["template"]) for named in setting}
     processor = read_json(model, "chat_template.json").get("chat_template")
@@ -162,8 +162,8 @@ def _find_file(model: str, name: str) -> Path | None:
     try:
         return Path(hf_hub_download(model, name))
     except LocalEntryNotFoundError as error:
-        told = f"`model`: {model} is no directory and no reachable hub id"
-        raise TemplateRefused(told) from error
+        message = f"`model`: {model} is no directory and no reachable hub id"
+        raise TemplateRefused(message) from error
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, ValueError) as error:

@@ -24,6 +24,8 @@ from engine.protocol import GenerateRequest, Tool
 from engine.text.formats.arguments import ALL_TYPES, LiteralSyntax, TagSyntax, types_of
 from engine.text.formats.proof import LAST_WORD, ModelFormats
 from engine.text.formats.reasoning import ReasoningFormat
+from engine.text.formats.table import CallFormat
+from engine.text.template.messages import Written
 
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _JSON_OPTIONS = {
@@ -103,18 +105,19 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStyle:
-    """How one format writes calls. `begin` and `end` surround all of them, `separator` is between.
+    """How one format writes calls, as Lark."""
 
-    `call` takes a tool's name and the name of the rule of its input. All are Lark. `input_rules`
-    writes that rule for inputs that are no JSON; it raises SchemaRefused for what it can't hold.
-    `starts` are the texts that calls begin with (`free_rules`); empty: text may begin like one.
-    """
-
+    # Takes a tool's name and the name of the rule of its input.
     call: Callable[[str, str], str]
+    # Writes the rule of an input that is no JSON. Raises SchemaRefused for what it can't hold.
     input_rules: Callable[[Tool, str], list[str]] | None = None
+    # Stands before all calls.
     begin: str = ""
+    # Stands between calls.
     separator: str = ""
+    # Stands behind all calls.
     end: str = ""
+    # The texts that calls begin with (`free_rules`). Empty: text may begin like a call.
     starts: tuple[str, ...] = ()
 
 
@@ -194,20 +197,7 @@ class GrammarWriter:
             rules += self._calls(style, tools, parallel=choice.parallel)
             answers.append("calls")
         if style is not None and style.starts and is_free(request):
-            rules += free_rules(style.starts, self.texts(style.starts[0]), parallel=choice.parallel)
-            # Inputs of tools that are not strict are any objects, where they are JSON.
-            loose = {tool.name for tool in tools if not tool.strict}
-            pieces = self.texts(style.starts[0])
-            free = style
-            parallel = choice.parallel
-            if not is_control(pieces[0]) and style.begin:
-                free = replace(style, begin=behind_head(style.begin, pieces))
-            elif not is_control(pieces[0]):
-                parallel = False
-                free = replace(
-                    style, call=lambda name, rule: behind_head(style.call(name, rule), pieces)
-                )
-            rules += self._calls(free, tools, parallel=parallel, loose=loose)
+            rules += self._free_calls(style, tools, parallel=choice.parallel)
             answers.append("free")
         if request.binds_text and not is_forced:
             rules.append(f"answer: {text_rule(request)}")
@@ -223,20 +213,40 @@ class GrammarWriter:
         constraint = Constraint(matcher, grammar)
         constraint.compute()
         if constraint.is_failed:
-            # Raise for the one schema that is at fault, if it is one.
-            demanded = [(where, json_rule(schema)) for where, schema in _demanded(request)]
-            if request.output_pattern is not None:
-                demanded.append(("output_pattern", text_rule(request)))
-            for where, rule in demanded:
-                alone = self._compile(f"%llguidance {{}}\nstart: {rule}")
-                if alone.is_error():
-                    raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(alone)}")
-            raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
+            raise self._refusal(request, matcher)
         for where, schema in _demanded(request):
             for pattern in islice(dict.fromkeys(_patterns(schema)), _TRIED_PATTERNS):
-                if fault := self._try_pattern(pattern):
+                fault = self._try_pattern(pattern)
+                if fault:
                     raise SchemaRefused(f"{where}: can't be guaranteed: {fault}")
         return constraint
+
+    def _refusal(self, request: GenerateRequest, matcher: LLMatcher) -> SchemaRefused:
+        """Names the one schema that is at fault, if it is one; `matcher` failed on all of them."""
+        demanded = [(where, json_rule(schema)) for where, schema in _demanded(request)]
+        if request.output_pattern is not None:
+            demanded.append(("output_pattern", text_rule(request)))
+        for where, rule in demanded:
+            single = self._compile(f"%llguidance {{}}\nstart: {rule}")
+            if single.is_error():
+                return SchemaRefused(f"{where}: can't be guaranteed: {_reason(single)}")
+        return SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
+
+    def _free_calls(self, style: CallStyle, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+        """The rules of calls among free text, and of that text."""
+        pieces = self.texts(style.starts[0])
+        rules = free_rules(style.starts, pieces, parallel=parallel)
+        # Inputs of tools that are not strict are any objects, where they are JSON.
+        loose = {tool.name for tool in tools if not tool.strict}
+        behind = style
+        if not is_control(pieces[0]) and style.begin:
+            behind = replace(style, begin=behind_head(style.begin, pieces))
+        elif not is_control(pieces[0]):
+            parallel = False
+            behind = replace(
+                style, call=lambda name, rule: behind_head(style.call(name, rule), pieces)
+            )
+        return [*rules, *self._calls(behind, tools, parallel=parallel, loose=loose)]
 
     def _calls(
         self,
@@ -315,12 +325,14 @@ def _patterns(value: Any) -> Iterator[str]:
     """The patterns with counted repetition, which alone outgrow the library's limits."""
     if isinstance(value, dict):
         keys = value.get("patternProperties")
-        found = [value.get("pattern"), *(keys if isinstance(keys, dict) else ())]
-        yield from (one for one in found if isinstance(one, str) and "{" in one)
-        value = [each for name, each in value.items() if name not in _VALUES]
+        patterns = [value.get("pattern"), *(keys if isinstance(keys, dict) else ())]
+        for pattern in patterns:
+            if isinstance(pattern, str) and "{" in pattern:
+                yield pattern
+        value = [inner for name, inner in value.items() if name not in _VALUES]
     if isinstance(value, list):
-        for each in value:
-            yield from _patterns(each)
+        for inner in value:
+            yield from _patterns(inner)
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
@@ -345,7 +357,10 @@ def text_rule(request: GenerateRequest) -> str:
         return json_rule(request.output_schema or {})
     # A slash or a line break would end the pattern; what is escaped already stays.
     escaped = {"/": "\\/", "\n": "\\n"}
-    return f"/{_SLASH.sub(lambda one: escaped.get(one[0], one[0]), request.output_pattern)}/"
+    pattern = _SLASH.sub(
+        lambda match: escaped.get(match.group(), match.group()), request.output_pattern
+    )
+    return f"/{pattern}/"
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -414,6 +429,8 @@ _SHOWN = {
     "{digits}": r"\d+",
     "{id}": "[a-zA-Z0-9]{9}",
 }
+_MIN_START = 3
+"""Characters of a text by which calls are found among free text."""
 _PLACE = re.compile(r"(\{name\}|\{input\}|\{digits\}|\{id\}|\{more\})")
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 # What a schema of an object may say that rules of one argument after the other don't hold.
@@ -430,71 +447,85 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
     proven = formats.calls
     if of is None:
         return None
-    # Of the format's ways the one that the template renders; its numbers and ids may be any.
-    shown = "" if proven is None else proven.shown
+    turn = "" if proven is None else proven.turn
     written = of.written[0]
     if proven is not None and proven.written is not None and of.arguments is None:
         written = proven.written
-    for way in of.written:
-        parts = [p for p in _PLACE.split(way.begin + way.call + way.end) if p]
-        pattern = "".join(_SHOWN.get(part) or re.escape(part) for part in parts)
-        if re.search(pattern, shown, re.DOTALL):
-            written = way
-            break
+    written = next((way for way in of.written if _renders(way, turn)), written)
     rules: Callable[[Tool, str], list[str]] | None = None
     if isinstance(of.arguments, TagSyntax):
-        tags = of.arguments
-        # With the white space that the template writes within an opening tag.
-        before, line, behind = tags.open.partition("\n")
-        left = re.escape(before.rpartition("}")[2])
-        found = re.search(rf"{left}(\s*){re.escape(behind)}", shown) if line else None
-        if found is not None:
-            tags = replace(tags, open=before + found.group(1) + behind)
-        at = shown.rfind(tags.end)
-        last = shown.rfind(tags.close, 0, at)
-        # The white space that the template writes behind an argument, and behind the last alone.
-        gap = ""
-        more = ""
-        if "{key}" not in tags.close:
-            behind = shown[shown.find(tags.close) + len(tags.close) :] if last >= 0 else "\n"
-            gap = behind[: len(behind) - len(behind.lstrip())]
-        if last >= 0:
-            more = shown[last + len(tags.close) : at].removeprefix(gap)
-        if more and not more.strip():
-            written = replace(written, call=written.call.replace("{input}", "{input}" + more))
-        rules = _Tagged(writer, tags, gap, is_python="True" in shown).rules
+        tags = _spaced(of.arguments, turn)
+        gap, last_gap = _gaps(tags, turn)
+        written = replace(written, call=written.call.replace("{input}", "{input}" + last_gap))
+        rules = _Tagged(writer, tags, gap, is_python="True" in turn).rules
     elif isinstance(of.arguments, LiteralSyntax):
-        quoted = re.search(rf"\bword=(['\"]){LAST_WORD}", shown)
+        quoted = re.search(rf"\bword=(['\"]){LAST_WORD}", turn)
         mark = '"' if quoted is None else quoted.group(1)
         rules = _Literal(
             writer,
             of.arguments,
             mark,
-            quotes_all=f"ratio={mark}" in shown,
-            is_json="flag=true" in shown,
-            comma="," if of.arguments.quote or "count=3,flag" in shown else ", ",
+            quotes_all=f"ratio={mark}" in turn,
+            is_json="flag=true" in turn,
+            comma="," if of.arguments.quote or "count=3,flag" in turn else ", ",
         ).rules
 
-    # The texts that calls begin with, the written one first. None where a written call begins with
-    # none of them, or where one is so short or so plain that ordinary text has it.
-    whole = written.begin + written.call
-    starts = tuple(sorted(of.starts, key=lambda start: not whole.startswith(start)))
-    if (
-        not starts
-        or not whole.startswith(starts[0])
-        or any(
-            len(start) < 3 or (start[0].isalnum() and not start.endswith("[")) for start in starts
-        )
-    ):
-        starts = ()
     return CallStyle(
         call=lambda name, input_rule: _lark(writer, written.call, name, input_rule),
         begin=_lark(writer, written.begin),
         separator=_lark(writer, written.separator),
         end=_lark(writer, written.end),
         input_rules=rules,
-        starts=starts,
+        starts=_free_starts(of, written),
     )
+
+
+def _renders(way: Written, turn: str) -> bool:
+    """Does the template's turn have a call that is written so? Its numbers and ids may be any."""
+    parts = filter(None, _PLACE.split(way.begin + way.call + way.end))
+    pattern = "".join(_SHOWN.get(part) or re.escape(part) for part in parts)
+    return re.search(pattern, turn, re.DOTALL) is not None
+
+
+def _spaced(tags: TagSyntax, turn: str) -> TagSyntax:
+    """With the white space that the template writes within an opening tag."""
+    before, line, behind = tags.open.partition("\n")
+    left = re.escape(before.rpartition("}")[2])
+    spacing = re.search(rf"{left}(\s*){re.escape(behind)}", turn) if line else None
+    if spacing is None:
+        return tags
+    return replace(tags, open=before + spacing.group(1) + behind)
+
+
+def _gaps(tags: TagSyntax, turn: str) -> tuple[str, str]:
+    """The white space that the template writes behind an argument, and behind the last alone."""
+    at = turn.rfind(tags.end)
+    last = turn.rfind(tags.close, 0, at)
+    gap = ""
+    if "{key}" not in tags.close:
+        behind = turn[turn.find(tags.close) + len(tags.close) :] if last >= 0 else "\n"
+        gap = behind[: len(behind) - len(behind.lstrip())]
+    if last < 0:
+        return gap, ""
+    last_gap = turn[last + len(tags.close) : at].removeprefix(gap)
+    return gap, "" if last_gap.strip() else last_gap
+
+
+def _free_starts(of: CallFormat, written: Written) -> tuple[str, ...]:
+    """The texts that calls begin with, the written one first.
+
+    None where a written call begins with none of them, or where one of them is so short or so plain
+    that ordinary text has it.
+    """
+    whole = written.begin + written.call
+    starts = tuple(sorted(of.starts, key=lambda start: not whole.startswith(start)))
+    if not starts or not whole.startswith(starts[0]):
+        return ()
+    for start in starts:
+        is_plain = start[0].isalnum() and not start.endswith("[")
+        if len(start) < _MIN_START or is_plain:
+            return ()
+    return starts
 
 
 def _lark(writer: GrammarWriter, text: str, name: str = "", input_rule: str = "") -> str:
@@ -528,8 +559,8 @@ class _Rules:
         properties = schema.get("properties") or {}
         required = set(schema.get("required") or ())
         if unheld or required - properties.keys():
-            what = unheld or "`required` without a property"
-            raise _refused(tool, f"{what} can't be guaranteed", "arguments")
+            fault = unheld or "`required` without a property"
+            raise _refused(tool, f"{fault} can't be guaranteed", "arguments")
         return properties, required
 
     def json_of(self, schema: Any, tool: Tool) -> str:
@@ -554,9 +585,9 @@ class _Rules:
         ]
 
     def check_text(self, tool: Tool, name: str, schema: Any) -> None:
-        said = (key for key in _UNHELD_IN_TEXT if isinstance(schema, dict) and key in schema)
-        if (key := next(said, None)) is not None:
-            raise _refused(tool, f"`{key}` of `{name}` can't be guaranteed", "strings")
+        for key in _UNHELD_IN_TEXT:
+            if isinstance(schema, dict) and key in schema:
+                raise _refused(tool, f"`{key}` of `{name}` can't be guaranteed", "strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,7 +614,7 @@ class _Tagged(_Rules):
         # The word in the tag for the type. A tag that only tells strings from all else takes either
         # as JSON.
         kinds = self.tags.kinds
-        words = {kinds[each] for each in types} if kinds else {""}
+        words = {kinds[kind] for kind in types} if kinds else {""}
         if len(words) == 2 and words == set(kinds.values()):
             words = {kinds["null"]}
         if len(words) != 1:
@@ -602,7 +633,7 @@ class _Tagged(_Rules):
         value = self.json_of(schema, tool)
         if self.is_python and types <= {"boolean", "null"} and _choices(schema) is None:
             python = {"boolean": '"True" | "False"', "null": '"None"'}
-            value = " | ".join(word for each, word in python.items() if each in types)
+            value = " | ".join(word for name, word in python.items() if name in types)
         parts = [*self.writer.texts(opened), f"{rule}_v", *self.writer.texts(closed)]
         return [f"{rule}: {' '.join(parts)}", f"{rule}_v: {value}"]
 
@@ -631,9 +662,10 @@ class _Literal(_Rules):
         comma = json.dumps(self.comma)
         tails = [f" {rule}_t{i}" if i < len(names) else "" for i in range(len(names) + 1)]
         for index in range(len(names) - 1, 0, -1):
-            one = f"{comma} {rule}_{index}"
-            one = one if index < num_required else f"({one})?"
-            rules.append(f"{rule}_t{index}: {one}{tails[index + 1]}")
+            argument = f"{comma} {rule}_{index}"
+            if index >= num_required:
+                argument = f"({argument})?"
+            rules.append(f"{rule}_t{index}: {argument}{tails[index + 1]}")
         firsts = range(1 if num_required else len(names))
         starts = [f"{rule}_{i}{tails[i + 1]}" for i in firsts]
         if not num_required:
@@ -665,9 +697,9 @@ class _Literal(_Rules):
         return [f"{rule}: {begin} {around} {rule}_v {around}", f"{rule}_v: {value}"]
 
 
-def _refused(tool: Tool, what: str, written: str = "them") -> SchemaRefused:
+def _refused(tool: Tool, fault: str, written: str = "them") -> SchemaRefused:
     return SchemaRefused(
-        f"input_schema of `{tool.name}`: {what} in the way in which this model writes {written}"
+        f"input_schema of `{tool.name}`: {fault} in the way in which this model writes {written}"
     )
 
 

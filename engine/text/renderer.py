@@ -2,10 +2,11 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain, product
 from typing import Literal
 
 import structlog
@@ -28,7 +29,7 @@ from engine.schedule.output import Spelled
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.calls import FormatParser
 from engine.text.formats.matching import StopFinder, StopStrings
-from engine.text.formats.proof import FormatChoice, TemplateProbe, find_formats
+from engine.text.formats.proof import FormatChoice, ModelFormats, TemplateProbe, find_formats
 from engine.text.grammar import (
     CallStyle,
     Constraint,
@@ -46,7 +47,9 @@ from engine.text.rendered import (
     beginning_of,
 )
 from engine.text.template.boundaries import (
+    Place,
     PlacedText,
+    Segment,
     place_segments,
     segments_of,
     without_cuts,
@@ -54,6 +57,7 @@ from engine.text.template.boundaries import (
 from engine.text.template.chat_template import ChatTemplate, TemplateFails
 from engine.text.template.messages import (
     MAX_COMPLETION,
+    TemplateTraits,
     is_folded,
     new_conversation,
     strings_of,
@@ -201,6 +205,61 @@ PrefixOrder = Literal["tools_first", "template"]
 log = structlog.get_logger()
 
 
+def _opens_thinking(
+    probe: TemplateProbe, formats: ModelFormats, traits: TemplateTraits
+) -> dict[tuple[bool, bool], bool]:
+    """Does a prompt end inside a thinking tag? By (thinking, behind a result)."""
+    opens: dict[tuple[bool, bool], bool] = {}
+    for thinking, after_result in product((False, True), repeat=2):
+        opens[thinking, after_result] = formats.tags is not None and probe.opens_tag(
+            formats.tags, traits, thinking=thinking, after_result=after_result
+        )
+    return opens
+
+
+def _within(controls: Iterable[str], markers: Collection[str]) -> set[str]:
+    """The control tokens' texts that stand in markers; a marker may consist of several tokens."""
+    return {text for text in controls if any(text in marker for marker in markers)}
+
+
+def _span(encoded: EncodedText, place: Place, segment: Segment) -> SegmentSpan:
+    """Where a segment lies in the tokens, by its place in the text."""
+    if place.end is None:
+        return SegmentSpan(None)
+    end, is_exact = _token_end(encoded, place.end)
+    piece = None if place.begin is None else encoded.piece_at(place.begin)
+    if segment.text is None or place.begin is None or piece is None:
+        return SegmentSpan(end, end, is_exact=is_exact)
+    # Places are inside the text's outer white space: `begin` is its first other character.
+    leading = len(segment.text) - len(segment.text.lstrip())
+    begin = place.begin - piece.begin - leading
+    return SegmentSpan(end, piece.first_token, piece.piece.character_ends, begin, is_exact)
+
+
+def _place_images(
+    encoded: EncodedText,
+    places: Sequence[Place],
+    segments: Sequence[Segment],
+    image_ids: Collection[str],
+    spans: list[SegmentSpan],
+) -> list[str]:
+    """The ids of a prompt's images in the order of the text; `spans` with images lose their
+    characters. Raises InvalidRequest where the template does not tell where an image stands."""
+    placed_ids: list[tuple[int, list[str]]] = []
+    for number, (place, segment) in enumerate(zip(places, segments, strict=True)):
+        references = IMAGE_REFERENCE.findall(segment.text or "")
+        ids = [reference for reference in references if reference in image_ids]
+        if not ids:
+            continue
+        if place.begin is None:
+            raise InvalidRequest("the chat template does not tell where an image stands")
+        placed_ids.append((place.begin, ids))
+        # Its text's characters are not the client's: no place inside of it is known.
+        first, _ = _token_end(encoded, place.begin)
+        spans[number] = replace(spans[number], first_token=first, character_ends=())
+    return list(chain.from_iterable(ids for _, ids in sorted(placed_ids)))
+
+
 class ChatRenderer:
     """Renders, tokenizes and parses for one model; may be used from one thread at a time.
 
@@ -238,33 +297,25 @@ class ChatRenderer:
             if self.formats.calls is None or (formats is not None and formats.tools != "auto"):
                 raise TemplateRefused("`tool_format`: the chat template does not render tools")
             # A template that renders calls and no tools gets these as a part of the system prompt.
-            told = replace(self.traits, told=self.formats.told_calls)
-            is_told = probe.shows_tools(told)
-            self.traits = told if is_told else self.traits
+            instructed = replace(self.traits, call_instructions=self.formats.call_instructions)
+            is_told = probe.shows_tools(instructed)
+            self.traits = instructed if is_told else self.traits
             self.tool_format = self.tool_format if is_told else None
         self.reasoning_format = self.formats.reasoning_format
-        self.prefix_order: PrefixOrder = (
-            "tools_first" if probe.has_tools_first(self.traits) else "template"
-        )
+        self.prefix_order: PrefixOrder = "template"
+        if probe.has_tools_first(self.traits):
+            self.prefix_order = "tools_first"
         ends = {controls[text] for text in self.formats.ends if text in controls}
         no_ends = {controls[text] for text in self.formats.no_ends if text in controls}
         shown_ends = probe.find_turn_end(self.traits)
         self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
-        self._opens_thinking = {
-            (thinking, after_result): (tags := self.formats.tags) is not None
-            and probe.opens_tag(tags, self.traits, thinking=thinking, after_result=after_result)
-            for thinking in (False, True)
-            for after_result in (False, True)
-        }
+        self._opens_thinking = _opens_thinking(probe, self.formats, self.traits)
         texts = files.tokenizer.get_added_tokens_decoder().values()
-        shown = {token.content for token in texts if len(token.content) > 1}
-        # A marker may consist of several tokens.
-        self._vocabulary, self._tool_vocabulary = (
-            Vocabulary(files.tokenizer).with_text(
-                {text for text in shown if any(text in marker for marker in markers)}
-            )
-            for markers in (self.formats.thinking_markers, self.formats.markers)
-        )
+        control_texts = {token.content for token in texts if len(token.content) > 1}
+        vocabulary = Vocabulary(files.tokenizer)
+        thinking_markers = self.formats.thinking_markers
+        self._vocabulary = vocabulary.with_text(_within(control_texts, thinking_markers))
+        self._tool_vocabulary = vocabulary.with_text(_within(control_texts, self.formats.markers))
         self._writer: GrammarWriter | None = None
         self._style: CallStyle | None = None
         try:
@@ -326,35 +377,14 @@ class ChatRenderer:
             text = text[:continued_from]
         encoded = self._pieces.encode(text, cuts, scope=scope)
         segments = segments_of(prompt)
-        spans: list[SegmentSpan] = []
-        for place, segment in zip(placed.places, segments, strict=True):
-            if place.end is None:
-                spans.append(SegmentSpan(None))
-                continue
-            end, is_exact = _token_end(encoded, place.end)
-            piece = None if place.begin is None else encoded.piece_at(place.begin)
-            if segment.text is None or place.begin is None or piece is None:
-                spans.append(SegmentSpan(end, end, is_exact=is_exact))
-                continue
-            # Places are inside the text's outer white space: `begin` is its first other character.
-            leading = len(segment.text) - len(segment.text.lstrip())
-            begin = place.begin - piece.begin - leading
-            ends = piece.piece.character_ends
-            spans.append(SegmentSpan(end, piece.first_token, ends, begin, is_exact))
+        spans = [
+            _span(encoded, place, segment)
+            for place, segment in zip(placed.places, segments, strict=True)
+        ]
         images: list[str] = []
         if prompt.images and self.image_text:
-            shown = {image.id for image in prompt.images}
-            found: list[tuple[int, list[str]]] = []
-            for number, (place, segment) in enumerate(zip(placed.places, segments, strict=True)):
-                ids = [one for one in IMAGE_REFERENCE.findall(segment.text or "") if one in shown]
-                if ids and place.begin is None:
-                    raise InvalidRequest("the chat template does not tell where an image stands")
-                if ids:
-                    found.append((place.begin or 0, ids))
-                    # Its text's characters are not the client's: no place inside of it is known.
-                    first, _ = _token_end(encoded, place.begin or 0)
-                    spans[number] = replace(spans[number], first_token=first, character_ends=())
-            images = [one for _, ids in sorted(found) for one in ids]
+            image_ids = {image.id for image in prompt.images}
+            images = _place_images(encoded, placed.places, segments, image_ids, spans)
         # Those of system messages that are told in the user's turn.
         folded = [
             number
@@ -373,9 +403,9 @@ class ChatRenderer:
         controls = self._pieces.controls
         # Templates that fail on a tool are given more of it.
         for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
-            given = with_complete_tools(prompt, completion)
+            completed_prompt = with_complete_tools(prompt, completion)
             conversation = new_conversation(
-                given, controls, self.traits, image_text=self.image_text
+                completed_prompt, controls, self.traits, image_text=self.image_text
             )
             try:
                 placed = place_segments(template, conversation, thinking=thinking)
@@ -385,10 +415,12 @@ class ChatRenderer:
             placed, cuts = without_cuts(placed, conversation.cut)
             # The prompt and the template may write a control token's text together: those are cut
             # too, unless the template writes something else then.
-            completed = frozenset[str]().union(*map(controls.completed_by, strings_of(given)))
-            if completing := frozenset(one for one in completed if one in placed.text):
+            texts = strings_of(completed_prompt)
+            completed = frozenset[str]().union(*map(controls.completed_by, texts))
+            completing = frozenset(control for control in completed if control in placed.text)
+            if completing:
                 conversation = new_conversation(
-                    given,
+                    completed_prompt,
                     controls,
                     self.traits,
                     completing=completing,
@@ -429,9 +461,11 @@ class ChatRenderer:
         is_open = self.begins_thinking(request)
         may_think = tags is not None and (is_open or request.thinking or is_free(request))
         rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
-        first: Constraint | None = None
+        constraints: list[Constraint | None] = [None] * sampling.num_choices
         if self._writer is not None:
-            first = self._writer.constraint(request, self._style, rule)
+            constraint = self._writer.constraint(request, self._style, rule)
+            for index in range(sampling.num_choices):
+                constraints[index] = constraint.copy() if constraint and index else constraint
         stops = StopStrings(sampling.stop_sequences)
         ends = frozenset(map(TokenId, sampling.stop_token_ids))
         ends |= frozenset() if sampling.ignore_eos else self.end_token_ids
@@ -447,10 +481,7 @@ class ChatRenderer:
                 ends_after_call=not choice.parallel,
                 forces_call=choice.mode in ("any", "tool"),
             )
-            for constraint in (
-                first,
-                *(first and first.copy() for _ in range(1, sampling.num_choices)),
-            )
+            for constraint in constraints
         ]
 
     def begins_thinking(self, request: GenerateRequest) -> bool:

@@ -60,25 +60,25 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return ALL_TYPES
     schema = resolve(schema, root)
-    found = ALL_TYPES
+    types = ALL_TYPES
     declared = schema.get("type")
     if isinstance(declared, str):
-        found &= {declared}
+        types &= {declared}
     elif isinstance(declared, list):
-        found &= {kind for kind in declared if isinstance(kind, str)}
+        types &= {kind for kind in declared if isinstance(kind, str)}
     if "const" in schema:
-        found &= {type_of(schema["const"])}
+        types &= {type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
-        found &= {type_of(value) for value in schema["enum"]}
+        types &= {type_of(value) for value in schema["enum"]}
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         if isinstance(branches, list) and branches:
-            found &= frozenset().union(*(types_of(b, root, depth + 1) for b in branches))
+            types &= frozenset().union(*(types_of(b, root, depth + 1) for b in branches))
     for branch in schema.get("allOf") or ():
-        found &= types_of(branch, root, depth + 1)
+        types &= types_of(branch, root, depth + 1)
     if schema.get("nullable") is True and declared is not None:
-        found |= {"null"}
-    return found or ALL_TYPES
+        types |= {"null"}
+    return types or ALL_TYPES
 
 
 def type_of(value: Any) -> str:
@@ -111,7 +111,9 @@ def _read_value(text: str) -> Any:
         return text
     # A number beyond what a double holds becomes no number.
     may_be_python = text[0] in "[{" and len(text) <= _MAX_PYTHON_CHARACTERS
-    return _parsed(text, json.loads, *((ast.literal_eval,) if may_be_python else ()))
+    if may_be_python:
+        return _parsed(text, json.loads, ast.literal_eval)
+    return _parsed(text, json.loads)
 
 
 def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
@@ -188,15 +190,15 @@ class Elements:
         inner = resolve(schema, self.root) if isinstance(schema, dict) else {}
         if "array" in types and all(name == _ITEM for name, _ in children):
             items = inner.get("items")
-            return [self.value(each, items, depth + 1) for _, each in children]
+            return [self.value(content, items, depth + 1) for _, content in children]
         properties = inner.get("properties")
         known: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
-        return {name: self.value(each, known.get(name), depth + 1) for name, each in children}
+        return {name: self.value(content, known.get(name), depth + 1) for name, content in children}
 
     def _children(self, text: str) -> list[tuple[str, str]] | None:
         """The elements that a text consists of, with what is in them; None where it has other
         text."""
-        found: list[tuple[str, str]] = []
+        elements: list[tuple[str, str]] = []
         open_names: list[str] = []
         begin = end = 0
         for tag in re.finditer(rf"{re.escape(self.prefix)}<(/?)([^<>/]{{1,128}})>", text):
@@ -209,9 +211,9 @@ class Elements:
             elif not open_names or open_names.pop() != tag[2]:
                 return None
             elif not open_names:
-                found.append((tag[2], text[begin : tag.start()]))
+                elements.append((tag[2], text[begin : tag.start()]))
                 end = tag.end()
-        return found if found and not open_names and not text[end:].strip() else None
+        return elements if elements and not open_names and not text[end:].strip() else None
 
 
 def new_tool_use_id(written: str = "") -> str:
@@ -219,8 +221,10 @@ def new_tool_use_id(written: str = "") -> str:
 
     It ends with the id that the model wrote, so that a replayed call has it.
     """
-    own = written if len(written) == SHORT_ID_LENGTH and set(written) <= set(BASE62) else ""
-    return "toolu_" + "".join(secrets.choice(BASE62) for _ in range(_ID_LENGTH - len(own))) + own
+    ending = written if len(written) == SHORT_ID_LENGTH and set(written) <= set(BASE62) else ""
+    return (
+        "toolu_" + "".join(secrets.choice(BASE62) for _ in range(_ID_LENGTH - len(ending))) + ending
+    )
 
 
 class CallStream:
@@ -310,22 +314,23 @@ class ArgumentStream(CallStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagSyntax:
-    """`open` has the place `{key}`, and `{kind}` where the tag tells the type.
+    """Arguments between tags."""
 
-    `end` ends the call; `others` may follow an argument as well where a model leaves it out.
-    `has_lines`: a value stands on lines of its own, between one line break and another that are
-    not part of it. `kinds` are the words for each JSON type. `has_cdata`: a string may stand in
-    `<![CDATA[…]]>`. `close` may have the place `{key}`. `elements` is the prefix of tags inside of
-    values, where lists and objects are elements.
-    """
-
+    # The opening tag with the place `{key}`, and `{kind}` where the tag tells the type.
     open: str
+    # The closing tag; it may have the place `{key}`.
     close: str
+    # Ends the call.
     end: str = ""
+    # What may follow an argument as well, where a model leaves `end` out.
     others: tuple[str, ...] = ()
+    # A value stands on lines of its own: the line breaks around it are not part of it.
     has_lines: bool = False
+    # The tag's word for each JSON type.
     kinds: Mapping[str, str] = field(default_factory=dict)
+    # A string may stand in `<![CDATA[…]]>`.
     has_cdata: bool = False
+    # The prefix of the tags inside of values, where lists and objects are elements.
     elements: str = ""
 
     def close_of(self, key: str) -> str:
@@ -344,13 +349,13 @@ class TagSyntax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralSyntax:
-    """`assign` stands between key and value, `end` behind the last argument.
+    """Arguments as `key=value`, with commas between them."""
 
-    `quote` is the text around strings, which then know no escapes; empty: Python's literals.
-    """
-
+    # Stands between key and value.
     assign: str
+    # Stands behind the last argument.
     end: str = ""
+    # The text around strings, which then know no escapes. Empty: values are Python's literals.
     quote: str = ""
 
 
@@ -391,17 +396,17 @@ class TaggedInput(ArgumentStream):
     def _step(self) -> bool:
         if self._is_in_value:
             return self._read_value()
-        found = match(self._open, self._held)
+        opening = match(self._open, self._held)
         ends = [match(end, self._held) for end in self._ends]
-        if isinstance(found, Match):
-            self._key = found.words["key"].strip()
+        if isinstance(opening, Match):
+            self._key = opening.words["key"].strip()
             self._begin_argument(self._key)
-            self._held = self._held[found.end :]
+            self._held = self._held[opening.end :]
             self._wanted = types_of(schema_of(self._key, self._schema), self._schema)
-            if "kind" in found.words:
+            if "kind" in opening.words:
                 kinds = self._syntax.kinds.items()
-                told = (kind for kind, word in kinds if word == found.words["kind"])
-                self._wanted = frozenset(told) or ALL_TYPES
+                wanted = (kind for kind, word in kinds if word == opening.words["kind"])
+                self._wanted = frozenset(wanted) or ALL_TYPES
             self._is_in_value = self._is_at_begin = True
             self._value_close = self._syntax.close_of(self._key)
             self._passed = 0
@@ -410,9 +415,9 @@ class TaggedInput(ArgumentStream):
             return True
         if isinstance(ends[0], Match):
             self._close(self._held[ends[0].end :])
-        elif any(isinstance(other, Match) for other in ends):
+        elif any(isinstance(outcome, Match) for outcome in ends):
             self._close(self._held)
-        elif found == "none" and "partial" not in ends:
+        elif opening == "none" and "partial" not in ends:
             self._break(self._held)
         return False
 
@@ -486,10 +491,10 @@ class LiteralInput(ArgumentStream):
     ) -> None:
         super().__init__(name, schema, written_id)
         self._syntax = syntax
-        quote, assign = syntax.quote, syntax.assign
-        self._heads = [pattern_of(f"{{word}} {assign}")]
+        quote = syntax.quote
+        self._heads = [pattern_of(f"{{word}} {syntax.assign}")]
         if quote:
-            self._heads.append(pattern_of(f"{quote}{{word}}{quote} {assign}"))
+            self._heads.append(pattern_of(f"{quote}{{word}}{quote} {syntax.assign}"))
         self._key: str | None = None
         self._scan = _Scan(syntax)
 
@@ -503,10 +508,10 @@ class LiteralInput(ArgumentStream):
             self._close(text[len(self._syntax.end) :])
             return False
         outcomes = [match(head, text) for head in self._heads]
-        found = next((o for o in outcomes if isinstance(o, Match)), None)
-        if found is not None:
-            self._key = found.words["word"]
-            self._held = text[found.end :]
+        key = next((outcome for outcome in outcomes if isinstance(outcome, Match)), None)
+        if key is not None:
+            self._key = key.words["word"]
+            self._held = text[key.end :]
             self._scan = _Scan(self._syntax)
             return True
         if text and "partial" not in outcomes:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from engine.protocol import Delta, TextDelta, Tool, ToolInputDelta, ToolUseStart
@@ -30,6 +31,7 @@ from engine.text.formats.matching import (
     literals,
     match,
     overlap,
+    places_of,
 )
 
 _SPACE = " \t\n\r"
@@ -77,9 +79,11 @@ class JsonObjectStream:
     def _read_string(self, at: int) -> tuple[int, str]:
         """What stands next in a string, and where it ends: at `at` where more text is needed."""
         text = self.rest
-        if plain := _PLAIN.match(text, at):
+        plain = _PLAIN.match(text, at)
+        if plain is not None:
             return plain.end(), plain.group()
-        if escape := _ESCAPE.match(text, at):
+        escape = _ESCAPE.match(text, at)
+        if escape is not None:
             return escape.end(), escape.group()
         if text[at] == '"':
             self._is_in_string = False
@@ -208,7 +212,9 @@ class CallObject(CallStream):
         self._name = name
         self._accepts = accepts
         self._corrected = ""
-        self._whole, self._input, self._tail = (JsonObjectStream() for _ in range(3))
+        self._whole = JsonObjectStream()
+        self._input = JsonObjectStream()
+        self._tail = JsonObjectStream()
 
     def feed(self, text: str) -> list[Delta]:
         deltas: list[Delta] = []
@@ -250,13 +256,13 @@ class CallObject(CallStream):
             # Another order of keys, or no arguments.
             call = json.loads(self._corrected)
             name = next((call[key] for key in _NAME_KEYS if key in call), None)
-            given: Any = next((call[key] for key in _INPUT_KEYS if key in call), {})
-            is_call = isinstance(name, str) and isinstance(given, dict)
+            call_input: Any = next((call[key] for key in _INPUT_KEYS if key in call), {})
+            is_call = isinstance(name, str) and isinstance(call_input, dict)
             if not is_call or (self._accepts is not None and not self._accepts(name)):
                 self._break(self._held)
                 return ""
             deltas.append(self._start(name))
-            deltas.append(ToolInputDelta(json.dumps(given, ensure_ascii=False)))
+            deltas.append(ToolInputDelta(json.dumps(call_input, ensure_ascii=False)))
             self.has_input = self.is_over = True
             self.rest = self._whole.rest
         return ""
@@ -280,48 +286,59 @@ class CallObject(CallStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    """The markup of a turn's calls, in the order in which it is written.
+    """The markup of a turn's calls, in the order in which it is written."""
 
-    `opens` and `closes` surround all calls, `head` and `tail` each one's input, `separator` is
-    between calls. Where the head has no name, the call is a JSON object with name and input.
-    `arguments` None: the input is JSON. `knows_names`: only the request's tools can be called,
-    since the markup alone tells no call from text. `is_opened`: no call comes without `opens`.
-    `begins_turn`: a turn may begin with a call, an object without any markup.
-    """
-
+    # Stands before all calls.
     opens: Pattern = ()
+    # Stands before a call's input. Without a name in it the call is a JSON object with name and
+    # input.
     head: Pattern = ()
+    # Stands behind a call's input.
     tail: Pattern = ()
+    # Stands between calls.
     separator: Space = SPACE
+    # Stands behind all calls.
     closes: Pattern = ()
+    # None: the input is JSON.
     arguments: TagSyntax | LiteralSyntax | None = None
+    # Only the request's tools can be called, since the markup alone tells no call from text.
     knows_names: bool = False
+    # No call comes without `opens`.
     is_opened: bool = False
+    # A turn may begin with a call that is an object without any markup.
     begins_turn: bool = False
 
     @property
     def starts(self) -> tuple[str, ...]:
         """What a turn's first call may begin with. Some models leave out what surrounds calls."""
         parts = (self.opens,) if self.is_opened else (self.opens, self.head)
-        return tuple(dict.fromkeys(text for part in parts if (text := first_literal(part))))
+        return tuple(dict.fromkeys(filter(None, map(first_literal, parts))))
 
     @property
     def markers(self) -> set[str]:
         """The texts that it is made of, which may be control tokens."""
-        found = set().union(*map(literals, (self.opens, self.head, self.tail, self.closes)))
+        markers = set().union(*map(literals, (self.opens, self.head, self.tail, self.closes)))
         if isinstance(self.arguments, TagSyntax):
-            found |= literals(self.arguments.pattern) | self.arguments.markers
+            markers |= literals(self.arguments.pattern) | self.arguments.markers
         elif self.arguments is not None and self.arguments.quote:
-            found |= {self.arguments.quote}
-        return found
+            markers |= {self.arguments.quote}
+        return markers
 
     def match_call(self, text: str, *, behind: Pattern = ()) -> Outcome:
         """`behind` and a call's head; the brace of an object behind it is not taken."""
         is_json = self.arguments is None
-        outcome = match((*behind, SPACE, *self.head, *((SPACE, "{") if is_json else ())), text)
-        return (
-            Match(outcome.end - is_json, outcome.words) if isinstance(outcome, Match) else outcome
-        )
+        pattern: Pattern = (*behind, SPACE, *self.head)
+        if not is_json:
+            return match(pattern, text)
+        outcome = match((*pattern, SPACE, "{"), text)
+        if isinstance(outcome, Match):
+            return Match(outcome.end - len("{"), outcome.words)
+        return outcome
+
+
+def starts_of(ways: Sequence[CallSyntax]) -> tuple[str, ...]:
+    """What a turn's first call may begin with in any of these ways."""
+    return tuple(dict.fromkeys(chain.from_iterable(way.starts for way in ways)))
 
 
 class CallParser:
@@ -336,7 +353,7 @@ class CallParser:
         self.num_calls = 0
         self._ways = ways
         self._tools = {tool.name: tool for tool in tools}
-        self._starts = tuple(dict.fromkeys(start for way in ways for start in way.starts))
+        self._starts = starts_of(ways)
         self._syntax = ways[0]
         self._held = ""
         # Read already, and text after all if no call follows.
@@ -395,9 +412,9 @@ class CallParser:
         return True
 
     def _read_text(self, deltas: list[Delta]) -> bool:
-        found = [(at, s) for s in self._starts if (at := self._held.find(s)) >= 0]
-        if found:
-            at, self._start = min(found)
+        places = places_of(self._held, self._starts)
+        if places:
+            at, self._start = min(places)
             body = self._held[:at].rstrip()
             deltas += texts(body)
             self._skipped = self._held[len(body) : at + len(self._start)]

@@ -3,25 +3,25 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 
 @dataclass(slots=True, eq=False)
 class StopState:
-    """The longest end of the text so far that begins a stop string: `depth` characters of it.
+    """The longest end of the text so far that begins a stop string."""
 
-    The sorted stop strings from `low` to `high` begin so. `fall` is the state of the next shorter
-    such end, None at the start. `longest` is the length of the longest stop string that ends here,
-    0 where none does. `following` has the states behind characters that came here before.
-    """
-
+    # The sorted stop strings from `low` to `high` begin so.
     low: int
     high: int
+    # How many characters of the stop string came.
     depth: int = 0
+    # The state of the next shorter such end, None at the start.
     fall: "StopState | None" = None
+    # The length of the longest stop string that ends here, 0 where none does.
     longest: int = 0
+    # The states behind characters that came here before.
     following: dict[str, "StopState"] = field(default_factory=dict)
 
 
@@ -94,10 +94,11 @@ class StopFinder:
         held = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             state = stops.step(state, character)
-            if length := state.longest:
-                self.found = held[end - length : end]
+            if state.longest:
+                begin = end - state.longest
+                self.found = held[begin:end]
                 self._held = ""
-                return held[: end - length]
+                return held[:begin]
         self._state = state
         passed = held[: len(held) - state.depth]
         self._held = held[len(passed) :]
@@ -115,6 +116,16 @@ _CONTROL = re.compile(r"<\|[^<>|]+\|>|<｜[^<>｜]+｜>")
 def is_begun_markup(held: str) -> bool:
     """Does the beginning of a marker, which is all that came, have a whole control token?"""
     return _CONTROL.match(held) is not None
+
+
+def places_of(text: str, needles: Iterable[str]) -> list[tuple[int, str]]:
+    """Of each needle that stands in the text, where it first does; the least is the first."""
+    places: list[tuple[int, str]] = []
+    for needle in needles:
+        at = text.find(needle)
+        if at >= 0:
+            places.append((at, needle))
+    return places
 
 
 def overlap(text: str, target: str) -> int:
@@ -222,12 +233,12 @@ def match(pattern: Pattern, text: str) -> Outcome:
                 while at < len(text) and text[at] in _SPACE + more:
                     at += 1
             case Maybe(inner):
-                found = match(inner, text[at:])
-                if found == "partial":
+                outcome = match(inner, text[at:])
+                if outcome == "partial":
                     return "partial"
-                if isinstance(found, Match):
-                    at += found.end
-                    words |= found.words
+                if isinstance(outcome, Match):
+                    at += outcome.end
+                    words |= outcome.words
             case Word(key, characters, may_be_empty):
                 run = re.compile(f"{characters}{{0,{_MAX_WORD}}}").match(text, at)
                 assert run is not None
@@ -242,13 +253,13 @@ def match(pattern: Pattern, text: str) -> Outcome:
 
 def literals(pattern: Pattern) -> set[str]:
     """The texts in a pattern, which may be control tokens."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for element in pattern:
         if isinstance(element, str):
-            found.add(element.strip())
+            texts.add(element.strip())
         elif isinstance(element, Maybe):
-            found |= literals(element.pattern)
-    return found - {""}
+            texts |= literals(element.pattern)
+    return texts - {""}
 
 
 def first_literal(pattern: Pattern) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import structlog
@@ -32,6 +32,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.text.formats.calls import FormatParser, PlainText, calls_of
+from engine.text.formats.matching import places_of
 from engine.text.formats.reasoning import (
     MESSAGES,
     REASONING_FORMATS,
@@ -133,9 +134,11 @@ class TemplateProbe:
             (Prompt(_calling([_ONE, _OTHER_INPUT])), _OTHER, "splits_calls"),
             (Prompt(_calling([_ONE], behind=_TEXT)), _TEXT, "joins_results"),
         ):
-            other = replace(traits, **{trait: True})  # type: ignore[arg-type]
-            if not self._renders(prompt, needle, traits) and self._renders(prompt, needle, other):
-                traits = other
+            extended = replace(traits, **{trait: True})  # type: ignore[arg-type]
+            if not self._renders(prompt, needle, traits) and self._renders(
+                prompt, needle, extended
+            ):
+                traits = extended
         folding = replace(traits, folds_late_system=True)
         if not self._keeps_late_system(traits) and self._keeps_late_system(folding):
             traits = folding
@@ -204,45 +207,47 @@ class FormatChoice:
 
 @dataclass(frozen=True, slots=True)
 class ProvenCalls:
-    """A format that a template's own rendering proved.
-
-    `shown` is a call as the template writes it, from the turn's first character on, and `probe` the
-    input that stands in it. `written` is that way as texts, None where no such form was derived.
-    """
+    """A format that a template's own rendering proved."""
 
     name: str
     format: CallFormat
+    # How the template takes calls.
     traits: TemplateTraits
-    shown: str
+    # A call as the template writes it, from the turn's first character on.
+    turn: str
+    # The input that stands in that call.
     probe: Mapping[str, Any]
+    # The template's way of writing calls as texts, None where no such form was derived.
     written: Written | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenThinking:
-    """`name` None: the template shows no thinking. `inside` is what stands within a turn: the
-    template's text between the thinking and what follows it in the same turn."""
+    """How a template writes thinking, by its own rendering."""
 
+    # None where the template shows no thinking.
     name: str | None
     traits: TemplateTraits
     tags: ReasoningFormat | None = None
+    # The template's text between the thinking and what follows it in the same turn.
     inside: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFormats:
-    """`tool_format` and `reasoning_format` are None where nothing is known of the template's.
+    """How a model's template writes calls and thinking."""
 
-    `traits` is how it takes calls and thinking. `calls` is None where no format was proven.
-    `ends` are texts of control tokens that end turns, `no_ends` of such that stand inside of turns.
-    """
-
+    # The names of the formats, None where nothing is known of the template's.
     tool_format: str | None
     reasoning_format: str | None
+    # How the template takes calls and thinking.
     traits: TemplateTraits
+    # None where no format was proven.
     calls: ProvenCalls | None
     tags: ReasoningFormat | None
+    # The texts of the control tokens that end turns.
     ends: frozenset[str]
+    # The texts of the control tokens that stand inside of turns.
     no_ends: frozenset[str]
 
     @property
@@ -252,7 +257,7 @@ class ModelFormats:
         return None if self.tool_format is None else TOOL_FORMATS[self.tool_format]
 
     @property
-    def told_calls(self) -> str:
+    def call_instructions(self) -> str:
         """How to write a call, told to a model whose template does not tell it."""
         of = self.call_format
         if of is None:
@@ -305,17 +310,18 @@ def find_formats(
         ("tool_format", choice.tools, TOOL_FORMATS),
         ("reasoning_format", choice.reasoning, {**REASONING_FORMATS, **_THINKING_MESSAGES}),
     ):
-        if name not in (names := ["auto", "none", *known]):
+        names = ["auto", "none", *known]
+        if name not in names:
             raise TemplateRefused(f"`{setting}`: {name!r} is none of {', '.join(names)}")
     proof = _CallProof(probe, tuple(known_ends))
     calls = None if choice.tools == "none" else proof.find()
     tool_format = None if calls is None else calls.name
     if calls is None and choice.tools == "auto":
-        shown = proof.shown([{"word": LAST_WORD}], TemplateTraits())
-        if shown is not None and _NAME in shown:
+        turn = proof.turn_of([{"word": LAST_WORD}], TemplateTraits())
+        if turn is not None and _NAME in turn:
             log.warning(
                 "no known format reads the calls that the chat template writes: tools are refused",
-                written=shown[:_MAX_SHOWN],
+                written=turn[:_MAX_SHOWN],
             )
     if choice.tools not in ("auto", "none", tool_format):
         log.warning(
@@ -335,7 +341,7 @@ def find_formats(
     tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
     no_ends = (frozenset(inside) - ends) | (frozenset() if tags is None else tags.markers)
     no_ends |= frozenset() if messages is None else frozenset(messages.ends) - ends
-    if calls is not None and calls.shown:
+    if calls is not None and calls.turn:
         ends |= proof.ends_behind(calls)
     return ModelFormats(
         tool_format=tool_format,
@@ -348,18 +354,18 @@ def find_formats(
     )
 
 
-def turn_begin(asked: str, answered: str) -> int:
+def turn_begin(prompt: str, conversation: str) -> int:
     """Where the model's text begins in a rendered turn, by the prompt that it answered.
 
     A template may write a finished turn otherwise than its generation prompt begins one. Then the
     turn begins where the two differ, or at the markup that holds the first difference.
     """
-    if answered.startswith(asked):
-        return len(asked)
-    pairs = zip(asked, answered, strict=False)
-    begin = next((at for at, (one, other) in enumerate(pairs) if one != other), len(answered))
-    opened = max(answered.rfind(bracket, 0, begin) for bracket in "<[")
-    if opened >= 0 and not re.search(r"[>\]]", answered[opened:begin]):
+    if conversation.startswith(prompt):
+        return len(prompt)
+    pairs = enumerate(zip(prompt, conversation, strict=False))
+    begin = next((at for at, (left, right) in pairs if left != right), len(conversation))
+    opened = max(conversation.rfind(bracket, 0, begin) for bracket in "<[")
+    if opened >= 0 and not re.search(r"[>\]]", conversation[opened:begin]):
         return opened
     return begin
 
@@ -371,21 +377,21 @@ def _calling(
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(len(inputs))]
     said: list[Part] = [TextPart(text)] if text else []
     said += [
-        ToolUsePart(call_id, names[index] if names else _NAME, given)
-        for index, (call_id, given) in enumerate(zip(ids, inputs, strict=True))
+        ToolUsePart(call_id, names[index] if names else _NAME, call_input)
+        for index, (call_id, call_input) in enumerate(zip(ids, inputs, strict=True))
     ]
     results: list[Part] = [ToolResultPart(call_id, _RESULT) for call_id in ids]
     results += [TextPart(behind)] if behind else []
     return [_USER, Message("assistant", said), Message("user", results)]
 
 
-def _reads(of: CallFormat, shown: str | None, inputs: Sequence[Any]) -> bool:
+def _reads(of: CallFormat, turn: str | None, inputs: Sequence[Any]) -> bool:
     """Does the format's parser find exactly these calls in a turn?"""
-    if shown is None or of.opening not in shown:
+    if turn is None or of.opening not in turn:
         return False
     parser = of.new_parser([_TOOL])
-    found = calls_of([*parser.feed(shown), *parser.close()])
-    return found == [(_NAME, dict(given)) for given in inputs]
+    calls = calls_of([*parser.feed(turn), *parser.close()])
+    return calls == [(_NAME, dict(call_input)) for call_input in inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,25 +403,27 @@ class _CallProof:
 
     def find(self) -> ProvenCalls | None:
         """The format that is proven; None where none is."""
-        asked = self.probe.text(Prompt([_USER]), TemplateTraits()) or ""
-        asked = asked.rpartition(_QUESTION)[2]
-        for given in _INPUTS:
+        prompt_end = self.probe.text(Prompt([_USER]), TemplateTraits()) or ""
+        prompt_end = prompt_end.rpartition(_QUESTION)[2]
+        for call_input in _INPUTS:
             for traits in self._ways():
-                shown = self.shown([given], traits)
-                if shown is None or _NAME not in shown:
+                turn = self.turn_of([call_input], traits)
+                if turn is None or _NAME not in turn:
                     continue
                 for name, of in TOOL_FORMATS.items():
                     # The prompt writes what messages of the turn begin with.
-                    has_start = of.messages is None or of.messages.start in asked
-                    if has_start and _reads(of, shown, [given]):
-                        return self._complete(ProvenCalls(name, of, traits, shown, given))
+                    has_start = of.messages is None or of.messages.start in prompt_end
+                    if has_start and _reads(of, turn, [call_input]):
+                        return self._complete(ProvenCalls(name, of, traits, turn, call_input))
         for traits in self._ways():
             # A format of the template's own, which has to read all that JSON can say.
             derived = self._derive(traits)
             inputs: tuple[dict[str, Any], ...] = (_INPUTS[0], _OTHER_INPUT, {})
-            if derived is not None and all(self._reads(derived, [one], traits) for one in inputs):
-                shown = self.shown([_INPUTS[0]], traits) or ""
-                return self._complete(ProvenCalls(DERIVED, derived, traits, shown, _INPUTS[0]))
+            if derived is not None and all(
+                self._reads(derived, [call_input], traits) for call_input in inputs
+            ):
+                turn = self.turn_of([_INPUTS[0]], traits) or ""
+                return self._complete(ProvenCalls(DERIVED, derived, traits, turn, _INPUTS[0]))
         return self._find_told()
 
     def _ways(self) -> Iterator[TemplateTraits]:
@@ -436,22 +444,22 @@ class _CallProof:
         answered = self.probe.text(Prompt([_USER, _ANSWERED, _USER]), TemplateTraits()) or ""
         end = pattern.match(answered, answered.find(_ANSWER) + len(_ANSWER))
         ends = self.ends if end is None else (*self.ends, end.group())
-        return Derivation(partial(self.shown, traits=traits), _NAME, pattern, ends).derive()
+        return Derivation(partial(self.turn_of, traits=traits), _NAME, pattern, ends).derive()
 
     def _complete(self, proven: ProvenCalls) -> ProvenCalls:
         """How the template takes what a turn may have beside one call."""
         of = proven.format
         traits = proven.traits
-        given = dict(proven.probe)
+        call_input = dict(proven.probe)
         # Without content where an empty one leaves something behind, as an empty answer.
         bare = replace(traits, null_content=True)
-        shorter = self._text([given], bare)
-        whole = self._text([given], traits)
-        if len(shorter or whole or "") < len(whole or "") and self._reads(of, [given], bare):
+        shorter = self._text([call_input], bare)
+        whole = self._text([call_input], traits)
+        if len(shorter or whole or "") < len(whole or "") and self._reads(of, [call_input], bare):
             traits = bare
         split = replace(traits, splits_calls=True)
         ways = (traits, split, replace(split, interleaves=True))
-        two = [given, _OTHER_INPUT]
+        two = [call_input, _OTHER_INPUT]
         traits = next((way for way in ways if self._reads(of, two, way)), split)
         if traits.splits_calls:
             # Two results of two tools: does the first one carry the second one's name?
@@ -464,13 +472,15 @@ class _CallProof:
             if is_second and behind.count("other_tool") > 2:
                 traits = replace(traits, interleaves=True)
         apart = replace(traits, splits_text=True)
-        if not self._reads(of, [given], traits, _TEXT) and self._reads(of, [given], apart, _TEXT):
+        if not self._reads(of, [call_input], traits, _TEXT) and self._reads(
+            of, [call_input], apart, _TEXT
+        ):
             traits = apart
         derived = self._derive(traits)
         return replace(
             self._in_family(proven),
             traits=traits,
-            shown=self.shown([given], traits) or proven.shown,
+            turn=self.turn_of([call_input], traits) or proven.turn,
             written=None if derived is None else derived.written[0],
         )
 
@@ -494,30 +504,31 @@ class _CallProof:
     def _find_told(self) -> ProvenCalls | None:
         """A format that the template tells its model to write, or that the vocabulary has tokens
         for; the template itself writes no calls."""
-        told = self.probe.text(Prompt([_USER], [_TOOL]), TemplateTraits())
-        if told is None or _NAME not in told:
+        instructions = self.probe.text(Prompt([_USER], [_TOOL]), TemplateTraits())
+        if instructions is None or _NAME not in instructions:
             return None
-        of_family = {name for names in self._families for name in names}
+        of_family = set(chain.from_iterable(self._families))
         known = self.probe.controls.ids
         for name, of in TOOL_FORMATS.items():
             marks = [marker for marker in of.markers if marker.startswith("<")]
-            has_marks = of.opening in told and all(mark in known for mark in marks)
+            has_marks = of.opening in instructions and all(mark in known for mark in marks)
             for written in of.written:
                 head = written.begin + written.call.partition("{name}")[0].rstrip('"')
-                is_told = head in told and re.search(r'[<`\w].*\{"name": $', head, re.DOTALL)
+                ends_in_name = re.search(r'[<`\w].*\{"name": $', head, re.DOTALL) is not None
+                is_told = ends_in_name and head in instructions
                 if not (is_told or name in of_family or (has_marks and of.opening in known)):
                     continue
                 traits = TemplateTraits(written=written)
-                given = next((g for g in _INPUTS if _reads(of, self.shown([g], traits), [g])), None)
-                if given is not None:
-                    shown = self.shown([given], traits) or ""
-                    return self._in_family(ProvenCalls(name, of, traits, shown, given))
+                for call_input in _INPUTS:
+                    turn = self.turn_of([call_input], traits)
+                    if turn is not None and _reads(of, turn, [call_input]):
+                        return self._in_family(ProvenCalls(name, of, traits, turn, call_input))
         return None
 
     def _reads(
         self, of: CallFormat, inputs: Sequence[Any], traits: TemplateTraits, text: str = ""
     ) -> bool:
-        return _reads(of, self.shown(inputs, traits, text=text), inputs)
+        return _reads(of, self.turn_of(inputs, traits, text=text), inputs)
 
     def ends_behind(self, proven: ProvenCalls) -> frozenset[str]:
         """The control token's text right behind a call's own markup; none where text stands there.
@@ -525,30 +536,33 @@ class _CallProof:
         Functionary ends a turn of calls with another token than an answer, GLM with the next
         role's.
         """
-        shown = replace(self, ends=()).shown([dict(proven.probe)], proven.traits) or ""
-        at = shown.rfind(LAST_WORD) + len(LAST_WORD)
-        own = sorted(proven.format.markers, key=len, reverse=True)
-        while (found := self.probe.controls.pattern.search(shown, at)) is not None:
-            if not any(found.group() in marker for marker in own):
-                between = shown[at : found.start()]
-                for marker in own:
-                    between = between.replace(marker, "")
-                return frozenset() if re.search(r"\w", between) else frozenset({found.group()})
-            at = found.end()
+        turn = replace(self, ends=()).turn_of([dict(proven.probe)], proven.traits) or ""
+        at = turn.rfind(LAST_WORD) + len(LAST_WORD)
+        markup = sorted(proven.format.markers, key=len, reverse=True)
+        for control in self.probe.controls.pattern.finditer(turn, at):
+            if any(control.group() in marker for marker in markup):
+                at = control.end()
+                continue
+            between = turn[at : control.start()]
+            for marker in markup:
+                between = between.replace(marker, "")
+            return frozenset() if re.search(r"\w", between) else frozenset({control.group()})
         return frozenset()
 
-    def shown(self, inputs: Sequence[Any], traits: TemplateTraits, *, text: str = "") -> str | None:
+    def turn_of(
+        self, inputs: Sequence[Any], traits: TemplateTraits, *, text: str = ""
+    ) -> str | None:
         """What the template writes for a turn of calls, from where the model's own text begins.
 
         It ends before the first result, and at a turn's end where that is known.
         """
-        asked = self.probe.text(Prompt([_USER], [_TOOL]), traits)
+        prompt = self.probe.text(Prompt([_USER], [_TOOL]), traits)
         called = self._text(inputs, traits, text)
-        if asked is None or called is None:
+        if prompt is None or called is None:
             return None
-        turn = called[turn_begin(asked, called) :].partition(_RESULT)[0]
-        ends = [at for end in self.ends if (at := turn.find(end)) >= 0]
-        return turn[: min(ends)] if ends and len(inputs) == 1 else turn
+        turn = called[turn_begin(prompt, called) :].partition(_RESULT)[0]
+        ends = places_of(turn, self.ends)
+        return turn[: min(ends)[0]] if ends and len(inputs) == 1 else turn
 
     def _text(self, inputs: Sequence[Any], traits: TemplateTraits, text: str = "") -> str | None:
         return self.probe.text(Prompt(_calling(inputs, text=text), [_TOOL]), traits)
@@ -571,15 +585,16 @@ class _ThinkingProof:
         if wanted == "auto":
             # Of those with the same tags the one that the template tells of.
             hinted = {n for n, tags in REASONING_FORMATS.items() if tags.told_by}
-            told = {n for n in hinted if REASONING_FORMATS[n].told_by in source}
-            names = [n for n in names if n not in hinted - told and not (told and n == "think")]
+            told_of = {n for n in hinted if REASONING_FORMATS[n].told_by in source}
+            excluded = (hinted - told_of) | ({"think"} if told_of else set())
+            names = [n for n in names if n not in excluded]
         ways = [replace(traits, thinking_key=key) for key in _THINKING_KEYS]
         for way in (*ways, replace(traits, thinks_in_content=True)):
             for parts in self._turns():
-                asked, turn = self._render(parts, way)
-                if asked is None or turn is None or _THOUGHT not in turn:
+                prompt, turn = self._render(parts, way)
+                if prompt is None or turn is None or _THOUGHT not in turn:
                     continue
-                opened = asked.rpartition(_QUESTION)[2]
+                opened = prompt.rpartition(_QUESTION)[2]
                 for name in names:
                     tags = REASONING_FORMATS.get(name)
                     messages = _THINKING_MESSAGES.get(name)
@@ -589,13 +604,13 @@ class _ThinkingProof:
                 # first.
                 before, _, behind = (opened + turn).partition(_THOUGHT)
                 before = before.rstrip()
-                found = _TAG.findall(before[-60:])
+                tag_texts = _TAG.findall(before[-60:])
                 closed = _TAG.match(behind.lstrip())
-                if wanted != "auto" or not found or closed is None:
+                if wanted != "auto" or not tag_texts or closed is None:
                     continue
-                opening = before[before.rfind(found[-1].rstrip()) :]
+                opening = before[before.rfind(tag_texts[-1].rstrip()) :]
                 tags = ReasoningFormat(opening, closed.group())
-                if found[-1][1] != "/" and _reads_thought(turn, opened, tags):
+                if tag_texts[-1][1] != "/" and _reads_thought(turn, opened, tags):
                     return self._proven(DERIVED, tags, way, turn)
         if wanted != "auto":
             return ProvenThinking(wanted, traits)
@@ -612,8 +627,8 @@ class _ThinkingProof:
         self, name: str, tags: ReasoningFormat | None, traits: TemplateTraits, turn: str
     ) -> ProvenThinking:
         behind = turn.partition(_THOUGHT)[2]
-        ends = [at for n in (_ANSWER, _NAME) if (at := behind.find(n)) >= 0]
-        inside = behind[: min(ends)] if ends else ""
+        ends = places_of(behind, (_ANSWER, _NAME))
+        inside = behind[: min(ends)[0]] if ends else ""
         merged = replace(traits, merges_text=True)
         if self.has_calls and self._loses_text(traits) and not self._loses_text(merged):
             traits = merged
@@ -628,14 +643,14 @@ class _ThinkingProof:
     def _render(self, parts: list[Part], traits: TemplateTraits) -> tuple[str | None, str | None]:
         """The prompt of a turn, and what the template writes for the turn."""
         tools = [_TOOL] if self.has_calls else []
-        asked = self.probe.text(Prompt([_USER], tools), traits, thinking=True)
+        prompt = self.probe.text(Prompt([_USER], tools), traits, thinking=True)
         calls = [part for part in parts if isinstance(part, ToolUsePart)]
         results = [Message("user", [ToolResultPart(call.id, _RESULT)]) for call in calls]
         messages = [_USER, Message("assistant", parts), *results]
         answered = self.probe.text(Prompt(messages, tools), traits, thinking=True)
-        if asked is None or answered is None:
+        if prompt is None or answered is None:
             return None, None
-        return asked, answered[turn_begin(asked, answered) :].partition(_RESULT)[0]
+        return prompt, answered[turn_begin(prompt, answered) :].partition(_RESULT)[0]
 
 
 def _reads_thought(turn: str, end: str, of: ReasoningFormat | MessageSyntax | None) -> bool:

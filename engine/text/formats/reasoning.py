@@ -6,27 +6,29 @@ from dataclasses import dataclass
 
 from engine.protocol import Delta, ThinkingDelta, Tool
 from engine.text.formats.calls import CallObject, FormatParser, texts
-from engine.text.formats.matching import is_begun_markup, overlap
+from engine.text.formats.matching import is_begun_markup, overlap, places_of
 
 _MAX_HEADER = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSyntax:
-    """A turn of several messages, each behind a header that says what it is.
+    """A turn of several messages, each behind a header that says what it is."""
 
-    A header begins with `start`, which the prompt has for the first one, goes on with one of
-    `begins` (`{name}` is each tool's) and ends with `stop`. `calls` is found in those of calls; its
-    group `name` is the tool, and without one the message is an object with a name. `thinks` is
-    found in those of thinking. `ends` are behind messages, and those of `turn_ends` end the turn.
-    """
-
+    # A header begins with it. The first message's stands in the prompt.
     start: str
+    # A header ends with it.
     stop: str
+    # What may stand behind `start`; `{name}` is each tool's.
     begins: tuple[str, ...]
+    # Stands in the headers of calls. Its group `name` is the tool; without that group the message
+    # is an object with a name.
     calls: re.Pattern[str] | None = None
+    # Stands in the headers of thinking.
     thinks: re.Pattern[str] | None = None
+    # What may stand behind a message.
     ends: tuple[str, ...] = ()
+    # Those of `ends` that end the turn as well.
     turn_ends: frozenset[str] = frozenset()
 
     @property
@@ -91,11 +93,13 @@ class MessagesParser:
         self._inner = inner
         self._calls = syntax.calls if tools else None
         names = [tool.name for tool in tools]
-        self._begins = tuple(
-            begin.replace("{name}", name)
-            for begin in syntax.begins
-            for name in (names if "{name}" in begin else [""])
-        )
+        begins: list[str] = []
+        for begin in syntax.begins:
+            if "{name}" in begin:
+                begins.extend(begin.replace("{name}", name) for name in names)
+            else:
+                begins.append(begin)
+        self._begins = tuple(begins)
         self._num_calls = self._num_ended = 0
         self._held = ""
         self._is_in_header = True
@@ -157,7 +161,8 @@ class MessagesParser:
         return True
 
     def _read_body(self, deltas: list[Delta]) -> bool:
-        if (call := self._call) is not None and not call.is_over:
+        call = self._call
+        if call is not None and not call.is_over:
             deltas += call.feed(self._held)
             self._held = call.rest
             self._num_calls += call.has_input
@@ -166,16 +171,17 @@ class MessagesParser:
         # Behind a call's input nothing but the message's end counts.
         start = self._syntax.start
         held = self._held
-        found = [(at, end) for end in self._syntax.ends if (at := held.find(end)) >= 0]
+        ends = places_of(held, self._syntax.ends)
         begun = held.find(start) if start else -1
         while begun >= 0 and self._is_header(held[begun:]) is False:
             begun = held.find(start, begun + 1)
-        found += [(begun, "")] if begun >= 0 else []
+        if begun >= 0:
+            ends.append((begun, ""))
         kept = max(overlap(held, end) for end in (*self._syntax.ends, start) if end)
-        at, end = min(found, default=(len(held) - kept, ""))
+        at, end = min(ends, default=(len(held) - kept, ""))
         body = held[:at].rstrip() if self.is_thinking else held[:at]
         deltas += self._said(body)
-        if not found:
+        if not ends:
             self._held = held[len(body) :]
             return False
         self._held = held[at + len(end) :]
@@ -198,17 +204,16 @@ class MessagesParser:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The texts of the tags, which may be control tokens.
-
-    `wrapper` are tags that some models write around the answer behind their thinking: what opens
-    it, and in their order those that close it. `opens_answer`: a prompt without thinking ends
-    behind the first of them. `told_by` is in the templates of models that write the wrapper.
-    """
+    """The tags around thinking. Their texts may be control tokens."""
 
     open: str
     close: str
+    # Tags that some models write around the answer behind their thinking: the one that opens it,
+    # and in their order those that close it.
     wrapper: tuple[str, ...] | None = None
+    # A prompt without thinking ends behind the first tag of the wrapper.
     opens_answer: bool = False
+    # Stands in the templates of models that write the wrapper.
     told_by: str = ""
 
     @property
@@ -278,7 +283,7 @@ class ThinkingParser:
             begin = self._held.lstrip()
             tags = self._opening, self._close
             tag = next(filter(begin.startswith, tags), "")
-            if not tag and any(one.startswith(begin) for one in tags):
+            if not tag and any(text.startswith(begin) for text in tags):
                 return deltas
             self._may_begin = False
             if tag:
@@ -340,12 +345,14 @@ class _Unwrapped:
             elif not self._opens_answer:
                 self._closing = []
             self._may_begin = False
-        while found := [(at, tag) for tag in self._closing if (at := self._held.find(tag)) >= 0]:
-            at, tag = min(found)
+        places = places_of(self._held, self._closing)
+        while places:
+            at, tag = min(places)
             before = self._held[:at]
             self._held = self._held[at + len(tag) :]
             self._closing = self._closing[self._closing.index(tag) + 1 :]
             deltas += self._inner.feed(before)
+            places = places_of(self._held, self._closing)
         kept = max((overlap(self._held, tag) for tag in self._closing), default=0)
         passed = self._held[: len(self._held) - kept]
         self._held = self._held[len(passed) :]

@@ -19,8 +19,14 @@ from engine.text.formats.arguments import (
     LiteralSyntax,
     TagSyntax,
 )
-from engine.text.formats.calls import CallParser, CallSyntax, FormatParser, PlainText
-from engine.text.formats.matching import SPACE, Maybe, Space, pattern_of, written
+from engine.text.formats.calls import (
+    CallParser,
+    CallSyntax,
+    FormatParser,
+    PlainText,
+    starts_of,
+)
+from engine.text.formats.matching import SPACE, Maybe, Space, pattern_of, places_of, written
 from engine.text.formats.reasoning import MESSAGES, MessagesParser, MessageSyntax
 from engine.text.template.messages import Written
 
@@ -70,7 +76,8 @@ def _syntax(way: Written, arguments: TagSyntax | LiteralSyntax | None) -> CallSy
 def object_begin(head: str, tail: str) -> int | None:
     """Where in the head the object of JSON begins that the whole call is."""
     fill = {"{name}": "n", "{digits}": "0", "{id}": "i", "{more}": ""}
-    for at in (found.start() for found in re.finditer(r"\{(?!\w+\})", head)):
+    for brace in re.finditer(r"\{(?!\w+\})", head):
+        at = brace.start()
         text = head[at:] + '{"":0}' + tail
         for place, value in fill.items():
             text = text.replace(place, value)
@@ -85,25 +92,25 @@ def object_begin(head: str, tail: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """One way to write calls.
+    """How a model writes calls, and how they are read."""
 
-    `opening` is what every call of a template in this format begins with, though models may leave
-    it out. `markers` are the texts it is made of, which may be control tokens. Of `written`, the
-    first whose call is what the template renders is the model's. `ways` are what is read, within
-    `messages` where a turn has such. `arguments` is the notation of inputs that are no JSON.
-    """
-
+    # What templates write. The model's is the first whose call is what its template renders.
     written: tuple[Written, ...]
+    # What is read: models write more than templates do.
     ways: tuple[CallSyntax, ...] = ()
+    # The texts that the format is made of, which may be control tokens.
     markers: frozenset[str] = frozenset()
+    # Where a turn consists of messages, calls stand within these.
     messages: MessageSyntax | None = None
 
     @property
     def opening(self) -> str:
+        """What every call of a template in this format begins with; models may leave it out."""
         return next(iter(self.starts), "")
 
     @property
     def arguments(self) -> TagSyntax | LiteralSyntax | None:
+        """The notation of inputs that are no JSON."""
         return self.ways[0].arguments if self.ways else None
 
     @property
@@ -111,7 +118,7 @@ class CallFormat:
         """The texts at which calls are looked for; none where they need no such text."""
         if self.messages is not None or any(way.begins_turn for way in self.ways):
             return ()
-        return tuple(dict.fromkeys(start for way in self.ways for start in way.starts))
+        return starts_of(self.ways)
 
     def new_parser(self, tools: Sequence[Tool]) -> FormatParser:
         calls = CallParser(self.ways, tools) if self.ways else None
@@ -125,11 +132,11 @@ def format_of(
 ) -> CallFormat:
     """From the texts of a format, with parts that `pattern_of` takes for others than they are
     written; `flags` are fields of its `CallSyntax`."""
-    found: list[CallSyntax] = []
+    syntaxes: list[CallSyntax] = []
     for way in ways:
         syntax = replace(_syntax(way, arguments), **flags)
-        if syntax not in found:
-            found.append(syntax)
+        if syntax not in syntaxes:
+            syntaxes.append(syntax)
     return CallFormat(
         written=tuple(
             Written(
@@ -141,18 +148,20 @@ def format_of(
             )
             for way in ways
         ),
-        ways=tuple(found),
-        markers=_markers(found),
+        ways=tuple(syntaxes),
+        markers=_markers(syntaxes),
     )
 
 
 def _markers(ways: Sequence[CallSyntax]) -> frozenset[str]:
-    return frozenset(marker for way in ways for marker in way.markers)
+    return frozenset[str]().union(*(way.markers for way in ways))
 
 
 def reading(of: CallFormat, others: Sequence[str]) -> CallFormat:
     """The format, which reads what these of the table do as well."""
-    ways = [*of.ways, *(way for name in others for way in TOOL_FORMATS[name].ways)]
+    ways = list(of.ways)
+    for name in others:
+        ways.extend(TOOL_FORMATS[name].ways)
     unique = tuple(way for at, way in enumerate(ways) if way not in ways[:at])
     return replace(of, ways=unique, markers=of.markers | _markers(unique))
 
@@ -181,17 +190,16 @@ _PARAMETERS = '{"name": "{name}", "parameters": {input}}'
 
 def _objects(opening: str, closing: str, *more: str) -> CallFormat:
     """`OPENING[{"name": …, "arguments": …}, …]CLOSING`; `more` are openings without an end."""
-    pairs = ((opening, closing), *((one, "") for one in more))
-    return format_of(
-        *(
-            Written(begin=f"{one}[", call=_OBJECT, separator=", ", end=f"]{two}")
-            for one, two in pairs
-        )
-    )
+    ways = [Written(begin=f"{opening}[", call=_OBJECT, separator=", ", end=f"]{closing}")]
+    for start in more:
+        ways.append(Written(begin=f"{start}[", call=_OBJECT, separator=", ", end="]"))
+    return format_of(*ways)
 
 
 def _python(opening: str, closing: str, separator: str = ", ") -> CallFormat:
-    begin, end = (f"{opening}[", f"]{closing}") if separator == ", " else (opening, closing)
+    is_list = separator == ", "
+    begin = f"{opening}[" if is_list else opening
+    end = f"]{closing}" if is_list else closing
     call = "{name}‹\n›({input})"
     arguments = LiteralSyntax(assign="=")
     return _between(begin, call, end, separator, arguments, knows_names=not opening)
@@ -233,7 +241,8 @@ def _invoke(
 _DSML = "｜DSML｜"
 _DSML_KINDS = {kind: "true" if kind == "string" else "false" for kind in ALL_TYPES}
 _KIMI_BEGIN = "<|tool_call_begin|>‹\n›«functions.»{name}«:»{digits}‹\n›<|tool_call_argument_begin|>"
-_DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK_END = "<｜tool▁calls▁end｜>"
 _ELEMENT = "]<]minimax[>["
 _CALL = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 
@@ -335,11 +344,11 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     ),
     "deepseek_v32": _invoke(f"{_DSML}function_calls", _DSML, ' string="{kind}"', _DSML_KINDS),
     "deepseek_v4": _invoke(f"{_DSML}tool_calls", _DSML, ' string="{kind}"', _DSML_KINDS),
-    "deepseek_v31": _between(_DEEPSEEK[0], _CALL.format("{name}", "{input}"), _DEEPSEEK[1]),
+    "deepseek_v31": _between(_DEEPSEEK_BEGIN, _CALL.format("{name}", "{input}"), _DEEPSEEK_END),
     "deepseek_v3": _between(
-        _DEEPSEEK[0],
+        _DEEPSEEK_BEGIN,
         _CALL.format("function", "{name}\n```json\n{input}\n```‹\n›"),
-        _DEEPSEEK[1],
+        _DEEPSEEK_END,
         "\n",
     ),
     "kimi_k2": _between(
@@ -423,25 +432,23 @@ class Derivation:
 
     def derive(self) -> CallFormat | None:
         """None where calls are written in a way that has no such form."""
-        one = self.show([_ONE])
-        two = self.show([_ONE, _TWO])
-        if one is None or self.name not in one:
+        single = self.show([_ONE])
+        double = self.show([_ONE, _TWO])
+        if single is None or self.name not in single:
             return None
         # A call that begins with what ends a turn can't be told from the turn's end.
-        if any(end in one.partition(self.name)[0] for end in self.ends):
+        if any(end in single.partition(self.name)[0] for end in self.ends):
             return None
-        return self._json_calls(one, two) or self._tagged_calls(one, two)
+        return self._json_calls(single, double) or self._tagged_calls(single, double)
 
-    def _json_calls(self, one: str, two: str | None) -> CallFormat | None:
-        """Calls whose input stands in them as JSON."""
-        at = _find_json(one, _ONE)
-        if at is None:
+    def _json_calls(self, single: str, double: str | None) -> CallFormat | None:
+        """Calls whose input stands in them as JSON; turns with a `single` call and with two."""
+        place = _find_json(single, _ONE)
+        if place is None:
             return None
-        middle = None
-        if two is not None and (first := _find_json(two, _ONE)) is not None:
-            second = _find_json(two, _TWO, first[1])
-            middle = None if second is None else self._atoms(two[first[1] : second[0]])
-        written = _written(self._atoms(one[: at[0]]), self._behind(one[at[1] :]), middle)
+        begin, end = place
+        middle = None if double is None else self._between_inputs(double)
+        written = _written(self._atoms(single[:begin]), self._behind(single[end:]), middle)
         if written is None:
             return None
         head, _, tail = written.call.partition("{input}")
@@ -449,15 +456,24 @@ class Derivation:
             return None
         return _usable(format_of(written, is_opened=bool(written.begin)))
 
-    def _tagged_calls(self, one: str, two: str | None) -> CallFormat | None:
-        """Calls whose arguments stand in them one by one, each between tags."""
-        pieces = re.split("|".join(map(re.escape, (*_KEYS, *_VALUES))), one)
-        keys = _KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1]
-        if len(pieces) != 5 or re.findall("|".join(map(re.escape, keys)), one) != list(keys):
+    def _between_inputs(self, double: str) -> _Atoms | None:
+        """What stands between the inputs of a turn's two calls; None where they are no JSON."""
+        first = _find_json(double, _ONE)
+        if first is None:
             return None
-        shown, assign, gap, again, rest = pieces
+        second = _find_json(double, _TWO, first[1])
+        return None if second is None else self._atoms(double[first[1] : second[0]])
+
+    def _tagged_calls(self, single: str, double: str | None) -> CallFormat | None:
+        """Calls whose arguments stand in them one by one, each between tags."""
+        words = [_KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1]]
+        any_word = re.compile("|".join(map(re.escape, words)))
+        pieces = any_word.split(single)
+        if len(pieces) != 5 or any_word.findall(single) != words:
+            return None
+        opening, assign, gap, again, rest = pieces
         between = self._atoms(gap)
-        before = self._atoms(shown)
+        before = self._atoms(opening)
         num_open = _num_alike(before[::-1], between[::-1])
         opened = between[len(between) - num_open :]
         closed = "".join(between[: len(between) - num_open])
@@ -468,13 +484,13 @@ class Derivation:
         if kinds is None:
             return None
         middle: _Atoms | None = None
-        begin = one[: len(one) - len(rest)] + close
-        if two is not None and two.startswith(begin):
+        begin = single[: len(single) - len(rest)] + close
+        if double is not None and double.startswith(begin):
             # What stands between two calls' arguments.
             third = _KEYS[0] + assign + _TWO[_KEYS[0]]
-            at = two.find(_KEYS[0], len(begin))
-            if two.startswith(third, at):
-                middle = self._atoms(two[len(begin) : at])[:-num_open]
+            at = double.find(_KEYS[0], len(begin))
+            if double.startswith(third, at):
+                middle = self._atoms(double[len(begin) : at])[:-num_open]
         behind = self._behind(rest[len(close) :])
         written = _written(before[: len(before) - num_open], behind, middle, closed[len(close) :])
         if written is None or not written.call.partition("{input}")[2].strip():
@@ -500,28 +516,30 @@ class Derivation:
     def _kinds(self, assign: str, close: str) -> Mapping[str, str] | None:
         """The word that tells an argument's type, by JSON type; empty where there is none."""
         kinds: dict[str, str] = {}
+        word = re.compile("[a-z]+")
         for kind, value in _OTHER_VALUES.items():
-            shown = self.show([{_KEYS[0]: value, _KEYS[1]: _VALUES[1]}])
-            if shown is None or _KEYS[0] not in shown:
+            turn = self.show([{_KEYS[0]: value, _KEYS[1]: _VALUES[1]}])
+            if turn is None or _KEYS[0] not in turn:
                 return None
-            behind = shown.partition(_KEYS[0])[2]
+            behind = turn.partition(_KEYS[0])[2]
             if not behind.startswith(assign):
                 # The word of `assign` that is another one here.
                 at = len(assign[: _num_alike(assign, behind)].rstrip(ascii_lowercase))
-                one, other = (re.compile("[a-z]+").match(text, at) for text in (assign, behind))
-                if one is None or other is None:
+                string_word = word.match(assign, at)
+                kind_word = word.match(behind, at)
+                if string_word is None or kind_word is None:
                     return None
-                if not behind.startswith(assign[one.end() :], other.end()):
+                if not behind.startswith(assign[string_word.end() :], kind_word.end()):
                     return None
-                kinds["string"] = one.group()
-                kinds[kind] = other.group()
+                kinds["string"] = string_word.group()
+                kinds[kind] = kind_word.group()
         return kinds if not kinds or set(kinds) == ALL_TYPES else None
 
     def _behind(self, text: str) -> _Atoms:
         """Up to where the turn ends, or behind its last control token where nothing else tells."""
-        ends = [at for end in self.ends if (at := text.find(end)) >= 0]
+        ends = [at for at, _ in places_of(text, self.ends)]
         if not ends:
-            ends = [found.end() for found in self.controls.finditer(text)][-1:]
+            ends = [control.end() for control in self.controls.finditer(text)][-1:]
         return self._atoms(text[: min(ends)] if ends else text)
 
     def _atoms(self, text: str) -> _Atoms:
@@ -529,8 +547,8 @@ class Derivation:
             rf"(?:{self.controls.pattern})|(?P<name>{re.escape(self.name)})|(?P<digits>\d+)|(?s:.)"
         )
         return [
-            f"{{{found.lastgroup}}}" if found.lastgroup else found.group()
-            for found in atom.finditer(text)
+            f"{{{atom_match.lastgroup}}}" if atom_match.lastgroup else atom_match.group()
+            for atom_match in atom.finditer(text)
         ]
 
 
@@ -561,13 +579,13 @@ def _written(
 
 def _find_json(text: str, value: Mapping[str, Any], begin: int = 0) -> tuple[int, int] | None:
     """Where in a text a value stands as JSON."""
-    for found in re.compile(r"\{").finditer(text, begin):
+    for brace in re.compile(r"\{").finditer(text, begin):
         try:
-            read, end = json.JSONDecoder().raw_decode(text, found.start())
+            read, end = json.JSONDecoder().raw_decode(text, brace.start())
         except ValueError:
             continue
         if read == value:
-            return found.start(), end
+            return brace.start(), end
     return None
 
 
@@ -578,6 +596,7 @@ def _usable(of: CallFormat) -> CallFormat | None:
     return None if re.sub(r"[\s,;]", "", of.written[0].separator) else of
 
 
-def _num_alike(one: Sequence[str], other: Sequence[str]) -> int:
+def _num_alike(left: Sequence[str], right: Sequence[str]) -> int:
     """How many first elements are equal."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

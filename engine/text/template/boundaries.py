@@ -12,7 +12,7 @@ Cost: at most 17 renders a prompt, two for most, and a bounded search.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -32,12 +32,15 @@ _SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`text` is None for those that are JSON objects, which have a `name`. Templates treat those of
-    one `kind` alike. Those of messages have theirs."""
+    """A tool, a block of the system prompt or a part of a message."""
 
+    # Templates treat segments of one kind alike.
     kind: str
+    # None for a JSON object.
     text: str | None
+    # Of a tool, or of the tool that is called.
     name: str = ""
+    # The message that the segment is a part of.
     message: Message | None = field(default=None, compare=False)
 
 
@@ -57,12 +60,11 @@ def segments_of(prompt: Prompt) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Characters of the rendered text. `end` None: the segment has no boundary.
+    """Where a segment lies among the characters of the rendered text."""
 
-    `begin` is where the segment's content starts, None where only its end is known.
-    """
-
+    # None where the segment has no boundary.
     end: int | None
+    # Where the segment's content starts, None where only its end is known.
     begin: int | None = None
 
 
@@ -121,29 +123,29 @@ class _Finder:
 
     def find(self) -> list[Place]:
         marks, positions = self._mark()
-        found = _marked_places(marks, positions)
-        wanted = [s for s in self._with_content if s >= self._num_moving and s not in found]
-        absent = self._find_words(found, wanted)
+        places = _marked_places(marks, positions)
+        wanted = [s for s in self._with_content if s >= self._num_moving and s not in places]
+        absent = self._find_words(places, wanted)
         # Where neither mark of a text came out the template leaves it out.
         unknown = [
             s
             for s in wanted
             if (s not in marks or self._segments[s].text is None)
             and s not in absent
-            and s not in found
+            and s not in places
         ]
         # By comparing renders: the newest, whose ends are the ones that the next turn reads.
         for number in unknown[::-1][:_MAX_COMPARISONS]:
-            before = max((p.end or 0 for s, p in found.items() if s < number), default=0)
+            before = max((p.end or 0 for s, p in places.items() if s < number), default=0)
             varied = self._conversation.varied(number)
             try:
-                other = self._template.render(varied.variables({}, thinking=self._thinking))
+                varied_text = self._template.render(varied.variables({}, thinking=self._thinking))
             except InvalidRequest:
                 continue
-            end = before if other == self._text else common_length(self._text, other)
-            if end > before or other == self._text:
-                found[number] = Place(end)
-        nowhere = {*range(self._num_moving), *(s for s in unknown if s not in found)}
+            end = before if varied_text == self._text else common_length(self._text, varied_text)
+            if end > before or varied_text == self._text:
+                places[number] = Place(end)
+        nowhere = {*range(self._num_moving), *(s for s in unknown if s not in places)}
         # Make the ends monotone, so that each prefix contains all segments before. A template may
         # write the system prompt before the tools: then a tool's prefix contains the system prompt,
         # and the system prompt's ends where the tools do. A message's segment that is rendered
@@ -151,16 +153,16 @@ class _Finder:
         numbers = range(len(self._segments))
         # For each segment the earliest begin of the messages' segments behind it.
         limits: list[int] = []
-        limit = max((place.end or 0 for place in found.values()), default=0)
+        limit = max((place.end or 0 for place in places.values()), default=0)
         for number in reversed(numbers):
             limits.append(limit)
-            begin = found[number].begin if number in found else None
+            begin = places[number].begin if number in places else None
             if number >= self._first_message and begin is not None:
                 limit = min(limit, begin)
         ordered: list[Place] = []
         reached = 0
         for number, limit in zip(numbers, reversed(limits), strict=True):
-            place = Place(None) if number in nowhere else found.get(number)
+            place = Place(None) if number in nowhere else places.get(number)
             if place is None:  # the template leaves it out: it ends where those before it do
                 ordered.append(Place(reached))
             elif place.end is None or place.end > limit:
@@ -189,12 +191,8 @@ class _Finder:
                 break
             unmarked: Unmarked | None = None  # where the template refuses marked texts
             variables = self._conversation.variables(marks, thinking=self._thinking)
-            pairs = [inner for pair in marks.values() for inner in (pair, *pair.inner)]
             with suppress(InvalidRequest):
-                unmarked = take_out(
-                    self._template.render(variables),
-                    frozenset(mark for pair in pairs for mark in (pair.begin, pair.end)),
-                )
+                unmarked = take_out(self._template.render(variables), _characters(marks.values()))
             if unmarked is not None and unmarked.text == self._text:
                 return marks, unmarked.positions
             if not attempt:
@@ -209,13 +207,7 @@ class _Finder:
             nearest = list(marks)[-1]
             if unmarked is not None:
                 parting = common_length(unmarked.text, self._text)
-                places = sorted(
-                    (abs(at - parting), number)
-                    for number, pair in marks.items()
-                    for mark in (pair.begin, pair.end)
-                    for at in unmarked.positions.get(mark, [])[:1]
-                )
-                nearest = places[0][1] if places else next(iter(marks))
+                nearest = _nearest(parting, marks, unmarked.positions)
             kind = self._segments[nearest].kind
             changing = marks[nearest]
             whole_kind = unmarked is None or attempt > 2
@@ -226,7 +218,7 @@ class _Finder:
             }
         return {}, {}
 
-    def _find_words(self, found: dict[int, Place], missing: Sequence[int]) -> set[int]:
+    def _find_words(self, places: dict[int, Place], missing: Sequence[int]) -> set[int]:
         """Texts without marks, by their words between the places before and behind them.
 
         Returns the tools and calls whose name is not there: the template leaves them out.
@@ -234,7 +226,7 @@ class _Finder:
         # For every segment where the next message's segment with a known place begins.
         behind = [len(self._text)] * (len(self._segments) + 1)
         for number in range(len(self._segments) - 1, -1, -1):
-            place = found.get(number)
+            place = places.get(number)
             known = None if place is None or number < self._first_message else place.begin
             behind[number] = behind[number + 1] if known is None else known
         wanted = set(missing)
@@ -242,7 +234,7 @@ class _Finder:
         budget = _SEARCH_LIMIT * len(self._text)
         before = 0
         for number, segment in enumerate(self._segments):
-            place = found.get(number)
+            place = places.get(number)
             is_message = number >= self._first_message
             if place is not None and is_message:
                 before = place.end or before
@@ -255,9 +247,31 @@ class _Finder:
             if segment.text is None and begin < 0:
                 absent.add(number)
             elif segment.text is not None and begin >= 0 and len(words) >= _MIN_WORDS:
-                found[number] = Place(begin + len(words), begin)
+                places[number] = Place(begin + len(words), begin)
                 before = begin + len(words) if is_message else before
         return absent
+
+
+def _characters(pairs: Iterable[SegmentMarks]) -> frozenset[str]:
+    """All marks of these pairs, those of their parts too."""
+    marks: set[str] = set()
+    for pair in pairs:
+        marks.update((pair.begin, pair.end))
+        for part in pair.inner:
+            marks.update((part.begin, part.end))
+    return frozenset(marks)
+
+
+def _nearest(
+    character: int, marks: Mapping[int, SegmentMarks], positions: Mapping[str, list[int]]
+) -> int:
+    """The segment with a mark nearest to a character; the first one where no mark came out."""
+    distances: list[tuple[int, int]] = []
+    for segment, pair in marks.items():
+        for mark in (pair.begin, pair.end):
+            if mark in positions:
+                distances.append((abs(positions[mark][0] - character), segment))
+    return min(distances)[1] if distances else next(iter(marks))
 
 
 def _marked_places(
@@ -266,7 +280,7 @@ def _marked_places(
     """A mark that came out more or less often than its segments are has no place."""
     sharing = Counter(pair.end for pair in marks.values())
     seen: Counter[str] = Counter()
-    found: dict[int, Place] = {}
+    places: dict[int, Place] = {}
     for segment, pair in marks.items():
         index = seen[pair.end]
         seen[pair.end] += 1
@@ -274,7 +288,7 @@ def _marked_places(
         ends = positions.get(pair.end, [])
         if len(ends) == sharing[pair.end]:
             whole = len(begins) == len(ends)
-            found[segment] = Place(ends[index], begins[index] if whole else None)
+            places[segment] = Place(ends[index], begins[index] if whole else None)
             continue
         inner = [
             (positions[p.begin][0], positions[p.end][0])
@@ -282,8 +296,8 @@ def _marked_places(
             if len(positions.get(p.begin, [])) == len(positions.get(p.end, [])) == 1
         ]
         if inner:
-            found[segment] = Place(max(e for _, e in inner), min(b for b, _ in inner))
-    return found
+            places[segment] = Place(max(e for _, e in inner), min(b for b, _ in inner))
+    return places
 
 
 def common_length(first: AnyStr, second: AnyStr, unit: int = 1) -> int:

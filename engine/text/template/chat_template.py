@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -37,7 +38,7 @@ _CUTS = range(0x2A000, 0x2A6DE)
 
 def choose_cut(texts: Iterable[str]) -> str:
     """A character for cuts that occurs in none of the texts."""
-    used = {character for text in texts for character in _RARE.findall(text)}
+    used = set(chain.from_iterable(map(_RARE.findall, texts)))
     cut = next((chr(code) for code in _CUTS if chr(code) not in used), "")
     if not cut:
         raise InvalidRequest("the prompt has too many rare letters")
@@ -48,14 +49,10 @@ class MarkAlphabet:
     """Characters for marks that do not occur in the given texts; `num_free` are left."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        used = {character for text in texts for character in _PRIVATE.findall(text)}
+        used = set(chain.from_iterable(map(_PRIVATE.findall, texts)))
         self.num_free = sum(last - first + 1 for first, last in _RANGES) - len(used)
-        self._free = (
-            chr(code)
-            for first, last in _RANGES
-            for code in range(first, last + 1)
-            if chr(code) not in used
-        )
+        codes = chain.from_iterable(range(first, last + 1) for first, last in _RANGES)
+        self._free = (mark for mark in map(chr, codes) if mark not in used)
 
     def take(self) -> str:
         mark = next(self._free, None)
@@ -222,11 +219,11 @@ class ChatTemplate:
         # Which variable can the template not take as transformers gives it? Qwen3.8-Max refuses
         # every prompt that turns thinking off: its model always thinks. Some templates only ask
         # whether tools are defined and fail on `None`.
-        asked = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
+        probe = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
         for refused in ((False, False), (True, False), (False, True)):
             self._always_thinks, self._omits_tools = refused
             with suppress(InvalidRequest):
-                self.render(asked)
+                self.render(probe)
                 break
         else:
             self._always_thinks = self._omits_tools = False
@@ -244,16 +241,18 @@ class ChatTemplate:
         finally:
             self._moment = None
 
-    def render(self, given: TemplateInput) -> str:
+    def render(self, variables: TemplateInput) -> str:
         """Raises InvalidRequest where the template refuses the messages."""
-        name = "tool_use" if given.tools and "tool_use" in self._templates else "default"
-        thinking = given.thinking or self._always_thinks
-        tools = {} if self._omits_tools and not given.tools else {"tools": given.tools or None}
+        name = "tool_use" if variables.tools and "tool_use" in self._templates else "default"
+        thinking = variables.thinking or self._always_thinks
+        tools = (
+            {} if self._omits_tools and not variables.tools else {"tools": variables.tools or None}
+        )
         try:
             return self._templates[name].render(
-                messages=given.messages,
+                messages=variables.messages,
                 documents=None,
-                add_generation_prompt=given.add_generation_prompt,
+                add_generation_prompt=variables.add_generation_prompt,
                 # Qwen3's name for it, and DeepSeek-V3.1's.
                 enable_thinking=thinking,
                 thinking=thinking,
@@ -291,26 +290,26 @@ def write_json(
     dump = partial(
         json.dumps, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    found: list[Marked] = []
-    text = dump(_without_marked(value, found, _MARKED_DEPTH))
-    for marked in found:
+    marked_values: list[Marked] = []
+    text = dump(_without_marked(value, marked_values, _MARKED_DEPTH))
+    for marked in marked_values:
         before, _, behind = text.partition(f'"{marked.marks.begin}"')
         line = before[before.rfind("\n") + 1 :]
         margin = line[: len(line) - len(line.lstrip())]
         inner = dump(marked.plain).replace("\n", "\n" + margin)
         text = f"{before}{marked.marks.begin}{inner}{marked.marks.end}{behind}"
     if ensure_ascii:
-        text = _ASCII_ESCAPED.sub(lambda found: json.dumps(found.group())[1:-1], text)
+        text = _ASCII_ESCAPED.sub(lambda match: json.dumps(match.group())[1:-1], text)
     return text
 
 
-def _without_marked(value: Any, found: list[Marked], depth: int) -> Any:
+def _without_marked(value: Any, marked_values: list[Marked], depth: int) -> Any:
     """The value with the first mark of each marked value in its place."""
     if isinstance(value, Marked):
-        found.append(value)
+        marked_values.append(value)
         return value.marks.begin
     if depth == 0 or not isinstance(value, dict | list | tuple):
         return value
     if isinstance(value, dict):
-        return {key: _without_marked(item, found, depth - 1) for key, item in value.items()}
-    return [_without_marked(item, found, depth - 1) for item in value]
+        return {key: _without_marked(item, marked_values, depth - 1) for key, item in value.items()}
+    return [_without_marked(item, marked_values, depth - 1) for item in value]

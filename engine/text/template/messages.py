@@ -52,62 +52,64 @@ ThinkingKey = Literal["reasoning_content", "thinking", "reasoning", "tool_plan",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """How a model writes calls: `begin` and `end` surround all of them, `separator` is between.
+    """How a model writes calls, as texts with places.
 
-    Places are `{name}` and `{input}`; `{digits}` and `{id}` are a number and nine letters or
-    digits, at the model's choice; `{more}` is an id as a last key, or nothing. With `assign` the
-    input is written argument by argument, in Python's notation where that is `=`.
+    The places are `{name}` and `{input}`. `{digits}` is a number and `{id}` nine letters or digits,
+    at the model's choice. `{more}` is an id as a last key, or nothing.
     """
 
     call: str
+    # Stands before all calls.
     begin: str = ""
+    # Stands between calls.
     separator: str = ""
+    # Stands behind all calls.
     end: str = ""
+    # Stands between key and value where the input is written argument by argument. Where it is
+    # `=`, the values are Python's.
     assign: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
-    """What a template can't take as it comes, and what it wants of a turn with calls.
+    """What a template can't take as it comes, and what it wants of a turn with calls."""
 
-    - `folds_system`: Gemma refuses a system prompt: it goes in front of the first user's message;
-    - `splits_calls`: Llama 3.1 refuses two calls in one message: each gets a message of its own;
-    - `shortens_ids`: Mistral refuses ids that are not 9 letters and digits;
-    - `joins_results`: Mistral refuses a user's text behind results: the last one gets it;
-    - `thinks_in_content`: Magistral wants thinking as a content part;
-    - `moves_tools`: Mistral puts the tools before the last question: they get no boundary;
-    - `folds_late_system`: most refuse a system message within the conversation, drop it or move
-      it to the top: it is told in the user's turn beside it, where it stays;
-    - `string_arguments`: the input as a string of JSON (DeepSeek), not as an object;
-    - `null_content`: no content where the turn has no text (DeepSeek V3 drops calls beside any);
-    - `names_in_metadata`: a call as a message whose metadata is its name (GLM-4);
-    - `names_ids`: ids of the form `functions.NAME:INDEX`, the only place of the name (Kimi K2);
-    - `splits_text`: the turn's text as a message of its own before the calls';
-    - `interleaves`: each result right behind its call (gpt-oss names a result by the last call);
-    - `thinking_key`: the field of a message that thinking stands in;
-    - `merges_text`: text beside thinking and calls is part of the thinking (gpt-oss refuses both);
-    - `written`: calls written into the content, for templates that render none (Granite 3.3);
-    - `told`: how to write a call, for templates that render calls and no tools (DeepSeek): the
-      tools then stand at the beginning of the system prompt, with this behind them.
-    """
-
+    # Gemma refuses a system prompt: it goes in front of the first user's message.
     folds_system: bool = False
+    # Llama 3.1 refuses two calls in one message: each gets a message of its own.
     splits_calls: bool = False
+    # Mistral refuses ids that are not 9 letters and digits.
     shortens_ids: bool = False
+    # Mistral refuses a user's text behind results: the last result gets it.
     joins_results: bool = False
+    # Magistral wants thinking as a content part.
     thinks_in_content: bool = False
+    # Mistral puts the tools before the last question: they get no boundary.
     moves_tools: bool = False
+    # Most templates refuse a system message within the conversation, drop it or move it to the top.
+    # It then stands in the user's turn beside it, where it stays.
     folds_late_system: bool = False
+    # DeepSeek wants the input as a string of JSON, not as an object.
     string_arguments: bool = False
+    # DeepSeek V3 drops calls beside any content: a turn without text has none.
     null_content: bool = False
+    # GLM-4 wants a call as a message whose metadata is the call's name.
     names_in_metadata: bool = False
+    # Kimi K2 reads the name from ids of the form `functions.NAME:INDEX` alone.
     names_ids: bool = False
+    # The turn's text is a message of its own before that of the calls.
     splits_text: bool = False
+    # gpt-oss names a result by the last call: each result stands right behind its call.
     interleaves: bool = False
+    # The field of a message that thinking stands in.
     thinking_key: ThinkingKey = "reasoning_content"
+    # gpt-oss refuses text beside thinking and calls: it is part of the thinking.
     merges_text: bool = False
+    # Granite 3.3's template renders no calls: they are written into the content so.
     written: Written | None = None
-    told: str = ""
+    # DeepSeek's template renders calls and no tools: the tools then stand at the beginning of the
+    # system prompt, and behind them this, which says how to write a call.
+    call_instructions: str = ""
 
     def call_id(self, call_id: str) -> str:
         """The id that the template gets; equal ids stay equal.
@@ -141,7 +143,8 @@ class Conversation:
         """
         mark = self.alphabet.take()
         prompt = self.prompt
-        tools, system = list(prompt.tools), list(prompt.system)
+        tools = list(prompt.tools)
+        system = list(prompt.system)
         messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
         if segment < len(tools):
             dummy = Tool(mark, {"type": "object", "properties": {}}, mark)
@@ -183,20 +186,20 @@ def new_conversation(
     completing: frozenset[str] = frozenset(),
     image_text: str = "",
 ) -> Conversation:
-    """With a cut in every control token's text, so that it is none.
+    """The prompt with a cut in every control token's text, so that no such text is a control token.
 
-    With cuts also where the template's text could complete one of the controls `completing`. The
-    `image_text` stands for each image's reference; without one that is text.
+    The texts that the template's own could complete to one of the controls `completing` are cut as
+    well. `image_text` replaces each image's reference; without one the reference is text.
     """
     cut = choose_cut(strings_of(prompt))
-    shown = {image.id for image in prompt.images} if image_text else set[str]()
+    image_ids = {image.id for image in prompt.images} if image_text else set[str]()
 
     def clean(text: str) -> str:
         # Every other piece is the id of a reference.
-        pieces = IMAGE_REFERENCE.split(text) if shown else [text]
+        pieces = IMAGE_REFERENCE.split(text) if image_ids else [text]
         for place, piece in enumerate(pieces):
             if place % 2:
-                pieces[place] = image_text if piece in shown else f"[image {piece}]"
+                pieces[place] = image_text if piece in image_ids else f"[image {piece}]"
                 continue
             if completing:
                 piece = controls.cut_completing(piece, cut, completing)
@@ -229,14 +232,14 @@ def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
 
 def strings_of(prompt: Prompt) -> list[str]:
     """Every text of a prompt, the keys of its JSON too."""
-    found: list[str] = []
+    texts: list[str] = []
 
     def add(text: str) -> str:
-        found.append(text)
+        texts.append(text)
         return text
 
     _mapped(prompt, add)
-    return found
+    return texts
 
 
 class _Builder:
@@ -279,11 +282,11 @@ class _Builder:
             messages.extend(built)
         if traits.interleaves:
             messages = _interleaved(messages)
-        if tools and traits.told:
+        if tools and traits.call_instructions:
             written = "\n".join(write_json(tool["function"]) for tool in tools)
-            told = _TOOLS_HEADING + written + _SEPARATOR + traits.told
+            heading = _TOOLS_HEADING + written + _SEPARATOR + traits.call_instructions
             tools = []
-            system = _SEPARATOR.join(filter(None, [told, system]))
+            system = _SEPARATOR.join(filter(None, [heading, system]))
         if system and not self._traits.folds_system:
             messages.insert(0, {"role": "system", "content": system})
         elif system and messages and messages[0]["role"] == "user":
@@ -344,8 +347,8 @@ class _Builder:
             text = thought = ""
         if calls and traits.names_in_metadata:
             for function in (call["function"] for call in calls):
-                told = write_json(function["arguments"])
-                yield {"role": "assistant", "metadata": function["name"], "content": told}
+                arguments = write_json(function["arguments"])
+                yield {"role": "assistant", "metadata": function["name"], "content": arguments}
             return
         built = self._assistant(text, thought)
         num_first = 1 if self._traits.splits_calls else len(calls)
@@ -368,7 +371,7 @@ class _Builder:
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
         name = part.name
-        arguments = part.input
+        arguments: Any = part.input
         marks = self._next_marks()
         if marks is not None and marks.inner:
             values = dict(part.input)
@@ -379,12 +382,13 @@ class _Builder:
             arguments = mark_value(values, marks, part.input)
         elif marks is not None:
             arguments = mark_value(part.input, marks)
-        told: Any = write_json(arguments) if self._traits.string_arguments else arguments
+        if self._traits.string_arguments:
+            arguments = write_json(arguments)
         call_id = self._traits.call_id(part.id)
         if self._traits.names_ids:
             call_id = f"functions.{part.name}:{len(self._calls)}"
         self._calls[part.id] = call_id, part.name
-        function = {"name": name, "arguments": told}
+        function = {"name": name, "arguments": arguments}
         return {"id": call_id, "type": "function", "function": function}
 
     def _messages(self, message: Message) -> list[dict[str, Any]]:
@@ -404,8 +408,8 @@ class _Builder:
                     given_id = self._traits.call_id(part.tool_use_id)
                     call_id, name = self._calls.get(part.tool_use_id, (given_id, ""))
                     role = "observation" if self._traits.names_in_metadata else "tool"
-                    told = {"role": role, "tool_call_id": call_id, "name": name}
-                    built.append({**told, "content": content})
+                    header = {"role": role, "tool_call_id": call_id, "name": name}
+                    built.append({**header, "content": content})
                 case _:
                     raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
         if texts and built and self._traits.joins_results:
@@ -434,8 +438,8 @@ def _interleaved(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if id(message) in moved:
             continue
         ordered.append(message)
-        found = (results.pop(call["id"], None) for call in message.get("tool_calls", ()))
-        ordered.extend(result for result in found if result is not None)
+        answers = (results.pop(call["id"], None) for call in message.get("tool_calls", ()))
+        ordered.extend(result for result in answers if result is not None)
     return ordered
 
 
@@ -444,15 +448,19 @@ def _written(calls: list[dict[str, Any]], written: Written) -> str:
     before, _, behind = written.call.partition("{input}")
     texts: list[str] = []
     for function in (call["function"] for call in calls):
-        told = write_json(function["arguments"])
+        arguments = write_json(function["arguments"])
         if written.assign:
-            told = ", ".join(
-                f"{key}{written.assign}"
-                + (repr(one) if one is None or isinstance(one, bool) else write_json(one))
-                for key, one in function["arguments"].items()
+            arguments = ", ".join(
+                f"{key}{written.assign}{_python_literal(value)}"
+                for key, value in function["arguments"].items()
             )
-        texts.append(before.replace("{name}", function["name"]) + told + behind)
+        texts.append(before.replace("{name}", function["name"]) + arguments + behind)
     return written.begin + written.separator.join(texts) + written.end
+
+
+def _python_literal(value: Any) -> str:
+    """Python's words for true, false and null; all else as JSON, which Python reads as well."""
+    return repr(value) if value is None or isinstance(value, bool) else write_json(value)
 
 
 def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dict[str, Any]:
@@ -469,8 +477,8 @@ def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dic
         last = next(reversed(properties))
         described = properties[last]
         if isinstance(described, dict) and isinstance(described.get("description"), str):
-            told = surround(described["description"], pairs[len(function)])
-            inner = {**properties, last: {**described, "description": told}}
+            description = surround(described["description"], pairs[len(function)])
+            inner = {**properties, last: {**described, "description": description}}
             around = pairs[len(function) - 1]
             marked["parameters"] = mark_value(
                 {**parameters, "properties": inner}, around, parameters
@@ -509,8 +517,8 @@ def _with_one_type(of: Any) -> Any:
         return {"type": _DEFAULT_TYPE, "description": ""}
     declared = of.get("type")
     types = [declared] if isinstance(declared, str) else declared
-    found = [t for t in types if isinstance(t, str)] if isinstance(types, list) else []
-    kind = next((t for t in found if t != "null" or t is declared), _DEFAULT_TYPE)
+    names = [t for t in types if isinstance(t, str)] if isinstance(types, list) else []
+    kind = next((t for t in names if t != "null" or t is declared), _DEFAULT_TYPE)
     whole = {"description": "", **of, "type": kind}
     if isinstance(of.get("items"), dict):
         whole["items"] = _with_one_type(of["items"])

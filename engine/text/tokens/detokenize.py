@@ -49,8 +49,8 @@ class Vocabulary:
     def with_text(self, texts: set[str]) -> "Vocabulary":
         """The same, but these special tokens are text: an output format needs to see them."""
         changed = copy(self)
-        shown = {text.encode() for text in texts}
-        changed._added = self._added | {t: name for t, name in self._names.items() if name in shown}
+        names = {text.encode() for text in texts}
+        changed._added = self._added | {t: name for t, name in self._names.items() if name in names}
         return changed
 
     def detokenizer(self, *, continues: bool = False) -> Detokenizer:

@@ -10,7 +10,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -79,15 +79,16 @@ class ControlTexts:
 
         A template that writes `<` + name + `>` makes `<think>` of a tool that is named `think`.
         """
-        if not (text := text.strip()):
+        text = text.strip()
+        if not text:
             return frozenset()
-        found: set[str] = set()
+        controls: set[str] = set()
         if len(text) < self._longest and text in self._joined:
-            found.update(c for c in self.ids if text in c and text != c)
+            controls.update(c for c in self.ids if text in c and text != c)
         for size in range(1, self._longest):
-            found.update(self._by_beginning.get(text[-size:], ()))
-            found.update(self._by_end.get(text[:size], ()))
-        return frozenset(found)
+            controls.update(self._by_beginning.get(text[-size:], ()))
+            controls.update(self._by_end.get(text[:size], ()))
+        return frozenset(controls)
 
     def cut_completing(self, text: str, mark: str, controls: frozenset[str]) -> str:
         """The text with `mark` where it begins and before its last character, if it could be a part
@@ -216,12 +217,17 @@ class PieceTokenizer:
         for begin, end in pairwise([*borders, len(text)]):
             inside: tuple[ControlMatch, ...] | None = None
             if bisect_left(cuts, begin) != bisect_left(cuts, end):
-                own = owned[bisect_left(begins, begin) : bisect_left(begins, end)]
+                matches = owned[bisect_left(begins, begin) : bisect_left(begins, end)]
                 inside = tuple(
-                    ControlMatch(m.begin - begin, m.end - begin, m.token_id) for m in own
+                    ControlMatch(match.begin - begin, match.end - begin, match.token_id)
+                    for match in matches
                 )
             keys.append(_Key(scope, text[begin:end], begin == 0, inside))
-        known = {key: piece for key in keys if (piece := self._cache.find(key)) is not None}
+        known: dict[_Key, Piece] = {}
+        for key in keys:
+            piece = self._cache.find(key)
+            if piece is not None:
+                known[key] = piece
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         # A batch frees the interpreter's lock; a single call holds it.
         encodings = self._whole.encode_batch([k.text for k in missing], add_special_tokens=False)
@@ -319,7 +325,13 @@ class _Edges:
         parts = json.loads(self._tokenizer.to_str())
         vocabulary = parts["model"]["vocab"]
         tokens = vocabulary if isinstance(vocabulary, dict) else (text for text, _ in vocabulary)
-        return frozenset(token[i : i + 2] for token in tokens for i in range(len(token) - 1))
+        return frozenset(chain.from_iterable(map(_neighbours, tokens)))
+
+
+def _neighbours(token: str) -> Iterator[str]:
+    """Every two characters of a token that stand side by side."""
+    for index in range(len(token) - 1):
+        yield token[index : index + 2]
 
 
 class _PlainTokenizer:
@@ -350,15 +362,15 @@ class _PlainTokenizer:
             encoding = tokenizer.encode(text[begin:end], add_special_tokens=False)
             # The character at which a control token begins.
             spans = zip(encoding.ids, encoding.offsets, strict=True)
-            made = next((at for token_id, (at, _) in spans if token_id in self._controls), None)
-            if made is None:
+            control = next((at for token_id, (at, _) in spans if token_id in self._controls), None)
+            if control is None:
                 parts.append((begin, encoding))
                 begin = end
                 end = len(text)
-            elif begin + made + 1 < end:
-                end = begin + made + 1
-            elif made > 0:
-                end = begin + made
+            elif begin + control + 1 < end:
+                end = begin + control + 1
+            elif control > 0:
+                end = begin + control
             else:
                 raise InvalidRequest("prompt: has a character that is a control token")
         return parts
