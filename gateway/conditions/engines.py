@@ -85,8 +85,10 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
 
 def _starting(engine: Engine) -> Finding:
     """An engine that answers, and is not ready."""
-    name, told = engine.name, engine.readiness
-    stage, error = str(told.get("stage", "starting")), str(told.get("error") or "")
+    name = engine.name
+    told = engine.readiness
+    stage = str(told.get("stage", "starting"))
+    error = str(told.get("error") or "")
     failing = told.get("failing")
     if stage == "failed":
         is_memory = any(words in error for words in _OUT_OF_MEMORY)

@@ -13,7 +13,8 @@ from gateway.journal.store import Journal
 from gateway.ledger.identity import Identity
 
 NEARLY_FULL_SHARE = 0.8
-_JOURNAL, _LEDGER = "the journal", "the ledger"
+_JOURNAL = "the journal"
+_LEDGER = "the ledger"
 
 
 def of_loops(failing: Sequence[LoopHealth]) -> Iterator[Finding]:

@@ -56,7 +56,8 @@ from gateway.ledger.stored import Batch, BatchItem, Result
 from gateway.prompt.ask import Ask, Origin, Principal, TurnId
 from gateway.turn.state import Findings, RowEnd, RowTurn
 
-ROW_BYTES, BATCH_BYTES = 512, 16_384
+ROW_BYTES = 512
+BATCH_BYTES = 16_384
 """What a row and a batch count besides the rows' bodies, for their places in the database.
 
 So a workspace can't fill the database with millions of rows of a few bytes each.
@@ -72,7 +73,8 @@ _FORGET_SECONDS = 60.0
 _WINDOW = 64
 WORKING = 2
 _MAX_ATTEMPTS = 4
-_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 8.0
+_RETRY_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 8.0
 """The pause of a batch of which no row could run; it is twice as long each time.
 
 All rows are read from the database again behind it.
@@ -106,7 +108,8 @@ def ranked(
     found: list[tuple[list[str], str]] = []
     begun = time.monotonic()
     for item in given:
-        names, shared = list[str](), ""
+        names = list[str]()
+        shared = ""
         with suppress(GatewayError):
             ask = row_ask(services, bytes(item.params), principal, version)
             marked = ask.plan.deepest_marked()

@@ -26,7 +26,8 @@ def charge(record: TurnRecord, price: Price | None) -> None:
     if price is not None:
         cost = price.cost(record, record.output_tokens)
         record.price = price.id
-        record.cost, record.cost_without_cache = cost.actual, cost.without_cache
+        record.cost = cost.actual
+        record.cost_without_cache = cost.without_cache
 
 
 class Billing:
@@ -39,7 +40,9 @@ class Billing:
         metrics: Metrics,
         charged: Callable[[TurnRecord], None] = lambda record: None,
     ) -> None:
-        self.prices, self.metrics, self.charged = prices, metrics, charged
+        self.prices = prices
+        self.metrics = metrics
+        self.charged = charged
 
     def charge(self, record: TurnRecord) -> None:
         """Price a turn and count it."""
@@ -123,7 +126,8 @@ class Drain:
                 self.problem = str(error)
                 self.is_behind = True
                 get_logger("drain").warning("drain_failed", error=str(error), retry_seconds=backoff)
-                moved, rest = 0, backoff
+                moved = 0
+                rest = backoff
                 backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
             if moved < _BATCH:
                 await pause(stopping, rest)

@@ -36,7 +36,9 @@ from gateway.base.row_ids import MARK, MARK_PLACE, turn_of_try
 from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.journal.versions import APPLICATION, FILE, FORMAT, check_version, connect_to_read
 
-OPEN, CLOSED, ASIDE = "open", "closed", "aside"
+OPEN = "open"
+CLOSED = "closed"
+ASIDE = "aside"
 LOST = "lost"
 BROKEN = "broken"
 REFUSED = "refused by the ledger"
@@ -459,7 +461,8 @@ class Journal:
     def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._is_busy = loop, False
+            self._loop = loop
+            self._is_busy = False
         future = loop.create_future()
         self._gathered.append(_Job(work, must, future))
         if not self._is_busy:
@@ -469,7 +472,8 @@ class Journal:
 
     def _hand_over(self) -> None:
         """Give the thread what has gathered. What comes while it writes shares the next commit."""
-        jobs, self._gathered = self._gathered[:_GROUP], self._gathered[_GROUP:]
+        jobs = self._gathered[:_GROUP]
+        self._gathered = self._gathered[_GROUP:]
         self._is_busy = bool(jobs)
         if jobs:
             self._groups.put(jobs)

@@ -277,7 +277,8 @@ def intervals(
 def reasons() -> dict[str, sa.ColumnElement[Any]]:
     """By the kind of reason, a turn's own. A turn that read something missed in part: what its
     later markers lacked is told apart from what turns without a read lacked."""
-    reason, has_read = TurnRow.miss_reason.expression, TurnRow.cache_read_tokens > 0
+    reason = TurnRow.miss_reason.expression
+    has_read = TurnRow.cache_read_tokens > 0
     return {
         "miss": sa.case((~has_read, reason)),
         "part": sa.case((has_read, reason)),
@@ -310,7 +311,8 @@ def gap_changes(on_postgres: bool) -> Any:
     gap to the turn before, and where there is a turn after it, by that one's new gap less its
     former one."""
     other = aliased(TurnRow)
-    place, there = sa.tuple_(TurnRow.opened_ms, TurnRow.id), sa.tuple_(other.opened_ms, other.id)
+    place = sa.tuple_(TurnRow.opened_ms, TurnRow.id)
+    there = sa.tuple_(other.opened_ms, other.id)
     backwards = other.opened_ms.desc(), other.id.desc()
     # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
     # each of its turns.
@@ -395,7 +397,8 @@ deadlock."""
 async def rebuild_whole(connection: AsyncConnection) -> None:
     """Replace the sums of all prefixes and epochs by those of the turns that are there."""
     await _lock(connection, *WHOLE)
-    own, on_postgres = (TurnRow.workspace_id, TurnRow.prefix), is_postgres(connection)
+    own = (TurnRow.workspace_id, TurnRow.prefix)
+    on_postgres = is_postgres(connection)
     place = (TurnRow.opened_ms, TurnRow.id)
     before = sa.func.lag(TurnRow.opened_ms).over(partition_by=own, order_by=place)
     gap = (TurnRow.opened_ms - before).label("gap")

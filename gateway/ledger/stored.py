@@ -483,7 +483,8 @@ class Contents:
         self, workspace: str, ids: Collection[str], now_ms: int
     ) -> dict[str, tuple[bytes, int]]:
         """As `get`, of those of the ids that are there."""
-        table, days = self._table, func.coalesce(WorkspaceRow.keep_days, self._days)
+        table = self._table
+        days = func.coalesce(WorkspaceRow.keep_days, self._days)
         until_ms = table.at_ms + days * DAY_MS
         query = (
             select(table.turn_id, table.body, until_ms.label("until_ms"))

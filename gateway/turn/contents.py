@@ -45,7 +45,9 @@ class Keeper:
 
     def keep(self, turn: Turn) -> None:
         """Keep what a turn was asked and what it answered so far. This never awaits."""
-        frames, record, prompt = turn.whole, turn.record, turn.ask.plan.prompt
+        frames = turn.whole
+        record = turn.record
+        prompt = turn.ask.plan.prompt
         num_bytes = turn.ask.plan.num_bytes + sum(len(image.data) for image in prompt.images)
         for frame in frames:
             match frame:
@@ -140,7 +142,8 @@ class KeptResponses:
         """Raise RateLimited where as much of a workspace is kept as may be. What other gateways
         keep, and what is deleted, is known after a while. Where the database can't be asked nothing
         is kept either, which the answer tells."""
-        sizes, now = self.num_bytes, self.clock.monotonic()
+        sizes = self.num_bytes
+        now = self.clock.monotonic()
         is_full = sizes[workspace] >= self.most_bytes
         seconds = _FULL_SECONDS if is_full else _FORGET_SECONDS
         if now - self.asked_at.get(workspace, -inf) >= seconds:

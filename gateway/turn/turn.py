@@ -183,13 +183,17 @@ class TurnService:
 
     def _explain(self, turn: Turn, started: Started) -> None:
         """Complete the turn's findings, and remember the turn for later comparisons."""
-        ask, record, engine, findings = turn.ask, turn.record, turn.engine, turn.findings
+        ask = turn.ask
+        record = turn.record
+        engine = turn.engine
+        findings = turn.findings
         cache = "read" if started.usage.cache_read_tokens else "cold"
         seconds = record.first_token_seconds or 0.0
         self.metrics.count_first_token(cache, record.model, seconds)
         findings.engine = engine.name
         findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
-        described, most = engine.description, ask.sampling.max_tokens or 0
+        described = engine.description
+        most = ask.sampling.max_tokens or 0
         # With probabilities the bound of a gathered answer may stand here.
         is_asked = ask.sampling.logprobs is None
         if described is not None and is_asked and most > described.max_context_tokens:

@@ -74,7 +74,8 @@ def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
         return [Part(None, since_ms, until_ms)]
     width, *narrower = widths
     step = width * 1000
-    first, last = -(-since_ms // step) * step, until_ms // step * step
+    first = -(-since_ms // step) * step
+    last = until_ms // step * step
     if first >= last:
         return parts_of(since_ms, until_ms, narrower)
     return [
@@ -111,7 +112,8 @@ def widths_for(
 async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     """Widen a range to whole days where its turns may have been deleted."""
     horizon = await rollups.horizon_ms(connection)
-    since, until = wanted.since_ms, wanted.until_ms
+    since = wanted.since_ms
+    until = wanted.until_ms
     if since < horizon:
         since = since // _DAY_MS * _DAY_MS
     if until < horizon:
@@ -134,9 +136,11 @@ def within(
 ) -> list[ColumnElement[bool]]:
     """What a part's rows fulfil: of the table of sums, or of turns where the part has no width."""
     if part.width_seconds is None:
-        moment, where = TurnRow.opened_ms, of.filters(TurnRow)
+        moment = TurnRow.opened_ms
+        where = of.filters(TurnRow)
     else:
-        moment, where = table.start_ms, of.filters(table)
+        moment = table.start_ms
+        where = of.filters(table)
         where.append(table.by_engine == int(is_by_engine(of, by)))
         where.append(table.width_seconds == part.width_seconds)
     return [moment >= part.since_ms, moment < part.until_ms, *where]
@@ -151,11 +155,9 @@ def rows_of(of: Range, part: Part) -> Select[Any]:
 def _sums_of(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     table: Any = TurnRollupRow
     if part.width_seconds is None:
-        known, values, moment = (
-            rollups.dimensions(),
-            rollups.measures(),
-            TurnRow.opened_ms.expression,
-        )
+        known = rollups.dimensions()
+        values = rollups.measures()
+        moment = TurnRow.opened_ms.expression
     else:
         known = {name: getattr(table, name) for name in by}
         sums = ((name, func.sum(getattr(table, name))) for name in rollups.MEASURES)
@@ -304,7 +306,8 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
         if group.price == structs.NOT_DELIVERED:
             undelivered += group.totals.requests
             continue
-        price, totals = own.with_id(group.price), group.totals
+        price = own.with_id(group.price)
+        totals = group.totals
         if price is None:
             unexplained += totals.requests
             continue
@@ -360,11 +363,13 @@ _MAX_SHORT_SECONDS = 2 * 3600
 async def latency(ledger: Ledger, of: Range) -> structs.Latency:
     async with ledger.snapshot() as connection:
         of = await widen_to_days(connection, of)
-        step, widths = rollups.DAY_SECONDS, widths_for(of, (), None, LatencyRollupRow)
+        step = rollups.DAY_SECONDS
+        widths = widths_for(of, (), None, LatencyRollupRow)
         # Before the horizon there are no turns, so even a short range is read from the sums.
         has_turns = of.since_ms >= await rollups.horizon_ms(connection)
         if has_turns and of.seconds <= _MAX_HOURLY_SECONDS:
-            step, widths = max(bucket_seconds(int(of.seconds)), 60), []
+            step = max(bucket_seconds(int(of.seconds)), 60)
+            widths = []
             if of.engine is None and await _has_many(connection, of):
                 is_short = of.seconds <= _MAX_SHORT_SECONDS
                 step = rollups.FIVE_MINUTES_SECONDS if is_short else rollups.HOUR_SECONDS
