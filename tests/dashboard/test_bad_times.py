@@ -40,7 +40,19 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("bad-times")
+    with serving_site(tmp_path_factory.mktemp("bad-times")) as site:
+        yield site
+
+
+@pytest.fixture
+def untouched(tmp_path: Path) -> Iterator[Site]:
+    """A site that no other test has asked anything."""
+    with serving_site(tmp_path) as site:
+        yield site
+
+
+@contextmanager
+def serving_site(folder: Path) -> Iterator[Site]:
     with (
         running_stack(folder / "data", "synthetic", {}) as stack,
         running_dashboard(stack.gateway, folder) as url,
@@ -49,8 +61,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(stack.gateway, url, opened, folder)
 
 
-def test_where_nobody_asked_anything_nothing_is_ticked(site: Site) -> None:
-    with site.visit() as visit:
+def test_where_nobody_asked_anything_nothing_is_ticked(untouched: Site) -> None:
+    with untouched.visit() as visit:
         for path in ("/", "/why", "/fleet", "/advice"):
             page = visit.open(f"{path}?range=1h")
             said = visit.text()
