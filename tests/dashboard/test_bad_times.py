@@ -39,26 +39,41 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with serving_site(tmp_path_factory.mktemp("bad-times")) as site:
-        yield site
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site]]:
+    """Two sites with one browser. Playwright keeps this thread's event loop running, and a stack
+    cannot start beside one: both start before the browser."""
+    first = tmp_path_factory.mktemp("bad-times")
+    second = tmp_path_factory.mktemp("untouched")
+    with (
+        serving_site(first) as (gateway, url),
+        serving_site(second) as (untouched_gateway, untouched_url),
+        browsing() as browser,
+    ):
+        yield (
+            Site(gateway, url, browser, first),
+            Site(untouched_gateway, untouched_url, browser, second),
+        )
 
 
 @pytest.fixture
-def untouched(tmp_path: Path) -> Iterator[Site]:
-    """A site that no other test has asked anything."""
-    with serving_site(tmp_path) as site:
-        yield site
+def site(sites: tuple[Site, Site]) -> Site:
+    return sites[0]
+
+
+@pytest.fixture
+def untouched(sites: tuple[Site, Site]) -> Site:
+    """A site of which one test asks something, and no other."""
+    return sites[1]
 
 
 @contextmanager
-def serving_site(folder: Path) -> Iterator[Site]:
+def serving_site(folder: Path) -> Iterator[tuple[str, str]]:
+    """The addresses of a gateway and its dashboard."""
     with (
         running_stack(folder / "data", "synthetic", {}) as stack,
         running_dashboard(stack.gateway, folder) as url,
-        browsing() as opened,
     ):
-        yield Site(stack.gateway, url, opened, folder)
+        yield stack.gateway, url
 
 
 def test_where_nobody_asked_anything_nothing_is_ticked(untouched: Site) -> None:
