@@ -1,6 +1,9 @@
 """Numbers as people read them. Pure; takes ints and floats, returns plain text."""
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+
+from engine.protocol import Ttl
 
 NANO = 1_000_000_000
 NO_VALUE = "–"
@@ -135,3 +138,12 @@ def signed(value: float) -> str:
     if value == 0:
         return "0"
     return f"{'−' if value < 0 else '+'}{abs(value):,}"
+
+
+def ttls_written(writes: Iterable[Mapping[Ttl, int]]) -> list[Ttl]:
+    """The TTL classes that have a token in any of the rows: no other has a column."""
+    found: dict[Ttl, int] = {}
+    for row in writes:
+        for ttl, tokens in row.items():
+            found[ttl] = found.get(ttl, 0) + tokens
+    return [ttl for ttl, tokens in found.items() if tokens]

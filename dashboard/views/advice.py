@@ -131,13 +131,14 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
     parts.heading("What breaks the prefix")
     draw_findings(stream.findings, "advice_findings", "Nothing breaks it.")
     parts.heading("Ways to place the markers")
+    ttls = formats.ttls_written(each.writes for each in stream.outcomes)
     rows = [
         {
             "Markers": WAYS.get(each.name, each.name),
             "Cost ($)": in_dollars(each.nano),
             "Cost (input tokens)": round(each.multiples),
             "Read": each.cache_read_tokens,
-            **{f"Written {ttl}": tokens for ttl, tokens in each.writes.items()},
+            **{f"Written {ttl}": each.writes[ttl] for ttl in ttls},
             "Input": each.input_tokens,
             "Requests with a read": each.requests_with_read,
         }

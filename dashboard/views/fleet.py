@@ -1,6 +1,6 @@
 """Fleet: are the engines well, what did restarts cost, and where are hits lost?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
-from engine.protocol.reports import AdapterInfo, BlockStats, Description, Guarantee, Stats
+from engine.protocol.reports import AdapterInfo, BlockStats, Description, Stats
 from gateway.structs.fleet import EngineReport, FleetHistory, LoadPoint
 
 PROMISES = {
@@ -60,10 +60,10 @@ def draw(view: View, chosen: Selection) -> None:
         "What engines promise",
         rows,
         "promises",
-        f"{sum(row['Kept'] == 'no' for row in rows)} of {len(rows)} promises are not kept.",
+        f"{formats.counted(len(rows), 'promise')}, with what each backend keeps of it.",
         none="No engine that is up has told yet what it promises.",
         icon=":material/handshake:",
-        wide=("How, or why not",),
+        wide=list(rows[0])[1:] if rows else (),
     )
     draw_load(view.load, view.history)
     draw_attribution(view.history)
@@ -73,7 +73,7 @@ def draw(view: View, chosen: Selection) -> None:
             {
                 "Back at (UTC)": formats.moment(each.first_ms),
                 "Engine": each.engine,
-                "Without turns for": formats.duration((each.first_ms - each.last_ms) / 1000),
+                "Gap between turns": formats.duration((each.first_ms - each.last_ms) / 1000),
                 "Turns that missed for it": each.lost.requests,
                 "Tokens written again": each.lost.written_tokens,
                 "Epoch": each.epoch[:8],
@@ -108,7 +108,7 @@ def draw_cards(view: View) -> None:
         parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
         shares = (e.delivered_tokens / e.available_tokens for e in everything if e.available_tokens)
         share = formats.percent(next(shares, None))
-        label = "Held tokens delivered"
+        label = "Read of what was held"
         parts.card("attribution", share, label=label, delta="of what some engine held")
 
 
@@ -191,24 +191,35 @@ def server_of(described: Description) -> str:
 
 
 def promise_table(found: Sequence[EngineReport]) -> list[Row]:
-    """Each promise of the engine protocol once for all engines that say the same of it."""
-    sayings: dict[tuple[str, Guarantee], list[str]] = {}
+    """One row for each promise of the engine protocol, with a column for each backend: whether it
+    is kept there, and how or why not. Engines of one backend that say different things are
+    named."""
+    sayings: dict[str, dict[str, dict[str, list[str]]]] = {}
+    backends: list[str] = []
     for engine in found:
-        if engine.description is not None:
-            for one in engine.description.guarantees:
-                sayings.setdefault((server_of(engine.description), one), []).append(engine.name)
+        if engine.description is None:
+            continue
+        backend = server_of(engine.description)
+        if backend not in backends:
+            backends.append(backend)
+        for promise in engine.description.guarantees:
+            said = f"{'yes' if promise.is_kept else 'no'}: {promise.note}".removesuffix(": ")
+            of_backend = sayings.setdefault(promise.name, {}).setdefault(backend, {})
+            of_backend.setdefault(said, []).append(engine.name)
     order = {name: number for number, name in enumerate(PROMISES)}
-    ordered = sorted(sayings.items(), key=lambda item: order.get(item[0][1].name, len(order)))
     return [
         {
-            "Promise": PROMISES.get(one.name, one.name),
-            "Kept": "yes" if one.is_kept else "no",
-            "How, or why not": one.note,
-            "Backend": server,
-            "Engines": ", ".join(engines),
+            "Promise": PROMISES.get(name, name),
+            **{backend: _said_by(sayings[name].get(backend, {})) for backend in backends},
         }
-        for (server, one), engines in ordered
+        for name in sorted(sayings, key=lambda name: order.get(name, len(order)))
     ]
+
+
+def _said_by(sayings: Mapping[str, Sequence[str]]) -> str | None:
+    if len(sayings) < 2:
+        return next(iter(sayings), None)
+    return "; ".join(f"{', '.join(engines)}: {said}" for said, engines in sayings.items())
 
 
 def in_use_share(found: Sequence[BlockStats]) -> float | None:

@@ -1,7 +1,7 @@
 """The Overview: is the cache working, and what is it saving?
 
-It ends with the advice of the last seven days. The gateway may compute it for seconds, so a thread
-asks for it; the page shows what has come, and looks again every few seconds.
+Under its headline cards stands the advice of the last seven days. The gateway may compute it for
+seconds, so a thread asks for it. The page shows what has come, and looks again every few seconds.
 """
 
 import time
@@ -30,7 +30,7 @@ from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared, first_token_cards
 from engine.protocol import TTLS, WRITE_FIELDS
-from gateway.structs.advice import AdviceSummary
+from gateway.structs.advice import AdviceSummary, SummaryLine
 from gateway.structs.fleet import EngineReport, LeasesKept
 from gateway.structs.usage import Bucket, Latency, RefusalCounts, Savings, Usage
 
@@ -62,6 +62,8 @@ _RETRY_SECONDS = 60.0
 _LOOK_SECONDS = 3
 _NUM_THREADS = 4
 _WEEK = "week"
+NUM_CHANGES = 3
+"""So many stand in the open."""
 _LINKED = {"advice": "Advice", "savings": "Savings"}
 
 
@@ -105,6 +107,7 @@ def draw(view: View, chosen: Selection) -> None:
             f" {chosen.words}{spared}."
         )
     draw_cards(view)
+    st.fragment(refresh_week, run_every=_LOOK_SECONDS, key="week")()
     draw_tokens(view.usage)
     usage = view.usage
     found = compared(view.latency)
@@ -351,7 +354,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def refresh_week() -> None:
     session = viewer.session()
-    parts.heading("Advice of the last 7 days")
+    parts.heading("What should I change")
     # It is not of the range above, but of the workspace.
     workspace = filters.chosen().workspace
     week: _Week | None = st.session_state.get(_WEEK)
@@ -367,31 +370,53 @@ def refresh_week() -> None:
             st.skeleton(height=120)
 
 
+def refresh_week_alone() -> None:
+    """The advice does not wait for the figures above it, which may not come."""
+    if st.session_state.get("seen_overview") is None:
+        refresh_week()
+
+
 def draw_week(summary: AdviceSummary) -> None:
     if not summary.lines:
         icon = ":material/check_circle:" if summary.num_turns else ":material/hourglass_empty:"
         parts.empty(summary.text, icon)
         return
-    for number, line in enumerate(summary.lines):
-        said, leads = st.columns([6, 1], vertical_alignment="center")
-        worth = "" if line.nano is None else f" Worth {formats.dollars(line.nano)}."
-        # A sentence has names from outside, so it is plain text.
-        said.text(line.text + worth)
-        page = line.page if line.page in _LINKED else "advice"
-        # A new tab takes its filters from the URL. This one would keep those that are set.
-        wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
-        leads.link_button(
-            _LINKED[page],
-            f"{page}?{urlencode({name: each for name, each in wanted.items() if each})}",
-            icon=":material/open_in_new:",
-            type="tertiary",
-            key=f"week_{number}",
-        )
+    for number, line in enumerate(summary.lines[:NUM_CHANGES]):
+        draw_line(line, number)
+    rest = summary.lines[NUM_CHANGES:]
+    if rest:
+        with st.expander(f"{formats.counted(len(rest), 'more change')} that would pay"):
+            for number, line in enumerate(rest, NUM_CHANGES):
+                draw_line(line, number)
     more = f" {summary.num_more:,} smaller ones are not shown." if summary.num_more else ""
     st.caption(summary.text + more)
+
+
+def draw_line(line: SummaryLine, number: int) -> None:
+    """Money first, then the tokens, the sentence, and where to look."""
+    said, leads = st.columns([6, 1], vertical_alignment="center")
+    # A sentence has names from outside, so it is plain text.
+    said.text(line_in_words(line))
+    page = line.page if line.page in _LINKED else "advice"
+    # A new tab takes its filters from the URL. This one would keep those that are set.
+    wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
+    leads.link_button(
+        _LINKED[page],
+        f"{page}?{urlencode({name: each for name, each in wanted.items() if each})}",
+        icon=":material/open_in_new:",
+        type="tertiary",
+        key=f"week_{number}",
+    )
+
+
+def line_in_words(line: SummaryLine) -> str:
+    tokens = f"{line.multiples:,.0f} input tokens"
+    if line.nano is None:
+        return f"{tokens}: {line.text}"
+    return f"{formats.dollars(line.nano)} ({tokens}): {line.text}"
 
 
 if __name__ == "__main__":
     parts.title("Overview", "Is the cache working, and what is it saving?")
     live.show("overview", read, draw)
-    st.fragment(refresh_week, run_every=_LOOK_SECONDS, key="week")()
+    st.fragment(refresh_week_alone, run_every=_LOOK_SECONDS, key="week_alone")()

@@ -491,5 +491,5 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    parts.title("Playground", "What does a marker here do?")
+    parts.title("Playground", "Try a prompt and see what is cached")
     draw()

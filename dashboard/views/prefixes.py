@@ -10,7 +10,7 @@ from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
-from dashboard.views.savings import prefix_label
+from dashboard.views.savings import NUM_DIGITS, prefix_label
 from engine.protocol import TTLS, BestEffortReason
 from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
@@ -204,7 +204,10 @@ def state_of(entry: EntryInfo) -> str:
 def lease_label(lease: Lease) -> str:
     """What a person can tell it by."""
     look = lease.prefix.look if lease.prefix else None
-    return prefix_label(look) if look else formats.counted(lease.entry.tokens, "token")
+    digest = lease.entry.name or lease.entry.entry
+    if look is not None:
+        return prefix_label(look, digest)
+    return f"{formats.counted(lease.entry.tokens, 'token')} · {digest[:NUM_DIGITS]}"
 
 
 def _doom(row: Row) -> None:
@@ -230,7 +233,7 @@ def draw_drop(leases: list[Lease]) -> None:
         with st.container(horizontal=True):
             told = "Drop it: the next turn pays for it again"
             keep = st.session_state.pop
-            st.button(told, key="drop_now", type="primary", on_click=_drop, args=(lease,))
+            st.button(told, key="drop_now", on_click=_drop, args=(lease,))
             st.button("Keep it", key="drop_not", on_click=keep, args=(_DOOMED, None))
 
 

@@ -248,13 +248,14 @@ def draw_prefixes(view: View) -> None:
             "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
         )
         return
+    prefixes = sorted(prefixes, key=lambda each: each.saved_nano or 0, reverse=True)
     paid = sum(each.is_paid_back is True for each in prefixes)
     gains = [each.better_ttl_saves_nano or 0 for each in prefixes]
     wrong = sum(gain > 0 for gain in gains)
     st.caption(
         f"{paid:,} of {len(prefixes):,} have paid back. {wrong:,} would be cheaper with the"
         f" other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
-        " requests. Whole life of each prefix, of all engines; the most used first."
+        " requests. Whole life of each prefix, of all engines; what saved most first."
         + (
             " A conversation that grows has a new prefix each turn: workspaces with nothing else"
             " stand last, with what they saved in this range."
@@ -273,7 +274,9 @@ def draw_prefixes(view: View) -> None:
 def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
     return [
         {
-            "Prefix": prefix_label(each.look) if each.look else "its requests were deleted",
+            "Prefix": prefix_label(each.look, each.prefix) if each.look else DELETED,
+            "Net ($)": in_dollars(each.saved_nano),
+            "Tokens read per token written": reads_per_write(each),
             "Workspace": each.workspace,
             "Model": each.model,
             "Client": each.look.user_agent if each.look else None,
@@ -282,10 +285,8 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
             "Cheaper TTL": each.better_ttl,
             "It would save ($)": in_dollars(each.better_ttl_saves_nano or None),
             "Paid back": {None: None, True: "yes", False: "not yet"}[each.is_paid_back],
-            "Net ($)": in_dollars(each.saved_nano),
             "Requests": each.requests,
             "With a read": each.requests_with_read,
-            "Tokens read per token written": reads_per_write(each),
             "Pays back after (reads)": each.reads_to_pay_back,
             "Gaps up to 5 min": each.gaps_5m,
             "Gaps 5 min to 1 h": each.gaps_1h,
@@ -298,14 +299,20 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
     ]
 
 
+DELETED = "its requests were deleted"
+NUM_DIGITS = 6
+"""Of a digest: enough to tell the prefixes of one page apart."""
+
+
 def reads_per_write(found: PrefixReport) -> float | None:
     """What each written token was read, in tokens; None where nothing was written."""
     written = found.written_tokens
     return round(found.cache_read_tokens / written, 2) if written else None
 
 
-def prefix_label(look: PrefixLook) -> str:
-    """What a person can tell a prefix by: its name, or how many blocks of each kind it has."""
+def prefix_label(look: PrefixLook, digest: str = "") -> str:
+    """What a person can tell a prefix by: its name, or how many blocks of each kind it has and the
+    start of its digest."""
     if look.name:
         return look.name
     kinds = {"tool": look.num_tools, "system block": look.num_system}
@@ -313,11 +320,14 @@ def prefix_label(look: PrefixLook) -> str:
     counted = [formats.counted(count, kind) for kind, count in kinds.items() if count]
     if look.tokens:
         counted.append(formats.counted(look.tokens, "token"))
+    if digest:
+        counted.append(digest[:NUM_DIGITS])
     return " · ".join(counted) or "a prompt that its client did not name"
 
 
 def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
     """One row for each value of a dimension, with its tokens by class, hit rate and money."""
+    ttls = formats.ttls_written(each.totals.writes for each in groups)
     return [
         {
             title: getattr(each, by),
@@ -327,7 +337,7 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
             "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
             "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
             "Read (tokens)": each.totals.cache_read_tokens,
-            **{f"Written {ttl} (tokens)": n for ttl, n in each.totals.writes.items()},
+            **{f"Written {ttl} (tokens)": each.totals.writes[ttl] for ttl in ttls},
             "Reused automatically (tokens)": each.totals.automatic_input_tokens,
             "Computed, not written (tokens)": each.totals.computed_input_tokens,
             "Output (tokens)": each.totals.output_tokens,

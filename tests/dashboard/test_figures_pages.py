@@ -202,7 +202,7 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures)
         where="available_tokens IS NOT NULL",
     )
     assert delivered <= captured <= available
-    assert card(app, "Held tokens delivered")[0] == formats.percent(delivered / available)
+    assert card(app, "Read of what was held")[0] == formats.percent(delivered / available)
     assert alts(app)[0] == (
         f"Of the prompt tokens of {count:,} requests"
         f" {formats.percent(available / prompt)} were available,"
@@ -223,5 +223,5 @@ def test_prefixes_are_labelled_by_their_last_request(figures: Figures) -> None:
     )
     for prefix, name, tokens, turn_id, _ in last:
         row = shown.loc[prefix]
-        assert row["Prefix"] == (name or f"{tokens:,} tokens")
+        assert row["Prefix"] == (name or f"{tokens:,} tokens · {prefix[:6]}")
         assert row["Last request"] == turn_id and row["Tokens"] == tokens
