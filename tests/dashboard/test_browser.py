@@ -109,6 +109,26 @@ def test_traffic_moves_the_numbers(site: Site, admin: Visit) -> None:
     assert card.evaluate("element => element.isConnected"), "the cards were replaced"
 
 
+def test_what_to_change_stands_under_the_cards_while_the_page_refreshes(admin: Visit) -> None:
+    """The advice asks for itself inside a page that asks for itself, too."""
+    page = admin.open("/?range=1h")
+    first = page.get_by_test_id("stText").filter(has_text="input tokens)").first
+    first.wait_for(timeout=WAIT_MS)
+    lines = page.locator(".st-key-week_body").first.get_by_role("link")
+    cards = page.get_by_test_id("stMetric").first.bounding_box()
+    chart = page.get_by_role("heading", name="Prompt tokens by class").bounding_box()
+    line = first.bounding_box()
+    assert cards and chart and line and cards["y"] < line["y"] < chart["y"]
+    count = lines.count()
+    said = page.get_by_text("Updated").inner_text()
+    for _ in range(2):
+        page.get_by_text(said).wait_for(state="detached", timeout=WAIT_MS)
+        said = page.get_by_text("Updated").inner_text()
+        assert first.is_visible()
+        assert lines.count() == count
+        assert page.locator(".st-key-week_body").count() == 1, "it is drawn in one place"
+
+
 def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     # Prefixes are named every 8,192 characters: these two share the first name.
     site.ask(BOOK * 2 + " Today is Sunday.")
