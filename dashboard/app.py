@@ -55,7 +55,8 @@ def draw() -> None:
     conditions.strip()
     if about.sample:
         st.warning(
-            "**Sample data.** Everything shown here was made up; nothing of it was measured.",
+            "**Sample data.** The turns were made up, and the engines are simulated: they hold and"
+            " queue, and compute nothing. Nothing here was measured.",
             icon=":material/science:",
         )
     applies = next(each.filters for each in entries() if each.title == page.title)

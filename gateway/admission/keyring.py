@@ -83,7 +83,7 @@ class KeyRing:
 
     def scope_of(self, workspace: str) -> str:
         """The workspace's cache salt. It is the same on every gateway and reveals nothing."""
-        return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
+        return scope_under(self._master, workspace)
 
     def has(self, key: str) -> bool:
         """Whether the key is in memory, where it may have expired meanwhile."""
@@ -217,6 +217,11 @@ class KeyRing:
             raise
         known = {entry.principal.key_id for entry in self._known.values()}
         self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}
+
+
+def scope_under(master: bytes, workspace: str) -> str:
+    """A workspace's cache salt under an installation's master secret."""
+    return hmac.new(master, workspace.encode(), sha256).hexdigest()[:32]
 
 
 def _entry(key: ApiKey, owner: Principal) -> _Known:

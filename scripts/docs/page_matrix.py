@@ -1,7 +1,8 @@
 """Check every page as it is drawn: 4 widths, 2 themes, and each state that its data can be in.
 
 The states are: no data and no engine, one request, traffic on two and on four engines, and the
-sample month. Why and Requests are looked at with a request picked, too. Prints the problems.
+sample month with its four. Why and Requests are looked at with a request picked, too. Prints the
+problems.
 
     python -m scripts.docs.page_matrix [--states empty,two] [--pages a,b] [--widths 480,1440]
         [--themes dark]
@@ -31,11 +32,14 @@ from scripts.stack import (
     ADMIN_KEY,
     API_KEY,
     free_port,
+    gateway_environment,
     python,
     run,
     serving_dashboard,
     serving_engine,
     serving_gateway,
+    start,
+    stop,
     url_of,
 )
 
@@ -119,8 +123,11 @@ class DashboardStack:
 
 
 @contextmanager
-def running(data: Path, *, num_engines: int = 0) -> Iterator[DashboardStack]:
-    """A gateway over `data`, a dashboard, and as many synthetic engines as are wanted."""
+def running(
+    data: Path, *, num_engines: int = 0, is_sample: bool = False
+) -> Iterator[DashboardStack]:
+    """A gateway over `data`, a dashboard, and as many synthetic engines as are wanted; of the
+    sample month they are kept busy."""
     settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
     with ExitStack() as stack:
         engines = [
@@ -133,6 +140,10 @@ def running(data: Path, *, num_engines: int = 0) -> Iterator[DashboardStack]:
         dashboard = stack.enter_context(serving_dashboard(gateway.url))
         for server in (*engines, gateway, dashboard):
             server.wait()
+        if is_sample:
+            environment = gateway_environment(gateway.port, data, urls)
+            stack.callback(stop, start(python("scripts.sample.live"), environment))
+            time.sleep(SAMPLE_SECONDS)
         yield DashboardStack(gateway.url, dashboard.url, dashboard.pid)
 
 
@@ -205,8 +216,10 @@ def _wait_for_numbers(page: Page) -> None:
     page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=WAIT_MS)
 
 
-STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 0}
+STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 4}
 """By state how many engines run."""
+SAMPLE_SECONDS = 30.0
+"""How long the sample's applications ask before a page is looked at."""
 NUM_TURNS = {"one": 1, "two": 60, "four": 60}
 WIDTHS = (480, 1200, 1440, 1920)
 PHONE = 480
@@ -265,7 +278,7 @@ def stack_in(state: str, num_turns: int) -> Iterator[DashboardStack]:
         data = Path(folder)
         if state == "month":
             seed(data, num_turns)
-        with running(data, num_engines=STATES[state]) as stack:
+        with running(data, num_engines=STATES[state], is_sample=state == "month") as stack:
             if state in NUM_TURNS:
                 send_traffic(stack.gateway, NUM_TURNS[state])
             yield stack

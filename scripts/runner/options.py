@@ -38,6 +38,10 @@ ENGINE_GRACE = 10.0
 GATEWAY_GRACE = 30.0
 GATEWAY_DRAIN = 0.0
 SAMPLE_DATABASE = "sample.db"
+SAMPLE_ENGINES = 4
+"""Those of the sample month: `scripts/sample/cast.toml`."""
+# Less than the sample's applications ask for, so that something has to make way.
+SAMPLE_POOL = {"ENGINE_NUM_BLOCKS": "12288", "ENGINE_HOST_BLOCKS": "4096"}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -47,7 +51,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`data` is absolute. With `sample` no engine is started, since sample data serves no turn.
+    """`data` is absolute. With `sample` the engines are the month's, and no turn is served.
 
     Gateways listen from `port` on, engines from 20 above, the dashboard 421 above.
     """
@@ -84,11 +88,12 @@ def parse_options(arguments: list[str]) -> Options:
     if given.sample and given.no_dashboard:
         raise UsageError("`--sample` is there to be looked at: leave `--no-dashboard` out")
     default = default_data(given.port)
+    model = given.model and _model(given.model, given.engine)
     return Options(
-        engine=given.engine,
-        engines=0 if given.sample else given.engines,
+        engine="synthetic" if given.sample else given.engine,
+        engines=SAMPLE_ENGINES if given.sample else given.engines,
         gateways=given.gateways,
-        model=given.model and _model(given.model, given.engine),
+        model=None if given.sample else model,
         port=given.port,
         data=from_caller(given.data)
         if given.data
@@ -115,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", metavar="DIR_OR_HUB_ID", help=about)
     about = "default: data, and data/P with another port"
     add("--data", type=Path, metavar="DIR", help=about)
-    about = "show a made-up month in the dashboard; serve no turn"
+    about = "show a made-up month and simulated engines in the dashboard; serve no turn"
     add("--sample", action="store_true", help=about)
     add("--no-dashboard", action="store_true")
     about = "any setting of the engine, such as num_blocks=4096; may be repeated"
@@ -179,7 +184,8 @@ def known_settings() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One process to start. `ready` is the path that answers 200 once it serves.
+    """One process to start. `ready` is the path that answers 200 once it serves. Without a `port`
+    it serves nothing, and is ready at once.
 
     `grace_seconds` is how long it lets running work go on when it is told to end, `loss` what is
     gone with a process of it.
@@ -187,22 +193,22 @@ class Program:
 
     name: str
     command: list[str]
-    port: int
+    port: int | None
     ready: str = "/readyz"
     grace_seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
     loss: str = ""
 
     @property
-    def url(self) -> str:
-        return url_of(self.port)
+    def probe_url(self) -> str | None:
+        """What says whether it is ready; None where nothing does."""
+        return None if self.port is None else url_of(self.port) + self.ready
 
 
 def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     """Name the extras of pyproject.toml that these options need."""
     # vLLM's engine runs in an environment of its own: see engine_python.
-    is_alone = options.sample or options.engine == "vllm"
-    needs = ["gateway"] if is_alone else ["gateway", "engine"]
+    needs = ["gateway"] if options.engine == "vllm" else ["gateway", "engine"]
     if options.dashboard:
         needs.append("dashboard")
     if smollm2.must_be_made(options.model):
@@ -258,6 +264,15 @@ def programs_of(options: Options, keys: Secrets) -> list[Program]:
                 environment=settings,
             )
         )
+    if options.sample:
+        programs.append(
+            Program(
+                name="sample",
+                command=[sys.executable, "-m", "scripts.sample.live"],
+                port=None,
+                environment=gateway_environment(options, keys, 0),
+            )
+        )
     return programs
 
 
@@ -275,6 +290,8 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
         "ENGINE_PORT": str(port),
         "ENGINE_SECRET": keys.engine_secret,
     }
+    if options.sample:
+        environment |= SAMPLE_POOL
     if options.model is not None:
         environment["ENGINE_MODEL"] = options.model
     has_store = environment.get("ENGINE_STORE") or os.environ.get("ENGINE_STORE")
@@ -311,8 +328,7 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
     file = options.data / (SAMPLE_DATABASE if options.sample else "ledger.db")
     kind = "sample-gateway" if options.sample else "gateway"
     first = options.port + ENGINES_ABOVE
-    # With sample data no engine runs, and a gateway must have one.
-    engines = (f"engine-{i}={url_of(first + i)}" for i in range(options.engines or 1))
+    engines = (f"engine-{i}={url_of(first + i)}" for i in range(options.engines))
     return {
         **alias_of(options),
         "HOLDFAST_HOST": HOST,
@@ -333,8 +349,6 @@ def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
         name="gateway" if options.gateways == 1 else f"gateway-{index}",
         command=[sys.executable, "-m", "gateway", "serve"],
         port=options.port + index,
-        # Without an engine it is never ready, and serves what the ledger has.
-        ready="/healthz" if options.sample else "/readyz",
         grace_seconds=grace + seconds_of("HOLDFAST_DRAIN_SECONDS", {}, GATEWAY_DRAIN),
         environment=gateway_environment(options, keys, index),
     )
@@ -350,13 +364,14 @@ def seconds_of(name: str, environment: Mapping[str, str], default: float) -> flo
 
 def check_ports(programs: list[Program], options: Options) -> None:
     """Raises StartError, with a base port that is free, where a port can't be had."""
-    refused = [(program, why) for program in programs if (why := refusal(program.port))]
+    wanted = {program.name: program.port for program in programs if program.port is not None}
+    refused = {name: why for name, port in wanted.items() if (why := refusal(port))}
     if not refused:
         return
-    if any(why == errno.EACCES for _, why in refused):
+    if errno.EACCES in refused.values():
         raise StartError("ports below 1024 are the system's; name a higher --port")
-    taken = ", ".join(f"{program.port} (for the {program.name})" for program, _ in refused)
-    above = [program.port - options.port for program in programs]
+    taken = ", ".join(f"{wanted[name]} (for the {name})" for name in refused)
+    above = [port - options.port for port in wanted.values()]
     others = (
         base for base in range(9080, 60_080, 1000) if not any(refusal(base + a) for a in above)
     )

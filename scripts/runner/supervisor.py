@@ -113,12 +113,15 @@ class Child:
     def wait(self, others: Sequence["Child"]) -> None:
         """Wait until it is ready and tell its progress. Raises StartError where a child ends."""
         name = self.program.name
+        probe_url = self.program.probe_url
+        if probe_url is None:
+            return
         try:
             wait_until_ready(
-                self.program.url,
+                probe_url,
                 self.process,
-                self.program.ready,
-                self.log,
+                ready="",
+                log=self.log,
                 others=[child.process for child in others],
                 say=lambda stage: say(f"    {name}: {stage}"),
             )
@@ -152,9 +155,13 @@ class Child:
             self._due = now + pause
             again = f"started again in {pause:.0f} s{self.program.loss}"
             say(f"    the {name} {self.epitaph()}; {again}")
-        elif self._is_awaited and probe(self.program.url + self.program.ready).ready:
+        elif self._is_awaited and self._is_ready():
             self._is_awaited = False
             say(f"    the {name} is ready again")
+
+    def _is_ready(self) -> bool:
+        probe_url = self.program.probe_url
+        return probe_url is None or probe(probe_url).ready
 
     def end(self, is_urgent: Callable[[], bool]) -> None:
         """Ask it to end, give it its own grace and a margin, then kill what is left of its group.
@@ -296,7 +303,7 @@ Or see in a minute what a lease is worth, in another terminal: {shlex.join(demo)
 
 def print_sample_summary(options: Options, keys: Secrets) -> None:
     say(f"""
-A made-up month is shown; Ctrl-C stops it. Nothing of it was measured.
+A made-up month is shown, with simulated engines; Ctrl-C stops it. Nothing of it was measured.
 
   dashboard  {options.dashboard_url}
   admin key  {keys.admin_key}  (sign in with it)
@@ -307,8 +314,7 @@ Turns are served by `scripts/run` without --sample.
 
 def serve(options: Options, signals: Signals) -> None:
     """Raises StartError and UsageError, each with one line that says what to do."""
-    if not options.sample:
-        engine_python(options.engine, os.environ)
+    engine_python(options.engine, os.environ)
     logs = prepare_data(options.data)
     dashboard = options.dashboard_url if options.dashboard else None
     running = Running(pid=os.getpid(), gateway=options.gateway_url, dashboard=dashboard)

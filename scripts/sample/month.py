@@ -18,11 +18,14 @@ import msgspec
 from engine.protocol import (
     TTLS,
     WRITE_FIELDS,
+    Breakpoint,
+    GenerateRequest,
     InputUsage,
     Message,
     MissReason,
     Prompt,
     Role,
+    Sampling,
     TextPart,
     Tool,
     Ttl,
@@ -130,7 +133,7 @@ def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arr
         while len(own) < count:
             start = chance.choices(hours, weights)[0] + timedelta(hours=chance.random())
             talk += 1
-            turns = _talk(app, int(start.timestamp() * 1000), talk, chance)
+            turns = talk_of(app, int(start.timestamp() * 1000), talk, chance)
             own += [turn for turn in turns if turn.ms < last_ms]
         made += own[:count]
     return sorted(made, key=lambda each: (each.ms, each.app.name, each.talk))
@@ -152,7 +155,8 @@ def weight(rhythm: Rhythm, moment: datetime) -> float:
             return day * (0.12 if is_weekend else 1.0)
 
 
-def _talk(app: App, ms: int, talk: int, chance: random.Random) -> Iterator[Arrival]:
+def talk_of(app: App, ms: int, talk: int, chance: random.Random) -> Iterator[Arrival]:
+    """The turns of one talk, from `ms` on."""
     prompt = min(int(chance.expovariate(2.2 / app.num_prompts)), app.num_prompts - 1)
     key = chance.choice(app.keys)
     length = 1 if app.talk_turns == 1 else 1 + int(chance.expovariate(1 / (app.talk_turns - 1)))
@@ -173,6 +177,11 @@ def day_of(ms: int, until: datetime) -> int:
     """The day of the month, from 0, of a moment."""
     first = int(until.timestamp() * 1000) - DAYS * _DAY_MS
     return (ms - first) // _DAY_MS
+
+
+def version_on(day: int) -> int:
+    """How many deployments have changed the system prompts by that day of the month, from 0."""
+    return sum(day >= deployed for deployed in _DEPLOYMENTS)
 
 
 def start_of(until: datetime, day: int, hour: float) -> int:
@@ -318,6 +327,33 @@ class SamplePrompt:
             MarkedPrefix(self.keys[end], self.lengths[end], ttl) for end, ttl in ends if ttl
         ]
 
+    def request(self, request_id: str, scope: str, max_tokens: int) -> GenerateRequest:
+        """The same for an engine: its texts are as long as they are said to be. `scope` is the
+        workspace's with that engine."""
+        prompt = self._prompt
+        num_tools = len(prompt.tools)
+        sizes = [end - begin for begin, end in pairwise([0, *self.lengths])]
+        segments = {prefix.name.digest: prefix.name.segment for prefix in self._prefixes}
+        tools = zip(prompt.tools, sizes[:num_tools], strict=True)
+        messages = zip(prompt.messages, sizes[num_tools + 1 :], strict=True)
+        return GenerateRequest(
+            request_id=request_id,
+            scope=scope,
+            prompt=Prompt(
+                tools=[_sized_tool(tool, size) for tool, size in tools],
+                system=[_sized(prompt.system[0], sizes[num_tools])],
+                messages=[
+                    Message(message.role, [_sized(part, size)])
+                    for message, size in messages
+                    for part in message.parts
+                    if isinstance(part, TextPart)
+                ],
+            ),
+            sampling=Sampling(max_tokens=max_tokens, temperature=0),
+            breakpoints=[Breakpoint(segments[mark.key], mark.ttl) for mark in self.marks],
+            names=[prefix.name for prefix in self._prefixes],
+        )
+
     def fingerprint(self) -> bytes:
         app = self._arrival.app
         prompt = self._prompt
@@ -347,6 +383,16 @@ class SamplePrompt:
                 rule=NAMES_RULE,
             )
         )
+
+
+def _sized(part: TextPart, num_tokens: int) -> TextPart:
+    return TextPart(part.text.ljust(num_tokens * _BYTES_PER_TOKEN, "."))
+
+
+def _sized_tool(tool: Tool, num_tokens: int) -> Tool:
+    bare = len(msgspec.json.encode(msgspec.structs.replace(tool, description="")))
+    described = "." * (num_tokens * _BYTES_PER_TOKEN - bare)
+    return msgspec.structs.replace(tool, description=described)
 
 
 def serve(
@@ -462,7 +508,7 @@ class Month:
         turn = f"{arrival.talk}.{arrival.turn}"
         talk = self._talks.setdefault((app.name, arrival.talk), [])
         talk.append(("user", f"question {turn}", chance.randint(*app.question)))
-        version = sum(day_of(ms, self.until) >= day for day in _DEPLOYMENTS)
+        version = version_on(day_of(ms, self.until))
         prompt = SamplePrompt(arrival, talk, version, scope)
         record = TurnRecord(
             id=f"msg_{_INSTANCE}{chance.getrandbits(80):020x}",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from scripts.runner.options import DASHBOARD_ABOVE, ENGINES_ABOVE
+from scripts.runner.options import DASHBOARD_ABOVE, ENGINES_ABOVE, SAMPLE_ENGINES
 from scripts.setup import reserved_ports
 from scripts.stack import ROOT
 
@@ -24,7 +24,7 @@ USERS_OWN = ("HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY", "HF_TOKEN", "HF_HOME", "H
 
 
 # Ports that a `scripts/run` of these tests listens on, above its `--port`.
-LISTENED = (0, 1, ENGINES_ABOVE, ENGINES_ABOVE + 1, DASHBOARD_ABOVE)
+LISTENED = (0, 1, *range(ENGINES_ABOVE, ENGINES_ABOVE + SAMPLE_ENGINES), DASHBOARD_ABOVE)
 
 
 def free_base() -> int:

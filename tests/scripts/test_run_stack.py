@@ -17,8 +17,11 @@ from scripts.bench.load import body_of, headers_of
 from scripts.runner.data import read_secrets
 from scripts.runner.options import alias_of, parse_options
 from scripts.runner.supervisor import own_id
+from scripts.sample.month import APPS, MACHINES
 from scripts.stack import ROOT
 from tests.faults.sizes import number
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
 from tests.scripts.runs import Run, ended, environment, only_line, started, wait_gone
 
 LIGHT = ("--engine", "synthetic", "--no-dashboard")
@@ -162,6 +165,27 @@ def test_programs_get_longer_to_end_than_they_give_their_requests(tmp_path: Path
     assert told.split() == ["70.0", "20.0", "33.0"]
 
 
+def check_live_engines(admin: Admin) -> None:
+    """The month's engines hold prefixes of its applications, and no turn is on them."""
+    newest = "turns/search?since_ms=0&limit=1"
+    turns = admin.get(newest)
+    names = {machine.name for machine in MACHINES}
+    apps = {app.workspace for app in APPS}
+
+    def holders() -> set[str]:
+        leases = admin.get("leases")
+        assert {lease["workspace"] for lease in leases} <= apps, "each is some application's"
+        return {lease["engine"] for lease in leases}
+
+    eventually(lambda: holders() == names)
+    # What the ledger knows of a prefix is told of its lease.
+    eventually(lambda: any(lease["prefix"] for lease in admin.get("leases")))
+    assert {engine["description"]["backend"] for engine in admin.get("engines")} == {"synthetic"}
+    assert all(engine["held"] for engine in admin.get("engines/memory"))
+    assert admin.get(newest) == turns
+    assert admin.get("about")["sample"]
+
+
 def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_path: Path) -> None:
     with started(tmp_path, "--sample") as run:
         run.wait_said("A made-up month is shown")
@@ -174,6 +198,7 @@ def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_
         admin = {"x-api-key": stored.admin_key}
         spaces = httpx.get(f"{run.url}/admin/v1/workspaces", headers=admin, timeout=60)
         assert spaces.status_code == 200 and len(spaces.json()) > 2, spaces.text
+        check_live_engines(Admin(run.url, stored.admin_key))
         said = only_line(ended("demo", "--data", run.data), "demo")
         assert "shows sample data; start scripts/run without --sample" in said
         assert run.end() == 0

@@ -15,6 +15,8 @@ from openai import OpenAI
 from openai import PermissionDeniedError as OpenAIPermissionDeniedError
 from sqlalchemy import func, select
 
+from engine.backends.synthetic_renderer import SyntheticRenderer
+from engine.protocol import Role
 from gateway.base.errors import InvalidRequest, SampleData
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import main
@@ -25,9 +27,10 @@ from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.files import PriceBook
+from scripts.runner.options import SAMPLE_ENGINES
 from scripts.sample.__main__ import fill_sample
 from scripts.sample.__main__ import main as make_sample
-from scripts.sample.month import APPS, MACHINES, Month
+from scripts.sample.month import APPS, MACHINES, App, Arrival, Month, SamplePrompt
 from tests.gateway.records import turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
@@ -94,6 +97,23 @@ def test_a_month_is_one_that_the_contract_allows_and_shows_what_the_dashboard_is
     assert days[False] / 22 > 2 * days[True] / 8, "weekends are quiet"
     one, again, other = (list(Month(UNTIL, 500, s, PriceBook()).records()) for s in (1, 1, 2))
     assert one == again != other
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda app: app.workspace)
+def test_what_engines_are_asked_has_the_months_lengths_and_names(app: App) -> None:
+    arrival = Arrival(ms=1, app=app, prompt=0, talk=1, turn=1, key="k")
+    said: list[tuple[Role, str, int]] = [("user", "a", 90), ("assistant", "b", 7), ("user", "c", 5)]
+    prompt = SamplePrompt(arrival, said, 0, "of the month")
+    request = prompt.request("id", "of the engines", 3)
+    rendered = SyntheticRenderer().render(request.prompt, thinking=False, scope=request.scope)
+    assert [span.end for span in rendered.segments] == prompt.lengths
+    assert [name.digest for name in request.names] == prompt.keys
+    marked = [(prompt.lengths[mark.segment], mark.ttl) for mark in request.breakpoints]
+    assert marked == [(mark.tokens, mark.ttl) for mark in prompt.marks]
+
+
+def test_the_sample_starts_the_months_engines() -> None:
+    assert {f"engine-{n}" for n in range(SAMPLE_ENGINES)} == {machine.name for machine in MACHINES}
 
 
 def test_a_filled_database_has_the_products_own_sums(filled: Filled) -> None:
