@@ -62,7 +62,7 @@ from gateway.routing.fleet import open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.model_ids import ModelIds
 from gateway.routing.router import Router
-from gateway.turn.contents import Keeper, KeptResponses
+from gateway.turn.contents import MAX_WAITING_BYTES, Keeper, KeptResponses
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
@@ -227,8 +227,16 @@ async def _start(
 
     background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
-    keeper = Keeper(Contents(ledgers.store, settings.master_secret), background, clock)
+    keeper = Keeper(
+        Contents(ledgers.store, settings.master_secret),
+        journal,
+        background,
+        clock,
+        most_waiting_bytes=min(MAX_WAITING_BYTES, settings.journal_max_bytes // 4),
+    )
+    await keeper.start()
     run_beside("contents", keeper.run)
+    run_beside("kept_contents", keeper.drain)
     days = tuning.response_days if tuning.keep_responses else None
     kept = Contents(ledgers.store, settings.master_secret, KeptResponseRow, days)
     responses = KeptResponses(

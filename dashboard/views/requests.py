@@ -16,6 +16,7 @@ from dashboard.ui.parts import in_dollars
 from dashboard.ui.reasons import advice, chosen_reason, reason_filter, reason_title
 from engine.protocol import TTLS
 from gateway.structs.usage import (
+    KEPT_CONTENTS,
     NOT_DELIVERED,
     Refusal,
     RefusalCount,
@@ -36,7 +37,8 @@ NO_SUCH = "There is no such request, or none that your key may see."
 
 
 class View(NamedTuple):
-    """`is_missing`: there is no such request, or this key may not see it."""
+    """`is_missing`: there is no such request, or this key may not see it. `may_read`: it may see
+    what was asked and answered."""
 
     page: TurnPage
     refused: list[Refusal]
@@ -46,6 +48,7 @@ class View(NamedTuple):
     content: TurnContent | None = None
     refusal: Refusal | None = None
     is_missing: bool = False
+    may_read: bool = False
 
 
 def controls() -> None:
@@ -101,10 +104,11 @@ def read(client: AdminClient, chosen: Selection) -> View:
     content = None
     with suppress(NotThere):  # it never began, so it has no fingerprint
         talk = client.get(f"{path}/conversation", list[Turn])
-    if viewer.may_change() or not viewer.is_admin():
+    may_read = viewer.may_change() or not viewer.is_admin()
+    if may_read:
         with suppress(NotThere):  # nothing is kept, or no longer
             content = client.get(f"{path}/content", TurnContent)
-    return View(page, refused, counts, turn, talk, content)
+    return View(page, refused, counts, turn, talk, content, may_read=may_read)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -116,6 +120,9 @@ def draw(view: View, chosen: Selection) -> None:
         draw_conversation(view.conversation)
         if view.content is not None:
             draw_content(view.content)
+        elif view.may_read and view.turn.content is not None:
+            parts.heading("Prompt and answer")
+            st.caption(KEPT_CONTENTS.get(view.turn.content, view.turn.content))
     elif (refusal := view.refusal) is not None:
         # It was answered with an error before its turn began.
         with st.container(border=True, key="refusal"):

@@ -36,7 +36,8 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     held by the engine that held most, `captured_tokens` by the chosen one; None where the turn
     never started. `status` None: no response was sent. `first_leg` is what another engine told of
     the prompt that it prefilled for this one: its classes are the turn's. `is_first_leg`: this
-    attempt is such a prefill, which a client that leaves pays. `leases_granted` counts those of the
+    attempt is such a prefill, which a client that leaves pays. `content` is one of
+    `KEPT_CONTENTS`, None where the workspace keeps none. `leases_granted` counts those of the
     engine's epoch up to this turn. `row`: the turn is that of a batch's row, and this a try
     of it. A new field must have a default, because a journal may hold records of an earlier
     version."""
@@ -82,6 +83,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     first_leg: InputUsage | None = None
     is_first_leg: bool = False
     row: RowTry | None = None
+    content: str | None = None
 
     @property
     def journal_id(self) -> str:

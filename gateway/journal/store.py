@@ -34,6 +34,8 @@ from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.row_ids import MARK, MARK_PLACE, turn_of_try
 from gateway.base.settings import JOURNAL_MAX_BYTES
+from gateway.journal import contents
+from gateway.journal.contents import Content
 from gateway.journal.versions import APPLICATION, FILE, FORMAT, check_version, connect_to_read
 
 OPEN = "open"
@@ -64,8 +66,10 @@ CREATE TABLE turns (
 CREATE INDEX turns_by_state ON turns (state);
 """
 # Format 2: how many turns of each day the ledger had when the journal forgot them (`audit.py`).
-_FORGOTTEN = f"""
+# Format 4: contents of turns (`contents.py`).
+_LATER_FORMATS = f"""
 CREATE TABLE IF NOT EXISTS forgotten (day_ms INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+{contents.SCHEMA}
 PRAGMA user_version = {FORMAT};
 """
 _COUNT_DAY = """
@@ -364,14 +368,22 @@ class Journal:
         """Replace the record of an open turn: it goes on at another engine."""
         await self._do(_row(record.journal_id, OPEN, _encode(record)))
 
-    async def close(self, record: TurnRecord) -> None:
-        """Close a turn. A second close changes nothing. A close that fails is tried again until it
-        works, also after the caller got the error."""
-        await self._wait(self.close_soon(record))
+    async def close(self, record: TurnRecord, content: Content | None = None) -> None:
+        """Close a turn, in one commit with its content. A second close changes nothing. A close
+        that fails is tried again until it works, also after the caller got the error."""
+        await self._wait(self.close_soon(record, content))
 
-    def close_soon(self, record: TurnRecord) -> asyncio.Future[Any]:
+    def close_soon(self, record: TurnRecord, content: Content | None = None) -> asyncio.Future[Any]:
         """Hand a close over without waiting. This is safe while a stream is being cancelled."""
-        return self._submit(_row(record.journal_id, CLOSED, _encode(record)), must=True)
+        row = _row(record.journal_id, CLOSED, _encode(record))
+        if content is None:
+            return self._submit(row, must=True)
+
+        def close_with_content(table: Table) -> None:
+            table.put([row])
+            contents.put(table.db, [content])
+
+        return self._submit(close_with_content, must=True)
 
     def correct_soon(self, record: TurnRecord) -> None:
         """Write another end of a turn over that of a close that failed, which may work still. Call
@@ -381,6 +393,26 @@ class Journal:
         self._correcting.add(row.id)
         future = self._submit(lambda table: table.put([row], _OVER_CLOSED), must=True)
         future.add_done_callback(lambda _: self._correcting.discard(row.id))
+
+    async def keep(self, content: Content) -> None:
+        """Write the content of a turn that is closed otherwise. One that fails is tried again until
+        it works, also after the caller got the error."""
+        await self._wait(self._submit(lambda table: contents.put(table.db, [content]), must=True))
+
+    async def oldest_contents(self, most_bytes: int) -> list[Content]:
+        """The first, as many as have `most_bytes` together, and one at least if there is any."""
+        found: list[Content] = await self._do(lambda table: contents.oldest(table.db, most_bytes))
+        return found
+
+    async def forget_contents(self, turn_ids: Sequence[str]) -> int:
+        """Remove the contents of these turns; return the bytes of those that were here."""
+        removed: int = await self._do(lambda table: contents.remove(table.db, turn_ids))
+        return removed
+
+    async def content_bytes(self) -> int:
+        """The bytes of all contents."""
+        found: int = await self._do(lambda table: contents.total_bytes(table.db))
+        return found
 
     async def open_turns(self) -> list[TurnRecord]:
         """In the order in which they were opened."""
@@ -599,6 +631,8 @@ class Journal:
         for row in rows:
             table.put([row], "false")
         table.db.executemany(_TAKE_DAY, old.forgotten().items())
+        for content in contents.all_of(old.db):
+            contents.put(table.db, [content])
         _commit(table.db)
         self._table = table
         with suppress(sqlite3.Error):
@@ -618,6 +652,8 @@ class Journal:
                     row = _row(row.id, ASIDE, row.record, BROKEN)
                 table.put([row], "false")
             table.db.executemany(_TAKE_DAY, _readable_days(folder))
+            for content in contents.readable(folder):
+                contents.put(table.db, [content])
             _commit(table.db)
             num_read = sum(table.numbers()[0].values()) - sum(rows)
             self._log.warning("journal_read", kept=folder.name, turns=num_read)
@@ -707,10 +743,10 @@ def _open_file(directory: Path) -> Table:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     if is_new:
-        db.executescript(f"BEGIN;{_SCHEMA}{_FORGOTTEN}COMMIT;")
+        db.executescript(f"BEGIN;{_SCHEMA}{_LATER_FORMATS}COMMIT;")
         _sync(directory)
     elif db.execute("PRAGMA user_version").fetchone()[0] < FORMAT:
-        db.executescript(f"BEGIN;{_FORGOTTEN}COMMIT;")
+        db.executescript(f"BEGIN;{_LATER_FORMATS}COMMIT;")
     return Table(db)
 
 

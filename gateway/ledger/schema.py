@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0007"
+REVISION = "0008"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -198,6 +198,7 @@ class TurnRow(CacheColumns, Base):
     error: Mapped[str | None] = mapped_column(sa.String(300))
     approximate: Mapped[str | None] = mapped_column(sa.String(64))
     checksum: Mapped[int | None]
+    content: Mapped[str | None] = mapped_column(sa.String(16))
 
 
 class IntervalColumns:

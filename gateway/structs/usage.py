@@ -233,6 +233,7 @@ class Turn(InputUsage, kw_only=True):
     status: int | None
     error: str | None
     approximate: str | None
+    content: str | None = None
 
     @property
     def automatic_input_tokens(self) -> int:
@@ -242,6 +243,22 @@ class Turn(InputUsage, kw_only=True):
     @property
     def computed_input_tokens(self) -> int:
         return self.input_tokens - self.automatic_input_tokens
+
+
+KEPT = "kept"
+TOO_LARGE = "too_large"
+NO_ROOM = "no_room"
+UNFINISHED = "unfinished"
+NOT_BEGUN = "not_begun"
+KEPT_CONTENTS = {
+    KEPT: "They were kept, and are on their way to the database or deleted.",
+    TOO_LARGE: "They were not kept: together they were too long.",
+    NO_ROOM: "They were not kept: too much waited for the database.",
+    UNFINISHED: "The turn was cut off: what it had is deleted, or was lost with its gateway.",
+    NOT_BEGUN: "They were not kept: the answer never began.",
+}
+"""What becomes of a turn's prompt and answer where its workspace keeps them, and what is said of it
+where there are none."""
 
 
 class AnswerPart(msgspec.Struct, kw_only=True):

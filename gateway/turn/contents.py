@@ -1,10 +1,13 @@
 """Keeps the prompts and answers of workspaces that want it, and the responses that clients go on
 with. Nothing is kept of any other.
 
-Prompts and answers are written behind the answer, so no client waits for it. What is too much is
-not kept, and the log says so. A response is kept before its last event goes out: the next request
-may name it. It is kept with its own input alone, and the ids of those before it: so each is
-deleted, or forgotten, by itself, and a long conversation costs no more than its length.
+Prompts and answers are sealed, and written to the journal in the commit of the turn's close. So
+both outlive a kill and a database that is away. A drain of their own moves them to the database,
+some megabytes at a time. What is too much is not kept, which the turn's row and the log say.
+
+A response is kept before its last event goes out: the next request may name it. It is kept with its
+own input alone, and the ids of those before it: so each is deleted, or forgotten, by itself, and a
+long conversation costs no more than its length.
 """
 
 import asyncio
@@ -19,17 +22,29 @@ import msgspec
 from msgspec import Raw
 
 from engine.protocol import Frame, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
-from gateway.base.background import Background, repeat
+from gateway.base.background import Background, pause, repeat
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.base.logs import get_logger
+from gateway.journal.contents import Content
+from gateway.journal.store import Journal
 from gateway.ledger.stored import Contents
 from gateway.prompt.ask import Principal
-from gateway.structs.usage import AnswerPart, KeptContent
+from gateway.structs.usage import (
+    KEPT,
+    NO_ROOM,
+    TOO_LARGE,
+    AnswerPart,
+    KeptContent,
+)
 from gateway.turn.state import Turn
 
 MAX_BYTES = 8 << 20
 MAX_WAITING_BYTES = 64 << 20
+"""The most that waits for the database. It is a quarter of the journal at most."""
+_STEP_BYTES = 4 << 20
+_DRAIN_SECONDS = 0.25
+_RETRY_SECONDS = 1.0
 _FORGET_SECONDS = 60.0
 _decoder = msgspec.json.Decoder(KeptContent)
 MAX_CHAIN = 1000
@@ -38,45 +53,101 @@ MAX_CHAIN_BYTES = 32 << 20
 
 @dataclass(slots=True)
 class Keeper:
+    """`waiting_bytes` are those of contents that the database does not have yet: being sealed, or
+    in the journal. What would go beyond `most_waiting_bytes` is not kept. A turn's record says what
+    became of its content (`KEPT_CONTENTS`)."""
+
     contents: Contents
+    journal: Journal
     background: Background
     clock: Clock
+    most_waiting_bytes: int = MAX_WAITING_BYTES
     waiting_bytes: int = 0
+    # What is deleted must not come back from the journal.
+    _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def keep(self, turn: Turn) -> None:
-        """Keep what a turn was asked and what it answered so far. This never awaits."""
-        frames = turn.whole
+    async def start(self) -> None:
+        """Count what an earlier run left in the journal."""
+        self.waiting_bytes = await self.journal.content_bytes()
+
+    async def sealed(self, turn: Turn) -> Content | None:
+        """What a turn was asked and what it answered so far, sealed off the loop. None where it is
+        too much, which the turn's record says."""
         record = turn.record
-        prompt = turn.ask.plan.prompt
-        num_bytes = turn.ask.plan.num_bytes + sum(len(image.data) for image in prompt.images)
-        for frame in frames:
-            match frame:
-                case TextDelta() | ThinkingDelta():
-                    num_bytes += len(frame.text)
-                case ToolInputDelta():
-                    num_bytes += len(frame.partial_json)
-        if num_bytes > MAX_BYTES or self.waiting_bytes + num_bytes > MAX_WAITING_BYTES:
-            log = get_logger("contents")
-            log.warning("content_not_kept", turn=record.id, bytes=num_bytes)
-            return
+        num_bytes = _size_of(turn)
+        if num_bytes > MAX_BYTES:
+            record.content = TOO_LARGE
+        elif self.waiting_bytes + num_bytes > self.most_waiting_bytes:
+            record.content = NO_ROOM
+        else:
+            return await self._sealed(turn, num_bytes)
+        log = get_logger("contents")
+        log.warning("content_not_kept", turn=record.id, bytes=num_bytes, reason=record.content)
+        return None
 
-        def sealed() -> bytes:
-            whole = msgspec.json.encode(KeptContent(prompt=prompt, answer=parts_of(frames)))
-            return self.contents.sealed(record.workspace, record.id, zlib.compress(whole, 1))
+    async def _sealed(self, turn: Turn, num_bytes: int) -> Content:
+        record = turn.record
+        frames = list(turn.whole)
 
-        async def write() -> None:
-            at_ms = int(record.opened_at.timestamp() * 1000)
-            try:
-                body = await asyncio.to_thread(sealed)
-                await self.contents.put(record.workspace, record.id, at_ms, body)
-            except GatewayError as error:
-                log = get_logger("contents")
-                log.warning("content_not_kept", turn=record.id, error=str(error))
-            finally:
-                self.waiting_bytes -= num_bytes
+        def seal() -> bytes:
+            kept = KeptContent(prompt=turn.ask.plan.prompt, answer=parts_of(frames))
+            packed = zlib.compress(msgspec.json.encode(kept), 1)
+            return self.contents.sealed(record.workspace, record.id, packed)
 
         self.waiting_bytes += num_bytes
+        try:
+            body = await asyncio.to_thread(seal)
+            self.waiting_bytes += len(body)
+        finally:
+            self.waiting_bytes -= num_bytes
+        at_ms = int(record.opened_at.timestamp() * 1000)
+        return Content(record.id, record.workspace, at_ms, body)
+
+    def keep(self, turn: Turn) -> None:
+        """Keep what a turn that was cut off answered. This never awaits. Until it is in the journal
+        the record says that it is not kept."""
+        record = turn.record
+
+        async def write() -> None:
+            content = await self.sealed(turn)
+            if content is None:
+                return
+            try:
+                await self.journal.keep(content)
+                record.content = KEPT
+            except GatewayError as error:  # the journal tries on
+                log = get_logger("contents")
+                log.warning("content_waits", turn=record.id, error=str(error))
+
         self.background.spawn(write(), "keep contents")
+
+    async def drain(self, stopping: asyncio.Event) -> None:
+        """Move contents from the journal to the database. What is there at a clean stop is moved
+        too, if the database takes it."""
+        while not stopping.is_set():
+            try:
+                moved = await self.step() if self.waiting_bytes else 0
+                rest = 0.0 if moved else _DRAIN_SECONDS
+            except GatewayError as error:
+                get_logger("contents").warning("contents_wait", error=str(error))
+                rest = _RETRY_SECONDS
+            await pause(stopping, rest)
+        with suppress(GatewayError):
+            while await self.step():
+                pass
+
+    async def step(self) -> int:
+        """Move some, the oldest first; return how many."""
+        async with self._moving:
+            found = await self.journal.oldest_contents(_STEP_BYTES)
+            for content in found:
+                await self.contents.put(content.workspace, content.id, content.at_ms, content.body)
+            if found:
+                await self._forget([content.id for content in found])
+        return len(found)
+
+    async def _forget(self, turn_ids: list[str]) -> None:
+        self.waiting_bytes -= await self.journal.forget_contents(turn_ids)
 
     async def read(self, workspace: str, turn_id: str) -> tuple[KeptContent, int]:
         """What is kept of a turn, and until when (ms). Raise NotFound."""
@@ -88,7 +159,10 @@ class Keeper:
         return await asyncio.to_thread(opened), until_ms
 
     async def remove(self, turn_id: str) -> None:
-        await self.contents.remove([turn_id])
+        """Delete what is kept of a turn, here and in this gateway's journal."""
+        async with self._moving:
+            await self._forget([turn_id])
+            await self.contents.remove([turn_id])
 
     async def forget(self) -> None:
         """Delete what is kept no longer."""
@@ -221,6 +295,19 @@ def check_chain(number: int, num_bytes: int, path: str) -> None:
             f" {MAX_CHAIN}, of {MAX_CHAIN_BYTES} bytes",
             path,
         )
+
+
+def _size_of(turn: Turn) -> int:
+    """The bytes of a turn's prompt and of what it answered so far."""
+    plan = turn.ask.plan
+    num_bytes = plan.num_bytes + sum(len(image.data) for image in plan.prompt.images)
+    for frame in turn.whole:
+        match frame:
+            case TextDelta() | ThinkingDelta():
+                num_bytes += len(frame.text)
+            case ToolInputDelta():
+                num_bytes += len(frame.partial_json)
+    return num_bytes
 
 
 def parts_of(frames: Iterable[Frame]) -> list[AnswerPart]:

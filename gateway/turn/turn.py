@@ -18,12 +18,14 @@ from gateway.base.errors import GatewayError, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
+from gateway.journal.contents import Content
 from gateway.journal.drain import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prompt.ask import NO_ORIGIN, Ask, Origin, TurnId
 from gateway.prompt.fingerprint import Fingerprint
 from gateway.prompt.ignored import Ignored
+from gateway.structs.usage import KEPT, NOT_BEGUN, UNFINISHED
 from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
@@ -135,6 +137,7 @@ class TurnService:
             user_agent=origin.user_agent,
             name=ask.name,
             row=None if row is None else row.attempt,
+            content=UNFINISHED if ask.principal.keeps_contents else None,
         )
         if (marked := ask.plan.deepest_marked()) is not None:
             record.prefix, record.prefix_ttl = marked
@@ -157,6 +160,7 @@ class TurnService:
         row has a client that waits: its result is written with the close, and it has no
         deadline."""
         record = turn.record
+        content = await self._content_of(turn)
         record.duration_seconds = self._seconds(turn)
         record.status = OK
         if turn.row is not None:
@@ -165,9 +169,9 @@ class TurnService:
         turn.is_closed = True
         try:
             if turn.row is not None:
-                await self.journal.close_soon(record)
+                await self.journal.close_soon(record, content)
             else:
-                await self.journal.close(record)
+                await self.journal.close(record, content)
         except JournalUnavailable as error:
             turn.fail(error)
             record.outcome = turn.outcome
@@ -176,6 +180,15 @@ class TurnService:
             raise
         finally:
             self.billing.count(record)
+
+    async def _content_of(self, turn: Turn) -> Content | None:
+        """The content that is kept of a whole turn, if its workspace keeps any."""
+        if not turn.ask.principal.keeps_contents:
+            return None
+        content = await self.keeper.sealed(turn)
+        if content is not None:
+            turn.record.content = KEPT
+        return content
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
@@ -250,11 +263,13 @@ class TurnService:
         """Handle every other end of a turn. This never awaits: it may run while the client's task
         is cancelled."""
         self.dispatcher.leave(turn)
-        is_kept = turn.ask.principal.keeps_contents and not turn.record.is_given_up
-        if turn.has_started and is_kept:
-            self.keeper.keep(turn)
         if turn.is_closed:
             return
+        if turn.ask.principal.keeps_contents and not turn.record.is_given_up:
+            if turn.has_started:
+                self.keeper.keep(turn)
+            else:
+                turn.record.content = NOT_BEGUN
         record = turn.record
         record.outcome = turn.outcome
         if record.status is None and turn.is_streaming:

@@ -1,0 +1,75 @@
+"""Prompts and answers in the journal's file, until the database has them.
+
+A turn's content is written in the commit of its close, so both survive `kill -9` or neither does.
+Bodies are encrypted, and whoever opens one finds damage (`ledger/sealed.py`).
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.journal.versions import connect_to_read
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS contents (
+    id TEXT PRIMARY KEY,
+    workspace TEXT NOT NULL,
+    at_ms INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
+"""
+_PUT = "INSERT INTO contents VALUES (?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+_ALL = "SELECT id, workspace, at_ms, body FROM contents ORDER BY rowid"
+_TAKE = "DELETE FROM contents WHERE id IN (SELECT value FROM json_each(?)) RETURNING length(body)"
+
+
+class Content(NamedTuple):
+    """The sealed prompt and answer of a turn that began at `at_ms`."""
+
+    id: str
+    workspace: str
+    at_ms: int
+    body: bytes
+
+
+def put(db: sqlite3.Connection, contents: Sequence[Content]) -> None:
+    """Write contents. A second one of a turn changes nothing."""
+    db.executemany(_PUT, contents)
+
+
+def oldest(db: sqlite3.Connection, most_bytes: int) -> list[Content]:
+    """The first, as many as have `most_bytes` together, and one at least if there is any."""
+    found: list[Content] = []
+    num_bytes = 0
+    with closing(db.execute(_ALL)) as rows:
+        for row in rows:
+            content = Content(*row)
+            num_bytes += len(content.body)
+            if found and num_bytes > most_bytes:
+                break
+            found.append(content)
+    return found
+
+
+def remove(db: sqlite3.Connection, turn_ids: Sequence[str]) -> int:
+    """Remove those of these turns; return their bytes."""
+    return sum(row[0] for row in db.execute(_TAKE, (json.dumps(list(turn_ids)),)).fetchall())
+
+
+def total_bytes(db: sqlite3.Connection) -> int:
+    (number,) = db.execute("SELECT coalesce(sum(length(body)), 0) FROM contents").fetchone()
+    return int(number)
+
+
+def all_of(db: sqlite3.Connection) -> Iterator[Content]:
+    for row in db.execute(_ALL):
+        yield Content(*row)
+
+
+def readable(directory: Path) -> Iterator[Content]:
+    """Those of a damaged file, as far as SQLite reads them. A file of before has none."""
+    with suppress(sqlite3.Error), closing(connect_to_read(directory)) as db:
+        yield from all_of(db)
