@@ -14,12 +14,21 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from anthropic import Anthropic
 
 from gateway.structs.usage import KEPT, KEPT_CONTENTS, NO_ROOM, TOO_LARGE
 from gateway.turn import contents
-from scripts.stack import ADMIN_KEY
+from scripts.stack import (
+    ADMIN_KEY,
+    free_port,
+    gateway_environment,
+    migrate,
+    serving_engine,
+    url_of,
+)
 from tests.e2e.kills import Killed, run_kills
 from tests.e2e.outage import data_directory, stopped_postgres
+from tests.e2e.test_batches import ended, row, sdk_at
 from tests.faults.sizes import number, told
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
@@ -29,6 +38,9 @@ from tests.postgres import new_database, running_postgres
 
 WORKSPACE = "default"
 OUTAGE_SECONDS = 4.0
+NUM_ROWS = number(24, 100)
+SLOW_ENGINE = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "30"}
+FEW_ROWS = {"HOLDFAST_BATCH_CONCURRENCY": "3"}
 CUT_OFF = ("gateway_killed", "client_disconnect", "open")
 
 
@@ -81,7 +93,7 @@ class Keeping(Killed):
             if turn["content"] is not None and turn["outcome"] not in CUT_OFF
         ]
         type(self).finished = Counter(turn["content"] for turn in finished)
-        type(self).missing = [each for each in finished if not has_content(self.url, each["id"])]
+        type(self).missing = [turn for turn in finished if not has_content(self.url, turn["id"])]
         super().stop()
 
 
@@ -95,6 +107,43 @@ def test_no_kill_takes_the_content_of_a_finished_turn(tmp_path: Path) -> None:
     assert set(Keeping.finished) == {KEPT} and not Keeping.missing
 
 
+def test_rows_of_batches_have_their_contents_over_kills(tmp_path: Path) -> None:
+    port = free_port()
+    with serving_engine("synthetic", SLOW_ENGINE) as engine:
+        settings = gateway_environment(port, tmp_path, [engine.wait().url], FEW_ROWS)
+        migrate(settings)
+        gateway = Killed(tmp_path, settings, url_of(port))
+        try:
+            admin = Admin(gateway.url, ADMIN_KEY)
+            keep(admin)
+            with sdk_at(gateway.url) as sdk:
+                rows = [row(f"r{place}", "kept", max_tokens=10) for place in range(NUM_ROWS)]
+                batch = sdk.messages.batches.create(requests=rows)
+                for goal in (NUM_ROWS // 4, NUM_ROWS // 2):
+                    eventually(lambda goal=goal: succeeded(sdk, batch.id) >= goal)  # type: ignore[misc]
+                    gateway.kill()
+                    gateway.start()
+                ended(sdk, batch)
+                ids = [
+                    result.result.message.id
+                    for result in sdk.messages.batches.results(batch.id)
+                    if result.result.type == "succeeded"
+                ]
+            assert len(set(ids)) == NUM_ROWS
+            eventually(lambda: num_contents(tmp_path / "journal") == 0, 120)
+            turns = turns_of(admin)
+            missing = [turn_id for turn_id in ids if not has_content(gateway.url, turn_id)]
+        finally:
+            gateway.stop()
+    told("contents of batches over kills", rows=NUM_ROWS, missing=len(missing))
+    assert {turn["id"]: turn["content"] for turn in turns} == dict.fromkeys(ids, KEPT)
+    assert not missing
+
+
+def succeeded(sdk: Anthropic, batch_id: str) -> int:
+    return sdk.messages.batches.retrieve(batch_id).request_counts.succeeded
+
+
 @pytest.mark.postgres
 def test_an_outage_of_the_database_takes_no_content(tmp_path: Path) -> None:
     with running_postgres() as server:
@@ -105,12 +154,12 @@ def test_an_outage_of_the_database_takes_no_content(tmp_path: Path) -> None:
             with ThreadPoolExecutor(8) as pool, stopped_postgres(data_directory(url)):
                 ends = time.monotonic() + OUTAGE_SECONDS
                 asked = [pool.submit(ask_until, stack, ends) for _ in range(8)]
-                ids = [turn_id for each in asked for turn_id in each.result()]
+                ids = [turn_id for future in asked for turn_id in future.result()]
             assert len(ids) > 8
             eventually(lambda: len(turns_of(admin)) == len(ids), 120)
             eventually(lambda: num_contents(tmp_path / "journal") == 0, 120)
             assert {turn["content"] for turn in turns_of(admin)} == {KEPT}
-            missing = [each for each in ids if not has_content(stack.url, each, admin.key)]
+            missing = [turn_id for turn_id in ids if not has_content(stack.url, turn_id, admin.key)]
             told("contents over an outage", finished=len(ids), missing=len(missing))
             assert not missing
 
@@ -148,4 +197,5 @@ def test_what_is_too_much_is_told_on_its_turn(
         admin = Admin(stack.url)
         third_id = stack.post("/v1/messages", json=body()).json()["id"]
         eventually(lambda: stack.admin(f"turns/{third_id}").status_code == 200)
-        assert admin.get(f"turns/{third_id}")["content"] == NO_ROOM in KEPT_CONTENTS
+        assert admin.get(f"turns/{third_id}")["content"] == NO_ROOM
+        assert NO_ROOM in KEPT_CONTENTS
