@@ -23,6 +23,7 @@ from functools import cache, partial
 from types import TracebackType
 from typing import Self
 
+from engine.protocol import Started
 from gateway.admission.accounts import MAX_IN_FLIGHT, Wanted, WorkspaceLimits
 from gateway.admission.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.admission.shared import SharedLimits
@@ -31,6 +32,7 @@ from gateway.base.errors import Overloaded
 from gateway.base.metrics import Metrics
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
+from gateway.routing.router import Route
 
 FEW = 1
 LATELY_SECONDS = 0.5
@@ -188,12 +190,29 @@ class EngineQueue:
                 self._metrics.observe("waited_seconds", self._monotonic() - began)
         permit.is_charged = waiting.is_charged
 
-    def sent(self, permit: Permit, to_prefill: int, tokens: int) -> None:
-        """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
-        share = min(to_prefill / tokens, 1.0) if tokens else 1.0
+    # What happens to a turn at an engine is told here, and passed on to the engine's own state.
+
+    def assigned(self, permit: Permit, request_id: str, route: Route[Engine]) -> None:
+        """The turn counts as the load of the route's engine from now on, until `left`."""
+        is_batch = permit.ask.is_batch
+        route.engine.assign(request_id, route, is_batch=is_batch, workspace=permit.workspace)
+        share = min(route.to_prefill / route.tokens, 1.0) if route.tokens else 1.0
         self._computed_share += _LEARNING * (share - self._computed_share)
         self.leave(permit)
         self.changed()
+
+    def started(self, permit: Permit, request_id: str, engine: Engine, frame: Started) -> None:
+        """The engine has begun to answer the turn."""
+        engine.started(request_id, frame, [name.digest for name in permit.ask.plan.names])
+        self._moved_on(engine)
+
+    def left(
+        self, request_id: str, route: Route[Engine], *, was_accepted: bool, has_started: bool
+    ) -> None:
+        """The turn is over at the route's engine, in any way. A second call does nothing."""
+        route.engine.left(request_id, route, has_started=has_started)
+        if was_accepted:
+            self._moved_on(route.engine)
 
     def leave(self, permit: Permit) -> None:
         """The turn is an engine's load now, or over."""
@@ -215,7 +234,7 @@ class EngineQueue:
         if self._queue or self._rows:
             self._admit()
 
-    def moved(self, engine: Engine) -> None:
+    def _moved_on(self, engine: Engine) -> None:
         """A turn on this engine has begun to answer or is over."""
         self._closed.pop(engine.url, None)
         self.changed()

@@ -4,19 +4,19 @@ A writer makes events of frames as they come. Where the answer goes out whole, i
 in and makes the answer of their blocks at the end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 from pydantic_core import from_json
 
 from engine import protocol
 from engine.protocol import Tier, Ttl
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import AutoCache
+from gateway.prompt.fingerprint import Diagnosis
 from gateway.prompt.ignored import Ignored
 from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
 
@@ -27,17 +27,18 @@ WholeT = TypeVar("WholeT", covariant=True)
 
 
 @dataclass(slots=True)
-class Found:
-    """What the gateway adds to an answer. It is complete when the engine's first frame is there.
-
-    `ignored` are the fields of the request that were not done. `auto_cache` is the policy that
-    marked a request without markers.
-    """
+class Findings:
+    """What the gateway adds to an answer. The turn fills it in; it is complete when the engine's
+    first frame is passed on."""
 
     engine: str = ""
     miss_reason: str | None = None
+    # The fields of the request that were not done.
     ignored: list[Ignored] = field(default_factory=list)
+    # The policy that marked a request without markers.
     auto_cache: AutoCache | None = None
+    # The comparison with an earlier turn; None where the client asked for none.
+    diagnosis: Diagnosis | None = None
 
 
 class HoldfastAutoCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,12 +92,19 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     approximate: protocol.Approximation | UnsetType = UNSET
 
 
-def extension_of(started: protocol.Started, found: Found, paths: Sequence[str]) -> Holdfast:
+def extension_of(
+    started: protocol.Started,
+    findings: Findings,
+    paths: Sequence[str],
+    written_tokens: int | UnsetType = UNSET,
+) -> Holdfast:
     """`paths` name the request's segments, in prompt order."""
+    auto_cache = findings.auto_cache
     return Holdfast(
-        engine=found.engine,
+        engine=findings.engine,
         automatic_tokens=started.usage.automatic_tokens,
         computed_tokens=started.usage.computed_tokens,
+        written_tokens=written_tokens,
         breakpoints=[
             HoldfastBreakpoint(
                 path=paths[report.segment],
@@ -109,9 +117,9 @@ def extension_of(started: protocol.Started, found: Found, paths: Sequence[str]) 
             )
             for report in started.breakpoints
         ],
-        miss_reason=found.miss_reason,
-        ignored=found.ignored or UNSET,
-        auto_cache=HoldfastAutoCache.of(found.auto_cache) if found.auto_cache else UNSET,
+        miss_reason=findings.miss_reason,
+        ignored=findings.ignored or UNSET,
+        auto_cache=HoldfastAutoCache.of(auto_cache) if auto_cache else UNSET,
         folded=[paths[segment] for segment in started.folded] or UNSET,
         read_tier=started.read_tier or UNSET,
         bring_back_seconds=started.bring_back_seconds or UNSET,
@@ -136,14 +144,16 @@ class Block:
 
 @dataclass(slots=True, kw_only=True)
 class Writer(Generic[EventT, WholeT]):
-    """`paths` name the request's segments in the extension object. `found` is asked when the
-    engine's first frame is there. With `hides_thinking` thinking is counted and left out."""
+    """Writes one answer in its dialect."""
 
     id: str
     model: str
-    found: Found
+    # The turn's own. They are read when the engine's first frame is there.
+    findings: Findings
+    # They name the request's segments in the extension object.
     paths: Sequence[str]
     num_choices: int = 1
+    # Thinking is counted and left out.
     hides_thinking: bool = False
     usage: protocol.InputUsage = field(default_factory=lambda: protocol.InputUsage(input_tokens=0))
     extension: Holdfast | UnsetType = UNSET
@@ -155,6 +165,13 @@ class Writer(Generic[EventT, WholeT]):
     def write(self, frame: protocol.Frame) -> Iterator[EventT]:
         """The events of one frame, each of which goes out once."""
         raise NotImplementedError
+
+    def write_all(self, frames: Iterable[protocol.Frame]) -> list[EventT]:
+        """The events of frames that came together."""
+        events: list[EventT] = []
+        for frame in frames:
+            events += self.write(frame)
+        return events
 
     def whole(self) -> WholeT:
         """The answer of the frames that were taken in. Raise EngineFailed if it is not whole."""
@@ -176,8 +193,12 @@ class Writer(Generic[EventT, WholeT]):
 
     def begin(self, started: protocol.Started) -> None:
         """Keep what is known where the engine begins."""
-        made = extension_of(started, self.found, self.paths)
-        self.extension = replace(made, written_tokens=started.usage.written_tokens)
+        written_tokens = started.usage.written_tokens
+        self.extension = extension_of(started, self.findings, self.paths, written_tokens)
+
+    def take_all(self, frames: Iterable[protocol.Frame]) -> None:
+        for frame in frames:
+            self.take(frame)
 
     def take(self, frame: protocol.Frame) -> None:
         """Take a frame into the blocks of its choice."""

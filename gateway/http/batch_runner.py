@@ -49,12 +49,13 @@ from gateway.dialects.anthropic.response import (
     Expired,
     Succeeded,
 )
+from gateway.dialects.collector import Findings
 from gateway.dialects.errors import anthropic_error
 from gateway.http.model_calls import whole_message
 from gateway.http.services import Services
 from gateway.ledger.stored import Batch, BatchItem, Result
 from gateway.prompt.ask import Ask, Origin, Principal, TurnId
-from gateway.turn.state import Findings, RowEnd, RowTurn
+from gateway.turn.state import RowEnd, RowTurn
 
 ROW_BYTES = 512
 BATCH_BYTES = 16_384
@@ -302,17 +303,16 @@ class BatchRunner:
                 lambda: row_ask(self._services, zlib.decompress(row.params), principal, version),
                 line="rows of batches",
             )
-            findings = Findings()
 
-            def sealed(frames: Sequence[Frame]) -> RowEnd:
+            def sealed(findings: Findings, frames: Sequence[Frame]) -> RowEnd:
                 message = Succeeded(whole_message(ask, turn_id, findings, frames))
                 return self._sealed(batch, _result(row, message))
 
-            async def whole(frames: Sequence[Frame]) -> RowEnd:
-                return await asyncio.to_thread(sealed, frames)
+            async def whole(findings: Findings, frames: Sequence[Frame]) -> RowEnd:
+                return await asyncio.to_thread(sealed, findings, frames)
 
             row_turn = RowTurn(attempt=attempt, whole=whole, failed=failed)
-            async for _ in self._turns.run(ask, turn_id, findings, Origin(request_id), row_turn):
+            async for _ in self._turns.run(ask, turn_id, Origin(request_id), row_turn):
                 pass
 
         (outcome,) = await asyncio.gather(work(), return_exceptions=True)

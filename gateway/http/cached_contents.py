@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from engine.protocol import Started, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, InvalidRequest
-from gateway.dialects.collector import Holdfast, extension_of
+from gateway.dialects.collector import Findings, Holdfast, extension_of
 from gateway.dialects.gemini import response as caches
 from gateway.dialects.gemini.lower import Held, ask_of
 from gateway.dialects.gemini.request import (
@@ -41,7 +41,7 @@ from gateway.http.query import check_query
 from gateway.http.services import services_of
 from gateway.ledger.stored import CachedContent
 from gateway.prompt.ask import Ask
-from gateway.turn.state import Findings
+from gateway.turn.state import Accepted, Whole
 
 _PREFIX = "cachedContents/"
 _DEFAULT_SECONDS = 3600.0
@@ -210,8 +210,11 @@ async def _hold(
     ask = await services.workers.run(request.user.workspace, num_bytes, make)
     findings = Findings()
     started = None
-    async for frames in services.turns.run(ask, services.turns.new_id(), findings):
-        started = next((f for f in frames if isinstance(f, Started)), started)
+    async for event in services.turns.run(ask, services.turns.new_id()):
+        if isinstance(event, Accepted):
+            findings = event.findings
+        if isinstance(event, Whole):
+            started = next((frame for frame in event.frames if isinstance(frame, Started)), None)
     marked = ask.plan.deepest_marked()
     if started is None or marked is None:
         raise EngineFailed

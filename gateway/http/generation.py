@@ -1,7 +1,7 @@
 """The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,13 +12,12 @@ from litestar import Request
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from engine.protocol import Frame
 from gateway.admission.workers import INLINE_BYTES
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import ClientGone, GatewayError, InvalidRequest
 from gateway.dialects import sse
 from gateway.dialects.anthropic.request import Approximate
-from gateway.dialects.collector import Writer
+from gateway.dialects.collector import Findings, Writer
 from gateway.dialects.lowering import Asked
 from gateway.http.bodies import brought_in
 from gateway.http.connections import GuardedProtocol
@@ -27,10 +26,10 @@ from gateway.http.services import services_of
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.images import ImagesNamed
 from gateway.prompt.plan import KEEP_HEADER, Keep
-from gateway.turn.state import Findings
+from gateway.turn.state import Accepted, Arrived, Whole
+from gateway.turn.turn import TurnEvents
 
 KeyRequest = Request[Principal, None, Any]
-Items = AsyncGenerator[list[Frame], None]
 Result = TypeVar("Result")
 AskT = TypeVar("AskT")
 EventT = TypeVar("EventT")
@@ -137,16 +136,16 @@ async def prepared(
 
 async def begun(
     request: KeyRequest, ask: Ask, make_writer: Callable[[TurnId, Findings], WriterT]
-) -> tuple[Items, WriterT]:
-    """Run the turn until an engine has it, and make its answer's writer, by its id."""
+) -> tuple[TurnEvents, WriterT]:
+    """Run the turn until an engine has it, and make its answer's writer."""
     turns = services_of(request).turns
-    turn_id = turns.new_id()
-    findings = Findings()
-    items = turns.run(ask, turn_id, findings, origin_of(request))
-    await anext(items)  # before that a failure is the response's status
-    if (asked := ask.plan.approximate) is not None:  # an engine that can't has refused it
-        request.scope["state"]["approximate"] = asked
-    return items, make_writer(turn_id, findings)
+    events = turns.run(ask, turns.new_id(), origin_of(request))
+    accepted = await anext(events)
+    assert isinstance(accepted, Accepted)
+    approximate = ask.plan.approximate
+    if approximate is not None:  # an engine that can't has refused it
+        request.scope["state"]["approximate"] = approximate
+    return events, make_writer(accepted.turn_id, accepted.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,19 +174,19 @@ async def answer(
     """Run the turn and answer: as a stream once an engine has it, or in one piece for None."""
 
     async def run() -> ASGIResponse:
-        items, writer = await begun(request, ask, make_writer)
+        events, writer = await begun(request, ask, make_writer)
         if stream is not None:
-            return Streamed(stream, items, writer)
-        return answered(await gathered(items, writer))
+            return Streamed(stream, events, writer)
+        return answered(await gathered(events, writer))
 
     return await while_present(request.scope, run())
 
 
-async def gathered(items: Items, writer: Writer[Any, WholeT]) -> WholeT:
+async def gathered(events: TurnEvents, writer: Writer[Any, WholeT]) -> WholeT:
     """The whole answer of a turn that is not streamed."""
-    async for frames in items:
-        for frame in frames:
-            writer.take(frame)
+    async for event in events:
+        if isinstance(event, Whole):
+            writer.take_all(event.frames)
     return writer.whole()
 
 
@@ -197,12 +196,14 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
 
 
 class Streamed(ASGIResponse):
-    """A body that is sent as it is made. The turn's `items` are closed behind it in whatever way it
-    ends, also if the client stopped reading. Litestar's own stream leaves that to the collector."""
+    """A body that is sent as it is made. The turn is closed behind it in whatever way it ends, also
+    if the client stopped reading. Litestar's own stream leaves that to the collector."""
 
-    def __init__(self, stream: Stream[EventT], items: Items, writer: Writer[EventT, Any]) -> None:
+    def __init__(
+        self, stream: Stream[EventT], turn_events: TurnEvents, writer: Writer[EventT, Any]
+    ) -> None:
         self._stream: Stream[Any] = stream
-        self._items = items
+        self._turn_events = turn_events
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,8 +219,11 @@ class Streamed(ASGIResponse):
             if stream.first:
                 await put(stream.first)
             try:
-                async for frames in self._items:
-                    events = [event for frame in frames for event in writer.write(frame)]
+                async for turn_event in self._turn_events:
+                    if not isinstance(turn_event, Arrived):
+                        await put(stream.idle)
+                        continue
+                    events = writer.write_all(turn_event.frames)
                     if writer.is_done and stream.settle is not None:
                         await stream.settle(events)
                     await put(stream.render(events) or stream.idle)
@@ -234,4 +238,4 @@ class Streamed(ASGIResponse):
         except ClientGone:
             pass
         finally:
-            await self._items.aclose()
+            await self._turn_events.aclose()

@@ -16,7 +16,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from engine.protocol import Frame, InputUsage
+from engine.protocol import Frame
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import (
     DemandRefused,
@@ -30,7 +30,7 @@ from gateway.dialects import sse
 from gateway.dialects.anthropic import lower as anthropic
 from gateway.dialects.anthropic import request as messages
 from gateway.dialects.anthropic import response as answers
-from gateway.dialects.collector import Event
+from gateway.dialects.collector import Event, Findings
 from gateway.dialects.errors import anthropic_error, body_of, in_responses_names
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini import response as gemini_answers
@@ -71,7 +71,6 @@ from gateway.http.services import Services, services_of
 from gateway.http.speaking import header_of
 from gateway.prompt.ask import Ask, Compared, TurnId
 from gateway.turn.contents import Kept, Link, check_chain
-from gateway.turn.state import Findings
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
 _encode = msgspec.json.Encoder().encode
@@ -153,8 +152,7 @@ def whole_message(
 ) -> answers.Message:
     """The whole message of a turn that is not streamed, from all of its frames."""
     writer = _message_writer(ask, turn_id, findings)
-    for frame in frames:
-        writer.take(frame)
+    writer.take_all(frames)
     return writer.whole()
 
 
@@ -163,25 +161,10 @@ def _message_writer(ask: Ask, turn_id: TurnId, findings: Findings) -> answers.Me
         id=turn_id,
         model=ask.model.id,
         paths=ask.plan.paths,
-        found=findings,
-        diagnose=partial(_message_diagnostics, findings),
+        findings=findings,
         omits_thinking=ask.omit_thinking,
         hides_thinking=not ask.thinking,
     )
-
-
-def _message_diagnostics(findings: Findings) -> answers.Diagnostics | None:
-    """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
-    diagnosis = findings.diagnosis
-    match diagnosis and diagnosis.found:
-        case "unfinished":
-            return answers.Diagnostics(None)
-        case "not_found":
-            return answers.Diagnostics(answers.CacheMissReason("previous_message_not_found"))
-        case "compared" if diagnosis is not None and diagnosis.divergence is not None:
-            return answers.changed(diagnosis.divergence.kind, diagnosis.divergence.missed_tokens)
-        case _:
-            return None
 
 
 def _message_stream(request: KeyRequest) -> Stream[Event]:
@@ -241,7 +224,7 @@ async def _complete(
             id=f"{prefix}-{turn_id.removeprefix('msg_')}",
             model=ask.model.id,
             created=int(services_of(request).clock.wall().timestamp()),
-            found=findings,
+            findings=findings,
             paths=ask.plan.paths,
             num_choices=ask.sampling.num_choices,
             include_usage=not ask.stream or ask.include_usage,
@@ -282,7 +265,7 @@ class ResponsesController(Controller):
         try:
             make_writer = partial(_response_writer, services, made)
             running = begun(request, ask, make_writer)
-            items, writer = await while_present(request.scope, running)
+            turn_events, writer = await while_present(request.scope, running)
             if keeps:
                 writer.response = replace(writer.response, store=True)
 
@@ -302,8 +285,8 @@ class ResponsesController(Controller):
                 settle=settle,
             )
             if ask.stream:
-                return Streamed(stream, items, writer)
-            await while_present(request.scope, gathered(items, writer))
+                return Streamed(stream, turn_events, writer)
+            await while_present(request.scope, gathered(turn_events, writer))
             await settle([])
             return answered(writer.response)
         except (PromptTooLong, DemandRefused) as error:
@@ -623,32 +606,13 @@ def _response_writer(
         id=response.id,
         model=response.model,
         response=response,
-        found=findings,
+        findings=findings,
         paths=ask.plan.paths,
-        diagnose=partial(_response_diagnostics, findings),
         origins=made.origins,
         summarizes=bool(request.reasoning and request.reasoning.wants_summary),
         seal=partial(seal, scope=ask.principal.scope) if REASONING in request.include else None,
         is_prewarm=request.is_prewarm,
     )
-
-
-def _response_diagnostics(findings: Findings, usage: InputUsage) -> responses.Diagnostics | None:
-    diagnosis = findings.diagnosis
-    match diagnosis and diagnosis.found:
-        case None:
-            return None
-        case "not_found":
-            return responses.Diagnostics("comparison_response_not_found")
-        case "unfinished":
-            return responses.Diagnostics("unavailable")
-        case _:
-            divergence = diagnosis.divergence if diagnosis else None
-            return responses.diagnostics_of(
-                divergence.kind if divergence else None,
-                divergence.missed_tokens if divergence else None,
-                has_read=usage.cache_read_tokens > 0,
-            )
 
 
 def _response_event(event: Event) -> bytes:
@@ -701,7 +665,7 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
         return gemini_answers.GeminiWriter(
             id=turn_id,
             model=ask.model.id,
-            found=findings,
+            findings=findings,
             paths=ask.plan.paths,
             num_choices=ask.sampling.num_choices,
             hides_thinking=ask.omit_thinking,

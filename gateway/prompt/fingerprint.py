@@ -8,6 +8,7 @@ tools, system, messages. With it stands what advice needs besides.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
@@ -76,6 +77,15 @@ class Divergence:
     segment: int | None = None
     missed_tokens: int | None = None
     characters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a comparison with an earlier prompt came to. It is "unfinished" while the earlier one is
+    still fetched. "compared" without a divergence: the prompt only grew."""
+
+    result: Literal["compared", "not_found", "unfinished"]
+    divergence: Divergence | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -22,7 +22,7 @@ from gateway.base.errors import Overloaded
 from gateway.ledger.reads.prefixes import PrefixUse
 from gateway.prompt.ask import Ask
 from gateway.prompt.fingerprint import (
-    Divergence,
+    Diagnosis,
     Fingerprint,
     compare,
     pack,
@@ -46,14 +46,6 @@ _MAX_OF_KEY = 8
 _MAX_KEYS = 1000
 
 Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired", "model_changed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The result. If `found` is "compared", `divergence` None means that there is none."""
-
-    found: Literal["compared", "not_found", "unfinished"]
-    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,8 @@ class Dispatcher:
                 async for frames in generation:
                     for frame in frames:
                         if isinstance(frame, Started):
-                            names = [name.digest for name in turn.ask.plan.names]
-                            turn.engine.started(turn.record.request_id, frame, names)
+                            request_id = turn.record.request_id
+                            self.queue.started(turn.permit, request_id, turn.engine, frame)
                             if turn.leg is None:
                                 self._started(turn, frame)
                             else:
@@ -194,14 +194,17 @@ class Dispatcher:
         """End the turn, whatever its outcome. This never awaits; a second call does nothing."""
         if turn.route is None:
             return
-        engine = turn.engine
-        request_id = turn.record.request_id
         turn.trace.left()
-        engine.left(request_id, turn.route, has_started=turn.has_started)
-        if turn.generation is not None:
-            turn.generation.close()
+        generation = turn.generation
+        if generation is not None:
+            generation.close()
             turn.generation = None
-            self.queue.moved(engine)
+        self.queue.left(
+            turn.record.request_id,
+            turn.route,
+            was_accepted=generation is not None,
+            has_started=turn.has_started,
+        )
 
     async def assign(self, turn: Turn) -> None:
         """Choose the engine of the next attempt. From then on, until `leave`, the turn counts as
@@ -253,10 +256,7 @@ class Dispatcher:
         record.model = model.name
         if model.adapter is None:
             record.model = self.catalogue.name_of(description.model, model.id)
-        engine.assign(
-            record.request_id, choice, is_batch=turn.ask.is_batch, workspace=record.workspace
-        )
-        self.queue.sent(turn.permit, choice.to_prefill, choice.tokens)
+        self.queue.assigned(turn.permit, record.request_id, choice)
         if record.attempt > 1:
             # The journal has the attempt first: after a kill this attempt's counts are the turn's.
             try:
@@ -312,12 +312,10 @@ class Dispatcher:
         choice = turn.route
         record = turn.record
         assert choice is not None
-        engine = choice.engine
         ask = turn.ask
         usage = started.usage
         turn.has_started = True
         turn.trace.started(started)
-        self.queue.moved(engine)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.num_bytes
             self.router.rates.learn(record.engine_model, num_bytes, usage.prompt_tokens)

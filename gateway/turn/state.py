@@ -19,12 +19,12 @@ from gateway.base.errors import (
 )
 from gateway.base.record import RowTry, TurnRecord
 from gateway.dialects import errors
-from gateway.dialects.collector import Found
-from gateway.prompt.ask import Ask
+from gateway.dialects.collector import Findings
+from gateway.prompt.ask import Ask, TurnId
 from gateway.routing.client import CannotConnect, Generation
 from gateway.routing.engine import Engine
 from gateway.routing.router import Route
-from gateway.turn.diagnostics import Comparison, Diagnosis
+from gateway.turn.diagnostics import Comparison
 from gateway.turn.tracing import TurnTrace
 
 MAX_ATTEMPTS = 3
@@ -37,25 +37,53 @@ ERROR_CHARACTERS = 300
 """The most characters of an error's message that the ledger keeps."""
 
 
-@dataclass(slots=True)
-class Findings(Found):
-    """The gateway's additions to the engine's first frame, with the requested comparison."""
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An engine has accepted the turn, which may still move to another one. What fails before this
+    is the response's status, what fails later its stream's end."""
 
-    diagnosis: Diagnosis | None = None
+    turn_id: TurnId
+    findings: Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The engine works, and nothing of the answer has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The next frames of a stream."""
+
+    frames: Sequence[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All frames of an answer in one piece. They are told together at the end, because until then
+    another engine may begin the answer anew."""
+
+    frames: Sequence[Frame]
+
+
+TurnEvent = Accepted | Heartbeat | Arrived | Whole
+HEARTBEAT = Heartbeat()
 
 
 @dataclass(slots=True)
 class Attempts:
-    """The engines that one turn, or one count, was sent to. `sent` counts, by the engine's URL, the
-    attempts that it took or may have taken. `lost` has the moment at which its connection broke
-    last, `first_lost` the first of all, `num_lost` how many broke over the turn, `num_silent` how
-    many did not accept it in time. An engine whose connection broke is asked once more when it has
-    answered a poll since: the fleet may have no other, and its new process knows nothing of the
-    turn. On vLLM a start takes minutes, so nobody waits for one."""
+    """The engines that one turn, or one count, was sent to.
 
+    An engine whose connection broke is asked once more when it has answered a poll since: the fleet
+    may have no other, and its new process knows nothing of the turn. On vLLM a start takes minutes,
+    so nobody waits for one."""
+
+    # By the engine's URL the attempts that it took or may have taken.
     sent: dict[str, int] = field(default_factory=dict)
+    # By the engine's URL when its connection broke last, and when the first of all broke.
     lost: dict[str, float] = field(default_factory=dict)
     first_lost: float = math.inf
+    # How many connections broke over the turn, and how many engines did not accept it in time.
     num_lost: int = 0
     num_silent: int = 0
 
@@ -116,41 +144,48 @@ RowEnd = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTurn:
-    """A try of a batch's row. `whole` makes the row's end of the answer's frames. `failed` makes it
-    of an error; None where the row is to run again."""
+    """A try of a batch's row."""
 
     attempt: RowTry
-    whole: Callable[[Sequence[Frame]], Awaitable[RowEnd]]
+    # Makes the row's end of the whole answer.
+    whole: Callable[[Findings, Sequence[Frame]], Awaitable[RowEnd]]
+    # Makes the row's end of an error; None where the row is to run again.
     failed: Callable[[GatewayError], RowEnd | None]
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`record` is what the journal keeps. `route` and `generation` are those of the last attempt.
-    `may_run`: the engine may have its request. `has_started`: its first frame has come. `failure`
-    ended the attempt before. `leg` is the first leg while it runs, `prefilled` what came of it
-    (`dispatch.py`). `is_streaming`: the head of a stream went out. `whole` has the frames of an
-    answer in one piece, or of one that is kept. `row` is of a turn that is a batch's."""
+    """The state of one turn."""
 
     ask: Ask
+    # What the journal keeps.
     record: TurnRecord
     permit: Permit
     trace: TurnTrace
-    findings: Findings
+    # Of a turn that is a batch's row.
     row: RowTurn | None = None
+    # What the gateway adds to the answer. The turn fills it in, the answer's writer reads it.
+    findings: Findings = field(default_factory=Findings)
     comparison: Comparison | None = None
     attempts: Attempts = field(default_factory=Attempts)
+    # Those of the last attempt.
     route: Route[Engine] | None = None
     generation: Generation | None = None
+    # The engine may have its request.
     may_run: bool = False
+    # The engine's first frame has come.
     has_started: bool = False
+    # What ended the attempt before.
     failure: GatewayError | None = None
+    # The first leg while it runs, and what came of it (`dispatch.py`).
     leg: FirstLeg | None = None
     prefilled: Started | None = None
     outcome: str = GatewayError.type
     stop_reason: str | None = None
+    # The head of a stream went out.
     is_streaming: bool = False
     is_closed: bool = False
+    # The frames of an answer in one piece, or of one that is kept.
     whole: list[Frame] = field(default_factory=list)
 
     @property
@@ -180,11 +215,9 @@ class Turn:
                 record.approximate = frame.approximate.text if frame.approximate else None
                 record.take_usage(frame.usage)
             case Finished(reason="too_costly"):
-                field = "tools" if self.ask.output_schema is None else "output_schema"
-                field = "output_pattern" if self.ask.output_pattern is not None else field
                 raise SchemaTooCostly(
-                    f"{field}: the answer can't be held to it: what may come next takes too much"
-                    " time or memory to find out"
+                    f"{self._constraint}: the answer can't be held to it: what may come next"
+                    " takes too much time or memory to find out"
                 )
             case Finished(reason="failed" | "cancelled"):
                 raise EngineFailed
@@ -197,6 +230,13 @@ class Turn:
                 record.outcome = record.stop_reason = self.stop_reason or "stop"
         if not self.ask.stream or self.ask.principal.keeps_contents:
             self.whole.append(frame)
+
+    @property
+    def _constraint(self) -> str:
+        """The field of the request that the answer is held to."""
+        if self.ask.output_pattern is not None:
+            return "output_pattern"
+        return "tools" if self.ask.output_schema is None else "output_schema"
 
     def fail(self, error: GatewayError) -> None:
         """The turn ends by an error, which the client is told and the record keeps. A refused

@@ -7,7 +7,7 @@ is closed: before its last frame is passed on, or else by the reconciler, with t
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from engine.protocol import Done, Frame, Started
@@ -29,8 +29,20 @@ from gateway.structs.usage import KEPT, NOT_BEGUN, UNFINISHED
 from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.state import OK, Findings, RowTurn, Turn, is_unsure
+from gateway.turn.state import (
+    HEARTBEAT,
+    OK,
+    Accepted,
+    Arrived,
+    RowTurn,
+    Turn,
+    TurnEvent,
+    Whole,
+    is_unsure,
+)
 from gateway.turn.tracing import BeginTrace, TurnTrace
+
+TurnEvents = AsyncGenerator[TurnEvent, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,67 +69,66 @@ class TurnService:
         self,
         ask: Ask,
         turn_id: TurnId,
-        findings: Findings,
         origin: Origin = NO_ORIGIN,
         row: RowTurn | None = None,
-    ) -> AsyncGenerator[list[Frame], None]:
+    ) -> TurnEvents:
         """As `serve`, in a trace that ends when the turn does, in whatever way."""
         trace = self.begin_trace(ask, turn_id, origin)
-        return trace.around(self.serve(ask, turn_id, findings, origin, trace, row))
+        return trace.around(self.serve(ask, turn_id, origin, trace, row))
 
     async def serve(
         self,
         ask: Ask,
         turn_id: TurnId,
-        findings: Findings,
         origin: Origin,
         trace: TurnTrace,
         row: RowTurn | None = None,
-    ) -> AsyncGenerator[list[Frame], None]:
-        """Yield an empty list when an engine has accepted the turn, which may still move to
-        another one, then its frames, as many at a time as have come; an empty list is a heartbeat.
-        An error before the first item is the response's status, a later one the stream's. The
-        frames of an answer that is not streamed come when it is whole, because another engine may
-        begin it anew. `findings` are filled in before the first frame. `row`: the turn is a
-        batch's row, which ends with it."""
+    ) -> TurnEvents:
+        """Yield Accepted. Then yield what arrives of a stream, and heartbeats; or Whole, at the end
+        of an answer in one piece. With `row` the turn is a batch's row, which ends with it."""
         self.dispatcher.check_length(ask)
         with Permit(turn_id, ask, self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
             record = self._record(ask, turn_id, origin, row)
             trace.opened(record)
-            turn = Turn(ask, record, permit, trace, findings, row)
+            turn = Turn(ask, record, permit, trace, row)
             await self._open(turn)
             try:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn)
                 turn.is_streaming = ask.stream
-                yield []
+                yield Accepted(turn_id, turn.findings)
                 async for frames in self.dispatcher.frames(turn):
-                    for frame in frames:
-                        turn.note(frame, self._seconds(turn))
-                        if isinstance(frame, Started):
-                            if frame.miss_reason == "cold":
-                                await self._recall(turn)
-                            self._explain(turn, frame)
-                    if frames and isinstance(frames[-1], Done):
-                        await self._close(turn)
-                        await permit.give_back()
+                    await self._take(turn, frames)
                     if ask.stream:
-                        yield frames
+                        yield Arrived(frames) if frames else HEARTBEAT
                 if not ask.stream:
-                    yield turn.whole
+                    yield Whole(turn.whole)
             except GatewayError as error:
                 error.is_recorded = True
                 turn.fail(error)
                 if turn.has_started:
-                    told = {"turn": turn_id, "type": turn.outcome, "error": record.error}
-                    get_logger("turn").warning("turn_failed", **told)
+                    get_logger("turn").warning(
+                        "turn_failed", turn=turn_id, type=turn.outcome, error=record.error
+                    )
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 turn.outcome = CLIENT_LEFT
                 raise
             finally:
                 self._leave(turn)
+
+    async def _take(self, turn: Turn, frames: Sequence[Frame]) -> None:
+        """Take in the next frames, and close the turn with the last one."""
+        for frame in frames:
+            turn.note(frame, self._seconds(turn))
+            if isinstance(frame, Started):
+                if frame.miss_reason == "cold":
+                    await self._recall(turn)
+                self._explain(turn, frame)
+        if frames and isinstance(frames[-1], Done):
+            await self._close(turn)
+            await turn.permit.give_back()
 
     def _record(self, ask: Ask, turn_id: TurnId, origin: Origin, row: RowTurn | None) -> TurnRecord:
         """The turn's record as it is opened."""
@@ -139,7 +150,8 @@ class TurnService:
             row=None if row is None else row.attempt,
             content=UNFINISHED if ask.principal.keeps_contents else None,
         )
-        if (marked := ask.plan.deepest_marked()) is not None:
+        marked = ask.plan.deepest_marked()
+        if marked is not None:
             record.prefix, record.prefix_ttl = marked
         return record
 
@@ -164,7 +176,7 @@ class TurnService:
         record.duration_seconds = self._seconds(turn)
         record.status = OK
         if turn.row is not None:
-            turn.end_row(await turn.row.whole(turn.whole))
+            turn.end_row(await turn.row.whole(turn.findings, turn.whole))
         self.billing.price(record)
         turn.is_closed = True
         try:
@@ -240,7 +252,8 @@ class TurnService:
 
     def _why_cold(self, turn: Turn, started: Started, fingerprint: Fingerprint) -> str:
         """The reason of a turn of whose prefixes its engine knew nothing."""
-        findings, record = turn.findings, turn.record
+        findings = turn.findings
+        record = turn.record
         changed = findings.diagnosis.divergence if findings.diagnosis else None
         if changed is not None and changed.kind == "model_changed":
             return changed.kind

@@ -33,7 +33,7 @@ from gateway.dialects import sse
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.anthropic.response import MessageWriter
-from gateway.dialects.collector import Found
+from gateway.dialects.collector import Findings
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini.request import decode_generate
 from gateway.dialects.lowering import Asked
@@ -204,15 +204,12 @@ def _answer(*deltas: Frame) -> list[Frame]:
 
 
 def _messages_writer() -> MessageWriter:
-    found = Found("e")
-    return MessageWriter(
-        id="t", model="m", found=found, paths=["messages.0"], diagnose=lambda: None
-    )
+    return MessageWriter(id="t", model="m", findings=Findings("e"), paths=["messages.0"])
 
 
 def _chat_writer() -> ChatWriter:
     paths, more = ["messages[0]"], {"num_choices": 1, "include_usage": True}
-    return ChatWriter(id="r", model="m", created=0, found=Found("e"), paths=paths, **more)
+    return ChatWriter(id="r", model="m", created=0, findings=Findings("e"), paths=paths, **more)
 
 
 def writing(make: Callable[[], Any], encode: Callable[[Any], object]) -> Callable[[Any], Work]:

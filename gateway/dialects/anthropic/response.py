@@ -5,7 +5,7 @@ is written where the hosted API always writes it (`stop_reason`, `stop_sequence`
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -20,6 +20,7 @@ from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
 from gateway.dialects.collector import Event, Holdfast, Writer, extension_of, partial_json
 from gateway.dialects.errors import AnthropicError
+from gateway.prompt.fingerprint import Diagnosis, Divergence
 from gateway.structs.usage import DivergenceKind
 
 
@@ -36,11 +37,18 @@ class Diagnostics(msgspec.Struct, frozen=True):
     cache_miss_reason: CacheMissReason | None
 
 
-def changed(kind: DivergenceKind, missed_tokens: int | None) -> Diagnostics:
-    """The report of a divergence of that kind."""
-    if missed_tokens is None:
-        return Diagnostics(CacheMissReason("unavailable"))
-    return Diagnostics(CacheMissReason(kind, missed_tokens))
+def diagnostics_of(diagnosis: Diagnosis | None) -> Diagnostics | None:
+    """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
+    match diagnosis:
+        case Diagnosis("unfinished"):
+            return Diagnostics(None)
+        case Diagnosis("not_found"):
+            return Diagnostics(CacheMissReason("previous_message_not_found"))
+        case Diagnosis("compared", Divergence(kind=kind, missed_tokens=int(missed_tokens))):
+            return Diagnostics(CacheMissReason(kind, missed_tokens))
+        case Diagnosis("compared", Divergence()):
+            return Diagnostics(CacheMissReason("unavailable"))
+    return None
 
 
 EVENTS = (
@@ -149,13 +157,10 @@ _ONCE = ("cache_creation", "service_tier", "inference_geo")
 
 @dataclass(slots=True, kw_only=True)
 class MessageWriter(Writer[Event, Message]):
-    """`diagnose`, the requested comparison, is asked when the engine's first frame is there.
+    """Writes a message. Where nobody asked for thinking its blocks are left out
+    (`hides_thinking`)."""
 
-    `omits_thinking` leaves thinking blocks without their text. Where nobody asked for thinking they
-    are left out (`hides_thinking`).
-    """
-
-    diagnose: Callable[[], Diagnostics | None]
+    # Thinking blocks go out without their text.
     omits_thinking: bool = False
     _begun: Message | None = None
     _index: int = -1
@@ -168,8 +173,8 @@ class MessageWriter(Writer[Event, Message]):
             id=self.id,
             content=[],
             usage=usage_of(started.usage, _PROVISIONAL_OUTPUT),
-            diagnostics=self.diagnose() or UNSET,
-            holdfast=extension_of(started, self.found, self.paths),
+            diagnostics=diagnostics_of(self.findings.diagnosis) or UNSET,
+            holdfast=extension_of(started, self.findings, self.paths),
         )
 
     def write(self, frame: protocol.Frame) -> Iterator[Event]:

@@ -28,6 +28,7 @@ from gateway.dialects.responses.request import (
     SummaryText,
     id_of,
 )
+from gateway.prompt.fingerprint import Diagnosis
 
 DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
 _REASONS: dict[str | None, DiagnosticReason] = {
@@ -46,14 +47,21 @@ class Diagnostics(msgspec.Struct, frozen=True):
     reason: DiagnosticReason | UnsetType = UNSET
 
 
-def diagnostics_of(kind: str | None, missed_tokens: int | None, *, has_read: bool) -> Diagnostics:
-    """`kind` is the divergence's, None where the prompt only grew.
-
-    Such a prompt may still not be read: its entry can be gone.
-    """
-    if kind in _REASONS and missed_tokens is not None:
-        return Diagnostics("cache_miss", missed_tokens, _REASONS[kind])
-    return Diagnostics("cache_hit" if kind is None and has_read else "unavailable")
+def diagnostics_of(diagnosis: Diagnosis | None, *, has_read: bool) -> Diagnostics | None:
+    """None where the client asked for no comparison. A prompt without a divergence only grew. It
+    may still not be read: its entry can be gone."""
+    if diagnosis is None:
+        return None
+    if diagnosis.result == "not_found":
+        return Diagnostics("comparison_response_not_found")
+    if diagnosis.result == "unfinished":
+        return Diagnostics("unavailable")
+    divergence = diagnosis.divergence
+    if divergence is None:
+        return Diagnostics("cache_hit" if has_read else "unavailable")
+    if divergence.kind in _REASONS and divergence.missed_tokens is not None:
+        return Diagnostics("cache_miss", divergence.missed_tokens, _REASONS[divergence.kind])
+    return Diagnostics("unavailable")
 
 
 ResponseStatus = Literal["completed", "failed", "in_progress", "incomplete"]
@@ -369,17 +377,15 @@ class _Open:
 
 @dataclass(slots=True, kw_only=True)
 class ResponseWriter(Writer[Event, Response]):
-    """`response` is its state before anything is written.
+    """Writes a response and its events."""
 
-    `diagnose` is asked once, when the engine's first frame is there. `origins` are the tools behind
-    the prompt's functions. With `summarizes` thinking goes out as its own summary. `seal` makes
-    what the client sends back of it, None where it asked for nothing.
-    """
-
+    # The response as it is now. At first nothing is written.
     response: Response
-    diagnose: Callable[[protocol.InputUsage], Diagnostics | None]
+    # The tools behind the prompt's functions.
     origins: dict[str, Origin]
+    # Thinking goes out as its own summary.
     summarizes: bool
+    # Makes of the thinking what the client sends back; None where it asked for nothing.
     seal: Callable[[str], str] | None
     is_prewarm: bool
     _numbers: Iterator[int] = field(default_factory=count)
@@ -391,9 +397,11 @@ class ResponseWriter(Writer[Event, Response]):
         self.note(frame)
         match frame:
             case protocol.Started():
+                has_read = self.usage.cache_read_tokens > 0
+                diagnostics = diagnostics_of(self.findings.diagnosis, has_read=has_read)
                 self.response = replace(
                     self.response,
-                    prompt_cache_diagnostics=self.diagnose(self.usage) or UNSET,
+                    prompt_cache_diagnostics=diagnostics or UNSET,
                     holdfast=self.extension,
                 )
                 self._has_begun = True
