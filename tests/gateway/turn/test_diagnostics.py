@@ -156,7 +156,7 @@ async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
         assert comparison is not None
         await asyncio.sleep(0)
         found[workspace, previous] = comparison.diagnosis(fingerprint)
-    assert found["owner", theirs].found == "compared"
+    assert found["owner", theirs].result == "compared"
     assert found["stranger", theirs] == found["stranger", nobodys] == Diagnosis("unfinished")
     await background.close(0.0)
 
