@@ -17,6 +17,7 @@ RANGES = {
     "7d": (7 * DAY_SECONDS, "the last 7 days"),
     "30d": (30 * DAY_SECONDS, "the last 30 days"),
 }
+LONGEST_RANGE = "30d"
 CUSTOM = "custom"
 DEFAULT_RANGE = "24h"
 ALL = ""
@@ -84,11 +85,13 @@ def first_range(about: About) -> str:
 def draw(about: About, applies: frozenset[str]) -> None:
     """`applies` are the filters that the page knows. The others are shown disabled. Streamlit shows
     options as plain text, so a hostile name is harmless."""
+    first = st.session_state.setdefault(_DEFAULT, first_range(about))
+    _begin("range", first, first)
     with st.container(horizontal=True, vertical_alignment="bottom", key="filters"):
         st.segmented_control(
             "Range",
             [*RANGES, CUSTOM],
-            default=st.session_state.setdefault(_DEFAULT, first_range(about)),
+            default=None,
             key="range",
             required=True,
             disabled="range" not in applies,
@@ -100,10 +103,10 @@ def draw(about: About, applies: frozenset[str]) -> None:
                 ("from", "From (UTC)", now - timedelta(days=1)),
                 ("to", "To (UTC)", now),
             ):
-                st.session_state.setdefault(f"default_{key}", value)
+                _begin(key, value, value.isoformat(timespec="minutes"))
                 st.datetime_input(
                     label,
-                    st.session_state[f"default_{key}"],
+                    None,
                     key=key,
                     width=190,
                     bind="query-params",
@@ -113,6 +116,14 @@ def draw(about: About, applies: frozenset[str]) -> None:
             _draw_choice("workspace", about.workspaces, applies)
         _draw_choice("engine", about.engines, applies)
         _draw_choice("model", about.models, applies)
+
+
+def _begin(key: str, value: str | datetime, written: str) -> None:
+    """Set what nobody has chosen yet, in the URL too, so that a link to share has its range. A
+    widget's default is left out of it."""
+    if key not in st.session_state and key not in st.query_params:
+        st.session_state[key] = value
+        st.query_params[key] = written
 
 
 def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import streamlit as st
 
@@ -34,7 +34,6 @@ _SHARES |= {"Reused", "Promise kept", "Share best effort"}
 _SHARE_DIGITS = 3
 # Ids of workspaces, but for one that Markdown takes for an address.
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._-]*")
-# Columns of ids of requests. Each leads to its request.
 APPROXIMATE = "Approximate"
 """The column of what a turn was computed behind; where there was something, it stands out."""
 _STANDS_OUT = "background-color: #f59e0b55"
@@ -54,7 +53,10 @@ _STATES = {
     "off": _STANDS_OUT,
     "can't be written": _RED,
 }
+# Columns of ids of requests. Each leads to its request.
 _IDS = {"Id", "Last request", "Request id"}
+REQUESTS_OF = "Its requests"
+"""The column of addresses of what has the requests of a row."""
 
 
 def title(text: str, question: str) -> None:
@@ -320,6 +322,8 @@ def _column(name: str, rows: Rows) -> Any:
         return made.ProgressColumn(format=" ", min_value=0, max_value=1, width="small")
     if name in _IDS:
         return made.LinkColumn(display_text="request=(.*)")
+    if name == REQUESTS_OF:
+        return made.LinkColumn(display_text="see")
     if name in _SHARES:
         return made.ProgressColumn(format="percent", min_value=0, max_value=1)
     if name.endswith("(UTC)"):
@@ -347,6 +351,15 @@ def as_csv(rows: Rows) -> str:
             unsafe = (name for name, text in texts.items() if text.startswith(_FORMULA))
             writer.writerow({**row, **{name: f"'{texts[name]}" for name in unsafe}})
     return written.getvalue()
+
+
+def requests_of(prefix: str | None, workspace: str | None) -> str | None:
+    """The address of a prefix's requests, of all that the ledger has; None for one that no request
+    ended with."""
+    if prefix is None or workspace is None:
+        return None
+    asked = {"range": filters.LONGEST_RANGE, "workspace": workspace, "prefix": prefix}
+    return f"requests?{urlencode(asked)}"
 
 
 def request_links(ids: Sequence[str]) -> None:

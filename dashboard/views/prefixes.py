@@ -10,7 +10,7 @@ from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
-from dashboard.views.savings import NUM_DIGITS, prefix_label
+from dashboard.views.savings import NUM_DIGITS, prefix_label, reads_per_write
 from engine.protocol import TTLS, BestEffortReason
 from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
@@ -20,20 +20,22 @@ REFRESH_SECONDS = 3
 NUM_LEASES = 500
 _COLUMNS = (
     "Prefix",
+    "Net saved ($)",
+    "Tokens read per token written",
+    parts.REQUESTS_OF,
     "Workspace",
     "Model",
-    "Client",
-    "Last used (UTC)",
     "Engine",
     "State",
     "TTL left",
     "Ends in",
     "TTL",
     "Tokens",
+    "Reads",
+    "Last used (UTC)",
+    "Client",
     "Blocks",
     "Shared by",
-    "Reads",
-    "Net saved ($)",
     "Last request",
     "Cached content",
     "Prefix id",
@@ -142,7 +144,7 @@ def draw_leases(leases: list[Lease], silent: list[Condition]) -> None:
     parts.table(
         [*silent_rows(silent), *lease_table(leases)],
         "leases",
-        f"{formats.counted(len(leases), 'prefix', 'prefixes')} that engines hold, largest first.",
+        f"{formats.counted(len(leases), 'prefix', 'prefixes')} that engines hold, by their worth.",
         hidden=("Entry",),
         height=min(38 + 35 * (len(leases) + len(silent)), 420),
         picked=_doom if viewer.may_change() else None,
@@ -164,15 +166,26 @@ def silent_rows(silent: Sequence[Condition]) -> list[Row]:
     ]
 
 
+def worth(lease: Lease) -> tuple[int, int, int]:
+    """By what leases are sorted, the most first: what their prefix saved, then how often they were
+    read, then their size."""
+    net = lease.prefix.saved_nano if lease.prefix else None
+    return net or 0, lease.entry.reads, lease.entry.tokens
+
+
 def lease_table(found: Sequence[Lease]) -> list[Row]:
-    """One row for each lease. Prefixes that came once, or have no price, have no net savings."""
+    """One row for each lease, the most worth first. Prefixes that came once, or have no price, have
+    no net savings."""
     return [
         {
             "Prefix": lease_label(lease),
+            "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
+            "Tokens read per token written": reads_per_write(lease.prefix)
+            if lease.prefix
+            else None,
+            parts.REQUESTS_OF: parts.requests_of(entry.name, lease.workspace) if look else None,
             "Workspace": lease.workspace,
             "Model": lease.prefix.model if lease.prefix else None,
-            "Client": look.user_agent if look else None,
-            "Last used (UTC)": formats.moment(look.last_ms) if look else None,
             "Engine": lease.engine,
             "State": state_of(entry),
             # At most all of it, also where an engine's clock differs.
@@ -181,16 +194,17 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             # Cached contents end when their clients said.
             "TTL": entry.ttl if entry.expires_in_seconds <= TTLS[entry.ttl].seconds else "its own",
             "Tokens": entry.tokens,
+            "Reads": entry.reads,
+            "Last used (UTC)": formats.moment(look.last_ms) if look else None,
+            "Client": look.user_agent if look else None,
             "Blocks": entry.blocks,
             "Shared by": entry.shared_by,
-            "Reads": entry.reads,
-            "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
             "Last request": look.last_turn if look else None,
             "Cached content": lease.cached_content,
             "Prefix id": (entry.name or entry.entry)[:16],
             "Entry": entry.entry,
         }
-        for lease in found
+        for lease in sorted(found, key=worth, reverse=True)
         for entry, look in ((lease.entry, lease.prefix.look if lease.prefix else None),)
     ]
 

@@ -72,6 +72,8 @@ def controls() -> None:
                 bind="query-params",
             )
         reason_filter("Any")
+        for label, key, length in (("Key id", "key", 32), ("Prefix id", "prefix", 16)):
+            st.text_input(label, key=key, max_chars=length, width=180, bind="query-params")
         if st.session_state.get("after"):
             st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
 
@@ -83,6 +85,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
         "outcome": state.get("outcome") or None,
         "has_read": HITS.get(state.get("hit") or ANY),
         "miss_reason": chosen_reason(),
+        "key": (state.get("key") or "").strip() or None,
+        "prefix": (state.get("prefix") or "").strip() or None,
         "after": state.get("after"),
         "limit": PAGE,
     }

@@ -277,6 +277,7 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
             "Prefix": prefix_label(each.look, each.prefix) if each.look else DELETED,
             "Net ($)": in_dollars(each.saved_nano),
             "Tokens read per token written": reads_per_write(each),
+            parts.REQUESTS_OF: parts.requests_of(each.prefix, each.workspace),
             "Workspace": each.workspace,
             "Model": each.model,
             "Client": each.look.user_agent if each.look else None,

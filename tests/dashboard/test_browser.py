@@ -129,6 +129,35 @@ def test_what_to_change_stands_under_the_cards_while_the_page_refreshes(admin: V
         assert page.locator(".st-key-week_body").count() == 1, "it is drawn in one place"
 
 
+def test_a_link_to_share_has_its_range_always(site: Site, admin: Visit) -> None:
+    """Also where nobody chose one, on a page that was reached by the menu, and a custom one."""
+    page = admin.open("/")
+    has = "asked => asked.every(each => location.search.includes(each))"
+    page.wait_for_function(has, arg=["range="], timeout=WAIT_MS)
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Savings").click()
+    page.wait_for_function("() => location.pathname == '/savings'", timeout=WAIT_MS)
+    page.wait_for_function(has, arg=["range="], timeout=WAIT_MS)
+    page.get_by_role("radio", name="custom").click()
+    page.wait_for_function(has, arg=["range=custom", "from=20", "to=20"], timeout=WAIT_MS)
+    admin.wait_until_still()
+    shared = admin.open(page.url.removeprefix(site.url))
+    assert shared.get_by_role("radio", name="custom").is_checked()
+    shared.wait_for_function(has, arg=["range=custom", "from=20", "to=20"], timeout=WAIT_MS)
+
+
+def test_a_prefix_leads_to_its_requests(site: Site, admin: Visit) -> None:
+    key = site.key_of("prefixed")
+    ids = {site.ask(BOOK, key) for _ in range(2)}
+    site.ask("Another book. " * 400, key)
+    turn = site.admin.get(f"turns/{min(ids)}")
+    asked = f"range=30d&workspace=prefixed&prefix={turn['prefix']}"
+    page = admin.open(f"/requests?{asked}")
+    page.get_by_text("2 of the newest 2 requests").or_(
+        page.get_by_text("1 of the newest 2 requests")
+    ).wait_for(timeout=WAIT_MS)
+    assert page.get_by_label("Prefix id").input_value() == turn["prefix"]
+
+
 def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     # Prefixes are named every 8,192 characters: these two share the first name.
     site.ask(BOOK * 2 + " Today is Sunday.")
