@@ -38,7 +38,9 @@ from gateway.http.image_hosts import ImageHosts
 from gateway.http.server import logged
 from gateway.http.services import Services
 from gateway.journal.audit import Audit
-from gateway.journal.drain import Billing, Drain
+from gateway.journal.drain import Billing, Drain, Known
+from gateway.journal.lost import LostTurns
+from gateway.journal.rebuilt import Rebuilder
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
@@ -58,7 +60,7 @@ from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Ask
 from gateway.routing.discovery import follow_sources
 from gateway.routing.epochs import EpochRecorder
-from gateway.routing.fleet import open_fleet, weights_of
+from gateway.routing.fleet import Fleet, open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.model_ids import ModelIds
 from gateway.routing.router import Router
@@ -124,6 +126,23 @@ def _services(state: State) -> Services:
     return services
 
 
+def _lost_turns(
+    journal: Journal,
+    known: Known,
+    billing: Billing,
+    keyring: KeyRing,
+    keys: Keys,
+    catalogue: Catalogue,
+    fleet: Fleet,
+    clock: Clock,
+) -> LostTurns:
+    def price_of(model: str) -> str | None:
+        return catalogue.price_of(model, fleet.served)
+
+    rebuilder = Rebuilder(keyring.scope_of, fleet.model_of, price_of, clock.wall)
+    return LostTurns(journal, known, billing.charge, rebuilder, keys.workspaces, clock.monotonic)
+
+
 async def _start(
     stack: AsyncExitStack,
     settings: Settings,
@@ -187,7 +206,10 @@ async def _start(
     ending = partial(end_rows, ledgers.drain)
     insert = ledgers.drain.insert_turns
     drain = Drain(journal, insert, fleet.acknowledge, metrics, known, ending)
-    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic, known)
+    lost = _lost_turns(journal, known, billing, keyring, keys, catalogue, fleet, clock)
+    reconciler = Reconciler(
+        journal, fleet.engines, metrics, billing.charge, clock.monotonic, known, lost
+    )
     await reconciler.recover()
     run_beside("drain", drain.run)
     # The reconciler's loop has ended before this runs, and what this closes is drained after it.
@@ -275,7 +297,7 @@ async def _start(
     sealing = Sealing(ledgers.store, settings.master_secret)
     run_beside("sealing", sealing.run)
     conditions = Conditions(
-        fleet, journal, drain, ledgers.drain.identity, audit, sealing, supervisor, clock
+        fleet, journal, drain, ledgers.drain.identity, audit, lost, sealing, supervisor, clock
     )
     run_beside("conditions", conditions.run)
     sweep = Sweep(contents, fleet, keyring, catalogue, clock)

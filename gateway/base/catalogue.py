@@ -92,6 +92,13 @@ class Catalogue:
         is_default = self._claude_alias is True and self._default.engine_model is None
         return is_default or any(model.engine_model is None for model in self._models.values())
 
+    def price_of(self, requested: str, served: Served) -> str | None:
+        """The id of the price of a model; None for an unknown one, and for one without a price."""
+        try:
+            return self.find(requested, served).price
+        except ModelNotFound:
+            return None
+
     def find(self, requested: str, served: Served) -> Model:
         """Resolve an id, given what engines serve. `MODEL:ADAPTER` is an adapter on a model. Raise
         ModelNotFound for an unknown id, and for an adapter that no engine of the model has."""

@@ -21,12 +21,11 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, NotFound
 from gateway.base.logs import configure
 from gateway.base.metrics import Metrics
-from gateway.base.record import TurnRecord, turn_of
-from gateway.base.row_ids import is_try
 from gateway.base.settings import Settings, load
 from gateway.base.words import counted
 from gateway.cli.arguments import Commands
 from gateway.journal.drain import Billing, Drain
+from gateway.journal.rebuilt import Counted, Rebuilder, instance_of, last_attempts
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal, has_journal
 from gateway.journal.versions import check_version
@@ -39,9 +38,7 @@ from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.model_ids import ModelIds
 
-OUTCOME = "gateway_lost"
 _POLL_SECONDS = 0.2
-_INSTANCE = slice(len("msg_"), len("msg_") + 8)
 
 
 def add_commands(commands: Commands) -> None:
@@ -113,7 +110,7 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
 async def count_open_turns(settings: Settings) -> Counter[str]:
     """How many final counts the engines keep, by the instance of the gateway that asked."""
     async with _parts(settings) as (fleet, _):
-        return Counter(final.request_id[_INSTANCE] for _, final in await _counts(fleet))
+        return Counter(instance_of(final.request_id) for _, final in await _counts(fleet))
 
 
 async def recover_instance(settings: Settings, instance: str) -> int:
@@ -123,44 +120,18 @@ async def recover_instance(settings: Settings, instance: str) -> int:
     catalogue = load_catalogue(settings.models)
     async with _parts(settings) as (fleet, ledger):
         keys = Keys(ledger)
-        scope_of = KeyRing(keys, settings, Clock()).scope_of
-        workspaces = {scope_of(name): name for name in await keys.workspaces()}
-        counts = await _counts(fleet)
-        found = [each for each in counts if each[1].request_id[_INSTANCE] == instance]
-        # Of each turn only the request that it went on as is charged.
-        last: dict[str, int] = {}
-        for turn_id, attempt in (turn_of(final.request_id) for _, final in found):
-            last[turn_id] = max(attempt, last.get(turn_id, 0))
-        records = []
-        for engine, final in found:
-            turn_id, attempt = turn_of(final.request_id)
-            # The row of a batch runs again, at another gateway.
-            if attempt != last[turn_id] or is_try(turn_id):
-                continue
-            assert engine.description is not None
-            model = engine.description.model
-            record = TurnRecord(
-                id=turn_id,
-                attempt=attempt,
-                instance=instance,
-                workspace=workspaces.get(final.scope, "unknown"),
-                key_id="unknown",
-                model=model[:128],
-                engine=engine.name,
-                engine_model=model,
-                epoch=final.epoch,
-                stream=False,
-                opened_at=Clock().wall(),
-                outcome=OUTCOME,
-                stop_reason=final.reason,
-                output_tokens=final.output_tokens,
-                thinking_tokens=final.thinking_tokens,
-                price=catalogue.find(model, fleet.served).price,
-            )
-            if final.usage is not None:
-                record.take_usage(final.usage)
+        rebuilder = Rebuilder(
+            KeyRing(keys, settings, Clock()).scope_of,
+            fleet.model_of,
+            lambda model: catalogue.price_of(model, fleet.served),
+            Clock().wall,
+        )
+        kept = await _counts(fleet)
+        found = [entry for entry in kept if instance_of(entry[1].request_id) == instance]
+        last = last_attempts(Counted(engine.name, final) for engine, final in found)
+        records = rebuilder.records(last.values(), await keys.workspaces())
+        for record in records:
             charge(record)
-            records.append(record)
         if records:
             await ledger.insert_turns(records)
         for engine in fleet.ready:

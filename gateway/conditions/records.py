@@ -9,6 +9,7 @@ from gateway.base.words import counted
 from gateway.conditions.kinds import Finding
 from gateway.journal.audit import Audit
 from gateway.journal.drain import Drain
+from gateway.journal.lost import LostTurns
 from gateway.journal.store import Journal
 from gateway.ledger.identity import Identity
 
@@ -66,6 +67,13 @@ def of_audit(audit: Audit) -> Iterator[Finding]:
         if finding.damaged:
             cause = f"{counted(finding.damaged, 'turn')} of this gateway have a wrong checksum"
             yield Finding("turns_changed", about, cause)
+
+
+def of_lost(lost: LostTurns) -> Iterator[Finding]:
+    for instance, number in sorted(lost.unclaimed.items()):
+        about = f"the turns of gateway {instance}"
+        cause = f"engines keep final counts of {counted(number, 'request')} of it"
+        yield Finding("counts_unclaimed", about, cause)
 
 
 def of_secret(problem: str | None) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from gateway.conditions.engines import Increases, of_engine
 from gateway.conditions.kinds import KINDS, Finding
 from gateway.journal.audit import Audit
 from gateway.journal.drain import Drain
+from gateway.journal.lost import LostTurns
 from gateway.journal.store import Journal
 from gateway.ledger.identity import Identity
 from gateway.ledger.sealed import Sealing
@@ -87,6 +88,7 @@ class Conditions:
         drain: Drain,
         ledger: Identity,
         audit: Audit,
+        lost: LostTurns,
         sealing: Sealing,
         supervisor: Supervisor,
         clock: Clock,
@@ -96,6 +98,7 @@ class Conditions:
         self._drain = drain
         self._ledger = ledger
         self._audit = audit
+        self._lost = lost
         self._sealing = sealing
         self._supervisor = supervisor
         self._clock = clock
@@ -129,5 +132,6 @@ class Conditions:
         found += records.of_journal(self._journal)
         found += records.of_ledger(self._ledger, self._drain, self._journal)
         found += records.of_audit(self._audit)
+        found += records.of_lost(self._lost)
         found += records.of_secret(self._sealing.problem)
         return found

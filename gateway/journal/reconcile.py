@@ -6,9 +6,9 @@ some time is closed with the counts known so far. A request that a turn left beh
 another engine is cancelled and acknowledged, and nobody pays for it.
 
 Counts of a turn that the journal does not have are acknowledged only if the ledger has the turn. If
-neither has it, one of them was damaged or restored: the turn is set aside by name, and the engine
-keeps its counts, a bounded number, until `recover --instance` makes rows of them. A damaged journal
-goes on under a new instance, so the counts of its former instances are looked at too.
+neither has it, one of them was damaged or restored: the turn is set aside by name, and closed by
+the engine's counts (`lost.py`). A damaged journal goes on under a new instance, so the counts of
+its former instances are looked at too.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, TurnRecord, turn_of
 from gateway.base.row_ids import is_try
 from gateway.journal.drain import Known
+from gateway.journal.lost import LostTurns
+from gateway.journal.rebuilt import Counted
 from gateway.journal.store import LOST, Journal
 
 _POLL_SECONDS = 0.1
@@ -77,7 +79,8 @@ class Witness(Protocol):
 
 @dataclass(slots=True)
 class Reconciler:
-    """`known` tells which turns the ledger has. Without it the journal's word is enough."""
+    """`known` tells which turns the ledger has. Without it the journal's word is enough. Without
+    `lost` what is set aside stays so."""
 
     journal: Journal
     engines: Sequence[Witness]
@@ -85,6 +88,7 @@ class Reconciler:
     charge: Callable[[TurnRecord], None]
     monotonic: Callable[[], float]
     known: Known | None = None
+    lost: LostTurns | None = None
     _pending: dict[str, _Leftover] = field(default_factory=dict)
     _retired: dict[str, _Retired] = field(default_factory=dict)
     _num_counts: int = 0
@@ -141,6 +145,7 @@ class Reconciler:
         async with self._stepping:
             self._num_counts = 0
             heard: set[str] = set()
+            kept: list[Counted] = []
             for engine in [engine for engine in self._by_name.values() if engine.is_ready]:
                 try:
                     # Cancel before asking for counts: a request that does not run then and has no
@@ -172,6 +177,9 @@ class Reconciler:
                 for request_id in gone:
                     if request_id in done or self._retired[request_id].is_denied:
                         del self._retired[request_id]
+                kept += [
+                    Counted(engine.name, final) for final in counts if final.request_id not in done
+                ]
                 if is_sweep:
                     own = tuple(f"msg_{each}" for each in self.journal.instances)
                     mine = [
@@ -184,6 +192,11 @@ class Reconciler:
                             await self._sweep(engine, mine[start : start + _SWEEP_COUNTS])
                     except LedgerUnavailable as error:
                         log.warning("sweep_waits", engine=engine.name, error=str(error))
+            if is_sweep and self.lost is not None:
+                try:
+                    await self.lost.look(kept, is_whole=heard >= set(self._by_name))
+                except LedgerUnavailable as error:
+                    log.warning("lost_turns_wait", error=str(error))
             # Close the turns that no engine knows. Only engines that answered in this step are
             # believed; a busy one may have the counts.
             now = self.monotonic()

@@ -60,6 +60,13 @@ class Fleet:
     def ready(self) -> list[Engine]:
         return [engine for engine in self.engines if engine.status == "ready"]
 
+    def model_of(self, name: str) -> str:
+        """The model of the engine with that name; empty where it has told none."""
+        for engine in self.engines:
+            if engine.name == name and engine.description is not None:
+                return engine.description.model
+        return ""
+
     @property
     def takes_turns(self) -> bool:
         """Whether an engine is ready, or is unsure and may be ready again while a turn waits."""

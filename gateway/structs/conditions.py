@@ -17,6 +17,7 @@ ConditionKind = Literal[
     "engine_draining",
     "engine_breaker_open",
     "engine_counts_kept",
+    "counts_unclaimed",
     "another_model",
     "another_adapter",
     "leases_full",

@@ -1,0 +1,87 @@
+"""Makes turns of what engines counted, where that is all that is left of them.
+
+An engine keeps a request's final counts until a gateway acknowledges them, so they outlive a lost
+journal. They tell the tokens, the engine and, by its scope, the workspace. Of the key, the moment
+and the client's status nobody knows any more: the key is `unknown`, and the moment is that of the
+making. Pure.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from engine.protocol import FinalCounts
+from gateway.base.record import MODEL_CHARACTERS, TurnRecord, turn_of
+from gateway.base.row_ids import is_try
+
+OUTCOME = "gateway_lost"
+UNKNOWN = "unknown"
+
+
+class Counted(NamedTuple):
+    """What an engine of this name counted of one request."""
+
+    engine: str
+    final: FinalCounts
+
+
+def last_attempts(found: Iterable[Counted]) -> dict[str, Counted]:
+    """Of each turn the request that it went on as, by the turn's id: the others are not charged. A
+    batch's row runs again, so the tries of rows are left out."""
+    last: dict[str, Counted] = {}
+    for counted in found:
+        turn_id, attempt = turn_of(counted.final.request_id)
+        if is_try(turn_id):
+            continue
+        before = last.get(turn_id)
+        if before is None or attempt > turn_of(before.final.request_id)[1]:
+            last[turn_id] = counted
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilder:
+    """`scope_of` is a workspace's scope at engines, `model_of` the model of an engine's name, and
+    `price_of` the id of a model's price."""
+
+    scope_of: Callable[[str], str]
+    model_of: Callable[[str], str]
+    price_of: Callable[[str], str | None]
+    wall: Callable[[], datetime]
+
+    def records(self, counted: Iterable[Counted], workspaces: Collection[str]) -> list[TurnRecord]:
+        """A record of each, not charged yet. The workspace of an unknown scope is `unknown`."""
+        by_scope = {self.scope_of(name): name for name in workspaces}
+        return [self._record(entry, by_scope.get(entry.final.scope)) for entry in counted]
+
+    def _record(self, counted: Counted, workspace: str | None) -> TurnRecord:
+        final = counted.final
+        turn_id, attempt = turn_of(final.request_id)
+        model = self.model_of(counted.engine)
+        record = TurnRecord(
+            id=turn_id,
+            attempt=attempt,
+            instance=instance_of(turn_id),
+            workspace=workspace or UNKNOWN,
+            key_id=UNKNOWN,
+            model=model[:MODEL_CHARACTERS],
+            engine=counted.engine,
+            engine_model=model,
+            epoch=final.epoch,
+            stream=False,
+            opened_at=self.wall(),
+            outcome=OUTCOME,
+            stop_reason=final.reason,
+            output_tokens=final.output_tokens,
+            thinking_tokens=final.thinking_tokens,
+            price=self.price_of(model),
+        )
+        if final.usage is not None:
+            record.take_usage(final.usage)
+        return record
+
+
+def instance_of(turn_id: str) -> str:
+    """The instance of the gateway whose turn it is."""
+    return turn_id[len("msg_") : len("msg_") + 8]
