@@ -37,16 +37,18 @@ def run(connection: Connection) -> None:
         context.run_migrations()
 
 
-def columns_made_by(chain: Sequence[Script], found: str | None) -> dict[str, Columns]:
-    """The columns that the first revision makes, and the one found: the revisions themselves make
-    them, in an empty database in memory."""
+def columns_made_by(chain: Sequence[Script], present: str | None) -> dict[str, Columns]:
+    """By revision, the columns of the first one and of `present`, which the database has.
+
+    The revisions themselves make them, in an empty database in memory.
+    """
     made_by: dict[str, Columns] = {}
     memory = create_engine("sqlite://")
     with memory.begin() as connection:
         with Operations.context(MigrationContext.configure(connection)):
             for script in chain:
                 script.module.upgrade()
-                if script is chain[0] or script.revision == found:
+                if script is chain[0] or script.revision == present:
                     made_by[script.revision] = columns_of(connection)
     memory.dispose()
     return made_by

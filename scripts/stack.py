@@ -180,14 +180,14 @@ def wait_until_ready(
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Wait for a server as long as it gets on; `say` is told its stages. See `wait_for`."""
-    shown = ""
+    last_stage = ""
 
     def ask() -> Readiness:
-        nonlocal shown
+        nonlocal last_stage
         state = probe(url + ready)
-        if say is not None and not state.ready and str(state) not in ("", shown):
-            shown = str(state)
-            say(shown)
+        if say is not None and not state.ready and str(state) not in ("", last_stage):
+            last_stage = str(state)
+            say(last_stage)
         return state
 
     wait_for(ask, process, log, others=others)
@@ -200,27 +200,33 @@ def wait_for(
     *,
     others: Sequence[Process] = (),
     seconds: float = STALL_SECONDS,
-    what: str = "",
+    name: str = "",
 ) -> None:
     """Ask again and again until the answer is "ready".
 
     Raises StartError where the process or one of `others` ended, and where nothing moved for so
     many seconds: no new answer came and the process computed nothing. A slow machine is no reason.
+    The error calls what is waited for `name`, or by the process's command line.
     """
-    ours = [one for one in (process, *others) if one is not None]
+    processes = [watched for watched in (process, *others) if watched is not None]
     last = (Readiness(False), 0.0)
     moved_at = time.monotonic()
-    while not (state := ask()).ready:
-        for one in ours:
-            if one.poll() is not None:
-                raise StartError(f"{one.args!r} ended with status {one.returncode}{tail(log)}")
+    while True:
+        state = ask()
+        if state.ready:
+            return
+        for watched in processes:
+            if watched.poll() is not None:
+                raise StartError(
+                    f"{watched.args!r} ended with status {watched.returncode}{tail(log)}"
+                )
         cpu = cpu_seconds(process.pid) if process else 0.0
         now = time.monotonic()
         if state != last[0] or cpu - last[1] > STALLED_CPU_SECONDS:
             last = (state, cpu)
             moved_at = now
         if now - moved_at > seconds:
-            whose = what or repr(process.args if process else None)
+            whose = name or repr(process.args if process else None)
             raise StartError(f"{whose} has stalled for {seconds:.0f} s ({state}){tail(log)}")
         time.sleep(POLL_SECONDS)
 
@@ -235,21 +241,21 @@ def tail(log: Path | None) -> str:
 
 def family(pid: int) -> list[int]:
     """A process and all that it started and has not reaped yet."""
-    found = [pid]
-    for one in found:
+    pids = [pid]
+    for parent in pids:
         with suppress(OSError):  # it has just ended
-            for thread in list(Path(f"/proc/{one}/task").iterdir()):
+            for thread in list(Path(f"/proc/{parent}/task").iterdir()):
                 with suppress(OSError):
-                    found += map(int, (thread / "children").read_text().split())
-    return found
+                    pids += map(int, (thread / "children").read_text().split())
+    return pids
 
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process and its family so far; 0 where there is no /proc."""
     ticks = 0
-    for one in family(pid):
+    for member in family(pid):
         try:
-            after_name = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            after_name = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         ticks += sum(map(int, after_name[11:15]))
@@ -353,8 +359,8 @@ def serving_gateway(
 def serving_dashboard(
     gateway: str, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[Server]:
-    own = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(free_port())}
-    environment = own | dict(settings or {})
+    defaults = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(free_port())}
+    environment = defaults | dict(settings or {})
     port = int(environment["DASHBOARD_PORT"])
     with serving(
         python("dashboard"), environment, port, ready="/_stcore/health", log=log, quiet=log is None

@@ -53,12 +53,12 @@ def main() -> int:
                 for kind, name in KINDS.items():
                     text = text_of_tokens(render, f"Round {number}, {name}", options.tokens)
                     row = [str(number), kind]
-                    for who in (model.name, f"{model.name}:{name}", model.name):
-                        seconds, usage = ask(client, text, f"a lease?{INVOCATION} is it so", who)
+                    for side in (model.name, f"{model.name}:{name}", model.name):
+                        seconds, usage = ask(client, text, f"a lease?{INVOCATION} is it so", side)
                         row += [f"{seconds:.3f}", usage]
                     rows.append(tuple(row))
     print(f"{options.threads} threads; usage is (input, written, read)\n")
-    turns = [heading for who in ("base", "adapter", "base again") for heading in (who, "usage")]
+    turns = ["base", "usage", "adapter", "usage", "base again", "usage"]
     print(table(("round", "adapter", *turns), rows))
     return 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import sys
@@ -91,11 +92,11 @@ def new_request(
     request_id: str, system: str, question: str, *, max_tokens: int, is_marked: bool = True
 ) -> protocol.GenerateRequest:
     """One system block, marked or not, and one question; greedy."""
-    asked = protocol.Message("user", [protocol.TextPart(question)])
+    message = protocol.Message("user", [protocol.TextPart(question)])
     return protocol.GenerateRequest(
         request_id=request_id,
         scope="bench",
-        prompt=protocol.Prompt([asked], system=[protocol.TextPart(system)]),
+        prompt=protocol.Prompt([message], system=[protocol.TextPart(system)]),
         sampling=protocol.Sampling(max_tokens=max_tokens, temperature=0),
         breakpoints=[protocol.Breakpoint(0)] if is_marked else [],
     )
@@ -121,7 +122,8 @@ def text_of_tokens(render: Render, label: str, num_tokens: int) -> str:
     def count(number: int) -> int:
         return len(render(new_request("", lines(number), "?", max_tokens=1)))
 
-    return lines(-(-num_tokens * 50 // (count(51) - count(1))))
+    tokens_of_50_lines = count(51) - count(1)
+    return lines(math.ceil(50 * num_tokens / tokens_of_50_lines))
 
 
 @contextmanager

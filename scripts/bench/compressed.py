@@ -8,6 +8,7 @@ from exact; and how long the question takes behind the prefix, and the prefix's 
 apart and stand anywhere: of each the first k tokens or the share r are computed where it stands.
 """
 
+import math
 import sys
 import time
 from collections import defaultdict
@@ -69,7 +70,7 @@ class Results:
     blocks: list[float] = field(default_factory=list)
 
 
-Found = defaultdict[Way, defaultdict[str, Results]]
+ResultsByWay = defaultdict[Way, defaultdict[str, Results]]
 """By way and task."""
 
 
@@ -89,12 +90,12 @@ def main() -> int:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     runner = loaded.runner(1024, BLOCK_SIZE)
     said = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
-    told = Told(*(tokenizer.encode(part, add_special_tokens=False) for part in said))
-    compressor = KvCompressor(runner, told, find_turns(loaded))
+    texts = Told(*(tokenizer.encode(part, add_special_tokens=False) for part in said))
+    compressor = KvCompressor(runner, texts, find_turns(loaded))
     families = [compressed(compressor, options.scorers)] if options.scorers else []
     if compressor.turns is not None:
         families.append(placed(runner, compressor))
-    found: Found = defaultdict(lambda: defaultdict(Results))
+    results_by_way: ResultsByWay = defaultdict(lambda: defaultdict(Results))
     lengths = []
     for task, sample in samples(options.tasks, options.samples, options.size):
         parts = [tokenizer.encode(part, add_special_tokens=False) for part in sample.parts]
@@ -104,19 +105,19 @@ def main() -> int:
             for pair in sample.questions
         ]
         for way, results in play(runner, parts, questions, families):
-            note(found[way][task], *results)
+            note(results_by_way[way][task], *results)
     print(f"{options.model}: {fmean(lengths):.0f} tokens, {options.threads} threads\n")
     block_kib = loaded.layout.bytes_per_block(BLOCK_SIZE) / 1024
-    print(table(*overall(found, block_kib)), table(*by_task(found)), sep="\n\n")
+    print(table(*overall(results_by_way, block_kib)), table(*by_task(results_by_way)), sep="\n\n")
     return 0
 
 
-def overall(found: Found, block_kib: float) -> tuple[list[str], list[list[str]]]:
+def overall(results_by_way: ResultsByWay, block_kib: float) -> tuple[list[str], list[list[str]]]:
     """Of all tasks together."""
     rows = []
-    for (technique, parameter), tasks in found.items():
+    for (technique, parameter), tasks in results_by_way.items():
         every = {
-            name: [value for one in tasks.values() for value in getattr(one, name)]
+            name: [*chain.from_iterable(getattr(results, name) for results in tasks.values())]
             for name in Results.__dataclass_fields__
         }
         exact, logprob, kl = (interval(every[name]) for name in ("exact", "logprob", "kl"))
@@ -127,16 +128,16 @@ def overall(found: Found, block_kib: float) -> tuple[list[str], list[list[str]]]
     return ["technique", "parameter", "n", *heads], rows
 
 
-def by_task(found: Found) -> tuple[list[str], list[list[str]]]:
+def by_task(results_by_way: ResultsByWay) -> tuple[list[str], list[list[str]]]:
     """Exact matches and the log-probability of each task, with n."""
-    names = [*found[EXACT]]
-    heads = [f"{name} (n {len(found[EXACT][name].exact)})" for name in names]
+    names = [*results_by_way[EXACT]]
+    heads = [f"{name} (n {len(results_by_way[EXACT][name].exact)})" for name in names]
     rows = [
         [
             *way,
             *(f"{fmean(tasks[name].exact):.2f} {fmean(tasks[name].logprob):.2f}" for name in names),
         ]
-        for way, tasks in found.items()
+        for way, tasks in results_by_way.items()
     ]
     return ["technique", "parameter", *heads], rows
 
@@ -192,11 +193,11 @@ def play(
 ) -> Iterator[tuple[Way, Result]]:
     """One sample: exact first, then every way."""
     prefix = [*chain.from_iterable(parts)]
-    num_blocks = -(-len(prefix) // BLOCK_SIZE) + BEHIND_BLOCKS
-    own = [BlockId(block) for block in range(num_blocks)]
+    num_blocks = math.ceil(len(prefix) / BLOCK_SIZE) + BEHIND_BLOCKS
+    blocks = [BlockId(block) for block in range(num_blocks)]
     spare = [BlockId(block) for block in range(num_blocks, 2 * num_blocks)]
-    runner.execute([Work(token_ids=prefix, start=0, block_table=own)])
-    exact = Entry(own, len(prefix))
+    runner.execute([Work(token_ids=prefix, start=0, block_table=blocks)])
+    exact = Entry(blocks, len(prefix))
     wanted = list[torch.Tensor]()
     for question, answer in questions:
         logprobs, seconds = behind(runner, exact, question, answer)
@@ -204,7 +205,7 @@ def play(
         yield EXACT, (logprobs, logprobs, answer, seconds, num_blocks - BEHIND_BLOCKS)
     for family in families:
         for way, entry in family(parts, exact, spare):
-            size = -(-entry.start // BLOCK_SIZE)
+            size = math.ceil(entry.start / BLOCK_SIZE)
             for (question, answer), right in zip(questions, wanted, strict=True):
                 logprobs, seconds = behind(runner, entry, question, answer)
                 yield way, (logprobs, right, answer, seconds, size)
@@ -221,7 +222,7 @@ def behind(
     first = runner.logits([ask])
     seconds = time.perf_counter() - begun
     start += len(question)
-    told = Work(
+    answered = Work(
         token_ids=answer,
         start=start,
         block_table=blocks,
@@ -229,12 +230,12 @@ def behind(
         draft=answer[1:],
         cut=cut,
     )
-    rest = runner.logits([told])[:-1]
+    rest = runner.logits([answered])[:-1]
     return torch.cat([first, rest]).float().log_softmax(-1), seconds
 
 
 def note(
-    one: Results,
+    results: Results,
     logprobs: torch.Tensor,
     wanted: torch.Tensor,
     answer: list[int],
@@ -242,11 +243,11 @@ def note(
     num_blocks: int,
 ) -> None:
     tokens = torch.tensor(answer)
-    one.exact.append(float((logprobs.argmax(-1) == tokens).all()))
-    one.logprob.append(float(logprobs.gather(1, tokens[:, None]).mean()))
-    one.kl.append(float((wanted[0].exp() * (wanted[0] - logprobs[0])).sum()))
-    one.seconds.append(seconds)
-    one.blocks.append(num_blocks)
+    results.exact.append(float((logprobs.argmax(-1) == tokens).all()))
+    results.logprob.append(float(logprobs.gather(1, tokens[:, None]).mean()))
+    results.kl.append(float((wanted[0].exp() * (wanted[0] - logprobs[0])).sum()))
+    results.seconds.append(seconds)
+    results.blocks.append(num_blocks)
 
 
 def interval(values: list[float]) -> str:

@@ -52,7 +52,8 @@ def main() -> int:
             for name in PAGES:
                 runs = [first_paints(browser, stack, name) for _ in range(options.runs)]
                 times = zip(*runs, strict=True)
-                rows.append([name, *(f"{median(each):.2f} ({max(each):.2f})" for each in times)])
+                cells = [f"{median(paints):.2f} ({max(paints):.2f})" for paints in times]
+                rows.append([name, *cells])
             print(table(("first paint, s", "cold", "warm", "switch"), rows), flush=True)
             print(cost_of_sessions(browser, stack, options.seconds))
     return 0
@@ -77,9 +78,11 @@ def cost_of_sessions(browser: Browser, stack: DashboardStack, seconds: float) ->
     highest = 0
     before = cpu_seconds(stack.dashboard_pid)
     started = time.monotonic()
-    while (passed := time.monotonic() - started) < seconds:
+    passed = 0.0
+    while passed < seconds:
         pages[0].wait_for_timeout(2000)
         highest = max(highest, process.memory_info().rss)
+        passed = time.monotonic() - started
     cores = (cpu_seconds(stack.dashboard_pid) - before) / passed
     return f"{NUM_SESSIONS} sessions: {cores:.2f} of a core, {highest / 1e6:.0f} MB resident"
 

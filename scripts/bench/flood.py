@@ -34,8 +34,16 @@ from scripts.setup.options import parse
 # Name -> is the prefix marked, and the part of the pool that leases may hold.
 KINDS = {"leased": (True, 0.5), "best-effort": (True, 0.0), "unmarked": (False, 0.5)}
 HEADINGS = (
-    *("prefix", "prompt", "flood", "flood s", "evicted blocks"),
-    *("read", "automatic", "computed", "ms before", "ms after"),
+    "prefix",
+    "prompt",
+    "flood",
+    "flood s",
+    "evicted blocks",
+    "read",
+    "automatic",
+    "computed",
+    "ms before",
+    "ms after",
 )
 
 
@@ -95,7 +103,7 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[lis
     times = before.first_seconds, after.first_seconds
     row = [kind, f"{before.usage.prompt_tokens:,}", f"{flood_tokens:,}", f"{seconds:.1f}"]
     row += [f"{number:,}" for number in (stats.counters.evicted_blocks, *counts)]
-    return [*row, *(f"{one * 1e3:.0f}" for one in times)], usage.cache_read_tokens == written > 0
+    return [*row, *(f"{time * 1e3:.0f}" for time in times)], usage.cache_read_tokens == written > 0
 
 
 async def flood(engine: LoopedBackend, render: Render, options: argparse.Namespace) -> int:
@@ -110,8 +118,8 @@ async def flood(engine: LoopedBackend, render: Render, options: argparse.Namespa
         while tokens < options.times * options.pool:
             index += 1
             name = f"f{index}"
-            own = text.replace(model, f"Flood {index}")
-            request = new_request(name, own, "?", max_tokens=options.output, is_marked=False)
+            pages_text = text.replace(model, f"Flood {index}")
+            request = new_request(name, pages_text, "?", max_tokens=options.output, is_marked=False)
             answer = await ask(engine, request)
             await engine.acknowledge([name])
             assert answer.usage.computed_tokens > 0.9 * answer.usage.prompt_tokens

@@ -201,8 +201,8 @@ class Subject:
 
     def questions(self, num_bytes: int, **changes: Any) -> list[RawRequest]:
         """64 with the same system prompt of that many bytes, and a question of its own each."""
-        asked = (f"Question {number}: when does a lease end?" for number in range(64))
-        return [self.request(text(num_bytes), [question], **changes) for question in asked]
+        questions = (f"Question {number}: when does a lease end?" for number in range(64))
+        return [self.request(text(num_bytes), [question], **changes) for question in questions]
 
     async def watched(
         self, pid: int, requests: Sequence[RawRequest], connections: int, number: int
@@ -250,7 +250,7 @@ def main() -> int:
             if options.only is None or options.only in subject.name:
                 with subject.running() as pid:
                     rounds = uvloop.run(_measure(subject, pid, options))
-                    seen = {name: median(each[name] for each in rounds) for name in rounds[0]}
+                    seen = {name: median(figures[name] for figures in rounds) for name in rounds[0]}
                     seen["added"] = seen["p50"] - p50
                 floor = floor or seen
                 seen["of floor"] = seen["cpu"] / floor["cpu"]
@@ -314,8 +314,8 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
     streams = subject.questions(512, stream=True, max_tokens=200)
     # As a long session sends them; only the last message is another one each time.
     turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
-    asked = ([*turns, f"Question {number}: and then?"] for number in range(50))
-    large = [subject.request(text(100_000), one) for one in asked]
+    conversations = ([*turns, f"Question {number}: and then?"] for number in range(50))
+    large = [subject.request(text(100_000), conversation) for conversation in conversations]
     await drive(subject.port, small, CONNECTIONS, 512)
     for _ in range(options.rounds):
         seen: dict[str, float] = {}

@@ -79,7 +79,7 @@ class Ticker:
             self.streams = [stream for stream in self.streams if stream[1]]
 
     def _tell(self, event: msgspec.Struct) -> None:
-        self.followers = [each for each in self.followers if not each.is_closing()]
+        self.followers = [pipe for pipe in self.followers if not pipe.is_closing()]
         for follower in self.followers:
             follower.write(chunk(_encode(event) + b"\n"))
 
@@ -116,8 +116,8 @@ class Connection(asyncio.Protocol):
         if path == "/v1/generate":
             self._generate(_asked(body))
         elif path == "/v1/chat/completions":
-            asked = _asked_by_peer(body)
-            if asked.stream:
+            peer_request = _asked_by_peer(body)
+            if peer_request.stream:
                 self._stream(_SSE_HEAD, list(_WORD_DELTAS))
             else:
                 self._transport.write(_COMPLETION)
@@ -128,16 +128,16 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(_FIXED.get(path, _reply({})))
 
-    def _generate(self, asked: Asked) -> None:
-        is_slow = asked.sampling.max_tokens == NUM_DELTAS
-        done = protocol.Done(request_id=asked.request_id, output_tokens=NUM_DELTAS)
-        pieces = [_frame(_started(asked)), *(_WORD_FRAMES if is_slow else [_ANSWER_FRAME])]
+    def _generate(self, request: Asked) -> None:
+        is_slow = request.sampling.max_tokens == NUM_DELTAS
+        done = protocol.Done(request_id=request.request_id, output_tokens=NUM_DELTAS)
+        pieces = [_frame(_started(request)), *(_WORD_FRAMES if is_slow else [_ANSWER_FRAME])]
         pieces += [_FINISHED, _frame(done)]
         if is_slow:
             self._stream(_STREAM_HEAD, pieces)
         else:
             self._transport.write(_STREAM_HEAD + b"".join(pieces) + _END)
-        self._ticker.publish(asked.names)
+        self._ticker.publish(request.names)
 
     def _stream(self, head: bytes, pieces: list[bytes]) -> None:
         pieces[-1] += _END
@@ -163,8 +163,8 @@ def _head(media: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n" % media
 
 
-def _started(asked: Asked) -> protocol.Started:
-    num_names = len(asked.names)
+def _started(request: Asked) -> protocol.Started:
+    num_names = len(request.names)
     reports = [
         protocol.BreakpointReport(
             segment=point.segment,
@@ -173,11 +173,11 @@ def _started(asked: Asked) -> protocol.Started:
             ttl=point.ttl,
             expires_in_seconds=300.0,
         )
-        for point in asked.breakpoints
+        for point in request.breakpoints
     ]
     read = PROMPT_TOKENS if reports else 0
     return protocol.Started(
-        request_id=asked.request_id,
+        request_id=request.request_id,
         epoch=_EPOCH,
         usage=protocol.InputUsage(
             input_tokens=PROMPT_TOKENS + 16 - read, cache_read_tokens=read, computed_tokens=16

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -117,18 +117,18 @@ class StandIn:
 
 
 def fleet(num: int, index: PrefixIndex, truth: Sequence[dict[str, int]] = ()) -> list[StandIn]:
-    made = [StandIn(n, Holdings(index), url=f"http://e{n}") for n in range(num)]
-    for one, known in zip(made, truth, strict=False):
-        one.truth = known
-    return made
+    engines = [StandIn(n, Holdings(index), url=f"http://e{n}") for n in range(num)]
+    for engine, known in zip(engines, truth, strict=False):
+        engine.truth = known
+    return engines
 
 
 def ask_of(digests: Sequence[str], template: list[Ask], num_documents: int = 0) -> Ask:
     """A turn whose prompt has these names, NAME_TOKENS apart. The last names are documents'."""
     if not template:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-        asked = Asked(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
-        template.append(chat_ask_of(decode_chat(msgspec.json.encode(body)), asked))
+        request = Asked(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
+        template.append(chat_ask_of(decode_chat(msgspec.json.encode(body)), request))
     names = [Name(digest, 0, number) for number, digest in enumerate(digests)]
     lengths = [4 * NAME_TOKENS * (number + 1) for number in range(len(digests))]
     num_prefixes = len(names) - num_documents
@@ -152,14 +152,14 @@ def bench_choice(num_engines: int) -> None:
         num_prefixes = num_names - num_documents
         for holders, share in ((0, 0.0), (1, 1.0), (num_engines, 0.5)):
             engines = fleet(num_engines, PrefixIndex())
-            for one in engines:
+            for engine in engines:
                 held = list[HeldName]()
                 for some in (names[:num_prefixes], names[num_prefixes:]):
-                    depth = int(share * len(some)) if one.number < holders else 0
+                    depth = int(share * len(some)) if engine.number < holders else 0
                     held += [HeldName(name, 16) for name in some[:depth]]
                 chain = ChainHeld(seq=1, names=held, num_leased=len(held))
-                one.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
-                one.load.assign("t", 1000 + one.number, 0.0)
+                engine.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
+                engine.load.assign("t", 1000 + engine.number, 0.0)
             ask = ask_of(names, template, num_documents)
             seconds = []
             for _ in range(400):
@@ -167,17 +167,17 @@ def bench_choice(num_engines: int) -> None:
                 Router().choose(ask, engines, 1.0)
                 seconds.append(time.thread_time() - begun)
             cells.append(f"{1e3 * statistics.median(seconds):.3f}")
-        what = f", {num_documents} of documents" if num_documents else ""
-        rows.append([f"{num_names}{what}", *cells])
+        documents_note = f", {num_documents} of documents" if num_documents else ""
+        rows.append([f"{num_names}{documents_note}", *cells])
     print(f"\nchoice among {num_engines} engines, ms of CPU, median (0.2 wanted)")
     print(table(("names", "nobody holds", "one holds all", "all hold half"), rows), flush=True)
 
 
 def prompt_of(number: int, turn: int) -> list[str]:
     """Names of a conversation behind one of the system prompts."""
-    own = OWN_NAMES + turn
+    own_names = OWN_NAMES + turn
     system = [f"{number % NUM_SYSTEMS:08x}{n:08x}" for n in range(SYSTEM_NAMES)]
-    return [*system, *(f"{number + (1 << 30):08x}{n:08x}" for n in range(own))]
+    return [*system, *(f"{number + (1 << 30):08x}{n:08x}" for n in range(own_names))]
 
 
 def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -> tuple[int, int]:
@@ -185,13 +185,13 @@ def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -
     names = prompt_of(number, turn)
     now = float(number % 1_000_000) / 200
     router = Router()
-    for one in engines:
-        one.holdings.heard_at = now
+    for engine in engines:
+        engine.holdings.heard_at = now
     ask = ask_of(names, template)
     route: Route[StandIn] = router.choose(ask, engines, now)
     likely = likely_holders(route, engines)
-    for one in likely:
-        one.holdings.told([one.held(route.expected)])
+    for engine in likely:
+        engine.holdings.told([engine.held(route.expected)])
     if likely:
         route = router.choose(ask, engines, now)
     chosen = route.engine
@@ -206,11 +206,11 @@ def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -
     return read, len(names)
 
 
-def snapshot_line(one: StandIn, num_prefixes: int) -> bytes:
+def snapshot_line(engine: StandIn, num_prefixes: int) -> bytes:
     """What the engine holds, and prefixes that nobody asks for, up to so many."""
-    draw = random.Random(one.number)
-    chains = [one.held([name]) for name in one.truth]
-    for _ in range(max(num_prefixes - len(one.truth) // OWN_NAMES, 0)):
+    draw = random.Random(engine.number)
+    chains = [engine.held([name]) for name in engine.truth]
+    for _ in range(max(num_prefixes - len(engine.truth) // OWN_NAMES, 0)):
         names = [
             HeldName(f"{draw.getrandbits(64):016x}", NAME_TOKENS * (SYSTEM_NAMES + n + 1))
             for n in range(OWN_NAMES)
@@ -231,16 +231,16 @@ async def take_in(engines: list[StandIn], num_prefixes: int) -> tuple[float, flo
             await asyncio.sleep(0.001)
             pauses.append(time.perf_counter() - begun - 0.001)
 
-    async def follow(one: StandIn, line: bytes) -> None:
-        await one.holdings.index.wait_turn()
+    async def follow(engine: StandIn, line: bytes) -> None:
+        await engine.holdings.index.wait_turn()
         for frame in frames_of(line):
-            one.holdings.apply(frame, 0.0)
+            engine.holdings.apply(frame, 0.0)
             if isinstance(frame, SnapshotPart):
-                await one.holdings.index.wait_turn()
+                await engine.holdings.index.wait_turn()
 
     for start in range(0, len(engines), 20):  # the lines of all would take more than the names
         part = engines[start : start + 20]
-        lines = [snapshot_line(one, num_prefixes) for one in part]
+        lines = [snapshot_line(engine, num_prefixes) for engine in part]
         ticking = asyncio.create_task(tick())
         begun = time.perf_counter()
         await asyncio.gather(*(follow(*pair) for pair in zip(part, lines, strict=True)))
@@ -255,15 +255,15 @@ def bench_index(num_engines: int, num_prefixes: int, num_asked: int) -> None:
     first = fleet(num_engines, PrefixIndex(1 << 40))
     for number in range(num_asked):
         serve(first, number, 0, template)
-    truth = [one.truth for one in first]
+    truth = [engine.truth for engine in first]
     del first
     rows = list[list[str]]()
     whole = 0
-    for what in ("forgets nothing", "default bound", "a tenth of the names"):
+    for label in ("forgets nothing", "default bound", "a tenth of the names"):
         bound = (1 << 40, INDEX_BYTES, whole // 10 * BYTES_PER_NAME)[len(rows)]
         # A process of its own, so that nothing of another's memory counts.
         with get_context("fork").Pool(1) as child:
-            row, num_names = child.apply(one_index, (what, bound, truth, num_prefixes, num_asked))
+            row, num_names = child.apply(one_index, (label, bound, truth, num_prefixes, num_asked))
         rows.append(row)
         whole = whole or num_names
     heads = ("index", "names", "forgotten", "memory", "bytes a name", "read share", "all known")
@@ -273,7 +273,7 @@ def bench_index(num_engines: int, num_prefixes: int, num_asked: int) -> None:
 
 
 def one_index(
-    what: str, bound: int, truth: list[dict[str, int]], num_prefixes: int, num_asked: int
+    label: str, bound: int, truth: list[dict[str, int]], num_prefixes: int, num_asked: int
 ) -> tuple[list[str], int]:
     gc.collect()
     gc.freeze()  # as a gateway does
@@ -290,7 +290,7 @@ def one_index(
     random.Random(1).shuffle(order)
     reads = [serve(engines, number, 1, template) for number in order]
     share = sum(read for read, _ in reads) / sum(num for _, num in reads)
-    cells = [what, f"{num_names:,}", f"{forgotten:,}", f"{taken / 1e6:,.0f} MB"]
+    cells = [label, f"{num_names:,}", f"{forgotten:,}", f"{taken / 1e6:,.0f} MB"]
     cells += [f"{taken / max(num_names, 1):.0f}", f"{share:.4f}", f"{seconds:.1f} s"]
     return [*cells, f"{1e3 * pause:.0f} ms"], num_names
 
@@ -348,7 +348,7 @@ def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
         work = partial(fill_ledger, number=number, rate=rate, num_engines=num_engines)
         asyncio.run(with_ledger(settings.ledger_url, work, 3600.0))
         size = (settings.sqlite_path.stat().st_size / number) if settings.sqlite_path else 0.0
-        own = {"HOLDFAST_DATABASE_URL": url} if url else {}
+        settings_of_url = {"HOLDFAST_DATABASE_URL": url} if url else {}
         print(f"\n{number:,} turns at {rate:.0f} a second of {num_engines} engines on", end=" ")
         print(
             f"{settings.ledger_url.partition(':')[0]}, made in {time.perf_counter() - begun:.0f} s"
@@ -360,23 +360,45 @@ def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
                     ((rows,),) = db.execute(f"SELECT count(*) FROM {name_of}")
                     print(f" {name_of} {rows:,}", end="", flush=True)
         engine = [f"http://127.0.0.1:{free_port()}"]
-        with serving_gateway(Path(name), engine, own, ready="/healthz") as server:
+        with serving_gateway(Path(name), engine, settings_of_url, ready="/healthz") as server:
             gateway = server.wait().url
             with httpx.Client(base_url=gateway, headers={"x-api-key": ADMIN_KEY}) as http:
                 time_calls(http, newest // 5 * 5 + 5)
 
 
+# What the dashboard's pages ask for.
+PAGE_CALLS = (
+    "about",
+    "usage",
+    "savings",
+    "latency",
+    "latency/samples",
+    "engines/history",
+    "usage/groups?group_by=workspace",
+    "usage/groups?group_by=key",
+    "engines",
+    "leases",
+    "usage/groups?group_by=model",
+    "prefixes",
+    "turns/search",
+    "turns/search?outcome=error",
+    "turns/search?miss_reason=any",
+    "engines/memory",
+    "engines/load",
+    "refusals",
+    "usage/groups?group_by=engine",
+    "usage?engine=engine-0",
+    "usage?workspace=default",
+    "savings?workspace=default",
+    "latency?engine=engine-0",
+    "export.csv?rows=hours",
+)
+
+
 def time_calls(http: httpx.Client, now: int) -> None:
     """Every call of a page, over an hour and a day as the dashboard asks."""
     rows = []
-    for path in (
-        *("about", "usage", "savings", "latency", "latency/samples", "engines/history"),
-        *("usage/groups?group_by=workspace", "usage/groups?group_by=key", "engines", "leases"),
-        *("usage/groups?group_by=model", "prefixes", "turns/search", "turns/search?outcome=error"),
-        *("turns/search?miss_reason=any", "engines/memory", "engines/load", "refusals"),
-        *("usage/groups?group_by=engine", "usage?engine=engine-0", "usage?workspace=default"),
-        *("savings?workspace=default", "latency?engine=engine-0", "export.csv?rows=hours"),
-    ):
+    for path in PAGE_CALLS:
         cells = []
         for hours in (1, 24):
             since = 1000 * (now - 3600 * hours)
@@ -391,10 +413,16 @@ def time_calls(http: httpx.Client, now: int) -> None:
                 reply = http.get(f"/admin/v1/{path}{spans if is_ranged else ''}", timeout=120)
                 seconds.append(time.perf_counter() - begun)
                 status = reply.status_code
-            told = "" if status == 200 else f" ({status})"
-            cells.append(f"{seconds[0]:.2f} {statistics.median(seconds):.2f}{told}")
+            status_note = "" if status == 200 else f" ({status})"
+            cells.append(f"{seconds[0]:.2f} {statistics.median(seconds):.2f}{status_note}")
         rows.append([path, *cells])
     print(table(("call: first, median of three, s", "1 hour", "24 hours"), rows), flush=True)
+
+
+def wait(turns: Sequence[Future[None]]) -> None:
+    """Raises what one of them raised."""
+    for turn in turns:
+        turn.result()
 
 
 def bench_engines(num_engines: int, minutes: float) -> None:
@@ -433,16 +461,14 @@ def bench_engines(num_engines: int, minutes: float) -> None:
         comes.wait()
         ready = time.monotonic()
         sent += [threads.submit(send, number) for number in range(200, 600)]
-        for each in sent:
-            each.result()
+        wait(sent)
         first = next((at for at, name, _ in sorted(seen) if name == f"engine-{num_engines}"), None)
-        told = "none came" if first is None else f"{first - ready:.2f} s"
-        print(f"a new engine's first turn, after it was ready: {told} (1 wanted)", flush=True)
+        first_note = "none came" if first is None else f"{first - ready:.2f} s"
+        print(f"a new engine's first turn, after it was ready: {first_note} (1 wanted)", flush=True)
         before = len(seen)
         os.kill(engines[0].process.pid, signal.SIGSTOP)
         try:
-            for each in [threads.submit(send, number) for number in range(600, 1100)]:
-                each.result()
+            wait([threads.submit(send, number) for number in range(600, 1100)])
         finally:
             os.kill(engines[0].process.pid, signal.SIGCONT)
         failed = sum(status != 200 for _, _, status in seen[before:])
@@ -451,18 +477,21 @@ def bench_engines(num_engines: int, minutes: float) -> None:
         )
         until = time.monotonic() + 60 * minutes
         while time.monotonic() < until:
-            for each in [
-                threads.submit(send, number) for number in range(len(seen), len(seen) + 400)
-            ]:
-                each.result()
-        while http.get("/readyz").json()["journal"]["backlog"]:
-            time.sleep(0.1)
-        asked = {"since_ms": began_ms, "until_ms": int(time.time() * 1000) + 1}
-        reply = http.get("/admin/v1/usage", params=asked, headers={"x-api-key": ADMIN_KEY})
-        totals = reply.json()["totals"]
-        answered = sum(status == 200 for _, _, status in seen)
-        print(f"{len(seen):,} turns were sent, {answered:,} answered; in the ledger are", end=" ")
-        print(f"{totals['requests']:,}, {totals['requests'] - totals['errors']:,} without an error")
+            numbers = range(len(seen), len(seen) + 400)
+            wait([threads.submit(send, number) for number in numbers])
+        print_ledger_count(http, began_ms, [status for _, _, status in seen])
+
+
+def print_ledger_count(http: httpx.Client, since_ms: int, statuses: Sequence[int]) -> None:
+    """Compare what clients were answered with what the ledger has, once the journal is empty."""
+    while http.get("/readyz").json()["journal"]["backlog"]:
+        time.sleep(0.1)
+    period = {"since_ms": since_ms, "until_ms": int(time.time() * 1000) + 1}
+    reply = http.get("/admin/v1/usage", params=period, headers={"x-api-key": ADMIN_KEY})
+    totals = reply.json()["totals"]
+    answered = statuses.count(200)
+    print(f"{len(statuses):,} turns were sent, {answered:,} answered; in the ledger are", end=" ")
+    print(f"{totals['requests']:,}, {totals['requests'] - totals['errors']:,} without an error")
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ and templates are made smaller here, for small models. Where RULER takes a list 
 of the frequencies, which all differ. So an answer has one right wording.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,14 +44,14 @@ class Sample:
     @property
     def parts(self) -> list[str]:
         """The beginning, and the documents behind it. A text without any has four of its words."""
-        _, told = self.text.split(HEAD)
-        documents = told.split("\n\n")[1:]
+        _, body = self.text.split(HEAD)
+        documents = body.split("\n\n")[1:]
         if documents:
-            return [HEAD, *(f"\n\n{one}" for one in documents)]
-        words = told.split(" ")
-        size = -(-len(words) // 4)
+            return [HEAD, *(f"\n\n{document}" for document in documents)]
+        words = body.split(" ")
+        size = math.ceil(len(words) / 4)
         quarters = [" ".join(words[at : at + size]) for at in range(0, len(words), size)]
-        return [HEAD, quarters[0], *(f" {one}" for one in quarters[1:])]
+        return [HEAD, quarters[0], *(f" {quarter}" for quarter in quarters[1:])]
 
 
 def _asked(question: str, begun: str, answer: str) -> tuple[str, str]:
@@ -88,9 +89,10 @@ def niah_multikey(rng: random.Random, size: int) -> Sample:
 
 def niah_multiquery(rng: random.Random, size: int) -> Sample:
     text, values = _needles(rng, 4, size)
-    (one, first), (other, second) = list(values.items())[1:3]
-    question = f"What are the special magic numbers for {one} and {other} mentioned in the text?"
-    begun = f"The special magic numbers for {one} and {other} are:"
+    (first_name, first), (second_name, second) = list(values.items())[1:3]
+    names = f"{first_name} and {second_name}"
+    question = f"What are the special magic numbers for {names} mentioned in the text?"
+    begun = f"The special magic numbers for {names} are:"
     return Sample(text, [_asked(question, begun, f"{first} and {second}")])
 
 
@@ -112,9 +114,11 @@ def vt(rng: random.Random, size: int) -> Sample:
 def cwe(rng: random.Random, size: int) -> Sample:
     words = rng.sample(WORDS, 15)
     often = zip(words, (9, 7, 5, *(1 for _ in words[3:])), strict=True)
-    told = [word for word, n in often for _ in range(n * size // 20)]
-    rng.shuffle(told)
-    listed = " ".join(f"{number}. {word}" for number, word in enumerate(told, 1))
+    text: list[str] = []
+    for word, frequency in often:
+        text += [word] * (frequency * size // 20)
+    rng.shuffle(text)
+    listed = " ".join(f"{number}. {word}" for number, word in enumerate(text, 1))
     question = "What are the 3 most common words in the above list, the most common first?"
     answer = _asked(question, "The 3 most common words are:", ", ".join(words[:3]))
     return Sample(HEAD + listed, [answer])
@@ -122,11 +126,13 @@ def cwe(rng: random.Random, size: int) -> Sample:
 
 def fwe(rng: random.Random, size: int) -> Sample:
     words = ["".join(rng.sample("abcdefghiklmnoprstuvwz", 4)) for _ in range(8)]
-    told = [word for rank, word in enumerate(words, 1) for _ in range(3 * size // (4 * rank))]
-    rng.shuffle(told)
+    text: list[str] = []
+    for rank, word in enumerate(words, 1):
+        text += [word] * (3 * size // (4 * rank))
+    rng.shuffle(text)
     question = "What are the 3 most frequent words in the above coded text, most frequent first?"
     answer = _asked(question, "The 3 most frequent words are:", ", ".join(words[:3]))
-    return Sample(f"{HEAD}{' '.join(told)}", [answer])
+    return Sample(f"{HEAD}{' '.join(text)}", [answer])
 
 
 def documents(rng: random.Random, size: int) -> Sample:

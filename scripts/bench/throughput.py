@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,16 @@ from scripts.bench.common import (
 from scripts.bench.report import table
 from scripts.setup.options import parse
 
+QUESTION = "what does the policy say of this item, and why? "
 HEADINGS = (
-    *("engine", "first s", "all s", "CPU s", "requests/s", "output tokens/s"),
-    *("prompt tokens computed", "ours is times as fast"),
+    "engine",
+    "first s",
+    "all s",
+    "CPU s",
+    "requests/s",
+    "output tokens/s",
+    "prompt tokens computed",
+    "ours is times as fast",
 )
 
 
@@ -60,9 +68,7 @@ def main() -> int:
         render = renderer_of(model)
 
         def request(label: str, system: str) -> GenerateRequest:
-            question = (
-                f"Question {label}: " + "what does the policy say of this item, and why? " * 2
-            )
+            question = f"Question {label}: {QUESTION * 2}"
             return new_request(label, system, question, max_tokens=options.output)
 
         prefix = text_of_tokens(render, "The shared prefix", options.prefix)
@@ -70,7 +76,7 @@ def main() -> int:
         first = request("0-1", prefix)
         clients = range(1, options.clients + 1)
         lists = [[request(f"{n}-{i}", prefix) for i in range(options.rounds)] for n in clients]
-        prompts = [render(one) for requests in lists for one in requests]
+        prompts = [render(prompt) for prompt in chain.from_iterable(lists)]
         print(
             f"{options.threads} threads each\n{options.clients} clients x {options.rounds}"
             f" requests: prefix {options.prefix} tokens, prompts"
@@ -86,7 +92,8 @@ def main() -> int:
         )
         runs = [asyncio.run(measure(settings, stranger, first, lists))]
         if options.vllm_python is not None:
-            bytes_per_token = 2 * options.layers * max(1, options.hidden // 256) * 64 * 4
+            kv_heads = max(1, options.hidden // 256)
+            bytes_per_token = 2 * options.layers * kv_heads * 64 * 4
             task = {
                 "model": str(model),
                 "threads": options.threads,
@@ -100,17 +107,23 @@ def main() -> int:
                 "prompts": prompts,
             }
             runs += measure_vllm(options.vllm_python, task)
-    rows = []
-    for run in runs:
-        seconds = run["seconds"]
-        times = (run["cold_seconds"], run["seconds"], run["cpu_seconds"])
-        rates = len(prompts) / seconds, run["output_tokens"] / seconds
-        computed = f"{run['computed_tokens']:,}" if "computed_tokens" in run else ""
-        figures = [f"{one:.2f}" for one in (*times, rates[0])]
-        faster = f"{seconds / runs[0]['seconds']:.2f}"
-        rows.append([run["name"], *figures, f"{rates[1]:.1f}", computed, faster])
-    print(table(HEADINGS, rows))
+    print(table(HEADINGS, [row_of(run, runs[0], len(prompts)) for run in runs]))
     return 0
+
+
+def row_of(run: dict[str, Any], ours: dict[str, Any], num_prompts: int) -> list[str]:
+    """The cells of one engine, in the order of HEADINGS."""
+    seconds = run["seconds"]
+    return [
+        run["name"],
+        f"{run['cold_seconds']:.2f}",
+        f"{seconds:.2f}",
+        f"{run['cpu_seconds']:.2f}",
+        f"{num_prompts / seconds:.2f}",
+        f"{run['output_tokens'] / seconds:.1f}",
+        f"{run['computed_tokens']:,}" if "computed_tokens" in run else "",
+        f"{seconds / ours['seconds']:.2f}",
+    ]
 
 
 async def measure(
@@ -129,7 +142,7 @@ async def measure(
         cold = await ask(backend, first)
         begun = time.perf_counter()
         cpu = time.process_time()
-        answers = [one for each in await asyncio.gather(*map(client, lists)) for one in each]
+        answers = list(chain.from_iterable(await asyncio.gather(*map(client, lists))))
         return {
             "name": "ours",
             "cold_seconds": cold.seconds,

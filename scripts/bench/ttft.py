@@ -58,12 +58,14 @@ def main() -> int:
     return 0
 
 
-def ask(client: Anthropic, system: str, what: str, model: str = "bench-model") -> tuple[float, str]:
+def ask(
+    client: Anthropic, system: str, question: str, model: str = "bench-model"
+) -> tuple[float, str]:
     """Seconds to the first content block, and the usage."""
     begun = time.perf_counter()
     first = float("nan")
     with client.messages.stream(
-        **body_of(model, system, f"What is {what}?", max_tokens=4)
+        **body_of(model, system, f"What is {question}?", max_tokens=4)
     ) as stream:
         for event in stream:
             if event.type == "content_block_start" and first != first:

@@ -71,8 +71,8 @@ def main() -> int:
         f" {time.monotonic() - began:.0f} s; loss {losses[0]:.2f} to"
         f" {sum(losses[-5:]) / len(losses[-5:]):.2f}"
     )
-    for name, own, sibling in (("copy reads base", copy, base), ("base reads copy", base, copy)):
-        print(f"\n{name}\n{told(list(profile(own.eval(), sibling.eval())))}")
+    for name, reader, sibling in (("copy reads base", copy, base), ("base reads copy", base, copy)):
+        print(f"\n{name}\n{told(list(profile(reader.eval(), sibling.eval())))}")
     return 0
 
 

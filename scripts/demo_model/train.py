@@ -137,7 +137,10 @@ def train(model: LlamaForCausalLM, encoder: Encoder, args: argparse.Namespace) -
     tokens = 0
     mean = 0.0
     model.train()
-    while (progress := (time.monotonic() - began) / (60 * args.minutes)) < 1:
+    while True:
+        progress = (time.monotonic() - began) / (60 * args.minutes)
+        if progress >= 1:
+            break
         cosine = 0.02 + 0.98 * (1 + math.cos(math.pi * progress)) / 2
         rate = args.rate * min(1.0, (step + 1) / 50) * cosine
         for group in optimizer.param_groups:

@@ -37,7 +37,9 @@ def packages_of(need: str) -> set[str]:
     pins += [text for text in requirements_of(need, read_project()) if is_unhashed(text)]
     wanted = map(Requirement, pins)
     return {
-        canonicalize_name(one.name) for one in wanted if not one.marker or one.marker.evaluate()
+        canonicalize_name(requirement.name)
+        for requirement in wanted
+        if not requirement.marker or requirement.marker.evaluate()
     }
 
 

@@ -120,10 +120,10 @@ def tiny_model(architecture: str) -> PreTrainedModel:
     """One of the `ARCHITECTURES` with random weights, float32, in evaluation mode."""
     kind = CONFIG_MAPPING[architecture]
     fields = kind().to_dict()
-    asked = {name: value for name, value in _SMALL.items() if fields.get(name) is not None}
+    small_fields = {name: value for name, value in _SMALL.items() if fields.get(name) is not None}
     torch.manual_seed(7)
     auto: Any = AutoModelForCausalLM
-    config = kind(**asked | _SETTINGS[architecture])
+    config = kind(**small_fields | _SETTINGS[architecture])
     model: PreTrainedModel = auto.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for weight in model.parameters():
@@ -156,9 +156,10 @@ def on_vllm(folders: Sequence[Path], python: str) -> Iterator[str]:
     command = [python, "-m", "scripts.docs.models", *map(str, folders)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as ran:
         for folder in folders:
-            while not (told := folder / "told").exists() and ran.poll() is None:
+            outcome_file = folder / "told"
+            while not outcome_file.exists() and ran.poll() is None:
                 time.sleep(1)
-            yield told.read_text("utf-8")
+            yield outcome_file.read_text("utf-8")
 
 
 def try_each(folders: Sequence[Path]) -> None:
@@ -173,8 +174,9 @@ def try_each(folders: Sequence[Path]) -> None:
             (folder / "answer").write_text(try_inside(str(folder)), "utf-8")
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if (answer := folder / "answer").exists():
-            said = answer.read_text("utf-8")
+        answer_file = folder / "answer"
+        if answer_file.exists():
+            said = answer_file.read_text("utf-8")
         else:
             errors = _ERROR.findall((folder / "log").read_text("utf-8", "replace"))
             said = f"refused: {errors[-1][:_TOLD] if errors else f'ended with {status}'}"
@@ -196,8 +198,8 @@ def try_inside(folder: str) -> str:
         "kv_connector_extra_config": {"lease_share": 0.5},
     }
 
-    made: Any = LLM
-    engine = made(
+    vllm_model: Any = LLM
+    engine = vllm_model(
         model=folder,
         skip_tokenizer_init=True,
         dtype="bfloat16",  # the only one that some of vLLM's CPU kernels take
@@ -217,8 +219,8 @@ def try_inside(folder: str) -> str:
 
     def ask(name: str, prompt: list[int], wants: list[str], read: str | None = None) -> Any:
         wanted = [{"key": key, "tokens": len(prefix), "expires_at": 1.0} for key in wants]
-        own = {"request_id": name, "token": token, "scope": "s", "wants": wanted, "read": read}
-        params = {"kv_transfer_params": {directive.PARAM_KEY: own}}
+        fields = {"request_id": name, "token": token, "scope": "s", "wants": wanted, "read": read}
+        params = {"kv_transfer_params": {directive.PARAM_KEY: fields}}
         sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args=params)
         return engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
 
@@ -231,12 +233,12 @@ def try_inside(folder: str) -> str:
     return "served" if size == 32 else f"served, at multiples of {size}"
 
 
-def rows_of(found: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+def rows_of(outcome_by_name: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     """A row for each outcome, natively and on vLLM, with the architectures that have it."""
     outcomes: dict[tuple[str, str], list[str]] = {}
-    for name, outcome in found.items():
+    for name, outcome in outcome_by_name.items():
         outcomes.setdefault(outcome, []).append(f"`{name}`")
-    for (native, vllm), names in sorted(outcomes.items(), key=lambda each: -len(each[1])):
+    for (native, vllm), names in sorted(outcomes.items(), key=lambda item: -len(item[1])):
         yield f"| {', '.join(names)} | {native} | {vllm} |"
 
 
@@ -245,16 +247,16 @@ def main() -> int:
         try_each([Path(folder) for folder in sys.argv[1:]])
         return 0
     python = os.environ.get("VLLM_PYTHON")
-    found: dict[str, tuple[str, str]] = {}
+    outcome_by_name: dict[str, tuple[str, str]] = {}
     with TemporaryDirectory() as home:
         folders = [Path(home, name) for name in ARCHITECTURES]
         for folder in folders if python else ():
             tiny_model(folder.name).save_pretrained(folder)
         vllm = on_vllm(folders, python) if python else repeat("not tried")
-        for name, told in zip(ARCHITECTURES, vllm, strict=False):
-            found[name] = natively(tiny_model(name), "sdpa"), told
-            print(name, *found[name], sep=": ", file=sys.stderr, flush=True)
-    print(_HEAD.format(version=version), *rows_of(found), sep="\n")
+        for name, vllm_outcome in zip(ARCHITECTURES, vllm, strict=False):
+            outcome_by_name[name] = natively(tiny_model(name), "sdpa"), vllm_outcome
+            print(name, *outcome_by_name[name], sep=": ", file=sys.stderr, flush=True)
+    print(_HEAD.format(version=version), *rows_of(outcome_by_name), sep="\n")
     return 0
 
 

@@ -32,18 +32,19 @@ def with_conditions(text: str) -> str:
     """The rules, with severity and resolution of the kind of condition that each is of."""
     kinds = {kind.alert: kind for kind in KINDS.values()}
 
-    def written(found: re.Match[str]) -> str:
-        (rule,) = yaml.safe_load(found[0])
-        if (kind := kinds.get(rule["alert"])) is None:
-            return found[0]
-        told: dict[str, Any] = {
+    def written(match: re.Match[str]) -> str:
+        (rule,) = yaml.safe_load(match[0])
+        kind = kinds.get(rule["alert"])
+        if kind is None:
+            return match[0]
+        rewritten: dict[str, Any] = {
             **rule,
             "labels": {**rule["labels"], "severity": kind.severity},
             "annotations": {**rule["annotations"], "resolution": kind.remedy},
         }
-        if told == rule:
-            return found[0]
-        dumped = yaml.safe_dump([told], sort_keys=False, width=_WIDTH, allow_unicode=True)
+        if rewritten == rule:
+            return match[0]
+        dumped = yaml.safe_dump([rewritten], sort_keys=False, width=_WIDTH, allow_unicode=True)
         return "".join(f"  {line}\n" for line in dumped.splitlines())
 
     return _RULE.sub(written, text)

@@ -66,14 +66,14 @@ STILL_SECONDS = 60.0
 MAX_HEIGHT = 3000
 
 
-def listen(page: Page, own: str) -> list[str]:
+def listen(page: Page, address: str) -> list[str]:
     """What goes wrong outside the picture, as it happens."""
     heard: list[str] = []
     chromium.listen(page, heard)
 
     def look(request: Request) -> None:
         parts = urlsplit(request.url)
-        if parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != own:
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != address:
             heard.append(f"outside request: {request.url}")
 
     page.on("request", look)
@@ -134,7 +134,7 @@ def running(
             stack.enter_context(serving_engine("synthetic", settings)) for _ in range(num_engines)
         ]
         # Without an engine it is never ready, and serves what the ledger has.
-        urls = [one.url for one in engines] or [url_of(free_port())]
+        urls = [engine.url for engine in engines] or [url_of(free_port())]
         ready = "/readyz" if num_engines else "/healthz"
         gateway = stack.enter_context(serving_gateway(data, urls, ready=ready))
         dashboard = stack.enter_context(serving_dashboard(gateway.url))
@@ -162,8 +162,8 @@ def send_traffic(gateway: str, num_turns: int) -> None:
     with httpx.Client(base_url=gateway, timeout=60, trust_env=False) as http:
         for name in ("support-desk", "coding", "reports"):
             http.post("/admin/v1/workspaces", json={"id": name}, headers=admin).raise_for_status()
-            made = http.post("/admin/v1/keys", json={"workspace": name}, headers=admin)
-            keys.append(made.json()["key"])
+            reply = http.post("/admin/v1/keys", json={"workspace": name}, headers=admin)
+            keys.append(reply.json()["key"])
         for number in range(num_turns):
             key = chance.choice(keys)
             which = chance.randrange(6)
@@ -193,9 +193,9 @@ def open_page(
     query: Mapping[str, str] | None = None,
 ) -> float:
     """Go there; return the seconds until it shows its numbers and its script has ended."""
-    asked = urlencode({"range": time_range, **(query or {})})
+    parameters = urlencode({"range": time_range, **(query or {})})
     started = time.perf_counter()
-    page.goto(f"{stack.dashboard}/{name}?{asked}", wait_until="domcontentloaded")
+    page.goto(f"{stack.dashboard}/{name}?{parameters}", wait_until="domcontentloaded")
     _wait_for_numbers(page)
     return time.perf_counter() - started
 
@@ -260,13 +260,13 @@ def main() -> int:
     num_problems = num_drawn = 0
     for state in options.states.split(","):
         with stack_in(state, options.turns) as stack:
-            for each in look(stack, state, options.themes.split(","), pages, widths):
+            for sight in look(stack, state, options.themes.split(","), pages, widths):
                 num_drawn += 1
-                num_problems += len(each.problems)
-                for line in each.problems:
-                    print(f"{state} {each.theme} {each.width}: {each.sight}: {line}", flush=True)
+                num_problems += len(sight.problems)
+                for line in sight.problems:
+                    print(f"{state} {sight.theme} {sight.width}: {sight.sight}: {line}", flush=True)
                 if options.out:
-                    Path(options.out, f"{each.name}.png").write_bytes(each.picture)
+                    Path(options.out, f"{sight.name}.png").write_bytes(sight.picture)
     print(f"{num_drawn} pages drawn and checked, {num_problems} problems")
     return 1 if num_problems else 0
 
@@ -295,8 +295,8 @@ def look(
     sights: list[tuple[str, dict[str, str]]] = [(page, {}) for page in pages]
     with httpx.Client(base_url=stack.gateway, headers={"x-api-key": ADMIN_KEY}, timeout=60) as http:
         for picked, (name, reason) in PICKED.items():
-            asked = {"limit": 1, "since_ms": 0} | ({"miss_reason": reason} if reason else {})
-            turns = http.get("/admin/v1/turns/search", params=asked).raise_for_status().json()
+            parameters = {"limit": 1, "since_ms": 0} | ({"miss_reason": reason} if reason else {})
+            turns = http.get("/admin/v1/turns/search", params=parameters).raise_for_status().json()
             if picked in pages and turns["turns"]:
                 sights.append((picked, {name: turns["turns"][0]["id"]}))
     phone, wide = ([w for w in widths if (w == PHONE) is is_phone] for is_phone in (True, False))
@@ -304,13 +304,15 @@ def look(
     time_range = "30d" if state == "month" else "1h"
     with browsing() as browser:
         for theme, wanted, key in groups:
-            own = [sight for sight in sights if (sight[0] == "playground") is (key == API_KEY)]
-            if not own:
+            key_sights = [
+                sight for sight in sights if (sight[0] == "playground") is (key == API_KEY)
+            ]
+            if not key_sights:
                 continue
             size: Any = {"width": wanted[0], "height": 1000}
             page = signed_in(browser, stack, key, viewport=size, color_scheme=theme)
             heard = listen(page, urlsplit(stack.dashboard).netloc)
-            for name, query in own:
+            for name, query in key_sights:
                 page.set_viewport_size(size)
                 open_page(page, stack, name, time_range, query)
                 for width in wanted:
@@ -318,8 +320,8 @@ def look(
                     show_whole(page, width)
                     problems = [*page.evaluate(CHECKS), *heard]
                     heard.clear()
-                    shown = f"{name}-picked" if query else name
-                    yield Drawn(state, theme, width, shown, problems, page.screenshot())
+                    file_name = f"{name}-picked" if query else name
+                    yield Drawn(state, theme, width, file_name, problems, page.screenshot())
             page.context.close()
 
 

@@ -48,15 +48,12 @@ def default_of(name: str, field: FieldInfo) -> str:
 def rows(program: str) -> list[tuple[str, str, bool, str]]:
     """Variable, default, whether it is required, and description of every setting."""
     settings, prefix, _ = PROGRAMS[program]
-    return [
-        (
-            name := prefix + key.upper(),
-            default_of(name, field),
-            field.is_required(),
-            " ".join((field.description or "").split()),
-        )
-        for key, field in settings.model_fields.items()
-    ]
+    table = []
+    for key, field in settings.model_fields.items():
+        name = prefix + key.upper()
+        description = " ".join((field.description or "").split())
+        table.append((name, default_of(name, field), field.is_required(), description))
+    return table
 
 
 def env_example() -> str:
@@ -73,8 +70,8 @@ def page(program: str) -> str:
     """A program's table of settings, as Markdown."""
     lines = [HEAD.format(program=program)]
     for name, default, is_required, description in rows(program):
-        shown = "required" if is_required else f"`{default}`" if default else "unset"
-        lines.append(f"| `{name}` | {shown} | {description} |\n")
+        default_text = "required" if is_required else f"`{default}`" if default else "unset"
+        lines.append(f"| `{name}` | {default_text} | {description} |\n")
     return "".join(lines)
 
 

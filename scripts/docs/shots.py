@@ -58,11 +58,17 @@ def main() -> int:
 
 def write_table(pictures: Path, readme: Path) -> None:
     """A row for each page, a column for each state that has pictures; between the two marks."""
-    shots = ((state, *shot) for state, all_shots in SHOTS.items() for shot in all_shots)
-    columns = [f"{state}-{theme}-{width}" for state, theme, width, _ in shots]
-    columns = [name for name in columns if any(pictures.glob(f"*-{name}.webp"))]
+    columns = []
+    for state, shots in SHOTS.items():
+        for theme, width, _ in shots:
+            column = f"{state}-{theme}-{width}"
+            if any(pictures.glob(f"*-{column}.webp")):
+                columns.append(column)
+    names = []
+    for page in PAGES:
+        names += [page, f"{page}-picked"]
     rows = []
-    for name in (each for page in PAGES for each in (page, f"{page}-picked")):
+    for name in names:
         files = [f"{name}-{column}.webp" for column in columns]
         cells = [f"[see](screenshots/{f})" if (pictures / f).exists() else "" for f in files]
         if any(cells):

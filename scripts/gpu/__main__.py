@@ -59,7 +59,8 @@ class Report:
             for row in part():
                 self.add(*row)
 
-        if failure := failure_of(add_all):
+        failure = failure_of(add_all)
+        if failure:
             self.has_failed = True
             self.add(subject, f"failed: {failure}")
 
@@ -137,18 +138,18 @@ def exactness(device: "torch.device", report: Report, deadline: float) -> Iterat
     wrong = 0
     right = 0
     skipped = 0
-    for what, compare, allowed in comparisons(device):
+    for comparison, compare, allowed in comparisons(device):
         if time.perf_counter() > deadline:
             skipped += 1
             continue
-        found: list[float] = []
-        failure = failure_of(lambda: found.append(compare()))  # noqa: B023 - called at once
-        is_right = not failure and found[0] <= allowed
+        differences: list[float] = []
+        failure = failure_of(lambda: differences.append(compare()))  # noqa: B023 - called at once
+        is_right = not failure and differences[0] <= allowed
         wrong = wrong + (not is_right)
         right = right + is_right
-        worst = max([worst, *(difference / allowed for difference in found)])
-        told = failure or f"{found[0]:.1e}"
-        print(f"{'ok   ' if is_right else 'WRONG'} {told} {what}", flush=True)
+        worst = max([worst, *(difference / allowed for difference in differences)])
+        result = failure or f"{differences[0]:.1e}"
+        print(f"{'ok   ' if is_right else 'WRONG'} {result} {comparison}", flush=True)
     report.has_failed |= wrong > 0
     yield (
         "comparisons with plain attention",
@@ -177,11 +178,11 @@ def architectures(device: "torch.device", deadline: float) -> Iterator[Row]:
             torch.nn.Module.to(model, device)
             loaded = prepare_model(model)
             served[loaded.attention] += 1
-            told = f"{loaded.attention} {loaded.why_no_kernel or ''}"
+            result = f"{loaded.attention} {loaded.why_no_kernel or ''}"
         except ModelRefused as refusal:
             refused.append(name)
-            told = f"refused: {refusal}"
-        print(f"{name}: {told}", flush=True)
+            result = f"refused: {refusal}"
+        print(f"{name}: {result}", flush=True)
     exact = ", ".join(f"{count} by {attention}" for attention, count in served.items())
     yield "tiny models of architectures, float32, exact", f"{exact}; {skipped} not run"
     yield "architectures refused", ", ".join(refused) or "none"
@@ -196,8 +197,8 @@ def comparisons(device: "torch.device") -> Iterator[tuple[str, Callable[[], floa
     is_gpu = device.type == "cuda"
     shapes = exact.SHAPES if is_gpu else exact.FEW_SHAPES
     for dtype in (torch.bfloat16, torch.float16, torch.float32) if is_gpu else (torch.float32,):
-        for what, compare in exact.kernel_comparisons(device, dtype, shapes):
-            yield f"{dtype} {what}", compare, exact.ALLOWED[dtype]
+        for comparison, compare in exact.kernel_comparisons(device, dtype, shapes):
+            yield f"{dtype} {comparison}", compare, exact.ALLOWED[dtype]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The paged kernel against plain attention. A load compares models with it with their own."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -123,16 +124,17 @@ def _difference(
     rows = len(batch.token_ids)
     query = torch.randn((shape.heads, rows, shape.head_dim), generator=generator)
     query = query.to(device, dtype)
-    found = kernel.step(batch.tiles, batch.positions)(query, pool, layer).float()
+    computed = kernel.step(batch.tiles, batch.positions)(query, pool, layer).float()
     expected = _plain(query.float(), works, pool, layer)
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((computed - expected).abs().max() / expected.abs().max())
 
 
 def _works(step: list[tuple[int, int]], block_size: int) -> list[Work]:
     rng = np.random.default_rng(1)
     works = []
     for start, count in step:
-        table = rng.permutation(NUM_BLOCKS)[: -(-(start + count) // block_size)].tolist()
+        num_blocks = math.ceil((start + count) / block_size)
+        table = rng.permutation(NUM_BLOCKS)[:num_blocks].tolist()
         works.append(Work(token_ids=[1] * count, start=start, block_table=table, sample=GREEDY))
     return works
 
@@ -155,14 +157,18 @@ def _plain(query: torch.Tensor, works: list[Work], pool: KvPool, layer: Layer) -
     """Attention in float32 over a whole matrix of scores for each sequence."""
     outputs = []
     begin = 0
-    each = len(query) // pool.layout.num_kv_heads
+    group_size = len(query) // pool.layout.num_kv_heads
     for work in works:
         rows = slice(begin, begin + len(work.token_ids))
         begin = rows.stop
         end = work.start + len(work.token_ids)
         blocks = torch.tensor(work.block_table, device=query.device)
         keys, values = (
-            tensor[0][blocks].flatten(0, 1)[:end].float().transpose(0, 1).repeat_interleave(each, 0)
+            tensor[0][blocks]
+            .flatten(0, 1)[:end]
+            .float()
+            .transpose(0, 1)
+            .repeat_interleave(group_size, 0)
             for tensor in (pool.keys, pool.values)
         )
         scores = (query[:, rows] @ keys.transpose(1, 2)) * layer.scaling

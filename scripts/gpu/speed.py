@@ -1,6 +1,7 @@
 """Speed and memory of the native engine's computation, by its own runner over its own pool."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
 def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Rows:
     """From a prompt to its first token: all of it computed, and all but the last block read."""
     for tokens in sizes.contexts:
-        runner = loaded.runner(-(-tokens // BLOCK_SIZE), BLOCK_SIZE)
+        runner = loaded.runner(math.ceil(tokens / BLOCK_SIZE), BLOCK_SIZE)
         if tokens == sizes.contexts[0]:
             prefill(runner, tokens, 0)  # compiles
         cold = seconds(partial(prefill, runner, tokens, 0))
@@ -118,7 +119,7 @@ def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Rows:
 
 
 def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
-    table = [BlockId(block) for block in range(-(-tokens // BLOCK_SIZE))]
+    table = [BlockId(block) for block in range(math.ceil(tokens / BLOCK_SIZE))]
     while start < tokens:
         count = min(PREFILL_TOKENS, tokens - start)
         is_last = start + count == tokens
@@ -132,16 +133,16 @@ def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
 def decoding(loaded: LoadedModel, sizes: Sizes) -> Rows:
     """Steps of one token a sequence, behind one shared prefix and behind one each."""
     shared = sizes.shared_tokens // BLOCK_SIZE
-    own = sizes.own_tokens // BLOCK_SIZE
+    own_blocks = sizes.own_tokens // BLOCK_SIZE
     for batch in sizes.batches:
-        num_blocks = batch * (shared + own)
+        num_blocks = batch * (shared + own_blocks)
         runner = loaded.runner(num_blocks, BLOCK_SIZE)
         figures = []
         for is_shared in (True, False):
             tables = [
                 [
                     *(range(shared) if is_shared else range(i * shared, (i + 1) * shared)),
-                    *range(num_blocks - (i + 1) * own, num_blocks - i * own),
+                    *range(num_blocks - (i + 1) * own_blocks, num_blocks - i * own_blocks),
                 ]
                 for i in range(batch)
             ]

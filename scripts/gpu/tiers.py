@@ -83,7 +83,7 @@ def tiers() -> Iterator[tuple[str, str]]:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "0",
         }
-        for what in ("the flood", "a restart", "kill -9"):
+        for event in ("the flood", "a restart", "kill -9"):
             with serving_engine("vllm", settings, Path(name, "log")) as server:
                 server.wait()
                 if not wanted:
@@ -93,11 +93,11 @@ def tiers() -> Iterator[tuple[str, str]]:
                     for number in range(LEASES + PROMPTS):
                         ask(server.url, f"other{number}", is_marked=number < LEASES)
                 usage = ask(server.url, "first")
-                if usage["cache_read_tokens"] != wanted and (is_gpu or what == "the flood"):
-                    wrong.append(what)
+                if usage["cache_read_tokens"] != wanted and (is_gpu or event == "the flood"):
+                    wrong.append(event)
                 read = "{cache_read_tokens} tokens, and {automatic_tokens} automatic"
-                yield f"{transfer['kv_connector']}: read after {what}", read.format_map(usage)
+                yield f"{transfer['kv_connector']}: read after {event}", read.format_map(usage)
                 time.sleep(SETTLE_SECONDS)
-                for pid in family(server.pid) if what == "a restart" else ():
+                for pid in family(server.pid) if event == "a restart" else ():
                     os.kill(pid, signal.SIGKILL)
     assert wanted and not wrong, f"not read after {wrong}"

@@ -74,8 +74,8 @@ def owning(data: Path, running: Running) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            other = read_running(data)
-            whose = f" (process {other.pid}, {other.gateway})" if other else ""
+            holder = read_running(data)
+            whose = f" (process {holder.pid}, {holder.gateway})" if holder else ""
             raise StartError(
                 f"`--data {data}` is used by another scripts/run{whose}; "
                 "a second one beside it: scripts/run --port 9080"
@@ -106,7 +106,7 @@ def load_secrets(data: Path, environ: Mapping[str, str]) -> Secrets:
     """
     path = data / SECRETS
     if not path.exists():
-        made = Secrets(
+        fresh = Secrets(
             api_key=f"hf-{secrets.token_urlsafe(32)}",
             admin_key=f"hf-admin-{secrets.token_urlsafe(32)}",
             engine_secret=secrets.token_hex(32),
@@ -115,13 +115,13 @@ def load_secrets(data: Path, environ: Mapping[str, str]) -> Secrets:
         whole = path.with_suffix(".new")
         whole.unlink(missing_ok=True)
         with os.fdopen(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(made), file, indent=1)
+            json.dump(asdict(fresh), file, indent=1)
         whole.rename(path)
     stored = read_secrets(data)
     if stored is None:
         raise StartError(f"{path} is damaged; delete it and new keys are made at the next start")
-    given = {key: environ.get(f"HOLDFAST_{key.upper()}") for key in asdict(stored)}
-    return Secrets(**{key: given[key] or value for key, value in asdict(stored).items()})
+    settings = {key: environ.get(f"HOLDFAST_{key.upper()}") for key in asdict(stored)}
+    return Secrets(**{key: settings[key] or value for key, value in asdict(stored).items()})
 
 
 def read_secrets(data: Path) -> Secrets | None:
@@ -136,8 +136,13 @@ def read_secrets(data: Path) -> Secrets | None:
 
 
 _SUBJECTS = (
-    *("a support agent", "the night shift", "every reviewer", "a new colleague"),
-    *("the release manager", "an auditor", "the person on call"),
+    "a support agent",
+    "the night shift",
+    "every reviewer",
+    "a new colleague",
+    "the release manager",
+    "an auditor",
+    "the person on call",
 )
 _RULES = (
     "answers the customer in one short paragraph and names the page of the manual that was used",

@@ -77,30 +77,30 @@ class Options:
 
 def parse_options(arguments: list[str]) -> Options:
     """Raises UsageError where an option cannot be served."""
-    given = _parser().parse_args(arguments)
+    parsed = _parser().parse_args(arguments)
     for name, limit in (
         ("engines", MAX_ENGINES),
         ("gateways", MAX_GATEWAYS),
         ("port", LAST_PORT - DASHBOARD_ABOVE),
     ):
-        if not 1 <= getattr(given, name) <= limit:
-            raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(given, name)}")
-    if given.sample and given.no_dashboard:
+        if not 1 <= getattr(parsed, name) <= limit:
+            raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(parsed, name)}")
+    if parsed.sample and parsed.no_dashboard:
         raise UsageError("`--sample` is there to be looked at: leave `--no-dashboard` out")
-    default = default_data(given.port)
-    model = given.model and _model(given.model, given.engine)
+    default = default_data(parsed.port)
+    model = parsed.model and _model(parsed.model, parsed.engine)
     return Options(
-        engine="synthetic" if given.sample else given.engine,
-        engines=SAMPLE_ENGINES if given.sample else given.engines,
-        gateways=given.gateways,
-        model=None if given.sample else model,
-        port=given.port,
-        data=from_caller(given.data)
-        if given.data
-        else default / ("sample" if given.sample else ""),
-        dashboard=not given.no_dashboard,
-        sample=given.sample,
-        engine_args=dict(_engine_arg(text) for text in given.engine_arg),
+        engine="synthetic" if parsed.sample else parsed.engine,
+        engines=SAMPLE_ENGINES if parsed.sample else parsed.engines,
+        gateways=parsed.gateways,
+        model=None if parsed.sample else model,
+        port=parsed.port,
+        data=from_caller(parsed.data)
+        if parsed.data
+        else default / ("sample" if parsed.sample else ""),
+        dashboard=not parsed.no_dashboard,
+        sample=parsed.sample,
+        engine_args=dict(_engine_arg(text) for text in parsed.engine_arg),
     )
 
 
@@ -225,7 +225,8 @@ def engine_python(engine: str, environ: Mapping[str, str]) -> str:
     """
     if engine != "vllm":
         return sys.executable
-    if named := environ.get("VLLM_PYTHON"):
+    named = environ.get("VLLM_PYTHON")
+    if named:
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
         try:
             if subprocess.run([named, "-c", code], capture_output=True).returncode == 0:
@@ -324,7 +325,7 @@ def alias_of(options: Options) -> dict[str, str]:
 def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str, str]:
     """Settings of one gateway: a journal of its own, the database shared by all."""
     # Nobody's own database is for made-up turns.
-    given = None if options.sample else os.environ.get("HOLDFAST_DATABASE_URL")
+    database_url = None if options.sample else os.environ.get("HOLDFAST_DATABASE_URL")
     file = options.data / (SAMPLE_DATABASE if options.sample else "ledger.db")
     kind = "sample-gateway" if options.sample else "gateway"
     first = options.port + ENGINES_ABOVE
@@ -334,7 +335,7 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
         "HOLDFAST_HOST": HOST,
         "HOLDFAST_PORT": str(options.port + index),
         "HOLDFAST_DATA": str(options.data / f"{kind}-{index}"),
-        "HOLDFAST_DATABASE_URL": given or f"sqlite+aiosqlite:///{file}",
+        "HOLDFAST_DATABASE_URL": database_url or f"sqlite+aiosqlite:///{file}",
         "HOLDFAST_ENGINES": ",".join(engines),
         "HOLDFAST_API_KEY": keys.api_key,
         "HOLDFAST_ADMIN_KEY": keys.admin_key,
@@ -365,10 +366,11 @@ def seconds_of(name: str, environment: Mapping[str, str], default: float) -> flo
 def check_ports(programs: list[Program], options: Options) -> None:
     """Raises StartError, with a base port that is free, where a port can't be had."""
     wanted = {program.name: program.port for program in programs if program.port is not None}
-    refused = {name: why for name, port in wanted.items() if (why := refusal(port))}
+    errors = {name: refusal(port) for name, port in wanted.items()}
+    refused = [name for name, number in errors.items() if number]
     if not refused:
         return
-    if errno.EACCES in refused.values():
+    if errno.EACCES in errors.values():
         raise StartError("ports below 1024 are the system's; name a higher --port")
     taken = ", ".join(f"{wanted[name]} (for the {name})" for name in refused)
     above = [port - options.port for port in wanted.values()]

@@ -66,7 +66,9 @@ class DemoGateway:
         trusts = httpx.URL(url).host not in LOOPBACK
         self._http = httpx.Client(base_url=url, timeout=600, trust_env=trusts)
         engines = self._read("/admin/v1/engines", admin_key, ADMIN_KEY)
-        names = [one["id"] for one in self._read("/v1/models", key, API_KEY)["data"]]
+        names = [
+            model_entry["id"] for model_entry in self._read("/v1/models", key, API_KEY)["data"]
+        ]
         self.model: str = model or names[0]
         if self.model not in names:
             raise DemoError(f"{url} serves no {self.model}; --model is one of: {', '.join(names)}")
@@ -106,7 +108,9 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def told(gateway: DemoGateway, question: str, system: str = "", *, marked: bool = False) -> Answer:
+def tell_answer(
+    gateway: DemoGateway, question: str, system: str = "", *, marked: bool = False
+) -> Answer:
     """Ask, and show the answer and what the API said of it."""
     answer = gateway.ask(question, system, marked=marked)
     automatic = int(answer.message["holdfast"]["automatic_tokens"])
@@ -115,10 +119,10 @@ def told(gateway: DemoGateway, question: str, system: str = "", *, marked: bool 
         "written to it": answer.usage[WRITTEN],
         "found in memory, by luck": 0 if marked else automatic,
     }
-    said = [f"{number:,} tokens {what}" for what, number in counts.items() if number]
+    said = [f"{number:,} tokens {origin}" for origin, number in counts.items() if number]
     computed = prompt_tokens(answer) - answer.usage[READ] - automatic
     say(f"   {question} {answer.text.strip()}")
-    after = shown(first_token(answer))
+    after = seconds_text(first_token(answer))
     say(f"   first token after {after}: {', '.join([*said, f'{computed:,} computed'])}")
     return answer
 
@@ -142,19 +146,19 @@ def tell(gateway: DemoGateway) -> str:
     marked = handbook(edition=run)
     unmarked = handbook("sales", edition=f"{run}-s")
     say(f"{gateway.model}, with a memory of {gateway.pool_tokens:,} tokens")
-    told(gateway, GREETING)
+    tell_answer(gateway, GREETING)
     say("1. A long handbook, marked with cache_control, and a question behind it")
-    first = told(gateway, QUESTIONS[0], marked, marked=True)
+    first = tell_answer(gateway, QUESTIONS[0], marked, marked=True)
     say("2. The same handbook, another question")
-    second = told(gateway, QUESTIONS[1], marked, marked=True)
+    second = tell_answer(gateway, QUESTIONS[1], marked, marked=True)
     say("3. Another handbook, not marked")
-    told(gateway, QUESTIONS[0], unmarked)
+    tell_answer(gateway, QUESTIONS[0], unmarked)
     say("4. A flood: handbooks of others, each sent once")
     sent = flood(gateway)
     say("5. After the flood: the marked handbook, which has a lease")
-    kept = told(gateway, QUESTIONS[2], marked, marked=True)
+    kept = tell_answer(gateway, QUESTIONS[2], marked, marked=True)
     say("6. After the flood: the one without")
-    lost = told(gateway, QUESTIONS[2], unmarked)
+    lost = tell_answer(gateway, QUESTIONS[2], unmarked)
     if kept.usage[READ] != first.usage[WRITTEN]:
         raise DemoError(
             f"of {first.usage[WRITTEN]:,} marked tokens {kept.usage[READ]:,} were read after "
@@ -163,13 +167,13 @@ def tell(gateway: DemoGateway) -> str:
     cold = first_token(first)
     warm = first_token(second)
     return (
-        f"{cold / warm:.0f} times sooner: {shown(cold)} → {shown(warm)}; after a flood of "
-        f"{sent:,} tokens still {shown(first_token(kept))}, and {shown(first_token(lost))} "
-        "without a lease."
+        f"{cold / warm:.0f} times sooner: {seconds_text(cold)} → {seconds_text(warm)}; after a "
+        f"flood of {sent:,} tokens still {seconds_text(first_token(kept))}, and "
+        f"{seconds_text(first_token(lost))} without a lease."
     )
 
 
-def shown(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
 
 
@@ -186,15 +190,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Raises DemoError, with what to do."""
-    data = from_caller(given.data) if given.data else default_data(given.port)
+    data = from_caller(options.data) if options.data else default_data(options.port)
     stored = read_secrets(data)
     running = read_running(data)
-    url = (given.url or (running.gateway if running else url_of(given.port))).rstrip("/")
+    url = (options.url or (running.gateway if running else url_of(options.port))).rstrip("/")
     keys = (os.environ.get(API_KEY, ""), os.environ.get(ADMIN_KEY, ""))
     place = "the environment"
-    if stored and not (given.url and all(keys)):
+    if stored and not (options.url and all(keys)):
         keys = (stored.api_key, stored.admin_key)
         place = str(data / SECRETS)
     if not all(keys):
@@ -203,7 +207,7 @@ def run(given: argparse.Namespace) -> None:
             f"or set {API_KEY} and {ADMIN_KEY} for a gateway elsewhere"
         )
     try:
-        last = tell(DemoGateway(url, *keys, place, given.model))
+        last = tell(DemoGateway(url, *keys, place, options.model))
     except httpx.ConnectError as error:
         raise DemoError(
             f"nothing answers at {url}; start scripts/run in another terminal, or name its --port "
@@ -212,7 +216,7 @@ def run(given: argparse.Namespace) -> None:
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
         raise DemoError(f"{url}: {error or type(error).__name__}") from error
     print(f"\n{last}")
-    if running and running.dashboard and not given.url:
+    if running and running.dashboard and not options.url:
         print(f"See it in the dashboard: {running.dashboard}")
 
 

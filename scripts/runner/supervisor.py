@@ -197,16 +197,16 @@ def last_words(log: Path, begins: int = 0) -> str:
     """
     text = log.read_bytes()[begins:].decode(errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = [line for line in lines if re.match(r"[A-Z]+_[A-Z_]+: ", line)]
+    reasons = [line for line in lines if re.match(r"[A-Z]+_[A-Z_]+: ", line)]
     # Behind a JSON line that tells no error, such as "ready", nothing was said.
-    found = found or [line for line in lines[-1:] if not line.startswith("{")]
+    reasons = reasons or [line for line in lines[-1:] if not line.startswith("{")]
     for line in reversed(lines):
         try:
-            found = [json.loads(line)["error"]]
+            reasons = [json.loads(line)["error"]]
         except (ValueError, KeyError, TypeError):
             continue
         break
-    said = " ".join("; ".join(map(str, found)).split())
+    said = " ".join("; ".join(map(str, reasons)).split())
     return said if len(said) <= MOST_REASON_CHARS else said[:MOST_REASON_CHARS] + " …"
 
 
@@ -245,8 +245,8 @@ def run_step(module: str, words: list[str], environment: Mapping[str, str], log:
 
 def own_id(listed: Sequence[Mapping[str, Any]]) -> str:
     """The first id of a model itself: OpenAI's list has a `root` for aliases and adapters."""
-    own = [entry["id"] for entry in listed if not entry.get("root")]
-    return str([*own, *(entry["id"] for entry in listed)][0])
+    models = [entry["id"] for entry in listed if not entry.get("root")]
+    return str([*models, *(entry["id"] for entry in listed)][0])
 
 
 def served_model(options: Options, key: str) -> str:
@@ -275,7 +275,7 @@ def print_summary(options: Options, keys: Secrets) -> None:
     first = options.port + ENGINES_ABOVE
     gateways = "  ".join(url_of(options.port + i) for i in range(options.gateways))
     engines = "  ".join(url_of(first + i) for i in range(options.engines))
-    shown = f"\n  dashboard  {options.dashboard_url}  (sign in with either key)"
+    dashboard = f"\n  dashboard  {options.dashboard_url}  (sign in with either key)"
     demo = ["scripts/demo"]
     if options.port != GATEWAY_PORT:
         demo += ["--port", str(options.port)]
@@ -285,7 +285,7 @@ def print_summary(options: Options, keys: Secrets) -> None:
 Holdfast is running; Ctrl-C stops it.
 
   gateway    {gateways}
-  engine     {engines}  ({options.engine}){shown if options.dashboard else ""}
+  engine     {engines}  ({options.engine}){dashboard if options.dashboard else ""}
   API key    {keys.api_key}
   admin key  {keys.admin_key}
 
@@ -327,24 +327,27 @@ def serve(options: Options, signals: Signals) -> None:
         install(needs_of(options, os.environ))
         if options.model is not None and smollm2.must_be_made(options.model):
             say("==> fetching SmolLM2-135M-Instruct (93 MB) and converting it, a minute or two")
-            if why := run_step("scripts.setup.smollm2", [options.model], {}, logs / "model.log"):
+            why = run_step("scripts.setup.smollm2", [options.model], {}, logs / "model.log")
+            if why:
                 raise StartError(f"SmolLM2 can't be made: {why}")
         environment = gateway_environment(options, keys, 0)
-        made = options.data / MADE
-        is_made = made.exists() and time.time() - made.stat().st_mtime < KEPT_SECONDS
+        marker = options.data / MADE
+        is_made = marker.exists() and time.time() - marker.stat().st_mtime < KEPT_SECONDS
         if options.sample and not is_made:  # no real turn is ever in these files
-            for file in (made, *options.data.glob(f"{SAMPLE_DATABASE}*")):
+            for file in (marker, *options.data.glob(f"{SAMPLE_DATABASE}*")):
                 file.unlink(missing_ok=True)
         label = re.sub(r"//.*@", "//", environment["HOLDFAST_DATABASE_URL"])  # without its password
         say(f"==> migrating {label}")
-        if why := run_step("gateway", ["migrate"], environment, logs / "migrate.log"):
+        why = run_step("gateway", ["migrate"], environment, logs / "migrate.log")
+        if why:
             raise StartError(f"the database {label} can't be used: {why}")
         if options.sample and not is_made:
             say(f"==> making up {NUM_TURNS:,} turns of 30 days, half a minute or so")
             words = ["--turns", str(NUM_TURNS)]
-            if why := run_step("scripts.sample", words, environment, logs / "sample.log"):
+            why = run_step("scripts.sample", words, environment, logs / "sample.log")
+            if why:
                 raise StartError(f"the sample month can't be made: {why}")
-            made.touch()
+            marker.touch()
         keep(options, keys, programs, logs, signals)
 
 
@@ -388,7 +391,7 @@ def main(arguments: list[str]) -> int:
         print(f"run: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # such as a disk that became full
-        what = f": {error.filename}" if error.filename else ""
-        print(f"run: {error.strerror or error}{what}", file=sys.stderr)
+        whose = f": {error.filename}" if error.filename else ""
+        print(f"run: {error.strerror or error}{whose}", file=sys.stderr)
         return 1
     return 0

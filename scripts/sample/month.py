@@ -6,7 +6,7 @@ turn what it reads, what it writes and why it missed.
 
 import random
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
@@ -123,20 +123,20 @@ def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arr
     first = until - timedelta(days=DAYS)
     last_ms = int(until.timestamp() * 1000)
     hours = [first + timedelta(hours=hour) for hour in range(_HOURS)]
-    made: list[Arrival] = []
+    month_arrivals: list[Arrival] = []
     for app in APPS:
         # The team grows: the last day has a third more turns than the first.
         weights = [weight(app.rhythm, hour) * (1 + n / _HOURS / 3) for n, hour in enumerate(hours)]
-        own: list[Arrival] = []
+        app_arrivals: list[Arrival] = []
         talk = 0
         count = int(num_turns * app.share)
-        while len(own) < count:
+        while len(app_arrivals) < count:
             start = chance.choices(hours, weights)[0] + timedelta(hours=chance.random())
             talk += 1
             turns = talk_of(app, int(start.timestamp() * 1000), talk, chance)
-            own += [turn for turn in turns if turn.ms < last_ms]
-        made += own[:count]
-    return sorted(made, key=lambda each: (each.ms, each.app.name, each.talk))
+            app_arrivals += [turn for turn in turns if turn.ms < last_ms]
+        month_arrivals += app_arrivals[:count]
+    return sorted(month_arrivals, key=lambda arrival: (arrival.ms, arrival.app.name, arrival.talk))
 
 
 def weight(rhythm: Rhythm, moment: datetime) -> float:
@@ -289,7 +289,9 @@ class SampleCache:
             return
         if len(self._entries) > _MAX_ENTRIES:
             old = ms - 7_200_000
-            self._entries = {k: one for k, one in self._entries.items() if one.until_ms >= old}
+            self._entries = {
+                k: entry for k, entry in self._entries.items() if entry.until_ms >= old
+            }
         until = ms + TTLS[mark.ttl].seconds * 1000
         self._entries[mark.key] = SampleEntry(mark.tokens, mark.ttl, ready_ms, until)
 
@@ -317,7 +319,7 @@ class SamplePrompt:
             tools=tools,
             system=[TextPart(f"{stamp}{rules}")],
         )
-        sizes = [tool_tokens] * len(tools) + [max(system, 400)] + [each[2] for each in said]
+        sizes = [tool_tokens] * len(tools) + [max(system, 400)] + [message[2] for message in said]
         self.lengths = list(accumulate(sizes))
         self._prefixes = find_prefixes(self._prompt, scope)
         self.keys = [prefix.name.digest for prefix in self._prefixes]
@@ -411,42 +413,80 @@ def serve(
         record.duration_seconds = 16.0 + chance.random()
         return
     marks = [mark for mark in prompt.marks if mark.tokens >= MIN_CACHE_TOKENS]
-    read = 0
-    key = None
-    keys = prompt.keys
-    for mark in reversed(marks):  # at its position, or up to 20 positions back
-        read, key = place.read(keys[: keys.index(mark.key) + 1], ms)
-        if key is not None:
-            break
-    reason: str | None = None
-    if not prompt.marks:
-        reason = "no_breakpoint"
-    elif not marks:
-        reason = "below_minimum"
-    elif key != marks[-1].key:
-        reason = place.why_missing(keys[keys.index(key) + 1 :] if key else keys, ms)
-        if reason is None and key is None:
-            reason = "engine_restart" if place.lost.intersection(keys) else "cold"
-    record.miss_reason = reason
-    # Unmarked reuse: of content that another turn computes, or that happens to be in memory.
-    is_there = reason == "in_progress_race"
-    is_there |= reason == "no_breakpoint" and chance.random() < 0.7
+    read, key = _last_read(prompt, marks, place, ms)
+    record.miss_reason = _miss_reason(prompt, marks, key, place, ms)
+    is_there = _is_in_memory(record.miss_reason, chance)
     automatic = max(prompt.lengths[arrival.app.num_tools] - read, 0) if is_there else 0
+    computed = prompt.tokens - read - automatic
+    record.take_usage(_usage_of(prompt, marks, read, automatic))
+    first = _time_prefill(record, computed, place, ms, chance)
+    _end_answer(record, arrival, first, place, chance)
+    for mark in marks:
+        place.write(mark, ms, ms + int(first * 1000))
+
+
+def _last_read(
+    prompt: SamplePrompt, marks: Sequence[MarkedPrefix], place: SampleCache, ms: int
+) -> tuple[int, str | None]:
+    """Tokens and key of the entry that is read: at a mark's position, or up to 20 before it."""
+    read = 0
+    for mark in reversed(marks):
+        read, key = place.read(prompt.keys[: prompt.keys.index(mark.key) + 1], ms)
+        if key is not None:
+            return read, key
+    return read, None
+
+
+def _miss_reason(
+    prompt: SamplePrompt,
+    marks: Sequence[MarkedPrefix],
+    key: str | None,
+    place: SampleCache,
+    ms: int,
+) -> str | None:
+    """Why the last mark was not read; None where it was. `key` is that of the entry read."""
+    if not prompt.marks:
+        return "no_breakpoint"
+    if not marks:
+        return "below_minimum"
+    if key == marks[-1].key:
+        return None
+    keys = prompt.keys
+    reason = place.why_missing(keys[keys.index(key) + 1 :] if key else keys, ms)
+    if reason is None and key is None:
+        return "engine_restart" if place.lost.intersection(keys) else "cold"
+    return reason
+
+
+def _is_in_memory(reason: str | None, chance: random.Random) -> bool:
+    """Whether unmarked content is there: another turn computes it, or it is left by luck."""
+    if reason == "in_progress_race":
+        return True
+    return reason == "no_breakpoint" and chance.random() < 0.7
+
+
+def _usage_of(
+    prompt: SamplePrompt, marks: Sequence[MarkedPrefix], read: int, automatic: int
+) -> InputUsage:
     writes = dict.fromkeys(TTLS, 0)
     position = read
     for mark in marks:
         writes[mark.ttl] += max(mark.tokens - position, 0)
         position = max(mark.tokens, position)
-    computed = prompt.tokens - read - automatic
-    usage = InputUsage(
+    return InputUsage(
         input_tokens=prompt.tokens - position,
         cache_read_tokens=read,
         automatic_tokens=automatic,
-        computed_tokens=computed,
+        computed_tokens=prompt.tokens - read - automatic,
         **{WRITE_FIELDS[ttl]: tokens for ttl, tokens in writes.items()},
     )
-    record.take_usage(usage)
-    # The queue goes by the hour's traffic, the prefill by the computed tokens.
+
+
+def _time_prefill(
+    record: TurnRecord, computed: int, place: SampleCache, ms: int, chance: random.Random
+) -> float:
+    """Seconds until the first token. The queue goes by the hour's traffic, the prefill by the
+    computed tokens."""
     busy = weight("office", datetime.fromtimestamp(ms / 1000, UTC))
     record.queue_seconds = chance.expovariate(1 / (0.001 + _QUEUE_SECONDS * busy**2))
     rate = place.machine.prefill_tokens_per_second
@@ -454,6 +494,13 @@ def serve(
     overhead = _OVERHEAD_SECONDS + chance.expovariate(1 / 0.002)
     first = record.queue_seconds + record.prefill_seconds + overhead
     record.first_token_seconds = first
+    return first
+
+
+def _end_answer(
+    record: TurnRecord, arrival: Arrival, first: float, place: SampleCache, chance: random.Random
+) -> None:
+    """How the answer ends, how long it is and how long it takes behind its first token."""
     output = chance.randint(*arrival.app.answer)
     fate = chance.random()
     if fate < _GONE:
@@ -461,15 +508,16 @@ def serve(
         record.stop_reason = "cancelled"
         output = int(output * chance.random())
     elif fate < _GONE + _LENGTH:
-        record.outcome = record.stop_reason = "length"
+        record.outcome = "length"
+        record.stop_reason = "length"
     else:
-        calls = arrival.app.num_tools > 0 and chance.random() < _TOOL_USE
-        record.outcome = record.stop_reason = "tool_use" if calls else "stop"
+        has_called = arrival.app.num_tools > 0 and chance.random() < _TOOL_USE
+        reason = "tool_use" if has_called else "stop"
+        record.outcome = reason
+        record.stop_reason = reason
     record.output_tokens = output
     record.decode_seconds = output * place.machine.decode_seconds * chance.uniform(0.9, 1.5)
     record.duration_seconds = first + record.decode_seconds
-    for mark in marks:
-        place.write(mark, ms, ms + int(first * 1000))
 
 
 def scope_of(workspace: str) -> str:
@@ -535,14 +583,14 @@ class Month:
                 if engine.is_up(ms) and engine.epoch_at(ms)
             }
             serve(record, arrival, prompt, place, chance)
-            own = held[place.machine.name]
+            machine_entries = held[place.machine.name]
             most = max(held.values())
             # As the gateway does: only where the engine knows no better reason.
-            if record.miss_reason == "cold" and most > own:
+            if record.miss_reason == "cold" and most > machine_entries:
                 record.miss_reason = "routed_elsewhere"
             if record.first_token_seconds is not None:
                 record.available_tokens = most
-                record.captured_tokens = own
+                record.captured_tokens = machine_entries
             talk.append(("assistant", f"answer {turn}", record.output_tokens))
         priced_as = PRICED_AS[app.model]
         if priced_as is not None:
@@ -560,7 +608,7 @@ class Month:
         app = arrival.app
         ms = arrival.ms
         wanted = ENGINE_MODEL[arrival.app.model]
-        up = [one for one in engines if one.machine.serves == wanted and one.is_up(ms)]
+        up = [cache for cache in engines if cache.machine.serves == wanted and cache.is_up(ms)]
         if not up:
             return None
         holder = max(up, key=lambda engine: engine.holds(prompt.keys, ms))

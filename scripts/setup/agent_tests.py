@@ -32,16 +32,16 @@ def install(folder: Path) -> None:
     for group, packages in groups["npm"].items():
         latest = [name if "@" in name[1:] else f"{name}@latest" for name in packages]
         environment = {**os.environ, "PATH": path}
-        told(group, subprocess.run([*npm, *latest], cwd=folder / group, env=environment))
+        report_failure(group, subprocess.run([*npm, *latest], cwd=folder / group, env=environment))
     for group, packages in groups["pip"].items():
         interpreter = folder / group / "bin" / "python"
         if not interpreter.exists():
             subprocess.run([sys.executable, "-m", "venv", folder / group], check=True)
         pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--upgrade"]
-        told(group, subprocess.run([*pip, *packages]))
+        report_failure(group, subprocess.run([*pip, *packages]))
 
 
-def told(group: str, done: "subprocess.CompletedProcess[bytes]") -> None:
+def report_failure(group: str, done: "subprocess.CompletedProcess[bytes]") -> None:
     if done.returncode != 0:
         print(f"{group}: not installed (status {done.returncode})", file=sys.stderr, flush=True)
 

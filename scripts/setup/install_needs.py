@@ -63,14 +63,14 @@ def requirements_of(need: str, project: dict[str, Any]) -> list[str]:
 
 def read_lock() -> dict[str, list[str]]:
     """By need, the entries of the lock: a pinned requirement with the hashes of its files."""
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     path = ROOT / LOCK
     text = path.read_text("utf-8") if path.exists() else ""
     for part in text.split(FOR)[1:]:
         needs, _, entry = part.partition("\n")
         for need in needs.split():
-            found.setdefault(need, []).append(entry.strip())
-    return found
+            entries.setdefault(need, []).append(entry.strip())
+    return entries
 
 
 def show(folder: Path, needs: list[str]) -> None:
@@ -83,9 +83,11 @@ def show(folder: Path, needs: list[str]) -> None:
     lines += [f'"{need}" = {json.dumps(requirements_of(need, project))}' for need in needs]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text("\n".join([*lines, "[dependency-groups]", ""]), "utf-8")
-    parts = {entry: [n for n in ("base", *needs) if entry in lock.get(n, ())]
-             for n in ("base", *needs) for entry in lock.get(n, ())}  # fmt: skip
-    written = [f"{FOR}{' '.join(parts[entry])}\n{entry}\n" for entry in sorted(parts)]
+    owners: dict[str, list[str]] = {}
+    for need in ("base", *needs):
+        for entry in lock.get(need, ()):
+            owners.setdefault(entry, []).append(need)
+    written = [f"{FOR}{' '.join(owners[entry])}\n{entry}\n" for entry in sorted(owners)]
     (folder / LOCK).write_text("".join(written), "utf-8")
 
 
@@ -113,7 +115,8 @@ def run(*arguments: str) -> None:
 
     Raises InstallError with its reason where it fails. It ends with us.
     """
-    began = told = time.monotonic()
+    began = time.monotonic()
+    last_line = began
     with LOG.open("a+") as log:
         begin = log.seek(0, os.SEEK_END)
         command = [sys.executable, "-m", *arguments]
@@ -121,9 +124,11 @@ def run(*arguments: str) -> None:
             try:
                 while process.poll() is None:
                     time.sleep(0.25)
-                    if time.monotonic() - told >= LINE_SECONDS:
-                        told = time.monotonic()
-                        print(f"    {told - began:.0f} s; what pip says is in {LOG}", flush=True)
+                    if time.monotonic() - last_line >= LINE_SECONDS:
+                        last_line = time.monotonic()
+                        print(
+                            f"    {last_line - began:.0f} s; what pip says is in {LOG}", flush=True
+                        )
             finally:
                 process.terminate()
         log.seek(begin)
@@ -162,9 +167,13 @@ def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = 
 
 def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[str]]) -> None:
     """First what has hashes, each file checked; then the rest, which must agree with it."""
-    entries = sorted({entry for need in needs for entry in lock.get(need, ())})
-    rest = {r for need in needs if need not in lock for r in requirements_of(need, project)}
-    rest |= {r for need in needs for r in requirements_of(need, project) if is_unhashed(r)}
+    hashed_entries: set[str] = set()
+    rest: set[str] = set()
+    for need in needs:
+        hashed_entries.update(lock.get(need, ()))
+        requirements = requirements_of(need, project)
+        rest.update(r for r in requirements if need not in lock or is_unhashed(r))
+    entries = sorted(hashed_entries)
     pip = ["pip", "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
         hashed = Path(folder, "hashed.txt")

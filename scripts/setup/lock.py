@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 
 from scripts.setup.install_needs import (
@@ -29,8 +30,16 @@ from scripts.setup.options import parse
 
 NEEDS = (
     "base",
-    *("gateway", "postgres", "engine", "smollm2", "dashboard", "otel"),
-    *("test", "check", "bench", "release"),
+    "gateway",
+    "postgres",
+    "engine",
+    "smollm2",
+    "dashboard",
+    "otel",
+    "test",
+    "check",
+    "bench",
+    "release",
 )
 LEFT_OUT = re.compile(rf"(?:{UNHASHED}|nvidia-.*|cuda-.*)==")
 OF_CUDA = re.compile("triton==")
@@ -49,8 +58,8 @@ def main() -> None:
         known = Path(name, "all.txt")
         if not options.upgrade and (ROOT / LOCK).exists():
             known.write_text((ROOT / LOCK).read_text("utf-8"), "utf-8")
-        everything = compile_pins([r for each in needs.values() for r in each], known)
-        names = {need: set(compile_pins(each, known, known)) for need, each in needs.items()}
+        everything = compile_pins([*chain.from_iterable(needs.values())], known)
+        names = {need: set(compile_pins(pinned, known, known)) for need, pinned in needs.items()}
     lines = [HEAD]
     for pin, entry in everything.items():
         owners = [need for need in NEEDS if pin in names[need]]

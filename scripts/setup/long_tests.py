@@ -22,28 +22,29 @@ PYTEST = (*python("pytest"), "--timeout", "0", "-rP", "-p", "no:randomly")
 
 def jobs() -> dict[str, dict[str, Any]]:
     """By name, the tables of long_tests.toml, and the whole suite with all their numbers."""
-    found = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     numbers = {"TEST_SEED": "fresh"}
-    for job in found.values():
+    for job in tables.values():
         numbers |= job.get("numbers", {})
     about = "scripts/test --all with new seeds and all numbers above"
     command = ["scripts/test", "--all", "--timeout", "0"]
     whole = {"about": about, "minutes": 120, "command": command, "numbers": numbers}
-    return {**found, "whole": whole}
+    return {**tables, "whole": whole}
 
 
 def main(arguments: list[str]) -> int:
-    what, *more = arguments or [""]
+    wanted, *extra = arguments or [""]
     known = jobs()
-    if what not in known:
+    if wanted not in known:
         print(__doc__)
         for name, job in known.items():
             print(f"  {name:14}{job['minutes']:>4} min  {job['about']}")
-        return 0 if what in ("", "-h", "--help") else 2
-    job = known[what]
+        return 0 if wanted in ("", "-h", "--help") else 2
+    job = known[wanted]
     environment = {**job.get("numbers", {}), **os.environ}
     seed = ""
-    if tests := job.get("tests"):
+    tests = job.get("tests")
+    if tests:
         drawn = environment.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**32)))
         command = [*PYTEST, *tests, f"--hypothesis-seed={drawn}"]
         seed = f"; TEST_SEED={drawn}"
@@ -51,9 +52,9 @@ def main(arguments: list[str]) -> int:
         command = job.get("command") or python(job["module"])
     if "vllm_tests" not in command[0]:
         install(["gateway", "engine", "test"])
-    print(f"==> {what}: about {job['minutes']} minutes on two cores{seed}", flush=True)
+    print(f"==> {wanted}: about {job['minutes']} minutes on two cores{seed}", flush=True)
     try:
-        return subprocess.run([*command, *more], cwd=ROOT, env=environment).returncode
+        return subprocess.run([*command, *extra], cwd=ROOT, env=environment).returncode
     except KeyboardInterrupt:
         return 130
 

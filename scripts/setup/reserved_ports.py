@@ -63,8 +63,8 @@ class Reservations:
                 with socket.socket() as probe:  # whether a server can listen there now
                     probe.bind((HOST, port))
             except OSError:  # another process keeps it, or listens there
-                for one in locked:
-                    fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, one)
+                for locked_port in locked:
+                    fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, locked_port)
                 return False
         self._kept.update(ports)
         return True

@@ -18,11 +18,11 @@ PROCESS_BYTES = 5 << 30
 
 
 def main(arguments: list[str]) -> int:
-    asked = os.environ.get("TEST_SEED", "")
-    seed = str(secrets.randbelow(2**32) if asked == "fresh" else int(asked or 1))
+    wanted_seed = os.environ.get("TEST_SEED", "")
+    seed = str(secrets.randbelow(2**32) if wanted_seed == "fresh" else int(wanted_seed or 1))
     # Without the plugin pytest keeps the order of the files, and does not know the option.
     drawn = [] if "no:randomly" in arguments else [f"--randomly-seed={seed}"]
-    if asked:
+    if wanted_seed:
         # Without it Hypothesis derives its examples from each test (tests/conftest.py).
         drawn.append(f"--hypothesis-seed={seed}")
         os.environ["TEST_SEED"] = seed
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     os.environ["PYTHONHASHSEED"] = seed
     # Else each of hundreds of servers would compile the tree anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    if chromium := find_chromium():
+    chromium = find_chromium()
+    if chromium:
         os.environ["CHROMIUM"] = chromium
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -40,9 +41,9 @@ def main() -> int:
     unit = TALK_UNIT if is_talk else TRACE_UNIT
     for policy in args.policy:
         began = time.perf_counter()
-        made = Requests(unit, with_names=True, with_tails=False)
-        talks = [[made.of(turn) for turn in turns] for turns in _turns(args)]
-        requests = [request for talk in talks for request in talk]
+        requests_of_unit = Requests(unit, with_names=True, with_tails=False)
+        talks = [[requests_of_unit.of(turn) for turn in turns] for turns in _turns(args)]
+        requests = list(chain.from_iterable(talks))
         gateway = SimulatedGateway(args.engines) if policy == "cost" else None
         capacities = Capacities(device=args.capacity)
         simulation = Simulation(args.engines, capacities, Costs(), unit, gateway)
@@ -52,8 +53,8 @@ def main() -> int:
             f"\n{policy}: {len(requests):,} requests, {outcome.refused} refused,"
             f" {outcome.seconds:,.0f} s simulated in {took:.1f} s"
         )
-        for name, told in _figures(requests, outcome, args.engines).items():
-            print(f"  {name:18} {told}")
+        for name, figures in _figures(requests, outcome, args.engines).items():
+            print(f"  {name:18} {figures}")
     return 0
 
 

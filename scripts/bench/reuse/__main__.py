@@ -77,12 +77,11 @@ def main() -> int:
     if not names:
         names = [name for name in SIZES if name not in PUBLIC or options.traces is not None]
     folder = (options.traces or Path()).resolve()
-    jobs = [
-        Job(name, blocks, order, folder)
-        for name in names
-        for blocks in [size for size in options.blocks if size] or SIZES[name]
-        for order in options.orders
-    ]
+    wanted_sizes = [size for size in options.blocks if size]
+    jobs = []
+    for name in names:
+        for blocks in wanted_sizes or SIZES[name]:
+            jobs += [Job(name, blocks, order, folder) for order in options.orders]
     began = time.perf_counter()
     try:
         for name in names:
@@ -124,8 +123,8 @@ def run(job: Job) -> Figure:
         case _:
             raise AssertionError(job.order)
     took = time.perf_counter() - began
-    what = f"{job.trace}, {job.blocks:,} blocks, {job.order}"
-    print(f"{what}: {reads.share:.3f} in {took:.0f} s", file=sys.stderr, flush=True)
+    label = f"{job.trace}, {job.blocks:,} blocks, {job.order}"
+    print(f"{label}: {reads.share:.3f} in {took:.0f} s", file=sys.stderr, flush=True)
     groups = {group: reads.share_of(group) for group in sorted(reads.prompt)}
     return Figure(job.trace, job.blocks, job.order, reads.share, groups, reads.num_refused)
 
@@ -135,11 +134,11 @@ def measure_before(jobs: Sequence[Job], num_workers: int, checkout: Path) -> lis
     figures: list[Figure] = []
     decoder = msgspec.json.Decoder(Figure)
     for name in dict.fromkeys(job.trace for job in jobs):
-        own = [job for job in jobs if job.trace == name]
-        sizes = dict.fromkeys(str(job.blocks) for job in own)
-        orders = dict.fromkeys(job.order for job in own)
+        trace_jobs = [job for job in jobs if job.trace == name]
+        sizes = dict.fromkeys(str(job.blocks) for job in trace_jobs)
+        orders = dict.fromkeys(job.order for job in trace_jobs)
         command = [sys.executable, "-m", "scripts.bench.reuse", "--json", "--only", name]
-        command += ["--traces", str(own[0].folder), "--workers", str(num_workers)]
+        command += ["--traces", str(trace_jobs[0].folder), "--workers", str(num_workers)]
         command += ["--blocks", *sizes, "--orders", *orders]
         done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True)
         figures += map(decoder.decode, done.stdout.splitlines())
@@ -147,15 +146,17 @@ def measure_before(jobs: Sequence[Job], num_workers: int, checkout: Path) -> lis
 
 
 def print_table(figures: Sequence[Figure], before: Sequence[Figure]) -> None:
-    found = {(figure.trace, figure.blocks, figure.order): figure for figure in figures}
-    found |= {(figure.trace, figure.blocks, f"{figure.order} before"): figure for figure in before}
+    by_case = {(figure.trace, figure.blocks, figure.order): figure for figure in figures}
+    by_case |= {
+        (figure.trace, figure.blocks, f"{figure.order} before"): figure for figure in before
+    }
     told_before = {figure.order for figure in before}
     columns: list[str] = []
     for order in dict.fromkeys(figure.order for figure in figures):
         columns += [f"{order} before", order] if order in told_before else [order]
     rows: list[list[str]] = []
     for name, blocks in dict.fromkeys((figure.trace, figure.blocks) for figure in figures):
-        row = [found[name, blocks, column] for column in columns]
+        row = [by_case[name, blocks, column] for column in columns]
         shares = [f"{figure.share:.3f}" for figure in row]
         rows.append([name, f"{blocks:,}", "all", *shares, str(row[0].refused)])
         for group in row[0].groups:

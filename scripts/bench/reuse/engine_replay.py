@@ -56,17 +56,17 @@ class EngineReplay:
         self._forget_events()
         query = self._query(request)
         table = self._cache.new_table(query)
-        found = self._cache.look_up(query)
+        match = self._cache.look_up(query)
         while True:
             try:
-                self._cache.begin(query, found, table)
+                self._cache.begin(query, match, table)
                 break
             except NoFreeBlocks:
                 if not self.entries.leases.sacrifice():
                     raise
         for start, end in list(table.gaps(request.tokens)):
             table.commit(query.tokens[start:end])
-        usage = self._cache.write(query, found, table, now).usage
+        usage = self._cache.write(query, match, table, now).usage
         table.release()
         assert usage.prompt_tokens == request.tokens
         return usage.prompt_tokens - usage.computed_tokens

@@ -20,10 +20,12 @@ from scripts.simulate.workload import conversations as made_up
 MIN_TOKENS = 1024
 """Of an entry, by default. Shorter prompts are counted apart: they get none."""
 CONVERSATIONS = "conversation_trace.jsonl"
+# fmt: off
 SESSIONS = (
-    *(67, 75, 116, 134, 143, 172, 211, 235, 312, 360, 484, 501),
-    *(517, 521, 539, 545, 553, 584, 595, 601, 646, 652, 710, 724),
+    67, 75, 116, 134, 143, 172, 211, 235, 312, 360, 484, 501,
+    517, 521, 539, 545, 553, 584, 595, 601, 646, 652, 710, 724,
 )
+# fmt: on
 """The agents' sessions that are replayed, by their number in `agentic/trace_NNNN.json`."""
 COPIES = 3
 SPAN_SECONDS = 7200.0
