@@ -1,9 +1,12 @@
 """HTTP to engines by aiohttp, and the checked frames of an answer. Every failure is one of the
 gateway's errors."""
 
+import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -38,6 +41,12 @@ A larger count comes from a broken engine. The ledger's sums (64 bits) must hold
 _frame = msgspec.json.Decoder(Frame)
 _KEEPALIVE_SECONDS = 30.0
 _LARGE_BYTES = 1 << 20
+_GRACE_SECONDS = 2.0
+"""A wait that has lasted its time lasts this much longer.
+
+After a time in which this process stood still, an event loop ends the waits that were due before it
+reads what arrived meanwhile. An engine that was not silent is heard within these seconds.
+"""
 
 
 class CannotConnect(EngineLost):
@@ -50,18 +59,37 @@ class CannotConnect(EngineLost):
         self.is_refused = is_refused
 
 
-def timeouts(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
-    """Timeouts for each wait for the next bytes, and for connecting: DNS and all addresses
-    together. The whole has none."""
-    return aiohttp.ClientTimeout(total=None, connect=connect_seconds, sock_read=read_seconds)
+class Timeouts(NamedTuple):
+    """Seconds of each wait for the next bytes, and of connecting: DNS and all addresses together.
+    The whole has none."""
+
+    read_seconds: float
+    connect_seconds: float
+
+
+@contextmanager
+def _bounded_wait(seconds: float) -> Iterator[asyncio.Timeout]:
+    """A timeout, to be entered, which ends what it surrounds _GRACE_SECONDS after `seconds`.
+
+    The first of both timers only sets the second: it may be late by any time in which the process
+    stood still.
+    """
+    loop = asyncio.get_running_loop()
+    timeout = asyncio.timeout(None)
+    last_chance = loop.call_later(seconds, lambda: timeout.reschedule(loop.time() + _GRACE_SECONDS))
+    try:
+        yield timeout
+    finally:
+        last_chance.cancel()
 
 
 class EngineResponse:
     """The status and the body of one answer: what has arrived, at most PIECE_BYTES at a time.
     Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, read_seconds: float) -> None:
         self._response = response
+        self._read_seconds = read_seconds
         self.status = response.status
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -69,7 +97,9 @@ class EngineResponse:
 
     async def __anext__(self) -> bytes:
         try:
-            piece = await self._response.content.read(PIECE_BYTES)
+            with _bounded_wait(self._read_seconds) as wait:
+                async with wait:
+                    piece = await self._response.content.read(PIECE_BYTES)
         except TimeoutError:
             raise EngineTimeout from None
         except aiohttp.ClientError:
@@ -115,7 +145,7 @@ class EngineHttp:
         url: str,
         headers: Mapping[str, str],
         body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
+        timeouts: Timeouts,
     ) -> EngineResponse:
         """Return once the head of the answer is there. Raise CannotConnect, EngineLost or
         EngineTimeout. A GET whose idle connection was closed is sent again; a POST may have been
@@ -123,9 +153,17 @@ class EngineHttp:
         data = io.BytesIO(body) if body and len(body) > _LARGE_BYTES else body
         try:
             session = self._polls if method == "GET" else self._turns
-            response = await session.request(
-                method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False
-            )
+            connecting = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
+            with _bounded_wait(sum(timeouts)) as wait:
+                async with wait:
+                    response = await session.request(
+                        method,
+                        url,
+                        headers=headers,
+                        data=data,
+                        timeout=connecting,
+                        allow_redirects=False,
+                    )
         except aiohttp.ConnectionTimeoutError:
             raise CannotConnect from None
         except aiohttp.ClientConnectorError as error:
@@ -135,7 +173,7 @@ class EngineHttp:
             raise EngineTimeout from None
         except aiohttp.ClientError:
             raise EngineLost from None
-        return EngineResponse(response)
+        return EngineResponse(response, timeouts.read_seconds)
 
 
 class Generation:

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
-import aiohttp
 import msgspec
 from xxhash import xxh3_64_intdigest
 
@@ -52,9 +51,9 @@ from gateway.routing.client import (
     EngineHttp,
     EngineResponse,
     Generation,
+    Timeouts,
     are_sane,
     refusal,
-    timeouts,
 )
 from gateway.routing.epochs import EpochsSeen
 from gateway.routing.held import WHOLE_BYTES, Holdings, PrefixIndex, SnapshotPart, frames_of
@@ -71,9 +70,9 @@ _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
 ASK_SECONDS = 0.25
-_CONTROL = timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
-_STREAM = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
-_COUNT = timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
+_CONTROL = Timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
+_STREAM = Timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_COUNT = Timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
 _error = msgspec.json.Decoder(ErrorReply)
@@ -404,10 +403,10 @@ class Engine:
         path: str,
         kind: type[Reply],
         body: bytes | None = None,
-        timeout: aiohttp.ClientTimeout = _CONTROL,
+        timeouts: Timeouts = _CONTROL,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        response = await self._send(method, path, body, timeout, headers)
+        response = await self._send(method, path, body, timeouts, headers)
         if response.status != 200:
             await self._refuse(response)
         try:
@@ -420,14 +419,14 @@ class Engine:
         method: str,
         path: str,
         body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
+        timeouts: Timeouts,
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
         if (made := bound_request_id()) is not None:
             sent = {**sent, "x-request-id": made}
         try:
-            return await self._http.send(method, self.url + path, sent, body, timeout)
+            return await self._http.send(method, self.url + path, sent, body, timeouts)
         except CannotConnect as error:
             self._missed(error)
             raise

@@ -3,6 +3,7 @@
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -11,9 +12,9 @@ from scripts.bench.load import MESSAGES, headers_of
 from scripts.stack import serving_engine, serving_gateway
 from tests.gateway.process import new_key
 
-FROZEN_SECONDS = 30.0
+FROZEN_SECONDS = 22.0
 SLOW = {"ENGINE_SYNTHETIC_DECODE_MS": "100"}
-NUM_TOKENS = 400
+NUM_TOKENS = 300
 """A turn that begins before the gateway stands still and ends behind that."""
 
 
@@ -27,11 +28,14 @@ def test_a_frozen_gateway_blames_no_engine_and_loses_no_turn(tmp_path: Path) -> 
             {"HOLDFAST_LOG_LEVEL": "info"},
             log=tmp_path / "gateway.log",
         ) as gateway,
+        ExitStack() as opened,
     ):
         for server in (first, second, gateway):
             server.wait()
         _, key = new_key(tmp_path / "data", "frozen")
-        client = httpx.Client(base_url=gateway.url, headers=headers_of(key), timeout=300)
+        client = opened.enter_context(
+            httpx.Client(base_url=gateway.url, headers=headers_of(key), timeout=300)
+        )
 
         def ask(number: int, num_tokens: int = NUM_TOKENS) -> httpx.Response:
             said = [{"role": "user", "content": f"Question {number}?"}]

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.base.errors import EngineLost, EngineTimeout
-from gateway.routing.client import CannotConnect, EngineHttp, timeouts
+from gateway.routing.client import CannotConnect, EngineHttp, Timeouts
 from gateway.routing.engine import Engine
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import serve
@@ -30,7 +30,7 @@ async def told(answer: bytes, *, then_silent: bool = False) -> list[bytes]:
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    seconds = timeouts(0.5 if then_silent else 20.0, 20.0)
+    seconds = Timeouts(0.5 if then_silent else 20.0, 2.0)
     async with server, aclosing(EngineHttp()) as http:
         response = await http.send("GET", url, {}, None, seconds)
         try:
