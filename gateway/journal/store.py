@@ -437,6 +437,10 @@ class Journal:
         if turn_ids:
             await self._do(lambda table: table.remove(turn_ids, OPEN, CLOSED))
 
+    def drop_soon(self, turn_id: str) -> None:
+        """Remove an open turn that no engine took. This never awaits."""
+        self._submit(lambda table: table.remove([turn_id], OPEN), must=True)
+
     async def ended_rows(self) -> set[str]:
         """The turns of batches' rows that are closed here: their rows may have ended, and the
         database not know it yet. Ask this before the database: what is in neither then has not

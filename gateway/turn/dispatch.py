@@ -117,9 +117,11 @@ class Dispatcher:
             turn.may_run = True
             try:
                 turn.generation = await engine.generate(request)
+                turn.was_taken = True
                 return
             except GatewayError as error:
                 turn.may_run = is_unsure(error) and not isinstance(error, CannotConnect)
+                turn.was_taken = turn.was_taken or turn.may_run
                 self._failed(turn, error)
             await self.assign(turn)
 

@@ -173,6 +173,10 @@ class Turn:
     generation: Generation | None = None
     # The engine may have its request.
     may_run: bool = False
+    # Some engine may have had one of its requests.
+    was_taken: bool = False
+    # No engine had, for want of room: the turn has no record.
+    is_refused: bool = False
     # The engine's first frame has come.
     has_started: bool = False
     # What ended the attempt before.
@@ -254,6 +258,7 @@ class Turn:
         end = None if self.row is None else self.row.failed(error)
         if end is not None:
             self.end_row(end)
+        self.is_refused = isinstance(error, Overloaded) and not self.was_taken and end is None
 
     def end_row(self, end: RowEnd) -> None:
         """This try ends its row: the record has its result from now on."""

@@ -1,8 +1,9 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
 `serve` is the whole of it: admit (limits, then the queue), choose an engine, open in the journal,
-send (`dispatch.py`), close. What is refused before the opening has no record. Every turn's record
-is closed: before its last frame is passed on, or else by the reconciler, with the engine's counts.
+send (`dispatch.py`), close. What is refused before the opening has no record, and what engines
+refuse for want of room loses it: refusals are counted. Every other turn's record is closed: before
+its last frame is passed on, or else by the reconciler, with the engine's counts.
 """
 
 import asyncio
@@ -105,8 +106,9 @@ class TurnService:
                 if not ask.stream:
                     yield Whole(turn.whole)
             except GatewayError as error:
-                error.is_recorded = True
                 turn.fail(error)
+                error.is_recorded = not turn.is_refused
+                permit.is_open = not turn.is_refused
                 if turn.has_started:
                     get_logger("turn").warning(
                         "turn_failed", turn=turn_id, type=turn.outcome, error=record.error
@@ -277,6 +279,9 @@ class TurnService:
         is cancelled."""
         self.dispatcher.leave(turn)
         if turn.is_closed:
+            return
+        if turn.is_refused:
+            self.journal.drop_soon(turn.record.journal_id)
             return
         if turn.ask.principal.keeps_contents and not turn.record.is_given_up:
             if turn.has_started:

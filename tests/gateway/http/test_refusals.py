@@ -95,3 +95,39 @@ def test_each_kind_is_counted_by_its_reason_and_an_error_of_a_turn_is_not(
         (row,) = own["counts"]
         assert own["requests"] == row["requests"] == 2 and row["key"] == key_id
         assert Admin(stack.url, key).get("refusals/counts") == own
+
+
+def test_what_an_engine_refuses_for_want_of_room_is_counted_and_has_no_row(tmp_path: Path) -> None:
+    number = 30
+    engine = ScriptedEngine()
+    with stacked(tmp_path, engine, queue_seconds=0.2) as stack:
+        engine.refusal = ErrorReply("overloaded", "too many requests wait")
+        flood(stack, number, 529)
+        with stack.http() as http:
+            streamed = http.post("/v1/messages", json=body(stream=True))
+        assert streamed.status_code == 529 and int(streamed.headers["retry-after"]) > 0
+        sums = by_reason(stack)
+        assert sum(sums.values()) == number + 1 and len(sums) == 1
+        assert len(engine.refused) > 0, "the engine itself refused them"
+        health = httpx.get(f"{stack.url}/readyz", timeout=120).json()["journal"]
+        assert health["backlog"] == 0
+        # A batch waits, and leaves nothing behind.
+        params = {"custom_id": "row", "params": body()}
+        made = stack.post("/v1/messages/batches", json={"requests": [params]}).json()
+        before = len(engine.refused)
+        eventually(lambda: len(engine.refused) > before + 1)
+        assert stack.admin("turns?limit=100").json() == []
+        engine.refusal = None
+        # The gateway spares a full engine for a moment still.
+        eventually(lambda: stack.post("/v1/messages", json=body()).status_code == 200)
+
+        def is_over() -> bool:
+            with stack.http() as http:
+                found = http.get(f"/v1/messages/batches/{made['id']}").json()
+            return bool(found["request_counts"]["succeeded"] == 1)
+
+        eventually(is_over)
+        eventually(lambda: len(stack.admin("turns?limit=100").json()) == 2)
+        usage = Admin(stack.url).get("usage")["totals"]
+        assert (usage["requests"], usage["errors"]) == (2, 0)
+        assert sum(by_reason(stack).values()) >= number + 1
