@@ -33,8 +33,8 @@ from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import BatchRunner
 from gateway.http.bodies import BodyBounds, BodyDeadline, BoundedRequest
-from gateway.http.errors import Refusals
 from gateway.http.image_hosts import ImageHosts
+from gateway.http.refusals import Refusals
 from gateway.http.server import logged
 from gateway.http.services import Services
 from gateway.journal.audit import Audit

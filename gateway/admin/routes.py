@@ -1,15 +1,23 @@
 """The controllers of the HTTP API."""
 
 from gateway.admin import access, advice, conditions, engines, export, openapi, plan, usage
-from gateway.http import batches, cached_contents, health, model_calls, models
+from gateway.http import (
+    batches,
+    cached_contents,
+    conversations,
+    health,
+    model_calls,
+    models,
+    responses,
+)
 
 CONTROLLERS = (
     model_calls.MessagesController,
     batches.BatchesController,
     model_calls.ChatCompletionsController,
     model_calls.CompletionsController,
-    model_calls.ResponsesController,
-    model_calls.ConversationsController,
+    responses.ResponsesController,
+    conversations.ConversationsController,
     models.ModelsController,
     models.GeminiModelsController,
     cached_contents.CachedContentsController,

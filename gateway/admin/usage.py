@@ -37,7 +37,7 @@ from gateway.admin.controller import (
 )
 from gateway.base.errors import Forbidden, GatewayError, InvalidRequest, NotFound
 from gateway.http.auth import AdminRequest
-from gateway.http.errors import Refusals
+from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
 from gateway.ledger.reads.leases import leases_kept

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.errors import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
+from gateway.http.refusals import MAX_OF_WORKSPACE, MAX_WORKSPACES, Refusals
 from gateway.structs.usage import Refusal
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack

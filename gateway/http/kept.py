@@ -1,0 +1,149 @@
+"""What is kept for later requests of OpenAI's dialect: responses, conversations and items."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import msgspec
+from msgspec import Raw
+
+from gateway.base.errors import (
+    InvalidRequest,
+    NotFound,
+    ResponseNotKept,
+)
+from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.request import (
+    Given,
+    items_of,
+)
+from gateway.http.bodies import brought_in
+from gateway.http.generation import (
+    KeyRequest,
+)
+from gateway.http.services import services_of
+from gateway.turn.contents import Kept, Link, check_chain
+
+_encode = msgspec.json.Encoder().encode
+
+
+_PREFIXES = {"Conversation": "conv_", "Response": "resp_"}
+
+
+async def kept_of(
+    request: KeyRequest, kind: Literal["Conversation", "Response"], kept_id: str
+) -> Kept:
+    """Raise NotFound for one that is not kept, or another workspace's."""
+    ids = [kept_id] if kept_id.startswith(_PREFIXES[kind]) else []
+    kept = (await kept_by_id(request, ids)).get(kept_id)
+    if kept is None:
+        raise NotFound(f"{kind} with id '{kept_id[:64]}' not found: none is kept of this id.")
+    return kept
+
+
+async def chain_of(request: KeyRequest, chain: Sequence[Link], path: str) -> dict[str, Kept]:
+    """What is kept of a chain, in its order. Its bytes count as if the request had sent them."""
+    num_bytes = sum(link.num_bytes for link in chain)
+    check_chain(len(chain), num_bytes, path)
+    await brought_in(request.scope, num_bytes)
+    kept = await kept_by_id(request, [link.id for link in chain])
+    return {link.id: kept[link.id] for link in chain if link.id in kept}
+
+
+async def kept_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]:
+    """What of these is kept. It is read in one of the workspace's places for reads."""
+    services = services_of(request)
+    workspace = request.user.workspace
+    async with services.reads["store"].taken(workspace):
+        return await services.responses.find(workspace, ids)
+
+
+def items_in(chain: Mapping[str, Kept]) -> list[Raw]:
+    """The items of a chain, in its order: of each link its input, then its output."""
+    items: list[Raw] = []
+    for kept in chain.values():
+        items += kept.items
+        items += kept.output
+    return items
+
+
+class Continued:
+    """What a request goes on with: a response, a conversation, items by their ids."""
+
+    def __init__(self, request: KeyRequest) -> None:
+        self._request = request
+        self._states = services_of(request).responses
+        self._chain: list[Link] = []
+
+    async def fetch(self, given: Given) -> tuple[Given, int]:
+        """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
+        not kept."""
+        previous = given.request.previous_response_id
+        conversation = given.request.conversation_id
+        if previous is None and conversation is None and not given.references:
+            return given, 0
+        path = "previous_response_id" if previous else "conversation"
+        if previous:
+            self._chain = await self._chain_to(previous)
+        elif conversation:
+            self._chain = await self._chain_in(conversation)
+        earlier = await chain_of(self._request, self._chain, path)
+        if len(earlier) < len(self._chain):
+            lost = len(self._chain) - len(earlier)
+            given.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
+        # One after the other: how long they are is known when they are there.
+        referenced = list[Raw]()
+        num_bytes = 0
+        stems = dict.fromkeys(item_id.partition("_")[2][:-2] for item_id in given.references)
+        for number, stem in enumerate(stems, 1):
+            response_id = f"resp_{stem}"
+            kept = await kept_by_id(self._request, [response_id])
+            output = kept[response_id].output if response_id in kept else []
+            num_bytes += sum(map(len, output))
+            check_chain(number, num_bytes, "input")
+            referenced += output
+        items = items_in(earlier)
+        num_bytes += sum(map(len, items))
+        services = services_of(self._request)
+        behind = partial(given.behind, items, referenced, services.bounds)
+        workspace = self._request.user.workspace
+        return await services.workers.run(workspace, num_bytes, behind), num_bytes
+
+    async def _chain_to(self, response_id: str) -> list[Link]:
+        """The chain that ends with a kept response."""
+        try:
+            kept = await kept_of(self._request, "Response", response_id)
+        except NotFound:
+            raise ResponseNotKept(response_id[:64]) from None
+        num_bytes = sum(map(len, [kept.response, *kept.items, *kept.output]))
+        return [*kept.chain, Link(response_id, num_bytes)]
+
+    async def _chain_in(self, conversation_id: str) -> list[Link]:
+        try:
+            kept = await kept_of(self._request, "Conversation", conversation_id)
+        except NotFound as error:
+            raise InvalidRequest(str(error), "conversation") from None
+        return kept.chain
+
+    async def keep(self, given: Given, response: responses.Response) -> bool:
+        """Keep a response with its own input; False where that can't be."""
+        workspace = self._request.user.workspace
+        stem = response.id.removeprefix("resp_")
+
+        def make() -> Kept:
+            return Kept(
+                items=items_of(given.fields["input"], stem, given.named),
+                response=Raw(_encode(response)),
+                output=[Raw(_encode(item)) for item in response.output],
+                chain=self._chain,
+            )
+
+        link = await self._states.put(workspace, response.id, make)
+        conversation = given.request.conversation_id
+        if link is not None and conversation is not None:
+
+            def edit(kept: Kept) -> None:
+                kept.chain.append(link)
+
+            await self._states.change(workspace, conversation, edit)
+        return link is not None

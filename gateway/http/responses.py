@@ -1,0 +1,169 @@
+"""The calls of OpenAI's Responses API: turns, and what is kept of them."""
+
+import re
+from functools import partial
+
+from litestar import Controller, delete, get, post
+from litestar.params import FromPath, RawBody
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from gateway.base.errors import (
+    DemandRefused,
+    GatewayError,
+    InvalidRequest,
+    PromptTooLong,
+)
+from gateway.dialects import sse
+from gateway.dialects.collector import Event, Findings
+from gateway.dialects.errors import in_responses_names
+from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.lower import Prepared, prepare, seal
+from gateway.dialects.responses.request import (
+    REASONING,
+    Conversation,
+    decode_responses,
+)
+from gateway.http.auth import KeyAuth
+from gateway.http.errors import request_id
+from gateway.http.generation import (
+    KeyRequest,
+    Stream,
+    Streamed,
+    answered,
+    begun,
+    gathered,
+    prepared,
+    while_present,
+)
+from gateway.http.kept import Continued, kept_of
+from gateway.http.query import check_query
+from gateway.http.services import Services, services_of
+from gateway.prompt.ask import TurnId
+
+_NAMES_KEPT = re.compile(rb'"(?:previous_response_id|conversation|item_reference)"|"id"')
+
+
+class ResponsesController(Controller):
+    """/v1/responses: responses, what is kept of them, and the counts of requests."""
+
+    path = "/v1/responses"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        services = services_of(request)
+        earlier = Continued(request)
+        fetch = earlier.fetch if _NAMES_KEPT.search(body) else None
+        lowered = await prepared(request, body, decode_responses, prepare, fetch)
+        ask = lowered.ask
+        failed_id = request_id(request.scope)
+        wanted = lowered.given.request
+        may_keep = wanted.store is not False and not wanted.is_prewarm
+        keeps = may_keep and services.responses.keeps(request.user)
+        if keeps:
+            await services.responses.check_room(request.user.workspace)
+        try:
+            running = begun(request, ask, partial(_response_writer, services, lowered))
+            turn_events, writer = await while_present(request.scope, running)
+            if keeps:
+                writer.response = replace(writer.response, store=True)
+
+            async def settle(events: list[Event]) -> None:
+                if writer.response.store and not await earlier.keep(lowered.given, writer.response):
+                    writer.response = replace(writer.response, store=False)
+                    for event in events[-1:]:
+                        event["response"] = writer.response
+
+            def failed(error: GatewayError) -> bytes:
+                named = in_responses_names(error, writer.paths)
+                return _response_event(writer.fail(named, failed_id))
+
+            stream: Stream[Event] = Stream(
+                render=lambda events: b"".join(map(_response_event, events)),
+                failed=failed,
+                settle=settle,
+            )
+            if ask.stream:
+                return Streamed(stream, turn_events, writer)
+            await while_present(request.scope, gathered(turn_events, writer))
+            await settle([])
+            return answered(writer.response)
+        except (PromptTooLong, DemandRefused) as error:
+            raise in_responses_names(error, ask.plan.paths) from None
+
+    @post("/input_tokens", status_code=200)
+    async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        """The exact tokens of a request's prompt."""
+        services = services_of(request)
+        fetch = Continued(request).fetch if _NAMES_KEPT.search(body) else None
+        with services.counting.admitted(request.user.workspace, len(body)):
+            lowered = await prepared(request, body, decode_responses, prepare, fetch)
+            try:
+                tokens = await while_present(request.scope, services.turns.count(lowered.ask))
+            except PromptTooLong as error:
+                raise in_responses_names(error, lowered.ask.plan.paths) from None
+        return answered(responses.InputTokens(tokens))
+
+    @post("/compact", status_code=200)
+    async def compact(self, request: KeyRequest) -> None:
+        """Raise InvalidRequest: what the vendor makes is sealed, for its own models alone."""
+        raise InvalidRequest(
+            "compact: this server makes no compaction items, which models here could not read;"
+            " ask for a summary with a request of its own, and go on with that"
+        )
+
+    @get("/{response_id:str}")
+    async def retrieve(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
+        kept = await kept_of(request, "Response", response_id)
+        return ASGIResponse(body=bytes(kept.response), media_type="application/json")
+
+    @delete("/{response_id:str}", status_code=200)
+    async def remove(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
+        await kept_of(request, "Response", response_id)
+        await services_of(request).responses.remove([response_id])
+        return answered(responses.Deleted(response_id, "response"))
+
+    @get("/{response_id:str}/input_items", before_request=check_query)
+    async def input_items(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
+        """The response's own input, without what came before it."""
+        kept = await kept_of(request, "Response", response_id)
+        return answered(responses.page_of(kept.items, request.query_params))
+
+
+def _response_writer(
+    services: Services, lowered: Prepared, turn_id: TurnId, findings: Findings
+) -> responses.ResponseWriter:
+    """The response's id is the turn's, in OpenAI's form."""
+    ask = lowered.ask
+    request = lowered.given.request
+    options = request.prompt_cache_options
+    response = responses.Response(
+        id=f"resp_{turn_id.removeprefix('msg_')}",
+        created_at=int(services.clock.wall().timestamp()),
+        status="in_progress",
+        model=ask.model.id,
+        prompt_cache_options=UNSET
+        if options is None
+        else responses.AppliedCacheOptions(
+            mode=options.mode, comparison_response_id=options.comparison_response_id or UNSET
+        ),
+        conversation=Conversation(request.conversation_id) if request.conversation_id else UNSET,
+        **responses.echo_of(lowered.given.fields),  # type: ignore[arg-type]
+    )
+    return responses.ResponseWriter(
+        id=response.id,
+        model=response.model,
+        response=response,
+        findings=findings,
+        paths=ask.plan.paths,
+        origins=lowered.origins,
+        summarizes=bool(request.reasoning and request.reasoning.wants_summary),
+        seal=partial(seal, scope=ask.principal.scope) if REASONING in request.include else None,
+        is_prewarm=request.is_prewarm,
+    )
+
+
+def _response_event(event: Event) -> bytes:
+    return sse.event(event["type"], event)
