@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from litestar import Litestar
@@ -38,14 +39,14 @@ from gateway.http.refusals import Refusals
 from gateway.http.server import logged
 from gateway.http.services import Services
 from gateway.journal.audit import Audit
-from gateway.journal.drain import Billing, Drain, Known
+from gateway.journal.drain import Billing, Drain
 from gateway.journal.lost import LostTurns
 from gateway.journal.rebuilt import Rebuilder
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
 from gateway.ledger.counts import stored_turns
-from gateway.ledger.database import open_ledgers
+from gateway.ledger.database import Ledgers, open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
 from gateway.ledger.reads.prefixes import last_use
 from gateway.ledger.reads.sums import Queries
@@ -89,9 +90,9 @@ def create_app(
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
             begin_trace = tracing_of(traces, clock.monotonic)
-            given = settings, clock, image_hosts, catalogue, prices, begin_trace
+            base = _base(stack, settings, clock, catalogue, prices)
             try:
-                app.state.services = await _start(stack, *given)
+                app.state.services = await _start(base, image_hosts, begin_trace)
             except GatewayError as error:
                 app.state.start_failure = str(error)
                 raise
@@ -126,51 +127,142 @@ def _services(state: State) -> Services:
     return services
 
 
-def _lost_turns(
-    journal: Journal,
-    known: Known,
-    billing: Billing,
-    keyring: KeyRing,
-    keys: Keys,
-    catalogue: Catalogue,
-    fleet: Fleet,
-    clock: Clock,
-) -> LostTurns:
-    def price_of(model: str) -> str | None:
-        return catalogue.price_of(model, fleet.served)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """What the other parts are started with."""
 
-    rebuilder = Rebuilder(keyring.scope_of, fleet.model_of, price_of, clock.wall)
-    return LostTurns(journal, known, billing.charge, rebuilder, keys.workspaces, clock.monotonic)
+    stack: AsyncExitStack
+    settings: Settings
+    clock: Clock
+    metrics: Metrics
+    supervisor: Supervisor
+    catalogue: Catalogue
+    prices: PriceBook
+
+    def run_beside(self, name: str, loop: Loop) -> None:
+        """Run a loop until the gateway stops. It ends between two rounds."""
+        self.supervisor.start(name, loop)
+        self.stack.push_async_callback(self.supervisor.stop, name)
 
 
-async def _start(
+def _base(
     stack: AsyncExitStack,
     settings: Settings,
     clock: Clock,
-    image_hosts: ImageHosts,
     catalogue: Catalogue,
     prices: PriceBook,
-    begin_trace: BeginTrace,
-) -> Services:
-    """Start what lives as long as the gateway; it is stopped in the reverse order."""
+) -> _Base:
     metrics = Metrics(settings.metrics_workspaces)
-    tuning = settings.tuning
 
     def count_ends(kind: str, amount: int) -> None:
         metrics.count("loop_restarts", kind, amount=amount)
 
-    supervisor = Supervisor(clock.monotonic, count_ends, has_messages=True)
+    return _Base(
+        stack=stack,
+        settings=settings,
+        clock=clock,
+        metrics=metrics,
+        supervisor=Supervisor(clock.monotonic, count_ends, has_messages=True),
+        catalogue=catalogue,
+        prices=prices,
+    )
 
-    def run_beside(name: str, loop: Loop) -> None:
-        """Run a loop until the gateway stops. It ends between two rounds."""
-        supervisor.start(name, loop)
-        stack.push_async_callback(supervisor.stop, name)
 
-    journal = Journal(
-        settings.data / "journal", settings.journal_max_bytes, supervisor.guard
-    ).start()
-    stack.push_async_callback(journal.stop)
-    metrics.watch(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stores:
+    """The database, and what is known of it in memory."""
+
+    ledgers: Ledgers
+    keys: Keys
+    workspaces: Workspaces
+    keyring: KeyRing
+    limits: WorkspaceLimits
+    shared: SharedLimits | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Books:
+    """What brings a turn's record to its end and into the database."""
+
+    journal: Journal
+    billing: Billing
+    drain: Drain
+    reconciler: Reconciler
+    audit: Audit
+    lost: LostTurns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What is kept of turns for those who ask for it later."""
+
+    keeper: Keeper
+    responses: KeptResponses
+    cached_contents: CachedContents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """What was started last, on top of all others."""
+
+    turns: TurnService
+    fleet: Fleet
+    load_history: LoadHistory
+    journal: Journal
+    conditions: Conditions
+    workers: Workers
+    sealing: Sealing
+    sweep: Sweep
+    refusals: RefusalCounter
+
+
+async def _start(base: _Base, image_hosts: ImageHosts, begin_trace: BeginTrace) -> Services:
+    """Start what lives as long as the gateway; it is stopped in the reverse order."""
+    journal = _start_journal(base)
+    stores = await _open_stores(base, journal)
+    fleet = await _open_fleet(base, stores)
+    books = await _open_books(base, stores, journal, fleet)
+    await _watch_access(base, stores)
+    get_logger("gateway").info(
+        "started", instance=journal.instance, recovered_turns=books.reconciler.num_pending
+    )
+    queue = _open_queue(base, stores, fleet)
+    load_history = _record_engines(base, stores, fleet, queue)
+    background = Background()
+    base.stack.push_async_callback(background.close, _SETTLE_SECONDS)
+    kept = await _keep_contents(base, stores, journal, background)
+    turns = _turn_service(base, stores, fleet, books, queue, kept.keeper, background, begin_trace)
+    workers = Workers()
+    base.stack.callback(workers.close)
+    sealing = Sealing(stores.ledgers.store, base.settings.master_secret)
+    base.run_beside("sealing", sealing.run)
+    conditions = _watch_conditions(base, stores, fleet, books, sealing)
+    sweep = Sweep(kept.cached_contents, fleet, stores.keyring, base.catalogue, base.clock)
+    base.run_beside("cached_contents", sweep.run)
+    refusals = RefusalCounter(RefusalsTable(stores.ledgers.drain), base.clock)
+    base.run_beside("refusals", refusals.run)
+    running = _Running(
+        turns=turns,
+        fleet=fleet,
+        load_history=load_history,
+        journal=journal,
+        conditions=conditions,
+        workers=workers,
+        sealing=sealing,
+        sweep=sweep,
+        refusals=refusals,
+    )
+    services = _services_of(base, stores, kept, running, image_hosts)
+    base.run_beside("batches", BatchRunner(services, base.settings.batch_concurrency).run)
+    return services
+
+
+def _start_journal(base: _Base) -> Journal:
+    settings = base.settings
+    folder = settings.data / "journal"
+    journal = Journal(folder, settings.journal_max_bytes, base.supervisor.guard).start()
+    base.stack.push_async_callback(journal.stop)
+    base.metrics.watch(
         journal_backlog=lambda: journal.backlog,
         journal_set_aside=lambda: journal.num_set_aside,
         journal_bytes=lambda: journal.num_bytes,
@@ -178,108 +270,198 @@ async def _start(
         journal_damaged=lambda: len(journal.damaged),
         journal_max_bytes=lambda: journal.max_bytes,
     )
-    ledgers = open_ledgers(stack, settings.ledger_url)
+    return journal
+
+
+async def _open_stores(base: _Base, journal: Journal) -> _Stores:
+    ledgers = open_ledgers(base.stack, base.settings.ledger_url)
     schema = SchemaWatch(ledgers.access)
     with suppress(LedgerUnavailable):  # it is asked again
         await schema.look()
-    run_beside("schema", schema.run)
+    base.run_beside("schema", schema.run)
     keys = Keys(ledgers.access)
-    workspaces = Workspaces(ledgers.access)
-    keyring = KeyRing(keys, settings, clock)
-    limits = WorkspaceLimits(clock.monotonic, clock.wall)
+    limits = WorkspaceLimits(base.clock.monotonic, base.clock.wall)
     shared = None  # SQLite serves one gateway
     if ledgers.access.is_postgres:
         table = SharedLimitsTable(ledgers.access)
-        shared = SharedLimits(limits, table, journal.instance, clock)
+        shared = SharedLimits(limits, table, journal.instance, base.clock)
         # It ends behind what closes the last turns, whose costs it tells.
-        run_beside("shared_limits", shared.run)
-    ids = ModelIds(ModelIdsTable(ledgers.access), clock.wall, has_default=catalogue.has_default)
+        base.run_beside("shared_limits", shared.run)
+    return _Stores(
+        ledgers=ledgers,
+        keys=keys,
+        workspaces=Workspaces(ledgers.access),
+        keyring=KeyRing(keys, base.settings, base.clock),
+        limits=limits,
+        shared=shared,
+    )
+
+
+async def _open_fleet(base: _Base, stores: _Stores) -> Fleet:
+    clock = base.clock
+    table = ModelIdsTable(stores.ledgers.access)
+    ids = ModelIds(table, clock.wall, has_default=base.catalogue.has_default)
     try:
         await ids.refresh()
     except GatewayError as error:
         get_logger("gateway").warning("model_ids_not_read", error=str(error))
-    run_beside("model_ids", ids.run)
-    fleet = await open_fleet(stack, settings, supervisor, clock.monotonic, metrics, ids)
-    follow_sources(stack, settings.engines, fleet, supervisor)
-    billing = Billing(prices, metrics, logged(limits.count_used, settings.access_log))
-    known = ledgers.drain.known
-    ending = partial(end_rows, ledgers.drain)
-    insert = ledgers.drain.insert_turns
-    drain = Drain(journal, insert, fleet.acknowledge, metrics, known, ending)
-    lost = _lost_turns(journal, known, billing, keyring, keys, catalogue, fleet, clock)
+    base.run_beside("model_ids", ids.run)
+    settings = base.settings
+    supervisor = base.supervisor
+    fleet = await open_fleet(base.stack, settings, supervisor, clock.monotonic, base.metrics, ids)
+    follow_sources(base.stack, settings.engines, fleet, supervisor)
+    return fleet
+
+
+async def _open_books(base: _Base, stores: _Stores, journal: Journal, fleet: Fleet) -> _Books:
+    metrics = base.metrics
+    ledger = stores.ledgers.drain
+    count_used = logged(stores.limits.count_used, base.settings.access_log)
+    billing = Billing(base.prices, metrics, count_used)
+    ending = partial(end_rows, ledger)
+    drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, ledger.known, ending)
+    lost = _lost_turns(base, stores, journal, fleet, billing)
+    monotonic = base.clock.monotonic
     reconciler = Reconciler(
-        journal, fleet.engines, metrics, billing.charge, clock.monotonic, known, lost
+        journal, fleet.engines, metrics, billing.charge, monotonic, ledger.known, lost
     )
     await reconciler.recover()
-    run_beside("drain", drain.run)
+    base.run_beside("drain", drain.run)
     # The reconciler's loop has ended before this runs, and what this closes is drained after it.
-    stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
-    run_beside("reconcile", reconciler.run)
-    audit = Audit(journal, partial(stored_turns, ledgers.reads), clock)
-    run_beside("audit", audit.run)
-    run_beside("keys", keyring.run)
-    run_beside("spend", partial(watch_spend, workspaces, keyring, limits, clock))
-    run_beside("prices", prices.run)
-    await look_at_database(keyring, keys, settings, clock)
-    get_logger("gateway").info(
-        "started", instance=journal.instance, recovered_turns=reconciler.num_pending
+    base.stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
+    base.run_beside("reconcile", reconciler.run)
+    audit = Audit(journal, partial(stored_turns, stores.ledgers.reads), base.clock)
+    base.run_beside("audit", audit.run)
+    return _Books(
+        journal=journal,
+        billing=billing,
+        drain=drain,
+        reconciler=reconciler,
+        audit=audit,
+        lost=lost,
     )
-    queue = EngineQueue(
-        fleet.engines,
-        metrics,
+
+
+def _lost_turns(
+    base: _Base, stores: _Stores, journal: Journal, fleet: Fleet, billing: Billing
+) -> LostTurns:
+    """What makes records of turns that only engines know."""
+    clock = base.clock
+
+    def price_of(model: str) -> str | None:
+        return base.catalogue.price_of(model, fleet.served)
+
+    rebuilder = Rebuilder(stores.keyring.scope_of, fleet.model_of, price_of, clock.wall)
+    return LostTurns(
+        journal,
+        stores.ledgers.drain.known,
+        billing.charge,
+        rebuilder,
+        stores.keys.workspaces,
         clock.monotonic,
-        lambda: limits.in_flight,
-        wait_seconds=settings.queue_seconds,
-        queue_tokens=tuning.engine_queue_tokens,
-        num_rows=settings.batch_concurrency,
     )
+
+
+async def _watch_access(base: _Base, stores: _Stores) -> None:
+    """Follow keys, what workspaces spend, and prices. Look at the database once before the first
+    request."""
+    keyring = stores.keyring
+    clock = base.clock
+    base.run_beside("keys", keyring.run)
+    base.run_beside("spend", partial(watch_spend, stores.workspaces, keyring, stores.limits, clock))
+    base.run_beside("prices", base.prices.run)
+    await look_at_database(keyring, stores.keys, base.settings, clock)
+
+
+def _open_queue(base: _Base, stores: _Stores, fleet: Fleet) -> EngineQueue:
+    return EngineQueue(
+        fleet.engines,
+        base.metrics,
+        base.clock.monotonic,
+        lambda: stores.limits.in_flight,
+        wait_seconds=base.settings.queue_seconds,
+        queue_tokens=base.settings.tuning.engine_queue_tokens,
+        num_rows=base.settings.batch_concurrency,
+    )
+
+
+def _record_engines(base: _Base, stores: _Stores, fleet: Fleet, queue: EngineQueue) -> LoadHistory:
+    """Record the engines' epochs in the database, and their load in memory."""
     epochs = EpochRecorder(
         lambda: [(engine.name, engine.epochs) for engine in fleet.engines],
-        ledgers.drain.record_epochs,
-        clock.monotonic,
-        clock.wall,
+        stores.ledgers.drain.record_epochs,
+        base.clock.monotonic,
+        base.clock.wall,
     )
-    run_beside("epochs", epochs.run)
-    load_history = LoadHistory(fleet.engines, lambda: queue.num_waiting, clock.wall)
-    run_beside("load_history", load_history.run)
-    queries = Queries(ledgers.reads)
+    base.run_beside("epochs", epochs.run)
+    load_history = LoadHistory(fleet.engines, lambda: queue.num_waiting, base.clock.wall)
+    base.run_beside("load_history", load_history.run)
+    return load_history
 
-    def most_cost(ask: Ask) -> int:
-        return billing.most(ask, clock.wall().date())
 
-    background = Background()
-    stack.push_async_callback(background.close, _SETTLE_SECONDS)
+async def _keep_contents(
+    base: _Base, stores: _Stores, journal: Journal, background: Background
+) -> _Kept:
+    clock = base.clock
+    secret = base.settings.master_secret
+    tuning = base.settings.tuning
+    store = stores.ledgers.store
     keeper = Keeper(
-        Contents(ledgers.store, settings.master_secret),
+        Contents(store, secret),
         journal,
         background,
         clock,
-        most_waiting_bytes=min(MAX_WAITING_BYTES, settings.journal_max_bytes // 4),
+        most_waiting_bytes=min(MAX_WAITING_BYTES, base.settings.journal_max_bytes // 4),
     )
     await keeper.start()
-    run_beside("contents", keeper.run)
-    run_beside("kept_contents", keeper.drain)
+    base.run_beside("contents", keeper.run)
+    base.run_beside("kept_contents", keeper.drain)
     days = tuning.response_days if tuning.keep_responses else None
-    kept = Contents(ledgers.store, settings.master_secret, KeptResponseRow, days)
     responses = KeptResponses(
-        kept, clock, keeps_all=days is not None, most_bytes=tuning.response_bytes
+        Contents(store, secret, KeptResponseRow, days),
+        clock,
+        keeps_all=days is not None,
+        most_bytes=tuning.response_bytes,
     )
-    run_beside("responses", responses.run)
-    turns = TurnService(
+    base.run_beside("responses", responses.run)
+    cached_contents = CachedContents(
+        store, secret, tuning.cached_contents, tuning.cached_content_bytes
+    )
+    return _Kept(keeper=keeper, responses=responses, cached_contents=cached_contents)
+
+
+def _turn_service(
+    base: _Base,
+    stores: _Stores,
+    fleet: Fleet,
+    books: _Books,
+    queue: EngineQueue,
+    keeper: Keeper,
+    background: Background,
+    begin_trace: BeginTrace,
+) -> TurnService:
+    clock = base.clock
+    metrics = base.metrics
+    queries = Queries(stores.ledgers.reads)
+
+    def most_cost(ask: Ask) -> int:
+        return books.billing.most(ask, clock.wall().date())
+
+    return TurnService(
         dispatcher=Dispatcher(
             fleet=fleet,
-            catalogue=catalogue,
+            catalogue=base.catalogue,
             queue=queue,
-            router=Router(weights_of(settings)),
-            journal=journal,
-            reconciler=reconciler,
+            router=Router(weights_of(base.settings)),
+            journal=books.journal,
+            reconciler=books.reconciler,
             metrics=metrics,
             clock=clock,
         ),
-        journal=journal,
-        reconciler=reconciler,
-        admission=Admission(limits, queue, most_cost, shared),
-        billing=billing,
+        journal=books.journal,
+        reconciler=books.reconciler,
+        admission=Admission(stores.limits, queue, most_cost, stores.shared),
+        billing=books.billing,
         metrics=metrics,
         background=background,
         diagnostics=PromptComparer(queries.fingerprint, background),
@@ -289,48 +471,60 @@ async def _start(
         clock=clock,
         begin_trace=begin_trace,
     )
-    workers = Workers()
-    stack.callback(workers.close)
-    contents = CachedContents(
-        ledgers.store, settings.master_secret, tuning.cached_contents, tuning.cached_content_bytes
-    )
-    sealing = Sealing(ledgers.store, settings.master_secret)
-    run_beside("sealing", sealing.run)
+
+
+def _watch_conditions(
+    base: _Base, stores: _Stores, fleet: Fleet, books: _Books, sealing: Sealing
+) -> Conditions:
     conditions = Conditions(
-        fleet, journal, drain, ledgers.drain.identity, audit, lost, sealing, supervisor, clock
+        fleet,
+        books.journal,
+        books.drain,
+        stores.ledgers.drain.identity,
+        books.audit,
+        books.lost,
+        sealing,
+        base.supervisor,
+        base.clock,
     )
-    run_beside("conditions", conditions.run)
-    sweep = Sweep(contents, fleet, keyring, catalogue, clock)
-    run_beside("cached_contents", sweep.run)
-    refusals = RefusalCounter(RefusalsTable(ledgers.drain), clock)
-    run_beside("refusals", refusals.run)
+    base.run_beside("conditions", conditions.run)
+    return conditions
+
+
+def _services_of(
+    base: _Base, stores: _Stores, kept: _Kept, running: _Running, image_hosts: ImageHosts
+) -> Services:
+    """What handlers may use."""
+    settings = base.settings
+    tuning = settings.tuning
+    ledgers = stores.ledgers
     reads = read_limits()
-    services = Services(
-        turns=turns,
-        fleet=fleet,
-        load_history=load_history,
-        catalogue=catalogue,
-        keyring=keyring,
-        admin=AdminGate(keyring, settings.admin_key),
-        keys=keys,
-        workspaces=workspaces,
-        queries=queries,
-        prices=prices,
-        journal=journal,
-        conditions=conditions,
-        metrics=metrics,
-        supervisor=supervisor,
+    return Services(
+        turns=running.turns,
+        fleet=running.fleet,
+        load_history=running.load_history,
+        catalogue=base.catalogue,
+        keyring=stores.keyring,
+        admin=AdminGate(stores.keyring, settings.admin_key),
+        keys=stores.keys,
+        workspaces=stores.workspaces,
+        queries=Queries(ledgers.reads),
+        prices=base.prices,
+        journal=running.journal,
+        conditions=running.conditions,
+        metrics=base.metrics,
+        supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
         reads=reads,
         planners=Planners(reads["planner"].taken),
-        clock=clock,
-        workers=workers,
-        shared_limits=shared,
-        counting=Counting(tuning, clock.monotonic),
+        clock=base.clock,
+        workers=running.workers,
+        shared_limits=stores.shared,
+        counting=Counting(tuning, base.clock.monotonic),
         bounds=tuning,
-        cached_contents=contents,
-        sealing=sealing,
-        sweep=sweep,
+        cached_contents=kept.cached_contents,
+        sealing=running.sealing,
+        sweep=running.sweep,
         batches=Batches(
             ledgers.store,
             settings.master_secret,
@@ -340,10 +534,8 @@ async def _start(
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
-        responses=responses,
+        responses=kept.responses,
         image_hosts=image_hosts,
-        refusals=refusals,
+        refusals=running.refusals,
         refused=RefusalsTable(ledgers.reads),
     )
-    run_beside("batches", BatchRunner(services, settings.batch_concurrency).run)
-    return services

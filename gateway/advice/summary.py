@@ -36,46 +36,78 @@ def summary_lines(
     `spent` are the sums of workspaces, `keys` the names of keys by id. No more than two lines are
     of one kind.
     """
-    found: list[SummaryLine] = []
-    # Nothing of prefixes whose costs are not known, or that have the better TTL.
-    for ttl, words in _TTL_WORDS.items():
-        gains = [
-            (nano, each)
-            for each in prefixes
-            if each.better_ttl == ttl and (nano := each.better_ttl_saves_nano or 0) > 0
+    lines = _ttl_lines(prefixes)
+    lines += _unpaid_lines(spent)
+    for stream in streams:
+        if stream.num_turns >= MIN_TURNS:
+            lines += _lines(stream, keys)
+    lines = _merged(lines)
+    lines.sort(key=lambda line: -line.multiples)
+    kinds: Counter[str] = Counter()
+    shown: list[SummaryLine] = []
+    for line in lines:
+        kinds[line.kind] += 1
+        if kinds[line.kind] <= _MAX_OF_A_KIND and len(shown) < MAX_LINES:
+            shown.append(line)
+    return shown, len(lines) - len(shown)
+
+
+def _ttl_lines(prefixes: Sequence[PrefixReport]) -> list[SummaryLine]:
+    """A line for each TTL that would have made prefixes cheaper. Nothing is said of prefixes whose
+    costs are not known, or that have the better TTL."""
+    lines: list[SummaryLine] = []
+    for ttl in _TTL_WORDS:
+        cheaper = [
+            prefix
+            for prefix in prefixes
+            if prefix.better_ttl == ttl and (prefix.better_ttl_saves_nano or 0) > 0
         ]
-        gains.sort(key=lambda gain: -gain[0])
-        better = [each for _, each in gains]
-        num_turns = sum(each.requests for each in better)
-        if num_turns < MIN_TURNS:
-            continue
-        workspaces = {each.workspace for each in better}
-        multiples = 0.0
-        for each in better:
-            count = each.requests
-            marked = each.cache_read_tokens + each.written_tokens
-            with_5m = cost_with_ttl(MULTIPLES, "5m", marked // count, count, each.gaps_5m)
-            in_hour = each.gaps_5m + each.gaps_1h
-            with_1h = cost_with_ttl(MULTIPLES, "1h", marked // count, count, in_hour)
-            multiples += (with_5m - with_1h if ttl == "1h" else with_1h - with_5m) / 100
-        many = len(better) != 1
-        found.append(
-            SummaryLine(
-                kind="ttl",
-                text=f"{len(better):,} prefix{'es' if many else ''} would have been cheaper with a"
-                f" {words} TTL, by the price of {multiples:,.0f} input tokens over"
-                f" {counted(num_turns, 'request')} of {'their lives' if many else 'its life'}.",
-                page="savings",
-                workspace=workspaces.pop() if len(workspaces) == 1 else None,
-                model=None,
-                multiples=round(multiples, 1),
-                nano=sum(nano for nano, _ in gains),
-                num_turns=num_turns,
-                turns=[each.look.last_turn for each in better if each.look][:_MAX_TURNS_NAMED],
-            )
-        )
+        if sum(prefix.requests for prefix in cheaper) >= MIN_TURNS:
+            lines.append(_ttl_line(ttl, cheaper))
+    return lines
+
+
+def _ttl_line(ttl: Ttl, prefixes: list[PrefixReport]) -> SummaryLine:
+    """The line of the prefixes that would have been cheaper with `ttl`."""
+    prefixes.sort(key=lambda prefix: -(prefix.better_ttl_saves_nano or 0))
+    num_turns = sum(prefix.requests for prefix in prefixes)
+    multiples = sum(_saved_multiples(ttl, prefix) for prefix in prefixes)
+    words = f"{len(prefixes):,} prefixes"
+    lives = "their lives"
+    if len(prefixes) == 1:
+        words = "1 prefix"
+        lives = "its life"
+    workspaces = {prefix.workspace for prefix in prefixes}
+    return SummaryLine(
+        kind="ttl",
+        text=f"{words} would have been cheaper with a {_TTL_WORDS[ttl]} TTL, by the price of"
+        f" {multiples:,.0f} input tokens over {counted(num_turns, 'request')} of {lives}.",
+        page="savings",
+        workspace=workspaces.pop() if len(workspaces) == 1 else None,
+        model=None,
+        multiples=round(multiples, 1),
+        nano=sum(prefix.better_ttl_saves_nano or 0 for prefix in prefixes),
+        num_turns=num_turns,
+        turns=[prefix.look.last_turn for prefix in prefixes if prefix.look][:_MAX_TURNS_NAMED],
+    )
+
+
+def _saved_multiples(ttl: Ttl, prefix: PrefixReport) -> float:
+    """What `ttl` would have saved over the other one, in input tokens' prices."""
+    count = prefix.requests
+    tokens = (prefix.cache_read_tokens + prefix.written_tokens) // count
+    in_hour = prefix.gaps_5m + prefix.gaps_1h
+    with_5m = cost_with_ttl(MULTIPLES, "5m", tokens, count, prefix.gaps_5m)
+    with_1h = cost_with_ttl(MULTIPLES, "1h", tokens, count, in_hour)
+    saved = with_5m - with_1h if ttl == "1h" else with_1h - with_5m
+    return saved / 100
+
+
+def _unpaid_lines(spent: Mapping[str, Totals]) -> list[SummaryLine]:
+    """A line for each workspace whose writes cost more than its reads saved, in input tokens and,
+    if it is known, in money."""
+    lines: list[SummaryLine] = []
     for workspace, sums in spent.items():
-        # Where writes cost more than reads saved, in input tokens and, if it is known, in money.
         loss = sums.write_premium - sums.cache_read_tokens * 0.9
         is_lost = sums.unpriced > 0 or sums.saved_nano < 0
         if sums.requests < MIN_TURNS or loss <= _LEAST_LOSS * sums.prompt_tokens or not is_lost:
@@ -85,31 +117,19 @@ def summary_lines(
             f" tokens were written and {sums.cache_read_tokens:,} were read in {sums.requests:,}"
             f" requests, which costs the price of {loss:,.0f} input tokens more than no markers."
         )
-        found.append(
-            SummaryLine(
-                kind="unpaid",
-                text=text,
-                page="savings",
-                workspace=workspace,
-                model=None,
-                multiples=round(loss, 1),
-                nano=None if sums.unpriced else -sums.saved_nano,
-                num_turns=sums.requests,
-                turns=[],
-            )
+        line = SummaryLine(
+            kind="unpaid",
+            text=text,
+            page="savings",
+            workspace=workspace,
+            model=None,
+            multiples=round(loss, 1),
+            nano=None if sums.unpriced else -sums.saved_nano,
+            num_turns=sums.requests,
+            turns=[],
         )
-    lines = [
-        line for stream in streams if stream.num_turns >= MIN_TURNS for line in _lines(stream, keys)
-    ]
-    found = _merged([*found, *lines])
-    found.sort(key=lambda line: -line.multiples)
-    kinds: Counter[str] = Counter()
-    shown: list[SummaryLine] = []
-    for line in found:
-        kinds[line.kind] += 1
-        if kinds[line.kind] <= _MAX_OF_A_KIND and len(shown) < MAX_LINES:
-            shown.append(line)
-    return shown, len(found) - len(shown)
+        lines.append(line)
+    return lines
 
 
 def _lines(stream: StreamAdvice, keys: Mapping[str, str]) -> Iterator[SummaryLine]:
@@ -124,8 +144,10 @@ def _lines(stream: StreamAdvice, keys: Mapping[str, str]) -> Iterator[SummaryLin
     elif stream.verdict != "leave":
         kind: LineKind = "prewarm" if stream.verdict == "prewarm" else "markers"
         yield _line(stream, kind, f"{about}: {stream.text}", stream.saves)
-    others = [each for each in stream.findings if each != fix and each.kind != "changing_end"]
-    worst = max(others, key=lambda each: each.multiples, default=None)
+    others = [
+        finding for finding in stream.findings if finding != fix and finding.kind != "changing_end"
+    ]
+    worst = max(others, key=lambda finding: finding.multiples, default=None)
     if worst is not None and worst.multiples > 0:
         yield _line(stream, "fault", f"{about}, {worst.path}: {worst.text}", worst)
     if stream.prewarm.pays and stream.verdict != "prewarm":
