@@ -90,8 +90,8 @@ class WorkspacesController(AdminController):
     async def list_workspaces(
         self, request: AdminRequest, services: Deps
     ) -> list[structs.Workspace]:
-        found = await services.workspaces.all()
-        return [workspace for workspace in found if request.user.sees(workspace.id)]
+        rows = await services.workspaces.all()
+        return [workspace for workspace in rows if request.user.sees(workspace.id)]
 
     @action("/", "createWorkspace", "Make a workspace.", NewWorkspace)
     async def create(
@@ -99,8 +99,8 @@ class WorkspacesController(AdminController):
     ) -> structs.WorkspaceReport:
         values = given_values(asked)
         now = services.clock.wall()
-        made = await services.workspaces.create(values.pop("id"), now, values)
-        return await _changed(services, made)
+        workspace = await services.workspaces.create(values.pop("id"), now, values)
+        return await _changed(services, workspace)
 
     @view(
         "/{workspace_id:str}",

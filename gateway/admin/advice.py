@@ -82,16 +82,16 @@ class AdviseController(controller.AdminController):
         asked: NamedDependency[AdviseRequest],
         services: controller.Deps,
     ) -> structs.AdviceReport:
-        own = request.user.confine(asked.workspace)
+        confined = request.user.confine(asked.workspace)
         if asked.requests:
             least = partial(min_tokens_of, services)
             on = services.clock.wall().date()
             prices = services.prices.own
             work = in_thread(services, request.user, _LINE, of_requests, asked, prices, on, least)
-            found: structs.AdviceReport = await while_present(request.scope, work)
-            return found
+            report: structs.AdviceReport = await while_present(request.scope, work)
+            return report
         span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
-        of = controller.range_of(services, span, own, model=asked.model)
+        of = controller.range_of(services, span, confined, model=asked.model)
         return await while_present(request.scope, of_range(services, of, asked, request.user))
 
 
@@ -120,7 +120,7 @@ async def of_range(
             near.append(
                 await in_thread(services, viewer, _LINE, duplicates.told, group, least, prompts)
             )
-    return gathering.report(of, advices, asked.max_turns, [each for each in near if each])
+    return gathering.report(of, advices, asked.max_turns, [group for group in near if group])
 
 
 def of_requests(
@@ -128,7 +128,7 @@ def of_requests(
 ) -> structs.AdviceReport:
     """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
     turns = []
-    found = []
+    observed = []
     plans = []
     least = 1
     for number, given in enumerate(asked.requests):
@@ -142,7 +142,7 @@ def of_requests(
         least = asked.min_tokens or min_tokens(turn.model)
         turns.append(turn)
         plans.append(read)
-        found.append(advise_request(read, turn, least))
+        observed.append(advise_request(read, turn, least))
     streams = [advise_stream(turns, least)] if len(turns) > 1 else []
     prompts = {
         turn.id: {part: msgspec.to_builtins(getattr(read.plan.prompt, part)) for part in _HEAD}
@@ -150,7 +150,7 @@ def of_requests(
     }
     groups = duplicates.find_groups(turns, least)
     near = [duplicates.told(group, least, prompts) for group in groups]
-    streams, kept = reconciled(streams, [each for each in near if each])
+    streams, kept = reconciled(streams, [group for group in near if group])
     return structs.AdviceReport(
         text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
         num_turns=len(turns),
@@ -159,7 +159,7 @@ def of_requests(
         since_ms=None,
         until_ms=None,
         streams=[with_own_paths(stream, plans) for stream in streams],
-        requests=found,
+        requests=observed,
         saves=total([stream.saves for stream in streams]),
         near_duplicates=kept,
     )
@@ -175,17 +175,17 @@ async def in_thread(
 def min_tokens_of(services: Services, model: str) -> int:
     """The shortest prefix that is held for a model: its own, else its engines'."""
     try:
-        found = services.catalogue.find(model, services.fleet.served)
+        model_there = services.catalogue.find(model, services.fleet.served)
     except NotFound:
         return traffic.DEFAULT_MIN_TOKENS
-    if found.min_cache_tokens is not None:
-        return max(found.min_cache_tokens, 1)
-    told = [
+    if model_there.min_cache_tokens is not None:
+        return max(model_there.min_cache_tokens, 1)
+    lengths = [
         engine.description.min_cache_tokens
         for engine in services.fleet.engines
-        if engine.description and found.is_served_by(engine.description.model)
+        if engine.description and model_there.is_served_by(engine.description.model)
     ]
-    return max([*told, 1]) if told else traffic.DEFAULT_MIN_TOKENS
+    return max([*lengths, 1]) if lengths else traffic.DEFAULT_MIN_TOKENS
 
 
 class Gathering:
@@ -209,16 +209,16 @@ class Gathering:
     def largest(self) -> list[tuple[StreamKey, list[Observation]]]:
         """The streams with the most tokens, each in order of time."""
         by_tokens = sorted(
-            self._streams.items(), key=lambda each: -sum(turn.total for turn in each[1])
+            self._streams.items(), key=lambda item: -sum(turn.total for turn in item[1])
         )
         return [(key, turns[::-1]) for key, turns in by_tokens[:MAX_STREAMS]]
 
     def together(self) -> list[tuple[tuple[str, str], list[Observation]]]:
         """The turns of each workspace and model, in order of time; of the largest streams."""
-        found: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+        streams: dict[tuple[str, str], list[Observation]] = defaultdict(list)
         for (workspace, _, model), turns in self.largest():
-            found[workspace, model] += turns
-        return [(key, sorted(turns, key=lambda turn: turn.at_ms)) for key, turns in found.items()]
+            streams[workspace, model] += turns
+        return [(key, sorted(turns, key=lambda turn: turn.at_ms)) for key, turns in streams.items()]
 
     def report(
         self,
@@ -294,19 +294,19 @@ class AdviceSummaryController(controller.AdminController):
         services: controller.Deps,
         workspace: controller.WorkspaceName = None,
     ) -> structs.AdviceSummary:
-        own = request.user.confine(workspace)
+        confined = request.user.confine(workspace)
 
         async def told() -> structs.AdviceSummary:
             kept = services.summaries
             # One caller makes a workspace's. Nobody waits for another workspace's.
-            async with services.summarizing.setdefault(own, asyncio.Lock()):
+            async with services.summarizing.setdefault(confined, asyncio.Lock()):
                 now = services.clock.monotonic()
-                if own not in kept or now - kept[own][0] >= SUMMARY_SECONDS:
-                    kept[own] = now, await summarized(services, own, request.user)
+                if confined not in kept or now - kept[confined][0] >= SUMMARY_SECONDS:
+                    kept[confined] = now, await summarized(services, confined, request.user)
                     while len(kept) > _MAX_SUMMARIES:
                         del kept[min(kept, key=lambda name: kept[name][0])]
-                found: structs.AdviceSummary = kept[own][1]
-                return found
+                summary: structs.AdviceSummary = kept[confined][1]
+                return summary
 
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):

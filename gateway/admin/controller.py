@@ -172,8 +172,8 @@ def _asked_range(
     model: ModelName = None,
 ) -> Range:
     """The query's range, confined to what the viewer may see. Raise InvalidRequest or Forbidden."""
-    own = request.user.confine(workspace)
-    return range_of(services, span, own, engine=engine, model=model)
+    confined = request.user.confine(workspace)
+    return range_of(services, span, confined, engine=engine, model=model)
 
 
 ASKED_SPAN = {"span": Provide(Span, sync_to_thread=False)}

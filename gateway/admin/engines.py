@@ -61,7 +61,7 @@ class EnginesController(AdminController):
     )
     async def list_engines(self, services: Deps) -> list[EngineReport]:
         return list(
-            await asyncio.gather(*(_report(services, each) for each in services.fleet.engines))
+            await asyncio.gather(*(_report(services, engine) for engine in services.fleet.engines))
         )
 
     @action("/", "addEngine", "Add an engine until the gateway's next start.", NewEngine)
@@ -95,7 +95,7 @@ class EnginesController(AdminController):
         if engine.told is None or engine.status not in ("ready", "refused"):
             raise InvalidRequest("engine: it does not say now which model it has")
         await services.fleet.ids.give_model(engine.told, is_default=asked.is_default)
-        await asyncio.gather(*(each.poll() for each in services.fleet.engines))
+        await asyncio.gather(*(engine.poll() for engine in services.fleet.engines))
         return await _changed(services, engine, "model_id_given")
 
     @action("/{name:str}/adapters", "loadAdapter", "Load an adapter on an engine.", NewAdapter)
@@ -188,8 +188,8 @@ def _others(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]
     if not ids or engine.description is None:
         return []
     name_of = services.catalogue.name_of
-    own = name_of(engine.description.model)
-    others = {name_of(model) for model in services.fleet.served.models} - {own}
+    model_name = name_of(engine.description.model)
+    others = {name_of(model) for model in services.fleet.served.models} - {model_name}
     if not others:
         return []
     listed = ", ".join(sorted(others))
@@ -222,16 +222,18 @@ class LeasesController(AdminController):
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
     ) -> list[Lease]:
         """At most `limit` leases, the largest first. An engine that does not answer adds none."""
-        own = request.user.confine(workspace)
+        confined = request.user.confine(workspace)
         scope_of = services.keyring.scope_of
         names = {scope_of(name): name for name in await services.keys.workspaces()}
-        wanted = None if own is None else scope_of(own)
-        asked = [each for each in services.fleet.ready if engine in (None, each.name)]
-        largest = await _largest(asked, wanted, limit)
-        found = [(name, names.get(e.scope), e) for name, e in largest]
+        wanted = None if confined is None else scope_of(confined)
+        engines = [
+            candidate for candidate in services.fleet.ready if engine in (None, candidate.name)
+        ]
+        largest = await _largest(engines, wanted, limit)
+        listed = [(name, names.get(e.scope), e) for name, e in largest]
         keys = {
             (workspace, entry.name)
-            for _, workspace, entry in found
+            for _, workspace, entry in listed
             if workspace is not None and entry.name is not None
         }
         known = await named(services.queries.ledger, keys, services.prices.own)
@@ -246,7 +248,7 @@ class LeasesController(AdminController):
                 prefix=known.get((workspace or "", entry.name or "")),
                 cached_content=f"cachedContents/{content}" if content else None,
             )
-            for engine, workspace, entry in found
+            for engine, workspace, entry in listed
             for content in (cached.get((workspace or "", entry.name or "")),)
         ]
 
@@ -261,15 +263,15 @@ class LeasesController(AdminController):
     ) -> Dropped:
         """End one entry of a workspace on an engine; the next turn misses with the reason
         `dropped`. Raise NotFound where the engine has no such entry of that workspace."""
-        own = request.user.confine(workspace)
-        assert own is not None
+        confined = request.user.confine(workspace)
+        assert confined is not None
         if len(entry) != _ENTRY_DIGITS or not set(entry) <= set("0123456789abcdef"):
             raise InvalidRequest("entry: must be 32 hexadecimal digits")
         place = services.fleet.find(engine)
-        if not await place.drop(services.keyring.scope_of(own), entry):
+        if not await place.drop(services.keyring.scope_of(confined), entry):
             raise NotFound(f"entry: no entry `{entry}` of that workspace on that engine")
-        get_logger("gateway").info("lease_dropped", engine=engine, workspace=own, entry=entry)
-        return Dropped(engine=engine, workspace=own, entry=entry)
+        get_logger("gateway").info("lease_dropped", engine=engine, workspace=confined, entry=entry)
+        return Dropped(engine=engine, workspace=confined, entry=entry)
 
 
 async def _largest(
@@ -277,24 +279,26 @@ async def _largest(
 ) -> list[tuple[str, EntryInfo]]:
     """The largest entries of all engines, and where they are. Each engine is asked for its part
     first, and for more while its smallest is among the largest."""
-    told = dict[Engine, list[EntryInfo]]()
+    entries_of = dict[Engine, list[EntryInfo]]()
     asked = {engine: -(-2 * limit // max(len(engines), 1)) for engine in engines}
     while True:
 
         async def ask(engine: Engine, number: int) -> None:
-            told[engine] = []
+            entries_of[engine] = []
             with suppress(GatewayError):  # it went away, or is too busy to say
                 entries = await engine.entries(scope, number)
-                told[engine] = [e for e in entries if scope in (None, e.scope)]
+                entries_of[engine] = [e for e in entries if scope in (None, e.scope)]
 
-        await asyncio.gather(*(ask(*one) for one in asked.items()))
-        each = ((engine.name, entry) for engine, found in told.items() for entry in found)
-        largest = nsmallest(limit, each, key=lambda one: (-one[1].tokens, one[1].entry))
+        await asyncio.gather(*(ask(*part) for part in asked.items()))
+        each = ((engine.name, entry) for engine, found in entries_of.items() for entry in found)
+        largest = nsmallest(limit, each, key=lambda pair: (-pair[1].tokens, pair[1].entry))
         least = largest[-1][1].tokens if len(largest) == limit else 0
         asked = {
             engine: limit
             for engine, number in asked.items()
-            if number < limit and len(told[engine]) >= number and told[engine][-1].tokens >= least
+            if number < limit
+            and len(entries_of[engine]) >= number
+            and entries_of[engine][-1].tokens >= least
         }
         if not asked:
             return largest

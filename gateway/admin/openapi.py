@@ -101,8 +101,8 @@ def _given(name: str, schema: Schema, where: str = "query", **more: Any) -> Sche
 
 def operations_of(app: Litestar) -> list[Operation]:
     """Every operation that the application serves, by path and method."""
-    by_hand = {(each.path, each.method): each for each in _model_apis()}
-    made = []
+    by_hand = {(call.path, call.method): call for call in _model_apis()}
+    operations = []
     for route in app.routes:
         if not isinstance(route, HTTPRoute):
             continue
@@ -111,13 +111,20 @@ def operations_of(app: Litestar) -> list[Operation]:
             if handler.resolve_include_in_schema():
                 id = handler.operation_id
                 id = id(handler, method, route.path_components) if callable(id) else id
-                made.append(by_hand.get(place) or _declared(handler, *place, str(id)))
-    return sorted(made, key=lambda operation: (operation.path, operation.method))
+                operations.append(by_hand.get(place) or _declared(handler, *place, str(id)))
+    return sorted(operations, key=lambda operation: (operation.path, operation.method))
 
 
 def _declared(handler: HTTPRouteHandler, path: str, method: str, id: str) -> Operation:
     dependencies = handler.resolve_dependencies()
-    body = next((each.kind for each in dependencies.values() if isinstance(each, JsonBody)), None)
+    body = next(
+        (
+            dependency.kind
+            for dependency in dependencies.values()
+            if isinstance(dependency, JsonBody)
+        ),
+        None,
+    )
     needs_key = AdminAuth in handler.resolve_middleware()
     # A handler that returns a Response may leave its type to it.
     is_json = handler.media_type in ("", MediaType.JSON)
@@ -141,12 +148,12 @@ def _replies(handler: HTTPRouteHandler) -> tuple[Any, ...]:
     """The alternative types of the 200, from the return annotation or the declared response."""
     if declared := (handler.responses or {}).get(200):
         return (declared.data_container,)
-    found = handler.parsed_fn_signature.return_type.raw
-    if get_origin(found) is Response:
-        (found,) = get_args(found)
-    if found in (Stream, ASGIResponse):
+    returned = handler.parsed_fn_signature.return_type.raw
+    if get_origin(returned) is Response:
+        (returned,) = get_args(returned)
+    if returned in (Stream, ASGIResponse):
         return ()
-    return get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
+    return get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
 
 
 def _path_parameters(path: str) -> tuple[Schema, ...]:
@@ -158,32 +165,32 @@ def _path_parameters(path: str) -> tuple[Schema, ...]:
 def _query_parameters(handler: HTTPRouteHandler, owner: Any) -> dict[str, Schema]:
     """Those of the handler, or of a dependency, and those of its own dependencies."""
     dependencies = handler.resolve_dependencies()
-    found = dict[str, Schema]()
+    schemas = dict[str, Schema]()
     fields: dict[str, FieldDefinition] = owner.parsed_fn_signature.parameters
     for name, field in fields.items():
         kwarg = field.kwarg_definition
         if name in dependencies:
-            found |= _query_parameters(handler, dependencies[name])
+            schemas |= _query_parameters(handler, dependencies[name])
         elif isinstance(kwarg, ParameterKwarg) and kwarg.param_type == "query":
             schema = _query_schema(field, kwarg)
             required = not field.has_default
-            found[name] = _given(kwarg.name or name, schema, required=required)
-    return found
+            schemas[name] = _given(kwarg.name or name, schema, required=required)
+    return schemas
 
 
 def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
     """The schema of a parameter that is there: a query string has no null."""
     kind = field.annotation
     if get_origin(kind) in (Union, UnionType):
-        kind = next(each for each in get_args(kind) if each is not type(None))
+        kind = next(member for member in get_args(kind) if member is not type(None))
     limits = {
         "ge": kwarg.ge,
         "le": kwarg.le,
         "min_length": kwarg.min_length if kwarg.min_items is None else kwarg.min_items,
         "max_length": kwarg.max_length if kwarg.max_items is None else kwarg.max_items,
     }
-    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
-    schema: Schema = msgspec.json.schema(Annotated[kind, msgspec.Meta(**given)])
+    bounds: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    schema: Schema = msgspec.json.schema(Annotated[kind, msgspec.Meta(**bounds)])
     is_list = get_origin(kind) is list
     one, place = (get_args(kind)[0], schema["items"]) if is_list else (kind, schema)
     if get_origin(one) is Literal:
@@ -296,13 +303,13 @@ def _model_apis() -> Iterator[Operation]:
         kinds = {"dialects": (dialect_of_path(path),), **_KINDS[id.removesuffix("AtV1")]}
         is_google = kinds["dialects"] == ("gemini",)
         has_body = "body" in kinds
-        given = kinds.pop("parameters", ())
-        in_path = () if given is _CALLED else _path_parameters(path)
+        parameters = kinds.pop("parameters", ())
+        in_path = () if parameters is _CALLED else _path_parameters(path)
         values: dict[str, Any] = {
             "keys": ("apiKey", "googleKey", "bearer") if is_google else ("apiKey", "bearer"),
             "errors": _TURNS if has_body else _KEYED,
             "is_lenient": is_google and has_body,
-            "parameters": (*in_path, *given),
+            "parameters": (*in_path, *parameters),
             **kinds,
         }
         yield Operation(id=id, method=method, path=path, summary=summary, **values)
@@ -334,8 +341,8 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     listed = list(operations)
     kinds: list[Any] = list(ENVELOPES.values())
     for operation in listed:
-        found = (*operation.replies, operation.body, operation.unready)
-        kinds += [kind for kind in found if kind is not None]
+        kinds_there = (*operation.replies, operation.body, operation.unready)
+        kinds += [kind for kind in kinds_there if kind is not None]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
@@ -387,11 +394,11 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
 
     def response(description: str, **content: list[Any]) -> dict[str, Any]:
         """By media type, the alternative schemas of the body."""
-        told = {
-            media: {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
-            for media, found in content.items()
+        schemas_told = {
+            media: {"schema": schema[0] if len(schema) == 1 else {"anyOf": schema}}
+            for media, schema in content.items()
         }
-        return {"description": description, "headers": headers, "content": told}
+        return {"description": description, "headers": headers, "content": schemas_told}
 
     content: dict[str, list[Any]] = {}
     if operation.other == EVENT_STREAM:
@@ -412,10 +419,10 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
             if dialect == "anthropic":
                 kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
                 envelope = {"allOf": [envelope, kind]}
-            found = envelopes.setdefault(status, [])
-            found.append(envelope)
-            told = responses[status]["description"] if len(found) > 1 else error.default
-            responses[status] = response(told, **{_JSON: found})
+            errors_there = envelopes.setdefault(status, [])
+            errors_there.append(envelope)
+            told = responses[status]["description"] if len(errors_there) > 1 else error.default
+            responses[status] = response(told, **{_JSON: errors_there})
     made: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
@@ -447,7 +454,9 @@ def describe_once(app: Litestar) -> None:
     document = describe(operations_of(app))
     app.state.openapi = msgspec.json.encode(document)
     app.state.declared_queries = {
-        (path, method): [each for each in operation["parameters"] if each["in"] == "query"]
+        (path, method): [
+            parameter for parameter in operation["parameters"] if parameter["in"] == "query"
+        ]
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     }

@@ -103,10 +103,10 @@ class UsageController(AdminController):
         now = now_ms(services.clock)
         own = request.user.workspace
         of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=own)
-        found = await services.queries.names(of)
-        workspaces = {workspace for workspace, _, _ in found}
+        names = await services.queries.names(of)
+        workspaces = {workspace for workspace, _, _ in names}
         workspaces |= {w.id for w in await services.workspaces.all() if request.user.sees(w.id)}
-        engines = {engine for _, engine, _ in found if engine}
+        engines = {engine for _, engine, _ in names if engine}
         if own is None:
             engines |= {engine.name for engine in services.fleet.engines}
         return fleet.About(
@@ -119,9 +119,9 @@ class UsageController(AdminController):
             has_placeholder_prices=services.prices.is_placeholder,
             workspaces=sorted(workspaces),
             engines=sorted(engines),
-            models=sorted({model for _, _, model in found}),
+            models=sorted({model for _, _, model in names}),
             served=sorted(
-                {services.catalogue.name_of(each) for each in services.fleet.served.models}
+                {services.catalogue.name_of(model) for model in services.fleet.served.models}
             ),
             listed=_listed(services),
             definitions=DEFINITIONS,
@@ -153,23 +153,25 @@ class UsageController(AdminController):
         group_by: Annotated[list[GroupBy], QueryParameter(name="group_by", min_items=1)],
     ) -> list[structs.Group]:
         names = list(dict.fromkeys(group_by))
-        found = await services.queries.totals_by(of, [_DIMENSIONS[name] for name in names])
-        made = []
-        for values, totals in found.items():
+        sums = await services.queries.totals_by(of, [_DIMENSIONS[name] for name in names])
+        rows = []
+        for values, totals in sums.items():
             # Turns without an engine are summed under an empty name.
-            own = (value or None for value in values)
-            whose: dict[str, Any] = dict.fromkeys(_DIMENSIONS) | dict(zip(names, own, strict=True))
+            keys_of_row = (value or None for value in values)
+            whose: dict[str, Any] = dict.fromkeys(_DIMENSIONS) | dict(
+                zip(names, keys_of_row, strict=True)
+            )
             saved = totals.saved_nano
-            made.append(
+            rows.append(
                 structs.Group(**whose, totals=totals, rates=rates_of(totals), saved_nano=saved)
             )
-        return sorted(made, key=lambda group: (-group.totals.requests, str(group)))
+        return sorted(rows, key=lambda group: (-group.totals.requests, str(group)))
 
     @view("/savings", "getSavings", "What caching saved, and how.")
     async def savings(self, services: Deps, of: NamedDependency[Range]) -> structs.Savings:
         queries, prices = services.queries, services.prices
-        found = await queries.totals_by(of, ("price", "prompt_above"))
-        groups = [Priced(price, above, totals) for (price, above), totals in found.items()]
+        sums = await queries.totals_by(of, ("price", "prompt_above"))
+        groups = [Priced(price, above, totals) for (price, above), totals in sums.items()]
         by_engine = await queries.totals_by(of, ("engine", "model"))
         times = await token_times(queries.ledger, services.catalogue.name_of)
         spared = [
@@ -177,8 +179,16 @@ class UsageController(AdminController):
             for (engine, model), totals in sorted(by_engine.items())
             if totals.cache_read_tokens
         ]
-        timed = [each.prefill_seconds for each in spared if each.prefill_seconds is not None]
-        on_gpus = [each.gpu_hours for each in spared if each.gpu_hours is not None]
+        timed = [
+            engine_spared.prefill_seconds
+            for engine_spared in spared
+            if engine_spared.prefill_seconds is not None
+        ]
+        on_gpus = [
+            engine_spared.gpu_hours
+            for engine_spared in spared
+            if engine_spared.gpu_hours is not None
+        ]
         on = datetime.fromtimestamp((of.until_ms - 1) / 1000, UTC).date()
         return structs.Savings(
             since_ms=of.since_ms,
@@ -186,7 +196,7 @@ class UsageController(AdminController):
             own=waterfall(groups, prices.own),
             hosted=comparisons(groups, prices.hosted, on),
             avoided=spared,
-            prefill_tokens_avoided=sum(each.prefill_tokens for each in spared),
+            prefill_tokens_avoided=sum(engine_spared.prefill_tokens for engine_spared in spared),
             prefill_seconds_avoided=sum(timed) if timed else None,
             gpu_hours_avoided=sum(on_gpus) if on_gpus else None,
             unmeasured_tokens=sum(e.prefill_tokens for e in spared if e.prefill_seconds is None),
@@ -206,8 +216,8 @@ class UsageController(AdminController):
         model: ModelName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[structs.PrefixReport]:
-        own = request.user.confine(workspace)
-        of = range_of(services, span, own, model=model)
+        confined = request.user.confine(workspace)
+        of = range_of(services, span, confined, model=model)
         ledger = services.queries.ledger
         prices = services.prices.own
         return await prefixes_of(ledger, of, prices, limit)
@@ -313,42 +323,48 @@ class LiveController(AdminController):
 
     @view("/engines/memory", "getMemory", "What is in each engine's memory.", None)
     async def memory(self, services: Deps, engine: EngineName = None) -> list[fleet.EngineMemory]:
-        asked = (_memory(services, e) for e in services.fleet.engines if engine in (None, e.name))
-        found = await asyncio.gather(*asked)
+        questions = (
+            _memory(services, e) for e in services.fleet.engines if engine in (None, e.name)
+        )
+        memories = await asyncio.gather(*questions)
         names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
-        told = [each for one in found if one.memory for each in one.memory.holdings]
-        named_ones = [each for each in told if each.scope in names and each.name is not None]
+        told = [each for one in memories if one.memory for each in one.memory.holdings]
+        named_ones = [
+            holding for holding in told if holding.scope in names and holding.name is not None
+        ]
         kinds = ("active", "leased", "lowered", "best_effort", "cached")
         largest = heapq.nlargest(
-            _MAX_LOOKED_UP, named_ones, key=lambda each: sum(getattr(each, kind) for kind in kinds)
+            _MAX_LOOKED_UP,
+            named_ones,
+            key=lambda holding: sum(getattr(holding, kind) for kind in kinds),
         )
-        prefixes = {(names[each.scope or ""], each.name or "") for each in largest}
+        prefixes = {(names[holding.scope or ""], holding.name or "") for holding in largest}
         ledger = services.queries.ledger
         wrote = await writers(ledger, prefixes)
         known = await named(ledger, prefixes, services.prices.own)
         keys = {key.id: key.name for key in await services.keys.all(None)} if wrote else {}
 
-        def held(each: Holding) -> fleet.Held:
-            workspace = names.get(each.scope or "")
-            key_id = wrote.get((workspace or "", each.name or ""))
-            report = known.get((workspace or "", each.name or ""))
+        def held(holding: Holding) -> fleet.Held:
+            workspace = names.get(holding.scope or "")
+            key_id = wrote.get((workspace or "", holding.name or ""))
+            report = known.get((workspace or "", holding.name or ""))
             return fleet.Held(
                 workspace=workspace,
                 key_id=key_id,
                 key=keys.get(key_id or ""),
                 look=report.look if report else None,
-                holding=each,
+                holding=holding,
             )
 
         return [
             msgspec.structs.replace(
-                one,
-                memory=msgspec.structs.replace(one.memory, holdings=[]),
-                held=[held(each) for each in one.memory.holdings],
+                report,
+                memory=msgspec.structs.replace(report.memory, holdings=[]),
+                held=[held(holding) for holding in report.memory.holdings],
             )
-            if one.memory
-            else one
-            for one in found
+            if report.memory
+            else report
+            for report in memories
         ]
 
     @view(
@@ -366,7 +382,7 @@ class LiveController(AdminController):
     ) -> fleet.FleetHistory:
         of = range_of(services, span, engine=engine, model=model)
         ledger = services.queries.ledger
-        found = await queries_turns.samples(ledger, of, _ATTRIBUTION_SAMPLES)
+        samples = await queries_turns.samples(ledger, of, _ATTRIBUTION_SAMPLES)
         num_turns = (await services.queries.totals(of)).requests
         return fleet.FleetHistory(
             since_ms=of.since_ms,
@@ -374,7 +390,7 @@ class LiveController(AdminController):
             num_turns=num_turns,
             is_whole=num_turns <= _ATTRIBUTION_SAMPLES,
             restarts=await queries_turns.epochs(ledger, of),
-            attribution=attributions(found),
+            attribution=attributions(samples),
         )
 
     @view(
@@ -388,7 +404,7 @@ class LiveController(AdminController):
     ) -> fleet.LeasesKept:
         """Of all workspaces."""
         of = range_of(services, span, engine=engine)
-        answering = {each.name: each.answers_in for each in services.fleet.engines}
+        answering = {engine.name: engine.answers_in for engine in services.fleet.engines}
         return await leases_kept(services.queries.ledger, of, answering)
 
     @view(
@@ -414,16 +430,18 @@ class LiveController(AdminController):
         of: NamedDependency[Range],
         limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
     ) -> structs.LatencySamples:
-        found = await queries_turns.samples(services.queries.ledger, of, limit)
+        samples = await queries_turns.samples(services.queries.ledger, of, limit)
         num_turns = (await services.queries.totals(of)).requests
-        added = [each.overhead_seconds for each in found if each.overhead_seconds is not None]
+        added = [
+            sample.overhead_seconds for sample in samples if sample.overhead_seconds is not None
+        ]
         return structs.LatencySamples(
             since_ms=of.since_ms,
             until_ms=of.until_ms,
             num_turns=num_turns,
             is_whole=num_turns <= limit,
-            samples=found,
-            overhead=overheads(found, of.since_ms, of.until_ms),
+            samples=samples,
+            overhead=overheads(samples, of.since_ms, of.until_ms),
             overhead_p50=_rank(added, 0.5) if added else None,
             overhead_p95=_rank(added, 0.95) if added else None,
         )
@@ -454,21 +472,21 @@ _MAX_LOOKED_UP = 1000
 
 def attributions(samples: Sequence[structs.Sample]) -> list[fleet.Attribution]:
     """Of all engines together, then of each. Only turns that were routed by held prefixes count."""
-    found: dict[str, Counter[str]] = {}
-    for each in samples:
-        if each.available_tokens is None:
+    counts: dict[str, Counter[str]] = {}
+    for sample in samples:
+        if sample.available_tokens is None:
             continue
-        captured = max(each.captured_tokens or 0, each.delivered_tokens)
-        own = {
+        captured = max(sample.captured_tokens or 0, sample.delivered_tokens)
+        shares = {
             "turns": 1,
-            "prompt_tokens": each.prompt_tokens,
-            "available_tokens": max(each.available_tokens, captured),
+            "prompt_tokens": sample.prompt_tokens,
+            "available_tokens": max(sample.available_tokens, captured),
             "captured_tokens": captured,
-            "delivered_tokens": each.delivered_tokens,
+            "delivered_tokens": sample.delivered_tokens,
         }
-        for engine in {"", each.engine or ""}:
-            found.setdefault(engine, Counter()).update(own)
-    return [fleet.Attribution(engine=name or None, **sums) for name, sums in sorted(found.items())]
+        for engine in {"", sample.engine or ""}:
+            counts.setdefault(engine, Counter()).update(shares)
+    return [fleet.Attribution(engine=name or None, **sums) for name, sums in sorted(counts.items())]
 
 
 def overheads(
@@ -478,15 +496,15 @@ def overheads(
     moves on; none where no turn of an interval was timed by its engine."""
     step = max((until_ms - since_ms) // NUM_PARTS, 1)
     parts: dict[int, list[float]] = {}
-    for each in samples:
-        if each.overhead_seconds is not None:
-            start = each.opened_ms // step * step
-            parts.setdefault(start, []).append(each.overhead_seconds)
+    for sample in samples:
+        if sample.overhead_seconds is not None:
+            start = sample.opened_ms // step * step
+            parts.setdefault(start, []).append(sample.overhead_seconds)
     return [
         structs.Overhead(
-            start_ms=start, turns=len(found), p50=_rank(found, 0.5), p95=_rank(found, 0.95)
+            start_ms=start, turns=len(part), p50=_rank(part, 0.5), p95=_rank(part, 0.95)
         )
-        for start, found in sorted(parts.items())
+        for start, part in sorted(parts.items())
     ]
 
 
@@ -518,17 +536,17 @@ class DivergenceController(AdminController):
         ] = None,
     ) -> structs.TurnDivergence:
         """Compare two turns of the ledger, whatever their clients asked for."""
-        own = request.user.workspace
-        turn, packed = await _turn(services, turn_id, own)
+        workspace = request.user.workspace
+        turn, packed = await _turn(services, turn_id, workspace)
         later = unpack(packed)
         if earlier is None:
-            found = await _nearest(services, turn, later)
-            if found is None:
+            nearest = await _nearest(services, turn, later)
+            if nearest is None:
                 return structs.TurnDivergence(turn=turn_id)
-            before_id, before = found
+            before_id, before = nearest
         else:
             before_id = earlier
-            before = unpack((await _turn(services, earlier, own))[1])
+            before = unpack((await _turn(services, earlier, workspace))[1])
         tokens = before.num_tokens
         differs = compare(before, later)
         exact = None
@@ -563,9 +581,9 @@ class DivergenceController(AdminController):
             rates = price.rates_above(turn.prompt_tokens - 1)
             missed = min(differs.missed_tokens, turn.input_tokens + turn.written_tokens)
             lost = missed * (rates.input - rates.read)
-        told = {name: getattr(differs, name) for name in ("kind", "segment", "missed_tokens")}
-        told |= {"section": section, "block": block, "characters": differs.characters}
-        return msgspec.structs.replace(report, **told, missed_nano=lost)
+        divergence = {name: getattr(differs, name) for name in ("kind", "segment", "missed_tokens")}
+        divergence |= {"section": section, "block": block, "characters": differs.characters}
+        return msgspec.structs.replace(report, **divergence, missed_nano=lost)
 
 
 async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Difference | None:
@@ -578,21 +596,21 @@ async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Differ
         return None
 
     def found() -> Difference | None:
-        prompts = (msgspec.convert(each.prompt, Prompt) for each in (before, after))
+        prompts = (msgspec.convert(content.prompt, Prompt) for content in (before, after))
         return first_difference(*prompts)
 
     return await asyncio.to_thread(found)
 
 
 def _bounded(
-    report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, found: Divergence
+    report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, divergence: Divergence
 ) -> structs.TurnDivergence:
     """The report with the place before which the difference stands."""
     point = known_to_differ(before, later)
     if point is None:
         return report
     below = None
-    if point.segment == found.segment and point.characters is not None:
+    if point.segment == divergence.segment and point.characters is not None:
         below = point.characters
     tokens = before.num_tokens
     return msgspec.structs.replace(
@@ -632,14 +650,14 @@ async def _nearest(
     return alike if best is None else (best[1], best[2])
 
 
-def _is_alike(one: Fingerprint, other: Fingerprint) -> bool:
+def _is_alike(earlier: Fingerprint, other: Fingerprint) -> bool:
     """Whether the tools and system blocks of two prompts are as many, each about as long, and the
     messages as many. Of a prompt of messages alone all but the last block are compared."""
-    shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (one, other)]
-    fixed = (one.num_tools + one.num_system) or one.points[-1].segment
+    shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (earlier, other)]
+    fixed = (earlier.num_tools + earlier.num_system) or earlier.points[-1].segment
     if not fixed or shapes[0] != shapes[1]:
         return False
-    pairs = zip(_lengths(one, fixed), _lengths(other, fixed), strict=False)
+    pairs = zip(_lengths(earlier, fixed), _lengths(other, fixed), strict=False)
     return all(abs(a - b) <= _ALIKE_BYTES + _ALIKE_SHARE * max(a, b) for a, b in pairs)
 
 
@@ -649,15 +667,17 @@ def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
     return [ends[segment] for segment in range(count) if segment in ends]
 
 
-def _place_of(before: Fingerprint, found: Divergence) -> tuple[structs.Section | None, int | None]:
+def _place_of(
+    before: Fingerprint, divergence: Divergence
+) -> tuple[structs.Section | None, int | None]:
     """A block that was added at a section's end belongs to that section, as its next block."""
-    place = found.segment
+    place = divergence.segment
     if place is None:
         return None, None
-    if found.kind == "tools_changed" or place < before.num_tools:
+    if divergence.kind == "tools_changed" or place < before.num_tools:
         return "tools", place
     place -= before.num_tools
-    if found.kind == "system_changed" or place < before.num_system:
+    if divergence.kind == "system_changed" or place < before.num_system:
         return "system", place
     return "messages", place - before.num_system
 
@@ -673,9 +693,9 @@ class ContentController(AdminController):
         if request.user.workspace is None and not request.user.may_change:
             raise Forbidden("what people wrote needs a key of the workspace or of scope `admin`")
         turn = await _turn_of(services, turn_id, request.user.workspace)
-        found, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
+        body, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
         return structs.TurnContent(
-            turn=turn.id, until_ms=until_ms, prompt=found.prompt, answer=found.answer
+            turn=turn.id, until_ms=until_ms, prompt=body.prompt, answer=body.answer
         )
 
     @removal("/", "deleteContent", "Delete what is kept of a turn's prompt and answer.")
@@ -687,10 +707,10 @@ class ContentController(AdminController):
 
 
 async def _turn_of(services: Services, turn_id: str, workspace: str | None) -> structs.Turn:
-    found = await queries_turns.one(services.queries.ledger, turn_id[:64], workspace)
-    if found is None:
+    turn = await queries_turns.one(services.queries.ledger, turn_id[:64], workspace)
+    if turn is None:
         raise NotFound(f"turn: `{turn_id[:64]}`")
-    return found
+    return turn
 
 
 class ConversationController(AdminController):
@@ -704,13 +724,13 @@ class ConversationController(AdminController):
         5,000 there. Each prompt has all of the one before."""
         ledger = services.queries.ledger
         turn, _ = await _turn(services, turn_id, request.user.workspace)
-        found = await queries_turns.around(ledger, turn, _MAX_BESIDE)
+        beside = await queries_turns.around(ledger, turn, _MAX_BESIDE)
 
         def places() -> list[int]:
-            prompts = [unpack(packed) for _, packed in found]
-            return conversation(prompts, [each for each, _ in found].index(turn.id))
+            prompts = [unpack(packed) for _, packed in beside]
+            return conversation(prompts, [prompt for prompt, _ in beside].index(turn.id))
 
-        ids = [found[place][0] for place in await asyncio.to_thread(places)]
+        ids = [beside[place][0] for place in await asyncio.to_thread(places)]
         return await queries_turns.with_ids(ledger, ids)
 
 
@@ -730,8 +750,8 @@ class RefusalsController(AdminController):
     ) -> list[structs.Refusal]:
         """Requests that were refused before their turn began are in no ledger, only here."""
         kept: Refusals = request.app.state.refusals
-        own = request.user.confine(workspace)
-        return kept.newest(own, request_id, limit)
+        confined = request.user.confine(workspace)
+        return kept.newest(confined, request_id, limit)
 
     @view("/limits", "listLimited", "What limits refused on this gateway since its start, by key.")
     async def limited(
@@ -757,8 +777,8 @@ class RefusalCountsController(AdminController):
         """Of all gateways: requests that were answered with an error before they were turns. The
         newest minutes stand first, and the sum is of all that overlap the range. What another
         gateway refused is here after some seconds."""
-        asked = range_of(services, span, request.user.confine(workspace))
+        of = range_of(services, span, request.user.confine(workspace))
         with suppress(GatewayError):  # what is counted here is put down later
             await services.refusals.flush()
-        since_ms = asked.since_ms // MINUTE_MS * MINUTE_MS
-        return await services.refused.read(since_ms, asked.until_ms, asked.workspace, limit)
+        since_ms = of.since_ms // MINUTE_MS * MINUTE_MS
+        return await services.refused.read(since_ms, of.until_ms, of.workspace, limit)

@@ -217,7 +217,7 @@ class WorkspaceLimits:
         if account is None:
             surplus = len(self._accounts) + 1 - MAX_ACCOUNTS
             if surplus > 0:  # forget idle ones, longest unused first
-                idle = [name for name, one in self._accounts.items() if one.is_idle(now)]
+                idle = [name for name, account in self._accounts.items() if account.is_idle(now)]
                 for name in idle[:surplus]:
                     del self._accounts[name]
             account = self._accounts[workspace] = Account()
@@ -262,7 +262,7 @@ async def watch_spend(
         nonlocal watched, read
         now = clock.monotonic()
         known = keyring.workspaces.values()
-        limited = {one.id for one in known if one.monthly_spend_nano is not None}
+        limited = {workspace.id for workspace in known if workspace.monthly_spend_nano is not None}
         if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
             month = month_of(clock.wall())
             limits.learn_spend(month, await workspaces.spent(sorted(limited), month))

@@ -14,7 +14,7 @@ from gateway.prices.price import NanoDollars, TokenPrices, cost_at
 
 WINDOW = 20
 """The positions that one breakpoint looks at, its own included."""
-_LIFE_MS: dict[Ttl, int] = {ttl: each.seconds * 1000 for ttl, each in TTLS.items()}
+_LIFE_MS: dict[Ttl, int] = {ttl: kind.seconds * 1000 for ttl, kind in TTLS.items()}
 _COUNTED = ("input_tokens", "cache_read_tokens", "computed_tokens", *WRITE_FIELDS.values())
 MULTIPLES = TokenPrices(
     input=NanoDollars(100), writes={}, read=NanoDollars(10), output=NanoDollars(0)
@@ -105,11 +105,11 @@ class Cache:
         for place, _ in marks:
             position = 1
             while place >= 0:
-                found = entries.get(digests[place])
-                if found is not None and found.ready_ms <= now < found.until_ms:
+                entry = entries.get(digests[place])
+                if entry is not None and entry.ready_ms <= now < entry.until_ms:
                     if tokens[place] > read:
                         read = tokens[place]
-                        hit = found
+                        hit = entry
                     break
                 position += steps[place]
                 if position > WINDOW:

@@ -114,9 +114,15 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
                 for segment in turn.segments[: turn.head]
                 for digest in (segment.own, segment.unordered or segment.own, *segment.pieces)
             }
-            votes = Counter(id(by_feature[one]) for one in features if one in by_feature)
-            found = {id(by_feature[one]): by_feature[one] for one in features if one in by_feature}
-            likely = found[votes.most_common(1)[0][0]] if votes else None
+            votes = Counter(
+                id(by_feature[feature]) for feature in features if feature in by_feature
+            )
+            groups_by_id = {
+                id(by_feature[feature]): by_feature[feature]
+                for feature in features
+                if feature in by_feature
+            }
+            likely = groups_by_id[votes.most_common(1)[0][0]] if votes else None
             group = likely if likely is not None and _joins(likely, turn) else None
             if group is None:
                 group = Group(turn)
@@ -126,7 +132,7 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
             group.heads[head] = turn
         group.turns.append(turn)
     several = [group for group in groups if len(group.heads) > 1]
-    return sorted(several, key=lambda each: -sum(t.total for t in each.turns))[:MAX_GROUPS]
+    return sorted(several, key=lambda group: -sum(t.total for t in group.turns))[:MAX_GROUPS]
 
 
 def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDuplicate | None:
@@ -143,19 +149,19 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
             kinds = [when]
     texts = {each: _texts(prompts[each]) for each in group.compared if each in prompts}
     texts = {
-        each: found for each, found in texts.items() if sum(map(len, found)) <= _MAX_CHARACTERS
+        each: parts for each, parts in texts.items() if sum(map(len, parts)) <= _MAX_CHARACTERS
     }
-    own = texts.pop(group.first.id, None)
-    if own is not None and texts:
-        normal = {each: normalisations(own, other) for each, other in texts.items()}
+    first_texts = texts.pop(group.first.id, None)
+    if first_texts is not None and texts:
+        normal = {each: normalisations(first_texts, other) for each, other in texts.items()}
         # Those that stay different are prefixes of their own.
         gone = {_head(turn) for turn in group.others if normal.get(turn.id, []) is None}
         turns = [turn for turn in group.turns if _head(turn) not in gone]
         heads = {head: turn for head, turn in group.heads.items() if head not in gone}
         group = replace(group, turns=turns, heads=heads)
-        found = {kind for kinds in normal.values() for kind in kinds or ()}
+        kinds_found = {kind for kinds in normal.values() for kind in kinds or ()}
         of_tools = [group.kind] if group.kind in ("tool_order", "key_order") else []
-        kinds = [*of_tools, *(kind for kind in _NORMALISATIONS if kind in found)]
+        kinds = [*of_tools, *(kind for kind in _NORMALISATIONS if kind in kinds_found)]
         is_compared = True
     if len(group.heads) < 2 or not kinds:
         return None
@@ -181,7 +187,7 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
         nano=saves.nano,
         prefill_seconds=saves.prefill_seconds,
         num_turns=len(group.turns),
-        turns=[each.id for each in group.others][:_MAX_TURNS_NAMED],
+        turns=[turn.id for turn in group.others][:_MAX_TURNS_NAMED],
         earlier=[first.id],
         workspace=first.workspace,
         model=first.model,
@@ -197,7 +203,7 @@ def normalisations(one: Sequence[str], other: Sequence[str]) -> list[DuplicateKi
     if _normal(one, wanted) != _normal(other, wanted):
         return None
     for kind in list(wanted):
-        fewer = [each for each in wanted if each != kind]
+        fewer = [kind_left for kind_left in wanted if kind_left != kind]
         if _normal(one, fewer) == _normal(other, fewer):
             wanted = fewer
     return wanted
@@ -269,7 +275,7 @@ def _joins(group: Group, turn: Observation) -> bool:
     ):
         before = before[first.num_tools :]
         after = after[turn.num_tools :]
-    same = sum(each.tokens for each in turn.segments[: turn.num_tools])
+    same = sum(segment.tokens for segment in turn.segments[: turn.num_tools])
     same = same if len(after) < turn.head else 0
     for there, here in zip(before, after, strict=True):
         has_pieces = bool(there.pieces or here.pieces)
@@ -279,13 +285,15 @@ def _joins(group: Group, turn: Observation) -> bool:
         if alike < _ALIKE and not is_short:
             return False
         same += round(alike * here.tokens)
-    if same < _MOSTLY * sum(each.tokens for each in turn.segments[: turn.head]):
+    if same < _MOSTLY * sum(segment.tokens for segment in turn.segments[: turn.head]):
         return False
     if not group.path:
-        place = next(n for n, own in enumerate(turn.owns) if own != first.owns[n])
-        found = difference_at(first, turn, place)
-        if found is not None and (found.kind == "tool_order" or found.kind == "key_order"):
-            kind = found.kind
+        place = next(n for n, content in enumerate(turn.owns) if content != first.owns[n])
+        difference = difference_at(first, turn, place)
+        if difference is not None and (
+            difference.kind == "tool_order" or difference.kind == "key_order"
+        ):
+            kind = difference.kind
         group.kind = kind
         group.place = place
         number = place if place < turn.num_tools else place - turn.num_tools

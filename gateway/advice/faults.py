@@ -90,7 +90,7 @@ class _Finder:
         first = next((n for n, chain in enumerate(chains) if chain not in self._chains), None)
         if self._num_turns and first is not None:
             # Whether anything from the first difference on may have been there before.
-            is_known = first < turn.head or any(own in self._own for own in owns[first:])
+            is_known = first < turn.head or any(content in self._own for content in owns[first:])
             if not is_known and first == turn.head and before is not None:
                 # The first message may be the one of the turn before with another beginning.
                 there = before.pieces_of(first)
@@ -130,35 +130,35 @@ class _Finder:
             earlier = self._chains[turn.digests[first - 1]] if first else earlier
         if earlier is None:
             return
-        found = difference_at(earlier, turn, first)
-        if found is None:
+        difference = difference_at(earlier, turn, first)
+        if difference is None:
             return
-        is_of_tools = found.kind == "varying_text" and found.section == "tools"
+        is_of_tools = difference.kind == "varying_text" and difference.section == "tools"
         if is_of_tools and turn.owns[first] in self._own:
             # A tool that is known from elsewhere stands here.
-            found = replace(found, kind="tool_set")
+            difference = replace(difference, kind="tool_set")
         least = max(_LEAST_TOKENS, _LEAST_SHARE * turn.total)
-        if found.tokens < least or turn.at_ms - earlier.at_ms > _HOUR_MS:
+        if difference.tokens < least or turn.at_ms - earlier.at_ms > _HOUR_MS:
             return
-        is_of_block = found.kind in ("varying_text", "key_order")
-        if found.section != "messages":
-            is_of_block = found.kind not in ("tool_order", "tool_set", "moved_text")
-        key = (found.kind, found.section, found.index if is_of_block else 0)
+        is_of_block = difference.kind in ("varying_text", "key_order")
+        if difference.section != "messages":
+            is_of_block = difference.kind not in ("tool_order", "tool_set", "moved_text")
+        key = (difference.kind, difference.section, difference.index if is_of_block else 0)
         fault = self._found.get(key)
         if fault is None:
-            fault = self._found[key] = Fault(found.kind, found.section, found.index)
-        fault.losses.append(Loss(turn.id, earlier.id, found.tokens))
-        if found.kind == "varying_text":
+            fault = self._found[key] = Fault(difference.kind, difference.section, difference.index)
+        fault.losses.append(Loss(turn.id, earlier.id, difference.tokens))
+        if difference.kind == "varying_text":
             part = ""
             before = earlier.segments
             after = turn.segments
             if first < min(len(before), len(after)):
                 pairs = zip(before[first].pieces, after[first].pieces, strict=False)
-                is_new = [one != other for one, other in pairs]
+                is_new = [before != other for before, other in pairs]
                 if any(is_new) and not all(is_new):
                     at_end = is_new.index(True) == len(is_new) - 1
                     part = "start" if is_new[0] else "end" if at_end else "middle"
-            self._parts[found.section, found.index][part] += 1
+            self._parts[difference.section, difference.index][part] += 1
 
     def _earlier(self, turn: Observation, first: int) -> Observation | None:
         """The latest turn that has the most of what follows, or else the latest one of the same
@@ -187,7 +187,7 @@ def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) ->
 
     Of the messages only the first block tells when a text changes: the others are a conversation's.
     """
-    found: _Places = {place: [] for place in wanted}
+    places: _Places = {place: [] for place in wanted}
     heads = [place for place in wanted if place[0] != "messages" or place[1] == 0]
     for turn in turns if heads else ():
         owns = turn.owns
@@ -199,8 +199,8 @@ def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) ->
         for section, index in heads:
             start, count = starts[section]
             if index < count and start + index < len(owns):
-                found[section, index].append((turn.at_ms, owns[start + index]))
-    return found
+                places[section, index].append((turn.at_ms, owns[start + index]))
+    return places
 
 
 def timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
@@ -216,8 +216,8 @@ def timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
         for at_ms, text in texts:
             of_period[at_ms // period].add(text)
             periods[text].add(at_ms // period)
-        is_one = all(len(found) == 1 for found in of_period.values())
-        if is_one and len(values) > 1 and all(len(found) == 1 for found in periods.values()):
+        is_one = all(len(seen) == 1 for seen in of_period.values())
+        if is_one and len(values) > 1 and all(len(seen) == 1 for seen in periods.values()):
             return kind
     return "varying_text"
 
@@ -227,12 +227,12 @@ def _chains(turn: Observation, count: int) -> list[bytes]:
     places = turn.places
     if len(places) >= count and places[count - 1] == count - 1:
         return turn.digests[:count]
-    found = []
+    findings = []
     for place, segment in enumerate(places):
         if segment != place or place >= count:
             break
-        found.append(turn.digests[place])
-    return found
+        findings.append(turn.digests[place])
+    return findings
 
 
 # What the first difference between two turns is.

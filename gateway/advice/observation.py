@@ -114,9 +114,9 @@ class Observation(Row):
         """The place of the prefix that ends with this segment; -1 where it has none."""
         if 0 <= segment < len(self.places) and self.places[segment] == segment:
             return segment
-        for place, found in enumerate(self.places):
-            if found >= segment:
-                return place if found == segment else -1
+        for place, place_of_segment in enumerate(self.places):
+            if place_of_segment >= segment:
+                return place if place_of_segment == segment else -1
         return -1
 
     def carrier(self, place: int) -> int:
@@ -144,12 +144,12 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
     is_estimated = not tokens or not all(tokens)
     if is_estimated:
         # By bytes, where an engine did not tell them.
-        told = tokens
+        token_counts = tokens
         tokens = []
         before = 0
         whole = max(points[-1].num_bytes, 1)
         for place, point in enumerate(points):
-            exact = told[place] if told else 0
+            exact = token_counts[place] if token_counts else 0
             before = max(before, exact or point.num_bytes * total // whole)
             tokens.append(before)
     places = [point.segment for point in points]
@@ -168,7 +168,7 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
         and places[place] >= head
     )
     return Observation(
-        **{each.name: getattr(row, each.name) for each in fields(Row)},
+        **{field.name: getattr(row, field.name) for field in fields(Row)},
         digests=[point.digest for point in points],
         tokens=tokens,
         places=places,
@@ -207,21 +207,21 @@ def _segments(turn: Observation) -> list[Segment]:
     tokens = dict(zip(turn.places, turn.tokens, strict=True))
     tokens[-1] = 0
     unordered, pieces = dict(sketch.unordered), dict(sketch.pieces)
-    made = []
-    for index, (own, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
+    segments = []
+    for index, (content, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
         before = tokens.get(index - 1)
         after = tokens.get(index)
         is_told = before is not None and after is not None
         packed = pieces.get(index, b"")
-        made.append(
+        segments.append(
             Segment(
-                own,
+                content,
                 (after or 0) - (before or 0) if is_told else round(size * turn.tokens_per_byte),
                 unordered.get(index),
                 _split(packed),
             )
         )
-    return made
+    return segments
 
 
 def _split(packed: bytes) -> tuple[bytes, ...]:

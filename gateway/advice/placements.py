@@ -61,14 +61,14 @@ class Placement:
     talk_ttl: Ttl | None = None
 
     def marks(self, turn: Observation) -> list[Mark]:
-        found: dict[int, Ttl] = {}
+        ttls: dict[int, Ttl] = {}
         if self.shared is not None and self.shared_ttl is not None:
-            found[self.shared.prefix_in(turn)] = self.shared_ttl
+            ttls[self.shared.prefix_in(turn)] = self.shared_ttl
         if self.talk_ttl is not None:
             for end in turn.ends:
-                found.setdefault(end, self.talk_ttl)
-        found.pop(-1, None)
-        marks = list(found.items())
+                ttls.setdefault(end, self.talk_ttl)
+        ttls.pop(-1, None)
+        marks = list(ttls.items())
         if len(marks) < 2:
             return marks
         marks.sort()
@@ -84,18 +84,18 @@ class Placement:
 def placements_for(turns: Sequence[Observation]) -> list[Placement]:
     """The ways that are worth a comparison for these turns, the simplest first."""
     head, deeper = shared_ends(turns)
-    found = [Placement("none")]
+    placements = [Placement("none")]
     for place in (head, deeper):
         if place is not None:
-            found += [Placement("shared_5m", place, "5m"), Placement("shared_1h", place, "1h")]
+            placements += [Placement("shared_5m", place, "5m"), Placement("shared_1h", place, "1h")]
     if any(turn.answer >= 0 for turn in turns):
-        found += [
+        placements += [
             Placement("conversation_5m", head, "5m", "5m"),
             Placement("conversation_1h", head, "1h", "1h"),
         ]
         if head is not None:
-            found.append(Placement("conversation_5m_shared_1h", head, "1h", "5m"))
-    return found
+            placements.append(Placement("conversation_5m_shared_1h", head, "1h", "5m"))
+    return placements
 
 
 def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | None]:
@@ -103,7 +103,7 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
     comes again there. None where nothing comes again within an hour.
     """
     # For each place the tokens of prefixes that came again there within an hour.
-    found: Counter[tuple[Section, int]] = Counter()
+    counts: Counter[tuple[Section, int]] = Counter()
     seen: dict[bytes, int] = {}
     for turn in turns:
         now = turn.at_ms
@@ -126,12 +126,12 @@ def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | Non
             if before is None or now - before > _HOUR_MS:
                 continue
             if segment >= start:
-                found["messages", segment - start] += turn.tokens[place]
+                counts["messages", segment - start] += turn.tokens[place]
             elif segment >= tools:
-                found["system", segment - tools] += turn.tokens[place]
+                counts["system", segment - tools] += turn.tokens[place]
             elif segment == tools - 1:
-                found["tools", -1] += turn.tokens[place]
-    again = {Place(section, index): tokens for (section, index), tokens in found.items()}
+                counts["tools", -1] += turn.tokens[place]
+    again = {Place(section, index): tokens for (section, index), tokens in counts.items()}
     heads = {place: n for place, n in again.items() if place.section != "messages"}
     head = max(heads, key=lambda place: heads[place], default=None)
     least = _DEEPER * heads[head] if head is not None else 0

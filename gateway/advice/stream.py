@@ -156,12 +156,12 @@ def _marking(
     least = min(cost(sums) for _, sums in tried)
     over = f"over {counted(len(turns), 'request')}"
     # The cheapest; a simpler one where it costs hardly more.
-    best, sums = next(each for each in tried if cost(each[1]) <= least * (1 + LEAST_GAIN / 2))
+    best, sums = next(way for way in tried if cost(way[1]) <= least * (1 + LEAST_GAIN / 2))
     if before - cost(sums) <= LEAST_GAIN * before:
         next_best = None
-        dearer = [each for each in tried if cost(each[1]) - before > LEAST_GAIN * before]
+        dearer = [way for way in tried if cost(way[1]) - before > LEAST_GAIN * before]
         if dearer:
-            way, costs = min(dearer, key=lambda each: cost(each[1]))
+            way, costs = min(dearer, key=lambda candidate: cost(candidate[1]))
             more = costs.multiples - as_sent.multiples
             next_best = (
                 f"The next way, {_WAYS[way.name]}, would have cost the price of {more:,.0f} input"
@@ -261,7 +261,7 @@ def _findings(
 ) -> list[Finding]:
     """What breaks prefixes, and markers that do nothing: below the minimum, or at an end that never
     comes again."""
-    made = []
+    candidates = []
     rates = turns[0].rates
     for fault in find_faults(turns)[:_MAX_FINDINGS]:
         what, change = _FAULTS[fault.kind]
@@ -269,7 +269,7 @@ def _findings(
             change = _BEHIND
         times = counted(fault.turns, "request")
         named = sorted(fault.losses, key=lambda loss: -loss.tokens)[:_MAX_TURNS_NAMED]
-        made.append(
+        candidates.append(
             Finding(
                 kind=fault.kind,
                 path=fault.path,
@@ -291,7 +291,7 @@ def _findings(
     usage = as_sent.usage
     if short:
         longest = max(lengths[turn.id] for turn in short)
-        made.append(
+        candidates.append(
             Finding(
                 kind="too_short",
                 path="cache_control",
@@ -305,7 +305,7 @@ def _findings(
             )
         )
     if len(marked) > 2 and usage.written_tokens and not as_sent.hits:
-        made.append(
+        candidates.append(
             Finding(
                 kind="changing_end",
                 path="cache_control",
@@ -318,7 +318,7 @@ def _findings(
                 turns=_spread(marked),
             )
         )
-    return made
+    return candidates
 
 
 def _prewarm(
@@ -335,12 +335,12 @@ def _prewarm(
         """What pre-warms before the races would have saved, in input tokens."""
         return max(sums.raced * 1.15 - sums.first_raced * 0.1, 0.0)
 
-    way, best = min(ways, key=lambda each: each[1].multiples - spared(each[1]))
+    way, best = min(ways, key=lambda candidate: candidate[1].multiples - spared(candidate[1]))
     saved = chosen.multiples - (best.multiples - spared(best))
     pays = spared(best) > 0 and saved > LEAST_GAIN * chosen.multiples
     rates = turns[0].rates
     nano = None
-    told = best if pays else chosen
+    outcome = best if pays else chosen
     if pays and rates is not None and chosen.nano is not None and best.nano is not None:
         cheaper = best.raced * (rates.write("5m") - rates.read) - best.first_raced * rates.read
         nano = chosen.nano - (best.nano - cheaper)
@@ -350,11 +350,10 @@ def _prewarm(
         nano=nano,
         prefill_seconds=None if rate is None else round(best.first_raced * rate, 3),
     )
-    races = (
-        f"{counted(told.num_races, 'request')} wrote {told.raced:,} tokens that another was writing"
-    )
+    requests = counted(outcome.num_races, "request")
+    races = f"{requests} wrote {outcome.raced:,} tokens that another was writing"
     text = f"A pre-warm does not pay: {races}, which is less than it would cost."
-    if not told.num_races:
+    if not outcome.num_races:
         text = (
             "A pre-warm saves no money: no request wrote what another one was writing."
             " It would only spare the first request its wait."
@@ -365,7 +364,7 @@ def _prewarm(
         )
     return Prewarm(
         pays=pays,
-        num_races=told.num_races,
+        num_races=outcome.num_races,
         saves=saves,
         text=text,
         markers=_markers(way) if pays and way is not None else [],

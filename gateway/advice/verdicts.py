@@ -19,26 +19,28 @@ LEAST_GAIN = 0.01
 def decided(advice: StreamAdvice) -> StreamAdvice:
     """The advice with what saves most as its verdict. It comes with the verdict on its markers, and
     with all findings."""
-    found = [each for each in advice.findings if _is_worth_words(each, advice)]
-    advice = _with_prewarm(replace(advice, findings=found))
-    faults = [each for each in found if each.kind not in _OF_MARKERS]
+    findings = [finding for finding in advice.findings if _is_worth_words(finding, advice)]
+    advice = _with_prewarm(replace(advice, findings=findings))
+    faults = [finding for finding in findings if finding.kind not in _OF_MARKERS]
     best = max(faults, key=_order, default=None)
     if best is not None and gain_over(best, advice.saves) > 0:
         return following(advice, best, _saving(best))
     if advice.verdict == "unmark":
-        found = [each for each in found if each.kind == "changing_end"]
+        findings = [finding for finding in findings if finding.kind == "changing_end"]
     elif advice.verdict == "leave":
-        found = [each for each in found if each.kind != "changing_end"]
+        findings = [finding for finding in findings if finding.kind != "changing_end"]
     else:
         # The advised markers end what was found about those that are sent.
-        found = faults
-    return replace(advice, findings=sorted(found, key=_order, reverse=True))
+        findings = faults
+    return replace(advice, findings=sorted(findings, key=_order, reverse=True))
 
 
 def following(advice: StreamAdvice, fix: Finding, saves: Amount) -> StreamAdvice:
     """The advice with a fix as its verdict, which `saves` so much of this stream."""
     others = [
-        each for each in advice.findings if each.kind not in _OF_MARKERS and not _same(each, fix)
+        finding
+        for finding in advice.findings
+        if finding.kind not in _OF_MARKERS and not _same(finding, fix)
     ]
     return replace(
         advice,
@@ -64,39 +66,39 @@ def reconciled(
     """
     decisions = list(streams)
     kept: list[NearDuplicate] = []
-    for each in sorted(near, key=_order, reverse=True):
+    for finding in sorted(near, key=_order, reverse=True):
         having = [
             number
             for number, stream in enumerate(decisions)
-            if (stream.workspace, stream.model) == (each.workspace, each.model)
-            and each.by_key.get(stream.key, _NOTHING).multiples > 0
+            if (stream.workspace, stream.model) == (finding.workspace, finding.model)
+            and finding.by_key.get(stream.key, _NOTHING).multiples > 0
         ]
-        against = [number for number in having if _is_against(decisions[number], each)]
-        if gain_over(each, total([decisions[number].saves for number in against])) <= 0:
+        against = [number for number in having if _is_against(decisions[number], finding)]
+        if gain_over(finding, total([decisions[number].saves for number in against])) <= 0:
             continue
-        kept.append(each)
+        kept.append(finding)
         for number in having:
             stream = decisions[number]
-            part = each.by_key[stream.key]
+            part = finding.by_key[stream.key]
             if number in against or gain_over(part, stream.saves) > 0:
-                decisions[number] = _with_near(stream, each, part)
+                decisions[number] = _with_near(stream, finding, part)
     return decisions, kept
 
 
-def gain_over(one: Amount | Finding, other: Amount | Finding) -> float:
+def gain_over(candidate: Amount | Finding, other: Amount | Finding) -> float:
     """What the one saves more: in nano-dollars where both have a price, else in input tokens."""
-    if one.nano is not None and other.nano is not None:
-        return float(one.nano - other.nano)
-    return one.multiples - other.multiples
+    if candidate.nano is not None and other.nano is not None:
+        return float(candidate.nano - other.nano)
+    return candidate.multiples - other.multiples
 
 
 def total(amounts: Sequence[Amount]) -> Amount:
     """The sum. Money and time are known where all of them are."""
-    nanos = [each.nano for each in amounts if each.nano is not None]
-    seconds = [each.prefill_seconds for each in amounts if each.prefill_seconds is not None]
+    nanos = [amount.nano for amount in amounts if amount.nano is not None]
+    seconds = [amount.prefill_seconds for amount in amounts if amount.prefill_seconds is not None]
     return Amount(
-        tokens=sum(each.tokens for each in amounts),
-        multiples=round(sum(each.multiples for each in amounts), 1),
+        tokens=sum(amount.tokens for amount in amounts),
+        multiples=round(sum(amount.multiples for amount in amounts), 1),
         nano=sum(nanos) if len(nanos) == len(amounts) else None,
         prefill_seconds=round(sum(seconds), 3) if len(seconds) == len(amounts) else None,
     )
@@ -127,7 +129,7 @@ def _with_prewarm(advice: StreamAdvice) -> StreamAdvice:
 def _with_near(stream: StreamAdvice, near: NearDuplicate, part: Amount) -> StreamAdvice:
     """Of a fault in the same block, which is the same thing, the fault stays: it names the stream's
     own turns."""
-    faults = [each for each in stream.findings if _same(each, near)]
+    faults = [finding for finding in stream.findings if _same(finding, near)]
     fault = max(faults, key=_order, default=None)
     if fault is not None:
         saves = part if gain_over(part, fault) > 0 else _saving(fault)
@@ -161,18 +163,18 @@ def _is_against(stream: StreamAdvice, near: NearDuplicate) -> bool:
     return stream.verdict in ("leave", "unmark")
 
 
-def _same(one: Finding, other: Finding) -> bool:
+def _same(finding: Finding, other: Finding) -> bool:
     """Whether both are about the same block. The order of tools is about all of them."""
-    if one.path == "tools" or other.path == "tools":
-        return one.path.partition(".")[0] == other.path.partition(".")[0]
-    return one.path == other.path
+    if finding.path == "tools" or other.path == "tools":
+        return finding.path.partition(".")[0] == other.path.partition(".")[0]
+    return finding.path == other.path
 
 
 def _is_worth_words(finding: Finding, advice: StreamAdvice) -> bool:
     """What would save something must save enough; what saves nothing is said for what it is."""
     if finding.multiples <= 0:
         return finding.kind in _OF_MARKERS
-    as_sent = next(each for each in advice.outcomes if each.name == "as_sent")
+    as_sent = next(outcome for outcome in advice.outcomes if outcome.name == "as_sent")
     if finding.nano is not None and as_sent.nano is not None:
         return finding.nano > LEAST_GAIN * as_sent.nano
     return finding.multiples > LEAST_GAIN * as_sent.multiples

@@ -46,7 +46,7 @@ class Model:
 
     def is_served_at(self, engine: Description) -> bool:
         """Whether an engine has the model, and the adapter."""
-        loaded = (one.digest for one in engine.adapters if not one.is_leaving)
+        loaded = (adapter.digest for adapter in engine.adapters if not adapter.is_leaving)
         has_adapter = self.weights is None or self.digest in loaded
         return has_adapter and self.is_served_by(engine.model)
 
@@ -104,8 +104,12 @@ class Catalogue:
         ModelNotFound for an unknown id, and for an adapter that no engine of the model has."""
         model = self._find(requested, served)
         base, _, adapter = requested.rpartition(":")
-        if model is None and (found := self._find(base, served)) and found.adapter is None:
-            model = _with_adapter(found, requested, adapter)
+        if (
+            model is None
+            and (base_model := self._find(base, served))
+            and base_model.adapter is None
+        ):
+            model = _with_adapter(base_model, requested, adapter)
         if model is None:
             raise self._not_found(requested, served)
         if model.adapter is not None:
@@ -120,13 +124,13 @@ class Catalogue:
             (wanted, weights), _ = having[0]
             # The one name of an adapter: the table's id for it, or that of its model with it.
             named = [e for e in self._models.values() if e.adapter == weights.name]
-            ids = [each.id for each in named if each.is_served_by(wanted)]
+            ids = [model_named.id for model_named in named if model_named.is_served_by(wanted)]
             name = [*ids, f"{self.name_of(wanted)}:{weights.name}"[-MODEL_CHARACTERS:]][0]
             model = replace(model, engine_model=wanted, weights=weights)
         else:
             wanted = model.engine_model or ""
             name = self.name_of(wanted, model.id) if wanted else model.id
-        sees = any(model.is_served_by(one) for one in served.seeing)
+        sees = any(model.is_served_by(engine_model) for engine_model in served.seeing)
         return replace(model, name=name, sees=sees)
 
     def _find(self, requested: str, served: Served) -> Model | None:
@@ -161,25 +165,25 @@ class Catalogue:
         Where the table has several ids for it, each with a price of its own, it is the one
         `asked`."""
         ids = [
-            each.id
-            for each in self._models.values()
-            if each.engine_model is not None
-            and each.adapter is None
-            and each.is_served_by(engine_model)
+            model.id
+            for model in self._models.values()
+            if model.engine_model is not None
+            and model.adapter is None
+            and model.is_served_by(engine_model)
         ]
         return asked if asked in ids else [*ids, base_name(engine_model)[:MODEL_CHARACTERS]][0]
 
     def models(self, served: Served) -> list[Model]:
         """The table's ids, then the ids of the engines' own models, then those of adapters."""
-        found = {id_: _resolved(model, served) for id_, model in self._models.items()}
+        resolved = {id_: _resolved(model, served) for id_, model in self._models.items()}
         for name in served.models:
-            found.setdefault(base_name(name), self._own(name, base_name(name)))
-        bases = [one for one in found.values() if one.adapter is None]
+            resolved.setdefault(base_name(name), self._own(name, base_name(name)))
+        bases = [model for model in resolved.values() if model.adapter is None]
         for name, info in served.adapters:
-            base = next(one for one in bases if one.is_served_by(name))
+            base = next(base_model for base_model in bases if base_model.is_served_by(name))
             model = _with_adapter(base, f"{base.id}:{info.name}", info.name)
-            found.setdefault(model.id, replace(model, engine_model=name))
-        return list(found.values())
+            resolved.setdefault(model.id, replace(model, engine_model=name))
+        return list(resolved.values())
 
     def ids_at(self, engine: Description, served: Served) -> list[str]:
         """Those of `models` that an engine answers."""

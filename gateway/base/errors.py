@@ -17,8 +17,8 @@ class GatewayError(Exception):
     type: ClassVar[str] = "api_error"
     default: ClassVar[str] = "internal server error"
 
-    def __init_subclass__(cls, **given: int | str) -> None:
-        for name, value in given.items():
+    def __init_subclass__(cls, **options: int | str) -> None:
+        for name, value in options.items():
             setattr(cls, name, value)
 
     def __init__(self, message: str | None = None, param: str | None = None) -> None:
@@ -113,7 +113,7 @@ class ModelNotFound(NotFound):
 
     def __init__(self, requested: str, served: Sequence[str]) -> None:
         self.requested = requested[:128]
-        self.served = [one[:128] for one in served[:5]]
+        self.served = [model[:128] for model in served[:5]]
         super().__init__(f"model: {self.requested}{self.told('; ')}")
 
     def told(self, before: str) -> str:
@@ -176,8 +176,8 @@ class RateLimited(
     ) -> None:
         """`what` is limited to `limit`, such as "requests per minute"; or the whole `message`."""
         if what is not None:
-            one = _PLURAL.sub(r"\1", what, count=1) if limit == 1 else what
-            message = f"this request would exceed the workspace's limit of {limit} {one}"
+            unit = _PLURAL.sub(r"\1", what, count=1) if limit == 1 else what
+            message = f"this request would exceed the workspace's limit of {limit} {unit}"
         super().__init__(message)
         self.what = what
         self.retry_after = retry_after

@@ -79,17 +79,17 @@ class _ConventionalCollector(Collector):
         self._histograms = histograms
 
     def collect(self) -> Iterable[Metric]:
-        found: dict[str, Metric] = {}
-        for own, (name, labels) in _OF_CONVENTIONS.items():
-            for metric in self._histograms[own].collect():
-                family = found.setdefault(name, Metric(name, metric.documentation, "histogram"))
+        metrics: dict[str, Metric] = {}
+        for full, (name, labels) in _OF_CONVENTIONS.items():
+            for metric in self._histograms[full].collect():
+                family = metrics.setdefault(name, Metric(name, metric.documentation, "histogram"))
                 for sample in metric.samples:
                     renamed = _CONVENTIONAL | labels | sample.labels
                     if "model" in renamed:
                         renamed["gen_ai_response_model"] = renamed.pop("model")
                     suffix = sample.name.removeprefix(metric.name)
                     family.add_sample(name + suffix, renamed, sample.value)
-        return found.values()
+        return metrics.values()
 
 
 class Metrics:
@@ -107,8 +107,8 @@ class Metrics:
             if not row.startswith((_PREFIX, _OF_VLLM)):
                 continue
             # Behind the labels stand the values of the only one.
-            full, kind, told, _, meaning = row.split("\t")
-            named, _, listed = told.partition(": ")
+            full, kind, labels_text, _, meaning = row.split("\t")
+            named, _, listed = labels_text.partition(": ")
             labels = named.split(", ") if named else []
             values = listed.split()
             name = full.removeprefix(_PREFIX)
@@ -121,8 +121,8 @@ class Metrics:
                 self._gauges[name] = Gauge(full, meaning, labels, registry=registry)
             else:
                 buckets = tuple(_BUCKETS.get(name, _SECONDS))
-                made = Histogram(full, meaning, labels, buckets=buckets, registry=registry)
-                self._histograms[name] = made
+                histogram = Histogram(full, meaning, labels, buckets=buckets, registry=registry)
+                self._histograms[name] = histogram
         registry.register(_ConventionalCollector(self._histograms))
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
@@ -139,9 +139,9 @@ class Metrics:
         """`labels()` takes a lock and more time than the counting itself."""
         if not labels:
             return metric
-        if (found := self._known.get((name, labels))) is None:
-            found = self._known[name, labels] = metric.labels(*labels)
-        return found
+        if (child := self._known.get((name, labels))) is None:
+            child = self._known[name, labels] = metric.labels(*labels)
+        return child
 
     def set(self, name: str, value: float) -> None:
         self._gauges[name].set(value)
@@ -166,13 +166,17 @@ class Metrics:
             self._model_of(state.model)
         ready = [state for state in engines.values() if state.is_ready]
         blocks = [state.blocks for state in ready if state.blocks]
-        used = sum(each.active + each.leased for each in blocks)
-        self.set("vllm:kv_cache_usage_perc", used / max(sum(each.total for each in blocks), 1))
-        self.set("vllm:num_requests_running", sum(each.num_running for each in engines.values()))
+        used = sum(tier.active + tier.leased for tier in blocks)
+        self.set("vllm:kv_cache_usage_perc", used / max(sum(tier.total for tier in blocks), 1))
+        self.set(
+            "vllm:num_requests_running", sum(engine.num_running for engine in engines.values())
+        )
         sizes: dict[int, int] = {}
-        for told in (state.description for state in ready):
-            if told is not None:
-                sizes[told.block_size] = sizes.get(told.block_size, 0) + told.num_blocks
+        for description in (state.description for state in ready):
+            if description is not None:
+                sizes[description.block_size] = (
+                    sizes.get(description.block_size, 0) + description.num_blocks
+                )
         config = self._gauges["vllm:cache_config_info"]
         config.clear()
         for size, num_blocks in sizes.items():

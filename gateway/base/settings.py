@@ -101,8 +101,8 @@ def engine_list(text: str) -> tuple[str, ...]:
                 f"name {number} must be 1 to {ENGINE_NAME_CHARACTERS} letters, digits and any of"
                 " . _ : [ ] -, and begin with a letter or digit"
             )
-    for found in ([place.url for place in places], [place.name for place in places]):
-        if len(set(found)) != len(found):
+    for names in ([place.url for place in places], [place.name for place in places]):
+        if len(set(names)) != len(names):
             raise ValueError("names an engine twice")
     return entries
 
@@ -317,31 +317,31 @@ def load_price_files(environ: Mapping[str, str] | None = None) -> PriceFiles:
 
 
 def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     problems: list[str] = []
     for name in kind.model_fields:
         variable = PREFIX + name.upper()
         if value := environ.get(variable):
-            given[name] = value
+            values[name] = value
         elif path := environ.get(f"{variable}_FILE"):
             try:
-                given[name] = Path(path).read_text(encoding="utf-8").strip()
+                values[name] = Path(path).read_text(encoding="utf-8").strip()
             except OSError as error:
                 problems.append(f"{variable}_FILE: {error.strerror}: {path}")
             except UnicodeDecodeError:
                 problems.append(f"{variable}_FILE: is not UTF-8: {path}")
             else:
-                if not given[name]:
+                if not values[name]:
                     problems.append(f"{variable}_FILE: is empty: {path}")
     try:
-        settings = kind.model_validate(given)
+        settings = kind.model_validate(values)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             field, *inner = map(str, problem["loc"])
-            told = ": ".join([*inner, problem["msg"].removeprefix("Value error, ")])
+            reason = ": ".join([*inner, problem["msg"].removeprefix("Value error, ")])
             if problem["type"] == "missing":
-                told = f"is not set; it is needed: {kind.model_fields[field].description}"
-            problems.append(f"{PREFIX}{field.upper()}: {told}")
+                reason = f"is not set; it is needed: {kind.model_fields[field].description}"
+            problems.append(f"{PREFIX}{field.upper()}: {reason}")
     else:
         if not problems:
             return settings

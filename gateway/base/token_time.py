@@ -35,17 +35,17 @@ def slope(sums: PrefillSums) -> float | None:
     seconds_seconds = sums.seconds_seconds - sums.seconds * sums.seconds / count
     # What of the tokens' variation the decoded choices do not explain.
     explained = tokens_decodes**2 / decodes_decodes if decodes_decodes > 0 else 0.0
-    own = tokens_tokens - explained
-    if own <= 1e-9 * max(sums.tokens_tokens, 1.0):
+    fitted = tokens_tokens - explained
+    if fitted <= 1e-9 * max(sums.tokens_tokens, 1.0):
         return None
     shared = tokens_decodes * decodes_seconds / decodes_decodes if decodes_decodes > 0 else 0.0
-    per_token = (tokens_seconds - shared) / own
+    per_token = (tokens_seconds - shared) / fitted
     per_decode = 0.0
     if decodes_decodes > 0:
         per_decode = (decodes_seconds - per_token * tokens_decodes) / decodes_decodes
     rest = seconds_seconds - per_token * tokens_seconds - per_decode * decodes_seconds
     degrees = count - 2 - (decodes_decodes > 0)
-    error = sqrt(max(rest, 0.0) / degrees / own)
+    error = sqrt(max(rest, 0.0) / degrees / fitted)
     if per_token <= 0 or error > MAX_ERROR * per_token:
         return None
     fixed = (sums.seconds - per_token * sums.tokens - per_decode * sums.decodes) / count

@@ -66,9 +66,9 @@ class Traces:
         from opentelemetry.trace import SpanKind
 
         of = SpanKind[kind.upper()]
-        given = dict(attributes)
+        values = dict(attributes)
         return self._tracer.start_span(
-            name, parent, of, given, start_time=at_ns, record_exception=False
+            name, parent, of, values, start_time=at_ns, record_exception=False
         )
 
     def below(self, span: "Span") -> "Context":

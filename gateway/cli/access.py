@@ -141,8 +141,8 @@ def _rotate_key(options: argparse.Namespace) -> int:
     key = new_key()
     now = Clock().wall()
     grace = None if options.grace_seconds == NONE else options.grace_seconds
-    made = run_in_ledger(lambda ledger: Keys(ledger).rotate(options.id, key, now, grace))
-    print(made.id, key)
+    rotated = run_in_ledger(lambda ledger: Keys(ledger).rotate(options.id, key, now, grace))
+    print(rotated.id, key)
     until = "until it is revoked" if grace is None else f"for {grace:g} more seconds"
     print(f"`{options.id}` works {until}", file=sys.stderr)
     return 0

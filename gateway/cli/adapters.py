@@ -54,7 +54,7 @@ async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
     """Do it, and tell what the engines have then. Raise NotFound for an unknown engine."""
     secret = settings.engine_secret.get_secret_value()
     async with aclosing(EngineHttp()) as http:
-        places = [EnginePlace.parse(one) for one in settings.engines if not is_source(one)]
+        places = [EnginePlace.parse(entry) for entry in settings.engines if not is_source(entry)]
         engines = [Engine(*place, secret, http) for place in places]
         await asyncio.gather(*(engine.poll() for engine in engines))
         if options.engine is not None:
@@ -64,9 +64,9 @@ async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
             await options.change(settings, engines[0], options.adapter)
             await engines[0].poll()
         return [
-            f"{engine.name} {engine.description.model}:{one.name} {one.digest[:12]}"
-            f"{' leaving' if one.is_leaving else ''}"
+            f"{engine.name} {engine.description.model}:{adapter.name} {adapter.digest[:12]}"
+            f"{' leaving' if adapter.is_leaving else ''}"
             for engine in engines
             if engine.description is not None
-            for one in engine.description.adapters
+            for adapter in engine.description.adapters
         ]

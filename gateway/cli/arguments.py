@@ -40,9 +40,11 @@ def add_auto_cache(parser: argparse.ArgumentParser) -> None:
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The columns of these options. `none` is None; a missing option is left out."""
-    found = {name: getattr(options, name) for name in names}
+    values = {name: getattr(options, name) for name in names}
     return {
-        name: None if value == NONE else value for name, value in found.items() if value is not None
+        name: None if value == NONE else value
+        for name, value in values.items()
+        if value is not None
     }
 
 
@@ -97,18 +99,18 @@ def aware_moment(text: str) -> datetime:
 
 def age_ms(written: str) -> int:
     """`90d`, `12w`, `2y`; raise ArgumentTypeError for anything else."""
-    found = re.fullmatch(r"([1-9][0-9]{0,4})([dwy])", written)
-    if found is None:
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([dwy])", written)
+    if match is None:
         raise argparse.ArgumentTypeError(f"`{written}` is not a number of days, weeks or years")
-    return int(found[1]) * UNITS_MS[found[2]]
+    return int(match[1]) * UNITS_MS[match[2]]
 
 
 def moment_ms(written: str) -> int:
     try:
-        found = datetime.fromisoformat(written)
+        moment = datetime.fromisoformat(written)
     except ValueError:
         raise argparse.ArgumentTypeError(f"`{written}` is not an RFC 3339 time") from None
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def shown(value: object) -> str:

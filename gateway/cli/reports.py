@@ -70,13 +70,15 @@ def _advise(options: argparse.Namespace) -> int:
     if options.files:
         if len(options.files) > MAX_REQUESTS:
             raise UsageError(f"files: {MAX_REQUESTS} at most")
-        asked = AdviseRequest(
+        advise_request = AdviseRequest(
             # No more than what is refused as too long.
             requests=[_text(path, MAX_CHARACTERS + 1) for path in options.files],
             dialect=options.dialect,
             min_tokens=options.min_tokens,
         )
-        report = of_requests(asked, prices, Clock().wall().date(), lambda _: DEFAULT_MIN_TOKENS)
+        report = of_requests(
+            advise_request, prices, Clock().wall().date(), lambda _: DEFAULT_MIN_TOKENS
+        )
     else:
         since, until = _since_until(options, UNITS_MS["d"])
         of = Range(since_ms=since, until_ms=until, workspace=options.workspace, model=options.model)
@@ -91,16 +93,18 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     try:
-        asked = _asked(options)
+        advise_request = _asked(options)
         since, until = _since_until(options, UNITS_MS["w"])
-        model = asked.served_model
-        of = Range(since_ms=since, until_ms=until, workspace=asked.workspace, model=model)
-        if asked.trace is not None:
-            job = Job(asked=asked)
+        model = advise_request.served_model
+        of = Range(since_ms=since, until_ms=until, workspace=advise_request.workspace, model=model)
+        if advise_request.trace is not None:
+            job = Job(asked=advise_request)
         else:
             gathering = TrafficGathering(_prices())
             # Engines are known to a gateway that runs, and not to the ledger.
-            job = _gathered(gathering, of, asked.key, MAX_PLAN_TURNS).job(asked, None)
+            job = _gathered(gathering, of, advise_request.key, MAX_PLAN_TURNS).job(
+                advise_request, None
+            )
         plan = asyncio.run(_planned(job))
     except InvalidRequest as error:
         raise UsageError(str(error).replace("since_ms: ", "--since: ")) from None

@@ -188,5 +188,5 @@ def _print_sheet(sheets: PriceSheets) -> None:
         bands += [(f" above {band.above_prompt_tokens:,}", band.rates) for band in price.bands]
         for label, rates in bands:
             writes = (rates.write(ttl) for ttl in WRITES.values())
-            shown = map(per_million, (rates.input, *writes, rates.read, rates.output))
-            print(f"{price.id + label:48}", *(f"{each:>9}" for each in shown))
+            columns = map(per_million, (rates.input, *writes, rates.read, rates.output))
+            print(f"{price.id + label:48}", *(f"{column:>9}" for column in columns))

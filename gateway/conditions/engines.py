@@ -53,16 +53,16 @@ class Increases:
 def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Finding]:
     """All that is wrong with one engine at `now` (monotonic seconds)."""
     name = engine.name
-    told = str(engine.readiness.get("error") or "")
+    reason = str(engine.readiness.get("error") or "")
     match engine.status:
         case "unsure" | "down":
-            cause = told or "no answer"
+            cause = reason or "no answer"
             yield Finding("engine_not_answering", name, cause, name, engine.heard_at)
         case "refused":
             yield Finding(
                 "another_model",
                 name,
-                told,
+                reason,
                 name,
                 cause_for_all="its model is another one than the one of its name",
             )
@@ -86,10 +86,10 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
 def _starting(engine: Engine) -> Finding:
     """An engine that answers, and is not ready."""
     name = engine.name
-    told = engine.readiness
-    stage = str(told.get("stage", "starting"))
-    error = str(told.get("error") or "")
-    failing = told.get("failing")
+    readiness = engine.readiness
+    stage = str(readiness.get("stage", "starting"))
+    error = str(readiness.get("error") or "")
+    failing = readiness.get("failing")
     if stage == "failed":
         is_memory = any(words in error for words in _OUT_OF_MEMORY)
         kind: ConditionKind = "engine_out_of_memory" if is_memory else "engine_failing"
@@ -97,7 +97,7 @@ def _starting(engine: Engine) -> Finding:
     if isinstance(failing, list) and failing:
         loops = ", ".join(f"`{loop}`" for loop in failing)
         return Finding("engine_failing", name, f"its loops {loops} end again and again", name)
-    progress = told.get("progress")
+    progress = readiness.get("progress")
     share = f", {progress:.0%}" if isinstance(progress, int | float) else ""
     return Finding("engine_starting", name, f"its stage is `{stage[:128]}`{share}", name)
 

@@ -37,10 +37,10 @@ def check_values(body: bytes, most: int, most_keys: int) -> None:
     if len(body) <= min(_LEAST_BYTES * most, _LEAST_KEY_BYTES * most_keys, _SMALL_BYTES):
         return
     pieces: list[bytes] = []
-    found = 1
+    number = 1
     for marks in _marks(body):
-        found += sum(map(marks.count, (b",", b"[", b"{")))
-        if found > most:
+        number += sum(map(marks.count, (b",", b"[", b"{")))
+        if number > most:
             raise TooLarge(f"the request body has more than {most} JSON values")
         pieces.append(marks)
     refusal = TooLarge(f"an object of the request body has more than {most_keys} keys")
@@ -189,12 +189,12 @@ def fields_of(body: bytes, bounds: RequestBounds) -> dict[str, Raw]:
     """The fields of a body, as they came. One that is null is not there."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
-        found = _fields.decode(body)
+        fields = _fields.decode(body)
     except msgspec.ValidationError:
         raise InvalidRequest("The request body must be a JSON object") from None
     except _UNREADABLE as error:
         raise unreadable(error) from None
-    return {name: value for name, value in found.items() if bytes(value) != b"null"}
+    return {name: value for name, value in fields.items() if bytes(value) != b"null"}
 
 
 def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
@@ -205,11 +205,11 @@ def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
     if len(value) > _MAX_NEUTRAL_BYTES:
         return False
     try:
-        found = msgspec.json.decode(value)
+        decoded = msgspec.json.decode(value)
     except _UNREADABLE as error:
         raise unreadable(error) from None
     return any(
-        bool(found == neutral) and isinstance(found, bool) == isinstance(neutral, bool)
+        bool(decoded == neutral) and isinstance(decoded, bool) == isinstance(neutral, bool)
         for neutral in allowed
     )
 
@@ -262,11 +262,11 @@ def bound_output(
     `field` is the request's own limit, which is set where it has none. Raise InvalidRequest for a
     higher one.
     """
-    asked: int | None = getattr(request, field)
+    number: int | None = getattr(request, field)
     most = max(bounds.max_logprobs // num_probs, 1)
-    if asked is not None and asked > most:
+    if number is not None and number > most:
         raise InvalidRequest(
             f"{path or field}: must be at most {most} with so many log probabilities in an answer"
             f" that is gathered: {num_probs} of each token, {bounds.max_logprobs} in all"
         )
-    setattr(request, field, most if asked is None else asked)
+    setattr(request, field, most if number is None else number)

@@ -223,7 +223,7 @@ class Writer(Generic[EventT, WholeT]):
 
     @property
     def thinking_tokens(self) -> int:
-        return sum(each.thinking_tokens for each in self.finished.values())
+        return sum(finished.thinking_tokens for finished in self.finished.values())
 
     def answers(self) -> list[tuple[protocol.Finished, list[Block]]]:
         """Each choice's end and blocks. Raise EngineFailed where the response is not whole."""

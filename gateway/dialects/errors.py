@@ -154,8 +154,8 @@ def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBo
             told = failure.told("; ")
             message = f"models/{failure.requested} is not found for this server{told}."
         case InvalidRequest():
-            own = None if isinstance(failure, DemandRefused) else failure.param
-            if (field := own or _path_in(message)) is not None:
+            param = None if isinstance(failure, DemandRefused) else failure.param
+            if (field := param or _path_in(message)) is not None:
                 violation = {"field": field, "description": message}
                 details = [_google("BadRequest", fieldViolations=[violation])]
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
@@ -176,7 +176,7 @@ def openai_detail(failure: GatewayError) -> OpenAIDetail:
     message = _message(failure, "openai")
     param = failure.param
     other = ("server_error" if failure.status >= 500 else _INVALID), None
-    kind, code = next((each[1:] for each in _CODES if isinstance(failure, each[0])), other)
+    kind, code = next((row[1:] for row in _CODES if isinstance(failure, row[0])), other)
     match failure:
         case PromptTooLong(num_tokens=tokens, max_tokens=most):
             param = param or "messages"
@@ -218,16 +218,16 @@ def _message(failure: GatewayError, dialect: Dialect) -> str:
 
 def _path_in(message: str) -> str | None:
     """The path at the beginning of a message about one field."""
-    found = _PATH.match(message)
-    return found[1] if found else None
+    match = _PATH.match(message)
+    return match[1] if match else None
 
 
 def in_responses_names(failure: GatewayError, paths: Sequence[str]) -> GatewayError:
     """The failure to raise in the Responses API. `paths` are the segments', tools first."""
 
-    def named(found: re.Match[str]) -> str:
-        index = int(found[1])
-        return f"{paths[index]}.parameters" if index < len(paths) else found[0]
+    def named(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return f"{paths[index]}.parameters" if index < len(paths) else match[0]
 
     if isinstance(failure, PromptTooLong):
         failure.param = "input"

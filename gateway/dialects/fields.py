@@ -112,11 +112,11 @@ class Fields:
     undone: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def part(
-        self, given: Mapping[str, Raw], bounds: RequestBounds, notepad: Notepad
+        self, fields: Mapping[str, Raw], bounds: RequestBounds, notepad: Notepad
     ) -> dict[str, Raw]:
         """Those of a body's fields that its type has."""
         typed: dict[str, Raw] = {}
-        for name, value in given.items():
+        for name, value in fields.items():
             if name in _METADATA and len(value) > bounds.max_metadata_bytes:
                 raise InvalidRequest(f"{name}: may have at most {bounds.max_metadata_bytes} bytes")
             if name in self.silent:
@@ -135,32 +135,32 @@ class Fields:
 
     def _check(self, checking: Checking, value: msgspec.Struct, path: str) -> None:
         for name, check in self.rules.get(type(value), {}).items():
-            found = getattr(value, name)
-            if found is None:
+            part = getattr(value, name)
+            if part is None:
                 continue
             where = self.style.at(path, name)
             if check is not None:
-                check(checking, found, where)
-            if isinstance(found, list):
-                for index, item in enumerate(found):
+                check(checking, part, where)
+            if isinstance(part, list):
+                for index, item in enumerate(part):
                     if type(item) in self.rules:
                         self._check(checking, item, self.style.item(where, index, item))
-            elif type(found) in self.rules:
-                self._check(checking, found, where)
+            elif type(part) in self.rules:
+                self._check(checking, part, where)
 
     def note(self, request: msgspec.Struct, notepad: Notepad) -> None:
         """Note the undone fields that ask for something."""
         for path, (reason, *neutral) in self.undone.items():
-            found: Any = request
+            value: Any = request
             for name in path.split("."):
-                found = getattr(found, name, None)
-            if found is not None and found not in neutral:
+                value = getattr(value, name, None)
+            if value is not None and value not in neutral:
                 shown = ".".join(map(camel, path.split("."))) if self.style.is_camel else path
                 notepad.ignore(shown, reason)
 
 
-def _hold(found: int, most: int, subject: str, unit: str = "") -> None:
-    if found > most:
+def _hold(number: int, most: int, subject: str, unit: str = "") -> None:
+    if number > most:
         raise InvalidRequest(f"{subject} at most {most}{unit}")
 
 

@@ -145,7 +145,7 @@ class Lowering:
         Strict tools are wishes where calls are not held to their schemas anyway.
         """
         bound = [more.get(name) for name in ("output_schema", "output_pattern")]
-        is_bound = any(one is not None for one in bound)
+        is_bound = any(bound_value is not None for bound_value in bound)
         if not guarantees_calls(more.get("tool_choice", ToolChoice()), has_schema=is_bound):
             for path, name in self._strict:
                 self.notepad.wish(path, STRICT_REASON, "strict_tools", name)
@@ -197,29 +197,29 @@ class Lowering:
         is_absent: bool = False,
     ) -> None:
         """Add the next segment's slot, or one of what is kept out of the prompt."""
-        given = [marker for marker in markers if marker is not None]
-        found = [marker.ttl for marker in given]
-        kept = [marker.holdfast for marker in given if marker.holdfast is not None]
+        marks = [marker for marker in markers if marker is not None]
+        ttls = [marker.ttl for marker in marks]
+        kept = [marker.holdfast for marker in marks if marker.holdfast is not None]
         if kept:
             where = f"{path}.cache_control.holdfast"
             self.check_approximate(where)
             if is_absent:
                 raise InvalidRequest(f"{where}: nothing of this block is in the prompt")
-            if any(marker.holdfast != kept[0] for marker in given):
+            if any(marker.holdfast != kept[0] for marker in marks):
                 raise InvalidRequest(f"{where}: two markers in one place ask for different things")
             kept[0].check(where)
-        if len(set(found)) > 1:
+        if len(set(ttls)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
-        if native is not None and not found:
+        if native is not None and not ttls:
             self.mark_native(path, native)
-        placed = kept[0].placed(found[0]) if kept else None
+        placed = kept[0].placed(ttls[0]) if kept else None
         if placed is not None:
-            found = []  # it marks the block, not the prompt up to its end
+            ttls = []  # it marks the block, not the prompt up to its end
         self.slots.append(
             Slot(
                 path=path,
-                marker=found[0] if found else None,
-                num_markers=len(found) if self.counts_nested else min(len(found), 1),
+                marker=ttls[0] if ttls else None,
+                num_markers=len(ttls) if self.counts_nested else min(len(ttls), 1),
                 can_carry=can_carry and not is_absent,
                 is_absent=is_absent,
                 keep=kept[0].kept if kept else None,
@@ -309,12 +309,12 @@ def split_data_url(url: str) -> tuple[str, str]:
 def sampling_of(request: msgspec.Struct, api: Api, **changed: Any) -> Sampling:
     """The sampling that a request's fields say, by the API's names. A `top_p` of 0 leaves the most
     likely token, like a temperature of 0."""
-    given: dict[str, Any] = {"max_tokens": None}
+    fields: dict[str, Any] = {"max_tokens": None}
     for name in Sampling.__struct_fields__:
         value = getattr(request, SAMPLING_NAMES[api].get(name, name), None)
         if value is not None:
-            given[name] = value
-    given |= changed
-    if given.get("top_p") == 0:
-        given |= {"temperature": 0.0, "top_p": None}
-    return Sampling(**given)
+            fields[name] = value
+    fields |= changed
+    if fields.get("top_p") == 0:
+        fields |= {"temperature": 0.0, "top_p": None}
+    return Sampling(**fields)

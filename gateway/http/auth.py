@@ -69,11 +69,11 @@ class Viewer:
     def sees(self, workspace: str) -> bool:
         return self.workspace is None or self.workspace == workspace
 
-    def confine(self, asked: str | None) -> str | None:
+    def confine(self, workspace: str | None) -> str | None:
         """The workspace to show, None for all. Raise Forbidden for another than the viewer's."""
-        if asked is not None and not self.sees(asked):
+        if workspace is not None and not self.sees(workspace):
             raise Forbidden("workspace: this API key sees its own workspace only")
-        return asked if self.workspace is None else self.workspace
+        return workspace if self.workspace is None else self.workspace
 
 
 AdminRequest = Request[Viewer, None, Any]
@@ -197,18 +197,18 @@ def _presented_key(scope: Scope) -> str:
     """The key of the request's headers, or of the query where Google's clients put it. It is read
     from the scope, since a mapping of all headers would be made for this alone. Raise
     InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once."""
-    found: dict[bytes, bytes] = {}
+    headers: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER):
-            if found.setdefault(name, value) != value:
+            if headers.setdefault(name, value) != value:
                 raise InvalidRequest(f"{name.decode()}: two different values were sent")
     # RFC 9110, 5.5: blanks around a field's value are no part of it.
     for name in (b"x-api-key", GOOGLE_KEY_HEADER):
-        if key := found.get(name, b"").strip(b" \t"):
+        if key := headers.get(name, b"").strip(b" \t"):
             return key.decode("latin-1")
     if dialect_of(scope) == "gemini" and (given := google_key_in_query(scope)):
         return given
-    kind, _, token = found.get(b"authorization", b"").decode("latin-1").partition(" ")
+    kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()
     raise MissingKey

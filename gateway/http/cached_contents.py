@@ -66,20 +66,20 @@ class CachedContentsController(Controller):
     @get()
     async def list_contents(self, request: KeyRequest) -> ASGIResponse:
         services = services_of(request)
-        given = request.query_params
-        size = min(int(given.get("pageSize", _PAGE)), _MAX_PAGE)
-        after = given.get("pageToken", "")
+        query = request.query_params
+        size = min(int(query.get("pageSize", _PAGE)), _MAX_PAGE)
+        after = query.get("pageToken", "")
         now = services.clock.wall()
         if after and _ID.fullmatch(after) is None:
             raise InvalidRequest("pageToken: must be the nextPageToken of an answer")
         workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
-            found = await services.cached_contents.page(workspace, after, size + 1, now)
-        page = found[:size]
+            contents = await services.cached_contents.page(workspace, after, size + 1, now)
+        page = contents[:size]
         return answered(
             caches.CachedContentList(
                 cached_contents=[_shown(content) for content in page] or UNSET,
-                next_page_token=page[-1].id if len(found) > size else UNSET,
+                next_page_token=page[-1].id if len(contents) > size else UNSET,
             )
         )
 
@@ -111,15 +111,15 @@ class CachedContentsAtV1Controller(CachedContentsController):
 
 
 async def held_by(
-    request: KeyRequest, asked: GenerateRequest, model: Model
+    request: KeyRequest, wanted: GenerateRequest, model: Model
 ) -> tuple[Held, int] | None:
     """What the request's cached content holds, and its bytes. None where it names none. Raise
     NotFound for one that is not there, InvalidRequest for one of another model."""
-    if asked.cached_content is None:
+    if wanted.cached_content is None:
         return None
     services = services_of(request)
     now = services.clock.wall()
-    content, packed = await _with_body(request, asked.cached_content.removeprefix(_PREFIX))
+    content, packed = await _with_body(request, wanted.cached_content.removeprefix(_PREFIX))
     if content.model != model.id:
         raise InvalidRequest(
             f"cachedContent: is of models/{content.model}, the request asks for models/{model.id}"
@@ -136,10 +136,10 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
     now = services.clock.wall()
 
     def read() -> tuple[CreateRequest, Prompted, bytes, int]:
-        given = decode_create(body, services.bounds)
-        prompted = given.prompted
+        creation = decode_create(body, services.bounds)
+        prompted = creation.prompted
         whole = _encode(prompted)
-        return given, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
+        return creation, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
 
     given, prompted, packed, num_bytes = await services.workers.run(workspace, len(body), read)
     model = services.find_model(given.model)
@@ -171,8 +171,8 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     services = services_of(request)
     workspace = request.user.workspace
     now = services.clock.wall()
-    given = decode_update(body, services.bounds)
-    expires = expiry_of(given, now, services.bounds.cached_content_seconds)
+    change = decode_update(body, services.bounds)
+    expires = expiry_of(change, now, services.bounds.cached_content_seconds)
     content, packed = await _with_body(request, content_id.removeprefix(_PREFIX))
     if expires is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
@@ -196,7 +196,7 @@ async def _hold(
     keep_of(request, is_taken=False)
     services = services_of(request)
     arrived = request.scope["state"]["arrived"]
-    asked = services.asked(request.user, model, arrived)
+    context = services.asked(request.user, model, arrived)
     # A model's template wants a user's turn at the end. It stands behind what is held.
     warming = GenerateRequest(
         contents=[Content([Part(text=".")])], generation_config=GenerationConfig()
@@ -205,7 +205,7 @@ async def _hold(
 
     def make() -> Ask:
         held = _held(prompted, lifetime.total_seconds())
-        return ask_of(warming, asked, stream=False, held=held)
+        return ask_of(warming, context, stream=False, held=held)
 
     ask = await services.workers.run(request.user.workspace, num_bytes, make)
     findings = Findings()
@@ -247,8 +247,8 @@ async def _with_body(request: KeyRequest, content_id: str) -> tuple[CachedConten
     """As `_find`, with the compressed body. Its bytes count as if the request had sent them."""
     services = services_of(request)
     workspace = request.user.workspace
-    found = await _find(request, content_id)
-    await brought_in(request.scope, found.num_bytes)
+    content = await _find(request, content_id)
+    await brought_in(request.scope, content.num_bytes)
     now = services.clock.wall()
     async with services.reads["store"].taken(workspace):
         return await services.cached_contents.with_body(workspace, content_id, now)

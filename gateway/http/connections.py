@@ -102,8 +102,8 @@ class ConnectionLimits:
 class GuardedProtocol(SteadyProtocol):
     """uvicorn's `http` setting is a partial of it: `bounds` are the first argument."""
 
-    def __init__(self, bounds: ConnectionLimits, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, bounds: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
         self.bounds = bounds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -340,10 +340,10 @@ class GuardedProtocol(SteadyProtocol):
             self.flow.resume_reading()  # only so is it seen that the client has left
 
     def _say(self, failure: GatewayError | None, reason: str | None = None) -> None:
-        made = None
+        request_id = None
         if failure is not None:
             url = self.url.decode("latin-1")
-            made, headers, body = reply_without_route(failure, url)
+            request_id, headers, body = reply_without_route(failure, url)
             for name, value in self.server_state.default_headers:
                 headers[name.decode()] = value.decode()
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -352,7 +352,7 @@ class GuardedProtocol(SteadyProtocol):
             self.transport.write(status + head.encode() + b"\r\n" + body)
         if reason is None:
             reason = "malformed" if failure is None else _REASONS.get(type(failure), "malformed")
-        self.bounds.refused(reason, made)
+        self.bounds.refused(reason, request_id)
         self.lingering.has_more = True
         self.transport.close()
         self.bounds.told[self] = None

@@ -72,23 +72,23 @@ def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep |
     without it. Raise InvalidRequest for anything else, and where it is not taken at all."""
     # Not by `request.headers`, which decodes all of them.
     headers = request.scope["headers"]
-    given = [value.decode("latin-1") for name, value in headers if name == _KEEP_HEADER]
-    if not given:
+    values = [value.decode("latin-1") for name, value in headers if name == _KEEP_HEADER]
+    if not values:
         return None
     if not is_taken:
         raise InvalidRequest(f"{KEEP_HEADER}: not here; `cache_control.holdfast` of a block asks")
-    fields = [field.partition("=") for field in "; ".join(given).split(";")]
+    fields = [field.partition("=") for field in "; ".join(values).split(";")]
     named = {name.strip(): value.strip() for name, _, value in fields}
     try:
         if len(named) < len(fields):
             raise InvalidRequest(f"{KEEP_HEADER}: a field is there twice")
-        found = msgspec.convert(named, Approximate, strict=False)
+        wanted = msgspec.convert(named, Approximate, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{KEEP_HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
-    found.check(KEEP_HEADER)
-    if found.kept is None:
+    wanted.check(KEEP_HEADER)
+    if wanted.kept is None:
         raise InvalidRequest(f"{KEEP_HEADER}: a `block` has a marker of its own")
-    return found.kept
+    return wanted.kept
 
 
 async def prepared(
@@ -120,16 +120,16 @@ async def prepared(
         decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
         decoded, more = (decoded, 0) if fetch is None else await fetch(decoded)
         size = num_bytes + more
-        given = asked(decoded)
+        context = asked(decoded)
         try:
-            return await workers.run(user.workspace, size, make, decoded, given)
+            return await workers.run(user.workspace, size, make, decoded, context)
         except ImagesNamed as named:
             places = named.places
         take = partial(brought_in, request.scope)
         files = await services.image_hosts.fetch(user.workspace, places, take)
         size = size + sum(map(len, files.values()))
-        given = replace(given, fetched=files)
-        return await workers.run(user.workspace, size, make, decoded, given)
+        context = replace(context, fetched=files)
+        return await workers.run(user.workspace, size, make, decoded, context)
 
     return await while_present(request.scope, work())
 

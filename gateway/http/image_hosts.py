@@ -31,17 +31,17 @@ _WITH_IPV4 = [IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "::
 async def look_up(host: str) -> Sequence[tuple[str, int]]:
     """Addresses and ports of a host. Raises OSError and UnicodeError."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, PORT, type=SOCK_STREAM)
-    return [(str(address[0]), PORT) for *_, address in found]
+    answers = await loop.getaddrinfo(host, PORT, type=SOCK_STREAM)
+    return [(str(address[0]), PORT) for *_, address in answers]
 
 
 def is_public(address: str) -> bool:
-    one = ip_address(address)
-    if isinstance(one, IPv6Address) and (
-        one.sixtofour or one.teredo or any(one in net for net in _WITH_IPV4)
+    ip = ip_address(address)
+    if isinstance(ip, IPv6Address) and (
+        ip.sixtofour or ip.teredo or any(ip in net for net in _WITH_IPV4)
     ):
         return False
-    return one.is_global and not one.is_multicast
+    return ip.is_global and not ip.is_multicast
 
 
 class _Refused(Exception):
@@ -97,8 +97,8 @@ class ImageHosts:
         host = url.raw_host.decode("ascii")
         if host not in self.hosts:
             raise _Refused("this server fetches no addresses of that host")
-        found = await self._find(host)
-        if not found or not all(self._is_allowed(one) for one, _ in found):
+        addresses = await self._find(host)
+        if not addresses or not all(self._is_allowed(address) for address, _ in addresses):
             raise _Refused("its host has an address that is not public")
         assert self._trust is not None
         # Connections are not kept: one of another host with this address would be used.
@@ -111,7 +111,7 @@ class ImageHosts:
             ) as client,
             client.stream(
                 "GET",
-                url.copy_with(host=found[0][0], port=found[0][1]),
+                url.copy_with(host=addresses[0][0], port=addresses[0][1]),
                 headers={"host": host, "accept": "image/*", "accept-encoding": "identity"},
                 extensions={"sni_hostname": host},
             ) as response,

@@ -75,13 +75,13 @@ class Continued:
         self._states = services_of(request).responses
         self._chain: list[Link] = []
 
-    async def fetch(self, given: Given) -> tuple[Given, int]:
+    async def fetch(self, decoded: Given) -> tuple[Given, int]:
         """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
         not kept."""
-        previous = given.request.previous_response_id
-        conversation = given.request.conversation_id
-        if previous is None and conversation is None and not given.references:
-            return given, 0
+        previous = decoded.request.previous_response_id
+        conversation = decoded.request.conversation_id
+        if previous is None and conversation is None and not decoded.references:
+            return decoded, 0
         path = "previous_response_id" if previous else "conversation"
         if previous:
             self._chain = await self._chain_to(previous)
@@ -90,11 +90,11 @@ class Continued:
         earlier = await chain_of(self._request, self._chain, path)
         if len(earlier) < len(self._chain):
             lost = len(self._chain) - len(earlier)
-            given.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
+            decoded.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
         # One after the other: how long they are is known when they are there.
         referenced = list[Raw]()
         num_bytes = 0
-        stems = dict.fromkeys(item_id.partition("_")[2][:-2] for item_id in given.references)
+        stems = dict.fromkeys(item_id.partition("_")[2][:-2] for item_id in decoded.references)
         for number, stem in enumerate(stems, 1):
             response_id = f"resp_{stem}"
             kept = await kept_by_id(self._request, [response_id])
@@ -105,7 +105,7 @@ class Continued:
         items = items_in(earlier)
         num_bytes += sum(map(len, items))
         services = services_of(self._request)
-        behind = partial(given.behind, items, referenced, services.bounds)
+        behind = partial(decoded.behind, items, referenced, services.bounds)
         workspace = self._request.user.workspace
         return await services.workers.run(workspace, num_bytes, behind), num_bytes
 
@@ -125,21 +125,21 @@ class Continued:
             raise InvalidRequest(str(error), "conversation") from None
         return kept.chain
 
-    async def keep(self, given: Given, response: responses.Response) -> bool:
+    async def keep(self, decoded: Given, response: responses.Response) -> bool:
         """Keep a response with its own input; False where that can't be."""
         workspace = self._request.user.workspace
         stem = response.id.removeprefix("resp_")
 
         def make() -> Kept:
             return Kept(
-                items=items_of(given.fields["input"], stem, given.named),
+                items=items_of(decoded.fields["input"], stem, decoded.named),
                 response=Raw(_encode(response)),
                 output=[Raw(_encode(item)) for item in response.output],
                 chain=self._chain,
             )
 
         link = await self._states.put(workspace, response.id, make)
-        conversation = given.request.conversation_id
+        conversation = decoded.request.conversation_id
         if link is not None and conversation is not None:
 
             def edit(kept: Kept) -> None:

@@ -69,7 +69,7 @@ class MessagesController(Controller):
         version = check_version(header_of(scope, b"anthropic-version"))
         betas = header_of(scope, b"anthropic-beta") or ""
 
-        def make(decoded: messages.MessagesRequest, asked: Asked) -> Ask:
+        def make(decoded: messages.MessagesRequest, context: Asked) -> Ask:
             wanted = decoded.diagnostics
             compared = Compared(
                 is_wanted=wanted is not None,
@@ -78,7 +78,7 @@ class MessagesController(Controller):
             )
             return anthropic.ask_of(
                 decoded,
-                asked,
+                context,
                 version,
                 comparison=compared,
                 betas=betas,
@@ -97,8 +97,8 @@ class MessagesController(Controller):
         services = services_of(request)
         version = check_version(anthropic_version)
 
-        def make(decoded: messages.CountTokensRequest, asked: Asked) -> Ask:
-            return anthropic.count_ask_of(decoded, asked, version)
+        def make(decoded: messages.CountTokensRequest, context: Asked) -> Ask:
+            return anthropic.count_ask_of(decoded, context, version)
 
         with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, body, messages.decode_count_tokens, make)
@@ -238,12 +238,12 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
 
     async def fetch(decoded: GenerateRequest) -> tuple[GenerateRequest, int]:
         nonlocal held
-        found = services.find_model(decoded.model)
-        held, num_bytes = await held_by(request, decoded, found) or (None, 0)
+        model_there = services.find_model(decoded.model)
+        held, num_bytes = await held_by(request, decoded, model_there) or (None, 0)
         return decoded, num_bytes
 
-    def lower(decoded: GenerateRequest, asked: Asked) -> tuple[Ask, bool]:
-        ask = gemini.ask_of(decoded, asked, stream=method == _STREAM, held=held)
+    def lower(decoded: GenerateRequest, context: Asked) -> tuple[Ask, bool]:
+        ask = gemini.ask_of(decoded, context, stream=method == _STREAM, held=held)
         return ask, decoded.generation_config.is_enum
 
     if method == _COUNT:

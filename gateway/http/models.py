@@ -55,7 +55,9 @@ class ModelsController(Controller):
         if dialect == "openai":
             models = services.catalogue.models(services.fleet.served)
             return openai.ModelList(data=[_openai_model(model, services) for model in models])
-        infos = [_info(one, services) for one in services.catalogue.models(services.fleet.served)]
+        infos = [
+            _info(model, services) for model in services.catalogue.models(services.fleet.served)
+        ]
         ids = [info.id for info in infos]
         if after_id is not None:
             infos = infos[_position(ids, after_id, "after_id") + 1 :]

@@ -30,31 +30,31 @@ async def check_query(request: Request[Any, Any, Any]) -> None:
         raise NotFound("path: there is nothing whose name has a NUL")
     declared: DeclaredQueries = request.app.state.declared_queries
     route = str(request.scope.get("path_template")), request.method.lower()
-    given: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
-        given.setdefault(name, []).append(value)
-    if problems := query_problems(declared.get(route, ()), given):
+        values.setdefault(name, []).append(value)
+    if problems := query_problems(declared.get(route, ()), values):
         raise InvalidRequest("; ".join(problems))
 
 
 def query_problems(declared: Sequence[Parameter], given: Mapping[str, Sequence[str]]) -> list[str]:
     """One `name: reason` for each declared parameter whose given values are wrong."""
     problems = []
-    for each in declared:
-        values = given.get(each["name"], ())
-        schema = each["schema"]
-        one = schema.get("items", schema)
-        rule, is_right = _rule(one)
+    for parameter in declared:
+        values = given.get(parameter["name"], ())
+        schema = parameter["schema"]
+        item_schema = schema.get("items", schema)
+        rule, is_right = _rule(item_schema)
         if not values:
-            reason = f"is required; it {rule}" if each["required"] else None
-        elif len(values) > 1 and one is schema:
+            reason = f"is required; it {rule}" if parameter["required"] else None
+        elif len(values) > 1 and item_schema is schema:
             reason = f"is given {len(values)} times"
-        elif one["type"] == "string" and any("\0" in value for value in values):
+        elif item_schema["type"] == "string" and any("\0" in value for value in values):
             reason = "must not have a NUL"
         else:
             reason = None if all(map(is_right, values)) else rule
         if reason is not None:
-            problems.append(f"{each['name']}: {reason}")
+            problems.append(f"{parameter['name']}: {reason}")
     return problems
 
 

@@ -62,8 +62,8 @@ def front(app: Litestar) -> Application:
         elif scope["method"] == "HEAD":
             # Agents ask so whether anybody serves.
             path = "/healthz" if scope["path"] == "/" else scope["path"]
-            asked: Any = {**scope, "method": "GET", "path": path}
-            await app(asked, receive, send)
+            inner: Any = {**scope, "method": "GET", "path": path}
+            await app(inner, receive, send)
         else:
             await app(scope, receive, send)
 
@@ -152,10 +152,10 @@ _TURN_FIELDS = (
 )
 
 
-def note_response(scope: Any, told: dict[str, Any]) -> None:
+def note_response(scope: Any, message: dict[str, Any]) -> None:
     user = scope.get("user")
     workspace = user.workspace if isinstance(user, Principal) else None
-    get_logger("access").info("response", **told, workspace=workspace)
+    get_logger("access").info("response", **message, workspace=workspace)
 
 
 def logged(charged: Callable[[TurnRecord], None], is_on: bool) -> Callable[[TurnRecord], None]:

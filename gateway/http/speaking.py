@@ -29,12 +29,12 @@ _MESSAGES = "/v1/messages"
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:
     path: str = scope["path"]
     if not path.startswith(_MODELS):
-        found = dialect_of_path(path)
-        if found != "anthropic" or path.startswith(_MESSAGES):
-            return found
+        dialect = dialect_of_path(path)
+        if dialect != "anthropic" or path.startswith(_MESSAGES):
+            return dialect
         # Google's SDK asks for what is not served here under names that Anthropic has as well.
         is_google = any(name.lower() == GOOGLE_KEY_HEADER for name, _ in scope["headers"])
-        return "gemini" if is_google else found
+        return "gemini" if is_google else dialect
     names = {name.lower() for name, _ in scope["headers"]}
     is_call = scope["method"] == "POST" or is_google_call(path)
     if is_call or GOOGLE_KEY_HEADER in names or google_key_in_query(scope):
@@ -69,8 +69,8 @@ def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
     """The first header of that name, which is given in lower case; None without one. Litestar
     decodes all headers of a request for the first one that is asked for."""
-    for found, value in scope["headers"]:
-        if found == name:
+    for header, value in scope["headers"]:
+        if header == name:
             decoded: str = value.decode("latin-1")
             return decoded
     return None

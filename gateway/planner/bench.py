@@ -43,22 +43,22 @@ def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], N
         process.start()
         writer.close()
         readers.append(reader)
-    found = dict[int, T]()
+    results = dict[int, T]()
     while readers:
         for ready in wait(readers):
             assert isinstance(ready, Connection)
             try:
-                number, told = ready.recv()
+                number, message = ready.recv()
             except EOFError:
                 readers.remove(ready)
                 continue
             if number is None:
-                tell(told)
+                tell(message)
             else:
-                found[number] = msgspec.msgpack.decode(told, type=kind)
-    if len(found) < num:
+                results[number] = msgspec.msgpack.decode(message, type=kind)
+    if len(results) < num:
         raise RuntimeError("a process of the simulation has ended early")
-    return [found[number] for number in range(num)]
+    return [results[number] for number in range(num)]
 
 
 def _serve(num: int, work: Work[T], taken: "Synchronized[int]", writer: Connection) -> None:
@@ -70,8 +70,8 @@ def _serve(num: int, work: Work[T], taken: "Synchronized[int]", writer: Connecti
             taken.value += 1
         if number >= num:
             return
-        found = work(number, lambda count: writer.send((None, count)))
-        writer.send((number, msgspec.msgpack.encode(found)))
+        result = work(number, lambda count: writer.send((None, count)))
+        writer.send((number, msgspec.msgpack.encode(result)))
         gc.collect()
 
 

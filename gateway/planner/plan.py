@@ -106,15 +106,15 @@ def engine_of(job: traffic.Job) -> traffic.EngineFacts:
 
     Raise InvalidRequest where their memory is not known, or is too small.
     """
-    asked = job.asked
+    wanted = job.asked
     known = job.engine
     if known is None:
-        if asked.device_tokens is None:
+        if wanted.device_tokens is None:
             raise InvalidRequest(
                 "device_tokens: no engine of the range's model answers, so its memory is not"
                 " known: give the tokens that an engine's memory holds"
             )
-        known = traffic.EngineFacts(engines=1, device_tokens=asked.device_tokens)
+        known = traffic.EngineFacts(engines=1, device_tokens=wanted.device_tokens)
     changed = {
         name: value
         for name in (
@@ -125,7 +125,7 @@ def engine_of(job: traffic.Job) -> traffic.EngineFacts:
             "max_running",
             "min_cache_tokens",
         )
-        if (value := getattr(asked, name)) is not None
+        if (value := getattr(wanted, name)) is not None
     }
     engine = msgspec.structs.replace(known, **changed)
     least = _LEAST_BLOCKS * 16

@@ -52,8 +52,8 @@ class PlannedRequest:
 
     def tokens_at(self, units: int) -> int:
         """How many tokens the first so many units have."""
-        found = self.exact.get(units)
-        return min(units * self.unit, self.tokens) if found is None else found
+        tokens_found = self.exact.get(units)
+        return min(units * self.unit, self.tokens) if tokens_found is None else tokens_found
 
 
 def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
@@ -185,13 +185,13 @@ class Distances:
 
     def curve(self, sizes: Sequence[int]) -> list[float]:
         """The share of tokens that memories of these many units would have given."""
-        found = sorted(self.tokens.items())
+        pairs = sorted(self.tokens.items())
         shares = {}
         at = 0
         total = 0
         for size in sorted(sizes):
-            while at < len(found) and found[at][0] < size:
-                total += found[at][1]
+            while at < len(pairs) and pairs[at][0] < size:
+                total += pairs[at][1]
                 at += 1
             shares[size] = total / max(self.prompt, 1)
         return [shares[size] for size in sizes]
@@ -209,13 +209,13 @@ class Distances:
 
 def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
     """`num_uses` is the number of all prompts' units together, at least."""
-    made = Distances()
+    distances = Distances()
     tree = [0] * (num_uses + 2)
     used_at = dict[int, int]()
     now = 0
     size = len(tree)
     for request in requests:
-        made.prompt += request.tokens
+        distances.prompt += request.tokens
         deepest = before = 0
         known = request.known
         for place, unit in enumerate(known):
@@ -228,7 +228,7 @@ def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
                 at &= at - 1
             deepest = max(deepest, distance)
             tokens = request.tokens_at(place + 1)
-            made.tokens[deepest] = made.tokens.get(deepest, 0) + tokens - before
+            distances.tokens[deepest] = distances.tokens.get(deepest, 0) + tokens - before
             before = tokens
         # The tail is forgotten first.
         for unit in reversed(known):
@@ -238,8 +238,8 @@ def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
             now += 1
             used_at[unit] = now
             _add(tree, size, now, 1)
-    made.num_distinct = len(used_at)
-    return made
+    distances.num_distinct = len(used_at)
+    return distances
 
 
 def _add(tree: list[int], size: int, at: int, change: int) -> None:

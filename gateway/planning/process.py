@@ -82,7 +82,7 @@ class Planners:
 
 
 @asynccontextmanager
-async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
+async def _process(job: bytes) -> AsyncIterator[asyncio.StreamReader]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.planner"),
         stdin=asyncio.subprocess.PIPE,
@@ -95,7 +95,7 @@ async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
 
     async def feed() -> None:
         with suppress(ConnectionError):
-            stdin.write(given)
+            stdin.write(job)
             await stdin.drain()
             stdin.close()
 

@@ -128,12 +128,12 @@ def _of_line(row: _TraceLine, number: int, chains: dict[tuple[int, int], int]) -
     ids = []
     known = 0
     for place, piece in enumerate(row.hash_ids[:count]):
-        found = chains.get((parent, piece))
-        if found is None:
-            found = chains[parent, piece] = len(chains) + 1
+        chain = chains.get((parent, piece))
+        if chain is None:
+            chain = chains[parent, piece] = len(chains) + 1
         elif known == place:
             known = place + 1
-        parent = found
+        parent = chain
         ids.append(parent)
     ends = [min((n + 1) * TRACE_UNIT, row.input_length) for n in range(count)]
     segments = sorted({max(known - 1, 0), count - 1})

@@ -60,7 +60,7 @@ def _that(is_right: Callable[[Any], bool], must: str) -> Reader:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
 
 
 _DAY = _that(lambda value: type(value) is date, "must be a day, like 2026-01-31")
@@ -108,14 +108,14 @@ def load_prices(path: Path = SHIPPED) -> PriceSheets:
             problems.append(f"{place}must be a table")
             return {}
         problems.extend(f"{place}unknown field `{name}`" for name in table if name not in readers)
-        found = {}
+        sheets = {}
         for name, read in readers.items():
             if name in table or name not in _MAY_LACK:
                 try:
-                    found[name] = read(table.get(name))
+                    sheets[name] = read(table.get(name))
                 except ValueError as error:
                     problems.append(f"{place}{name}: {error}")
-        return found
+        return sheets
 
     file = fields(document, _FILE, "")
     entries = []
@@ -160,9 +160,9 @@ def _rates(table: dict[str, Any]) -> TokenPrices:
 class PriceBook:
     """The operator's prices and the published ones. `refresh` reads files that changed."""
 
-    def __init__(self, own: Path | None = None, hosted: Path | None = None) -> None:
+    def __init__(self, prices: Path | None = None, hosted: Path | None = None) -> None:
         """Raise PriceError where a file is wrong."""
-        self._paths = (own or SHIPPED, hosted or HOSTED)
+        self._paths = (prices or SHIPPED, hosted or HOSTED)
         self._stamps = [_stamp(path) for path in self._paths]
         self.own, self.hosted = (load_prices(path) for path in self._paths)
 
@@ -181,8 +181,8 @@ class PriceBook:
         if stamps == self._stamps:
             return False
         self._stamps = stamps  # a file that is wrong is told once, and read when it changes again
-        own, hosted = (load_prices(path) for path in self._paths)
-        self.own = own
+        prices, hosted = (load_prices(path) for path in self._paths)
+        self.own = prices
         self.hosted = hosted
         return True
 
@@ -200,7 +200,7 @@ class PriceBook:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size

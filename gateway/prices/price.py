@@ -99,8 +99,8 @@ class Price:
     def id(self) -> str:
         """Model, day and a digest of the prices: an edited entry gets another id."""
         bands = [
-            f"Band(above_prompt_tokens={each.above_prompt_tokens}, rates={each.rates.text()})"
-            for each in self.bands
+            f"Band(above_prompt_tokens={band.above_prompt_tokens}, rates={band.rates.text()})"
+            for band in self.bands
         ]
         # As Python writes a tuple: with a comma behind a single one.
         listed = f"({', '.join(bands)}{',' if len(bands) == 1 else ''})"

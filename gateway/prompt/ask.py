@@ -145,8 +145,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def path_of(self, name: str) -> str:
         """Where in the request a field of the sampling stands."""
-        own = SAMPLING_NAMES[self.dialect].get(name, name)
-        return f"generationConfig.{camel(own)}" if self.dialect == "gemini" else own
+        native = SAMPLING_NAMES[self.dialect].get(name, name)
+        return f"generationConfig.{camel(native)}" if self.dialect == "gemini" else native
 
     @property
     def estimated_tokens(self) -> int:
@@ -161,8 +161,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def most_output(self) -> int:
         """The most tokens that may be written; without a bound 1,024 of each answer are assumed."""
         longest = self.sampling.max_tokens
-        each = _MAX_RESERVED_OUTPUT if longest is None else longest
-        return each * self.sampling.num_choices
+        output = _MAX_RESERVED_OUTPUT if longest is None else longest
+        return output * self.sampling.num_choices
 
     @property
     def prompt_tokens(self) -> int:

@@ -26,7 +26,7 @@ def first_difference(earlier: Prompt, later: Prompt) -> Difference | None:
     """None where the later prompt begins with all of the earlier one."""
     segments = list(segments_of(earlier))
     alike = 0
-    found: tuple[int, int] | None = None
+    place: tuple[int, int] | None = None
     pairs = zip_longest(segments, _as_many(later, len(segments)))
     for number, (before, after) in enumerate(pairs):
         if before == after:
@@ -36,21 +36,21 @@ def first_difference(earlier: Prompt, later: Prompt) -> Difference | None:
         if after is not None and before[:4] == after[:4]:
             characters = common_length(before.text, after.text)
         alike += len(before.text[:characters].encode())
-        found = number, characters
+        place = number, characters
         break
-    if found is None:
+    if place is None:
         return None
     whole = sum(_size(segment) for segment in segments)
-    return Difference(*found, alike / whole if whole else 0.0)
+    return Difference(*place, alike / whole if whole else 0.0)
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(earlier: str, other: str) -> int:
     """The characters of the longest common beginning of two texts."""
     low = 0
-    high = min(len(one), len(other))
+    high = min(len(earlier), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if earlier[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -189,15 +189,15 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
 def conversation(prompts: Sequence[Fingerprint], place: int) -> list[int]:
     """The places of the prompts that are one conversation with the one at `place`: each has all of
     the one before it. The prompts are in the order in which they came."""
-    own = {point.digest for point in prompts[place].points}
-    found = [at for at in range(place + 1) if prompts[at].points[-1].digest in own]
+    digests = {point.digest for point in prompts[place].points}
+    shared = [at for at in range(place + 1) if prompts[at].points[-1].digest in digests]
     last = prompts[place].points[-1].digest
     for at in range(place + 1, len(prompts)):
         points = prompts[at].points
         if any(point.digest == last for point in points):
             last = points[-1].digest
-            found.append(at)
-    return found
+            shared.append(at)
+    return shared
 
 
 def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
@@ -208,13 +208,13 @@ def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
     if (earlier.model, earlier.rule) != (later.model, later.rule):
         return 0
     known = {point.place: point.digest for point in later.points}
-    found = 0
+    num_bytes = 0
     for point in earlier.points:
         if known.get(point.place, point.digest) != point.digest:
             break
         if point.place in known:
-            found = point.num_bytes
-    return found
+            num_bytes = point.num_bytes
+    return num_bytes
 
 
 def known_to_differ(earlier: Fingerprint, later: Fingerprint) -> Point | None:
@@ -231,8 +231,8 @@ def _level(fingerprint: Fingerprint, level: int) -> tuple[int, bytes | None]:
     """How many segments the tools (0) or the system prompt (1) have, and the digest behind them."""
     count = (fingerprint.num_tools, fingerprint.num_system)[level]
     end = fingerprint.num_tools + level * fingerprint.num_system - 1
-    found = [point.digest for point in fingerprint.points if point.place == (end, None)]
-    return count, found[0] if found and count else None
+    digests = [point.digest for point in fingerprint.points if point.place == (end, None)]
+    return count, digests[0] if digests and count else None
 
 
 def _divergence(kind: DivergenceKind, earlier: Fingerprint, matched: Point | None) -> Divergence:

@@ -60,7 +60,7 @@ class Notepad:
         `unheld` are the tools for which it says that it did not.
         """
         told = [*self.ignored]
-        reasons = {one.tool: one.reason for one in unheld}
+        reasons = {tool.tool: tool.reason for tool in unheld}
         for ignored, capability, tool in self.wishes:
             if capability not in capabilities:
                 told.append(ignored)

@@ -67,8 +67,8 @@ def placeholder(media: Media) -> str:
     head = media.data[:_HEAD_CHARACTERS] if media.kind == "image" else ""
     with suppress(Base64Error, ValueError):
         size = image_size(b64decode(head[: len(head) // 4 * 4]))
-    shown = "" if size is None else f"{size[0]} × {size[1]}"
-    facts = [_printable(form), shown, _printable(media.name), "not shown to this model"]
+    dimensions = "" if size is None else f"{size[0]} × {size[1]}"
+    facts = [_printable(form), dimensions, _printable(media.name), "not shown to this model"]
     return f"[{media.kind}: {', '.join(fact for fact in facts if fact)}]"
 
 

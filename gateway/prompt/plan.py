@@ -188,17 +188,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
         The prompt has fewer tools where some are left out.
         """
-        if (shown := IMAGE_REFERENCE.match(message)) is not None:
-            return self.image_paths.get(shown[1], "messages") + message[shown.end() :]
-        asked = _ASKED.match(message)
-        found = self.approximations
-        if asked is not None and (number := int(asked[1] or 0)) < len(found):
-            return found[number][0] + message[asked.end() :]
+        if (reference := IMAGE_REFERENCE.match(message)) is not None:
+            return self.image_paths.get(reference[1], "messages") + message[reference.end() :]
+        method_match = _ASKED.match(message)
+        approximations = self.approximations
+        if method_match is not None and (number := int(method_match[1] or 0)) < len(approximations):
+            return approximations[number][0] + message[method_match.end() :]
         said = _TOOL.match(message)
         if said is None or int(said[1]) >= len(self.prompt.tools):
             return message
-        own = _OWN.match(self.slots[int(said[1])].path)
-        return message if own is None else f"tools[{own[1]}]{message[said.end() :]}"
+        owner_path = _OWN.match(self.slots[int(said[1])].path)
+        return message if owner_path is None else f"tools[{owner_path[1]}]{message[said.end() :]}"
 
     def fingerprint(
         self,
@@ -221,7 +221,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             prefixes = few_of(prefixes, num_tools, num_system)
         points = points_of(prefixes)
         places = ((name.segment, name.characters) for name in self.names)
-        told = dict(zip(places, name_tokens, strict=False))
+        tokens_at = dict(zip(places, name_tokens, strict=False))
         return Fingerprint(
             model=model,
             parameters=parameters,
@@ -230,7 +230,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             points=points,
             num_tokens=num_tokens,
             is_shared=is_shared,
-            tokens=[told.get(point.place, 0) for point in points],
+            tokens=[tokens_at.get(point.place, 0) for point in points],
             kinds=kinds_at(points, self.kinds),
             marks=[(point.segment, point.ttl) for point in self.breakpoints],
             sketch=self.sketch,
@@ -363,11 +363,11 @@ def _held_by(kept: Breakpoint | None, prefixes: list[Prefix]) -> list[Prefix]:
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
     """Return the breakpoints in prompt order, or raise for the first broken rule."""
-    found = sum(slot.num_markers for slot in slots) + (automatic is not None)
-    if found > MAX_BREAKPOINTS:
+    number = sum(slot.num_markers for slot in slots) + (automatic is not None)
+    if number > MAX_BREAKPOINTS:
         raise MarkersBroken(
             f"A maximum of {MAX_BREAKPOINTS} blocks with cache_control may be provided."
-            f" Found {found}."
+            f" Found {number}."
         )
     marked = [(index, slot, slot.marker) for index, slot in enumerate(slots) if slot.marker]
     for (_, _, before), (_, slot, ttl) in pairwise(marked):

@@ -55,14 +55,15 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
 def kinds_of(prompt: Prompt) -> str:
     """The letters of all segments, in order; the first of a message is in upper case."""
     return "".join(
-        one.letter.upper() if one.is_first else one.letter for one in segments_of(prompt)
+        segment.letter.upper() if segment.is_first else segment.letter
+        for segment in segments_of(prompt)
     )
 
 
 def sketch_of(prompt: Prompt, scope: str) -> Sketch:
     """The sketch of the prompt's first segments."""
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
-    own = []
+    contents = []
     sketch = Sketch()
     room = SKETCHED_BYTES
     is_first_message = True
@@ -74,7 +75,7 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         room -= len(header) + len(content)
         if room < 0:
             break
-        own.append(_digest(base, header, content))
+        contents.append(_digest(base, header, content))
         sketch.sizes.append(len(header) + len(content))
         if letter in (TOOL, CALL):
             sketch.unordered.append((index, _digest(base, kind, _encode_sorted(values))))
@@ -82,13 +83,13 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         has_pieces = is_first_message and len(sketch.pieces) < MAX_TEXTS
         if has_pieces and len(text) >= _PIECED_CHARACTERS:
             sketch.pieces.append((index, _pieces(scope, content[:_PIECED_BYTES])))
-    return msgspec.structs.replace(sketch, own=b"".join(own))
+    return msgspec.structs.replace(sketch, own=b"".join(contents))
 
 
 def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:
-    made = base.copy()
-    made.update(b"%d:%b%b" % (len(header), header, content))
-    return made.digest()
+    copy = base.copy()
+    copy.update(b"%d:%b%b" % (len(header), header, content))
+    return copy.digest()
 
 
 # Most prompts begin as an earlier one did, and this is most of a plan's work.
@@ -101,8 +102,8 @@ def _pieces(scope: str, content: bytes) -> bytes:
     """
     splits = (list(filter(None, content.split(by))) for by in (b"\n", b". ", b" "))
     whole = [content[:1], content, content[-1:]]
-    found = next((split for split in splits if len(split) >= PIECES // 2), whole)
-    checksums = list(map(crc32, found))
+    pieces = next((split for split in splits if len(split) >= PIECES // 2), whole)
+    checksums = list(map(crc32, pieces))
     wanted = PIECES - 2
     inner = range(1, len(checksums) - 1)
     # Sorting all of a long text's words would be most of a turn's plan. Of evenly spread ones
@@ -111,9 +112,9 @@ def _pieces(scope: str, content: bytes) -> bytes:
     few = [place for place in inner if checksums[place] < bound]
     chosen = sorted(few if len(few) >= wanted else inner, key=checksums.__getitem__)[:wanted]
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
-    made = []
-    for place in (0, *sorted(chosen), len(found) - 1):
+    sketch = []
+    for place in (0, *sorted(chosen), len(pieces) - 1):
         digest = base.copy()
-        digest.update(found[place][:_LINE_BYTES])
-        made.append(digest.digest()[:PIECE_BYTES])
-    return b"".join(made)
+        digest.update(pieces[place][:_LINE_BYTES])
+        sketch.append(digest.digest()[:PIECE_BYTES])
+    return b"".join(sketch)

@@ -254,19 +254,22 @@ class Generation:
         self._response.close()
 
 
-def are_sane(told: Frame | FinalCounts) -> bool:
+def are_sane(message: Frame | FinalCounts) -> bool:
     """Whether all counts are from 0 to MAX_COUNT."""
     counts: tuple[int, ...]
-    match told:
+    match message:
         case Started():
-            counts = msgspec.structs.astuple(told.usage)
+            counts = msgspec.structs.astuple(message.usage)
         case Finished():
-            counts = told.output_tokens, told.thinking_tokens
+            counts = message.output_tokens, message.thinking_tokens
         case Done():
-            counts = (told.output_tokens,)
+            counts = (message.output_tokens,)
         case FinalCounts():
-            own = told.output_tokens, told.thinking_tokens, told.prefilled_tokens
-            counts = (*own, *(() if told.usage is None else msgspec.structs.astuple(told.usage)))
+            tokens = message.output_tokens, message.thinking_tokens, message.prefilled_tokens
+            counts = (
+                *tokens,
+                *(() if message.usage is None else msgspec.structs.astuple(message.usage)),
+            )
         case _:
             return True
     return min(counts) >= 0 and max(counts) <= MAX_COUNT

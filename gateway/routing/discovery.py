@@ -100,7 +100,7 @@ class EndpointSlices:
             ) as http:
                 async with self._get(http, _LIST) as response:
                     listed = msgspec.json.decode(await response.read(), type=_Slices)
-                self._slices = {each.metadata["name"]: each for each in listed.items}
+                self._slices = {item.metadata["name"]: item for item in listed.items}
                 version = listed.metadata["resourceVersion"]
                 yield self._found()
                 while True:  # the next watch goes on behind the last event
@@ -114,8 +114,8 @@ class EndpointSlices:
                         async for line in response.content:
                             event = msgspec.json.decode(line, type=_Event)
                             if event.type == "ERROR":  # as where the version is too old: list anew
-                                told = bytes(event.object)[:160]
-                                raise SourceFailed(f"the watch ended: {told!r}")
+                                text = bytes(event.object)[:160]
+                                raise SourceFailed(f"the watch ended: {text!r}")
                             changed = msgspec.json.decode(event.object, type=_Slice)
                             version = changed.metadata["resourceVersion"]
                             if event.type == "DELETED":
@@ -134,26 +134,26 @@ class EndpointSlices:
     ) -> Any:
         token = self.account / "token"
         headers = {"authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
-        asked = {"labelSelector": f"kubernetes.io/service-name={self.service}", **(more or {})}
+        query = {"labelSelector": f"kubernetes.io/service-name={self.service}", **(more or {})}
         url = f"{self.api}/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
-        return http.get(url, params=asked, headers=headers, timeout=timeout, raise_for_status=True)
+        return http.get(url, params=query, headers=headers, timeout=timeout, raise_for_status=True)
 
     def _found(self) -> list[Found]:
         """Each address once: an endpoint that moves between slices is in two for a moment."""
-        found: dict[str, Found] = {}
-        for each in self._slices.values():
-            ports = [p for p in each.ports or () if self.port in ("", p.get("name"))]
+        places: dict[str, Found] = {}
+        for piece in self._slices.values():
+            ports = [p for p in piece.ports or () if self.port in ("", p.get("name"))]
             named = [p["port"] for p in ports if p.get("port")]
-            for endpoint in (each.endpoints or ()) if named else ():
+            for endpoint in (piece.endpoints or ()) if named else ():
                 place = place_at(endpoint.addresses[0], named[0], self.path)
                 target = (endpoint.target_ref or {}).get("name", "")
                 if 0 < len(target) <= ENGINE_NAME_CHARACTERS:
                     place = EnginePlace(target, place.url)
                 is_leaving = (endpoint.conditions or {}).get("terminating") or False
-                known = found.get(place.url)
+                known = places.get(place.url)
                 if known is None or known.is_leaving:
-                    found[place.url] = Found(place, is_leaving)
-        return list(found.values())
+                    places[place.url] = Found(place, is_leaving)
+        return list(places.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,10 @@ class Addresses:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                told = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+                addresses = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
             except OSError as error:
                 raise SourceFailed(f"{self.host}: {error}") from None
-            hosts = dict.fromkeys(str(each[4][0]) for each in told)
+            hosts = dict.fromkeys(str(address[4][0]) for address in addresses)
             yield [Found(place_at(host, self.port, self.path)) for host in hosts]
             await asyncio.sleep(_DNS_SECONDS)
 
@@ -218,8 +218,8 @@ class Follower:
         while not stopping.is_set():
             try:
                 async with aclosing(self._source.changes()) as changes:
-                    async for found in changes:
-                        self._told = {each.place.url: each for each in found}
+                    async for listed in changes:
+                        self._told = {place.place.url: place for place in listed}
                         seconds = _FIRST_RETRY_SECONDS
             except SourceFailed as error:
                 self._log.warning("engines_not_told", error=str(error))
@@ -239,10 +239,10 @@ class Follower:
             self._log.info("engine_added", engine=engine.name, url=engine.url)
 
         while not stopping.is_set():
-            told = self._told
+            listed = self._told
             ours = [engine for engine in self._fleet.engines if engine.url in self._ours]
             for engine in ours:  # there are none before the source has told
-                found = told.get(engine.url)
+                found = listed.get(engine.url)
                 if (found is None or found.is_leaving) != (engine.url in self._leaving):
                     self._leaving ^= {engine.url}
                     engine.is_draining = engine.url in self._leaving
@@ -252,10 +252,10 @@ class Follower:
                     await self._fleet.remove(engine.name)
                     self._log.info("engine_removed", engine=engine.name, url=engine.url)
             here = {engine.url for engine in self._fleet.engines}
-            self._ours &= here | told.keys()
+            self._ours &= here | listed.keys()
             self._leaving &= here
             known = self._ours | here
-            new = [f.place for f in told.values() if not (f.is_leaving or f.place.url in known)]
+            new = [f.place for f in listed.values() if not (f.is_leaving or f.place.url in known)]
             await asyncio.gather(*map(add, new))
             await pause(stopping, _SETTLE_SECONDS)
 

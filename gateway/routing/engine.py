@@ -122,7 +122,7 @@ class Engine:
         self.last_stats: Stats | None = None
         self.epochs = EpochsSeen()
         self._was_down = False
-        self._admit = admit or (lambda told: Admitted(told, []))
+        self._admit = admit or (lambda description: Admitted(description, []))
         # The waits of turns for the engine to accept them.
         self._waits: set[asyncio.Timeout] = set()
         self._http = http
@@ -185,10 +185,10 @@ class Engine:
     async def unacknowledged(self) -> list[FinalCounts]:
         """The final counts that are not acknowledged. Impossible counts are left out, so that they
         do not hold up the others."""
-        found = await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
-        sane = [final for final in found if are_sane(final)]
-        if len(sane) < len(found):
-            number = len(found) - len(sane)
+        finals = await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
+        sane = [final for final in finals if are_sane(final)]
+        if len(sane) < len(finals):
+            number = len(finals) - len(sane)
             get_logger("engine").error("counts_not_sane", engine=self.name, number=number)
         return sane
 
@@ -209,8 +209,8 @@ class Engine:
 
     async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
         """The live entries of one scope (hexadecimal), or of all; the largest of them."""
-        asked = {"scope": scope, "limit": limit}
-        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        filters = {"scope": scope, "limit": limit}
+        query = urlencode({name: value for name, value in filters.items() if value is not None})
         return await self._call("GET", f"/v1/entries?{query}", list[EntryInfo])
 
     async def memory(self) -> Memory:
@@ -341,9 +341,9 @@ class Engine:
             self.epochs.missed(self.monotonic())
         self._unsure_since = None
 
-    def _take(self, told: Description) -> Description:
+    def _take(self, description: Description) -> Description:
         """The description as far as the engine's model owns its ids. Raise AnotherModel."""
-        new, notes = self._admit(told)
+        new, notes = self._admit(description)
         if notes != self.notes:
             for note in notes:
                 get_logger("engine").warning("adapter_refused", engine=self.name, why=note)
@@ -353,39 +353,39 @@ class Engine:
 
     def _refused(self, error: AnotherModel) -> None:
         """It answers, and gets no turn until its model is that of its name again."""
-        told = str(error)
-        if self.fault is None or str(self.fault) != told:
-            get_logger("engine").error("engine_refused", engine=self.name, error=told)
+        reason = str(error)
+        if self.fault is None or str(self.fault) != reason:
+            get_logger("engine").error("engine_refused", engine=self.name, error=reason)
         self.fault = error
         self.status = "refused"
         self._unsure_since = None
         self._was_down = True
-        self.readiness = {"error": told}
+        self.readiness = {"error": reason}
         self.notes = []
 
     def _missed(self, error: GatewayError) -> None:
         """Note that the engine did not answer. It is down after some time, or at once if it refuses
         connections, if its answer is wrong or if it was never ready."""
         now = self.monotonic()
-        told = str(error)
+        reason = str(error)
         self.epochs.missed(now)
         since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
         was_ready = self.status in ("ready", "unsure")
         if isinstance(error, CannotConnect) and error.is_refused:
-            told = "cannot connect"
+            reason = "cannot connect"
         elif is_silent and was_ready and now - since < self._down_seconds:
             self.status = "unsure"
-            self.readiness = {"error": told}
+            self.readiness = {"error": reason}
             return
         elif isinstance(error, EngineSetWrong):
-            told = error.told_operator
+            reason = error.told_operator
         if self.status != "down":
-            get_logger("engine").warning("engine_down", engine=self.name, error=told)
+            get_logger("engine").warning("engine_down", engine=self.name, error=reason)
         self.status = "down"
         self._unsure_since = None
         self._was_down = True
-        self.readiness = {"error": told}
+        self.readiness = {"error": reason}
 
     async def watch_load(self) -> None:
         """Learn how much the engine computed, for other gateways too."""
@@ -423,8 +423,8 @@ class Engine:
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
-        if (made := bound_request_id()) is not None:
-            sent = {**sent, "x-request-id": made}
+        if (request_id := bound_request_id()) is not None:
+            sent = {**sent, "x-request-id": request_id}
         try:
             return await self._http.send(method, self.url + path, sent, body, timeouts)
         except CannotConnect as error:

@@ -61,8 +61,8 @@ class EpochsSeen:
         if self.now is None or self.now.epoch != about.epoch:
             if self.now is not None:
                 self.before.append(self.now)
-            told = about.epoch, about.model, about.device, kind_of(about)
-            self.now = EpochSeen(*told, first_at=at, heard_at=at)
+            seen = about.epoch, about.model, about.device, kind_of(about)
+            self.now = EpochSeen(*seen, first_at=at, heard_at=at)
         self.now.heard_at = at
         self.now.silent_at = None
 
@@ -121,10 +121,14 @@ class EpochRecorder:
         }
 
     def _is_new(self, report: EpochReport) -> bool:
-        told = self._told.get(report.engine)
-        if told is None or told.epoch != report.epoch or told.counts != report.counts:
+        report_seen = self._told.get(report.engine)
+        if (
+            report_seen is None
+            or report_seen.epoch != report.epoch
+            or report_seen.counts != report.counts
+        ):
             return True
-        return report.heard_ms - told.heard_ms >= HEARD_SECONDS * 1000
+        return report.heard_ms - report_seen.heard_ms >= HEARD_SECONDS * 1000
 
     def _report(self, name: str, seen: EpochSeen) -> EpochReport:
         to_wall = self.wall().timestamp() - self.monotonic()

@@ -80,12 +80,16 @@ class Fleet:
         return Served(
             list(dict.fromkeys(description.model for description in described)),
             [
-                (one.model, info)
-                for one in described
-                for info in one.adapters
+                (description.model, info)
+                for description in described
+                for info in description.adapters
                 if not info.is_leaving
             ],
-            {one.model for one in described if "images" in one.capabilities},
+            {
+                description.model
+                for description in described
+                if "images" in description.capabilities
+            },
             default=self.ids.default,
             known=[] if len(described) == len(self.engines) else self.ids.models,
         )
@@ -187,7 +191,7 @@ class Fleet:
             await pause(stopping, _POLL_SECONDS if is_steady else min(_POLL_SECONDS, soon))
             await engine.poll()
             if engine.status in ("unsure", "down", "refused"):
-                if any(each.kind == engine.kind for each in self.ready):
+                if any(ready.kind == engine.kind for ready in self.ready):
                     engine.give_up()
 
     async def _watch(self, engine: Engine, stopping: asyncio.Event) -> None:

@@ -218,7 +218,7 @@ class PrefixIndex:
         self._to_sweep -= 1
         shard = self._shards[self._to_sweep]
         dead = self._dead * _OF_SLOT
-        for key in [key for key, found in shard.items() if found & dead]:
+        for key in [key for key, bits in shard.items() if bits & dead]:
             if (left := shard[key] & ~dead) > _DEPTH:
                 shard[key] = left
             else:
@@ -233,9 +233,9 @@ class PrefixIndex:
         """An engine holds these names."""
         here = 1 << _FIELDS[chain.tier] + slot
         # A lease ends by an event of its own, or with the name.
-        own = _OF_SLOT << slot
+        slot_bits = _OF_SLOT << slot
         names = self.names
-        kept = ~(own | _DEPTH) | 1 << _LEASED + slot
+        kept = ~(slot_bits | _DEPTH) | 1 << _LEASED + slot
         leased = here | 1 << _LEASED + slot
         shared = self._shared
         shards = self._shards
@@ -251,9 +251,9 @@ class PrefixIndex:
             depth = name.tokens // _DEPTH_TOKENS
             if not 0 <= depth <= _DEPTH:
                 depth = _DEPTH if depth > 0 else 0
-            found = before & kept | (leased if index < chain.num_leased else here) | depth
-            shard[key] = shared.setdefault(found, found)
-            if not before & own:
+            bits = before & kept | (leased if index < chain.num_leased else here) | depth
+            shard[key] = shared.setdefault(bits, bits)
+            if not before & slot_bits:
                 names[slot] += 1
                 if len(shard) > most:
                     self._thin(shard)
@@ -303,10 +303,10 @@ class PrefixIndex:
         def at(digest: str) -> int:
             """A name's holders, expected ones too."""
             key = hash(digest)
-            found = shards[key & last].get(key, 0)
+            bits = shards[key & last].get(key, 0)
             for names in expected:
-                found |= names.get(key, 0)
-            return found
+                bits |= names.get(key, 0)
+            return bits
 
         covered = self._cover_prefix(ends, at)
         # Documents with the same holders are taken together, and engines that hold as much.
@@ -399,11 +399,11 @@ class PrefixIndex:
 
 
 @lru_cache(_MAX_KNOWN)
-def _known(found: int) -> tuple[int, list[int]]:
+def _known(bits: int) -> tuple[int, list[int]]:
     """What a name with these holders is worth, and the slots of those."""
-    num_holders = min((found >> 8).bit_count(), 8)
-    worth = (bool(found & _ANY_LEASE) << 16) + num_holders * (found & _DEPTH)
-    return worth, _slots_of((found >> _DEVICE | found >> _HOST | found >> _DISK) & _EVERY)
+    num_holders = min((bits >> 8).bit_count(), 8)
+    worth = (bool(bits & _ANY_LEASE) << 16) + num_holders * (bits & _DEPTH)
+    return worth, _slots_of((bits >> _DEVICE | bits >> _HOST | bits >> _DISK) & _EVERY)
 
 
 def _slots_of(bits: int) -> list[int]:

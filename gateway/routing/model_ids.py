@@ -81,34 +81,34 @@ class ModelIds:
         """The names of all models that have an id."""
         return [id_ for id_, entry in self.known.items() if _is_model(entry)]
 
-    def admit(self, told: Description) -> Admitted:
+    def admit(self, description: Description) -> Admitted:
         """Give ids that nobody has to an engine's model and adapters. Raise AnotherModel where its
         name belongs to another model."""
-        model_id = id_of(told.model)
+        model_id = id_of(description.model)
         owner = self.known.get(model_id)
         if owner is None:
-            self._give(model_id, told.model, told.identity)
-        elif differences := differences_of(owner, told):
+            self._give(model_id, description.model, description.identity)
+        elif differences := differences_of(owner, description):
             raise AnotherModel(
                 f"it has another model than `{model_id}` here: {'; '.join(differences)}. Serve it "
                 "under another name, or give it the id: see Model ids in gateway/README.md"
             )
         else:
-            self._learn(owner, told.identity)
+            self._learn(owner, description.identity)
         if self._has_default and DEFAULT_ID not in self.known:
-            self._give(DEFAULT_ID, base_name(told.model), ModelIdentity())
-        return self._with_own_adapters(told)
+            self._give(DEFAULT_ID, base_name(description.model), ModelIdentity())
+        return self._with_own_adapters(description)
 
-    def _with_own_adapters(self, told: Description) -> Admitted:
+    def _with_own_adapters(self, description: Description) -> Admitted:
         notes = list[str]()
         adapters = list[AdapterInfo]()
-        for info in told.adapters:
-            adapter_id = adapter_id_of(told.model, info.name)
+        for info in description.adapters:
+            adapter_id = adapter_id_of(description.model, info.name)
             owner = self.known.get(adapter_id)
             if info.is_leaving or (owner is not None and owner.identity.weights == info.digest):
                 adapters.append(info)
             elif owner is None:
-                self._give(adapter_id, told.model, ModelIdentity(weights=info.digest))
+                self._give(adapter_id, description.model, ModelIdentity(weights=info.digest))
                 adapters.append(info)
             else:
                 notes.append(
@@ -117,23 +117,25 @@ class ModelIds:
                     f"{owner.identity.weights[:_SHOWN_DIGITS]}"
                 )
         if not notes:
-            return Admitted(told, notes)
-        return Admitted(msgspec.structs.replace(told, adapters=adapters), notes)
+            return Admitted(description, notes)
+        return Admitted(msgspec.structs.replace(description, adapters=adapters), notes)
 
-    async def give_model(self, told: Description, *, is_default: bool = False) -> None:
+    async def give_model(self, description: Description, *, is_default: bool = False) -> None:
         """The id of this engine's model, and those of its adapters, are its from now on. With
         `is_default` also ids that name no model mean it. Raise the errors of the table."""
-        model_id = id_of(told.model)
+        model_id = id_of(description.model)
         now = self._wall()
         before = [id_ for id_ in self.known if id_ == model_id or id_.startswith(f"{model_id}:")]
-        owned = [self._owned(model_id, told.model, told.identity, now)]
-        for info in told.adapters:
+        owned = [self._owned(model_id, description.model, description.identity, now)]
+        for info in description.adapters:
             if not info.is_leaving:
-                adapter_id = adapter_id_of(told.model, info.name)
+                adapter_id = adapter_id_of(description.model, info.name)
                 weights = ModelIdentity(weights=info.digest)
-                owned.append(self._owned(adapter_id, told.model, weights, now))
+                owned.append(self._owned(adapter_id, description.model, weights, now))
         if is_default:
-            owned.append(self._owned(DEFAULT_ID, base_name(told.model), ModelIdentity(), now))
+            owned.append(
+                self._owned(DEFAULT_ID, base_name(description.model), ModelIdentity(), now)
+            )
         await self._replace(before, owned)
 
     async def give_adapter(self, model: str, info: AdapterInfo) -> None:
@@ -153,11 +155,11 @@ class ModelIds:
             while self._learned:
                 await self._table.learn(*self._learned[0])
                 del self._learned[0]
-            found = await self._table.all()
+            owners = await self._table.all()
             for id_, entry in added.items():
                 if self._unsaved.get(id_) is entry:
                     del self._unsaved[id_]
-            self.known = found | self._unsaved
+            self.known = owners | self._unsaved
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the table until the gateway stops."""
@@ -184,9 +186,9 @@ class ModelIds:
             self._unsaved[id_] = entry
         self._log.info("model_id_given", id=id_, model=entry.engine_model)
 
-    def _learn(self, owner: OwnedId, told: ModelIdentity) -> None:
+    def _learn(self, owner: OwnedId, identity: ModelIdentity) -> None:
         """Remember what nobody had said of this model."""
-        whole = united(owner.identity, told)
+        whole = united(owner.identity, identity)
         if whole == owner.identity:
             return
         entry = msgspec.structs.replace(owner, identity=whole)
@@ -225,26 +227,34 @@ def _is_model(entry: OwnedId) -> bool:
     return entry.id == id_of(entry.engine_model)
 
 
-def differences_of(owner: OwnedId, told: Description) -> list[str]:
+def differences_of(owner: OwnedId, description: Description) -> list[str]:
     """What says that an engine's model is not the owner of an id of the same last part."""
-    found = list[str]()
+    differences = list[str]()
     for fact, words in _FACTS.items():
         ours = getattr(owner.identity, fact)
-        theirs = getattr(told.identity, fact)
+        theirs = getattr(description.identity, fact)
         if ours and theirs and ours != theirs:
             cut = None if fact == "server" else _SHOWN_DIGITS
-            found.append(f"its {words} is {theirs[:cut]}, not {ours[:cut]}")
-    is_known = bool(owner.identity.weights and told.identity.weights)
-    if not found and not is_known and not _have_one_name(owner.engine_model, told.model):
-        found.append(f"its full name is {told.model[:128]}, not {owner.engine_model[:128]}")
-    return found
+            differences.append(f"its {words} is {theirs[:cut]}, not {ours[:cut]}")
+    is_known = bool(owner.identity.weights and description.identity.weights)
+    if (
+        not differences
+        and not is_known
+        and not _have_one_name(owner.engine_model, description.model)
+    ):
+        differences.append(
+            f"its full name is {description.model[:128]}, not {owner.engine_model[:128]}"
+        )
+    return differences
 
 
-def _have_one_name(one: str, other: str) -> bool:
+def _have_one_name(name: str, other: str) -> bool:
     """Whether they are equal, or one says no more than the last part of the other."""
-    return one == other or base_name(one) == other or base_name(other) == one
+    return name == other or base_name(name) == other or base_name(other) == name
 
 
-def united(known: ModelIdentity, told: ModelIdentity) -> ModelIdentity:
+def united(known: ModelIdentity, identity: ModelIdentity) -> ModelIdentity:
     """What either says; `known` where both do."""
-    return ModelIdentity(**{fact: getattr(known, fact) or getattr(told, fact) for fact in _FACTS})
+    return ModelIdentity(
+        **{fact: getattr(known, fact) or getattr(identity, fact) for fact in _FACTS}
+    )

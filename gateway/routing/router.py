@@ -249,7 +249,7 @@ class Route(NamedTuple, Generic[HeldT]):
             prefix = offsets[index] if index < len(offsets) else started.usage.prompt_tokens
         copied = (Copied("", *place) for place in receipt.copied)
         return prefix + sum(
-            one.behind(prefix) for number, one in enumerate(copied) if held.holds(number)
+            document.behind(prefix) for number, document in enumerate(copied) if held.holds(number)
         )
 
 
@@ -308,8 +308,8 @@ def place(
     return Route(chosen, prompt, prompt.tokens + costs[equal[0]], held, available)
 
 
-def _more(one: Coverage, other: Coverage) -> Coverage:
-    return other if other.held > one.held else one
+def _more(coverage: Coverage, other: Coverage) -> Coverage:
+    return other if other.held > coverage.held else coverage
 
 
 class Routable(Candidate, Protocol):
@@ -330,7 +330,7 @@ def kind_of(description: Description | None) -> str:
     if description is None:
         return ""
     about = description.model, description.role, str(description.upstream)
-    adapters = [one.digest for one in description.adapters if not one.is_leaving]
+    adapters = [adapter.digest for adapter in description.adapters if not adapter.is_leaving]
     return "\n".join([*about, *sorted(description.capabilities), *sorted(adapters)])
 
 
@@ -363,10 +363,10 @@ class Router:
         Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all."""
         # By kind: why such engines can't serve it, or None; engines of other models are not here.
         verdicts: dict[str, InvalidRequest | None] = {}
-        for kind, one in {engine.kind: engine for engine in ready}.items():
-            if one.description and ask.model.is_served_at(one.description):
+        for kind, engine_of_kind in {engine.kind: engine for engine in ready}.items():
+            if engine_of_kind.description and ask.model.is_served_at(engine_of_kind.description):
                 try:
-                    check_capabilities(ask, one.description)
+                    check_capabilities(ask, engine_of_kind.description)
                     verdicts[kind] = None
                 except InvalidRequest as error:
                     verdicts[kind] = error
@@ -375,7 +375,7 @@ class Router:
         able = [engine for engine in left if verdicts[engine.kind] is None]
         if not able:
             refusals = (verdicts[engine.kind] for engine in left)
-            raise next((each for each in refusals if each is not None), NoEngineReady())
+            raise next((refusal for refusal in refusals if refusal is not None), NoEngineReady())
         # If every breaker is open, trying is better than refusing.
         taking = [e for e in able if e.breaker.open_until is None or e.breaker.allows(now)] or able
         if len(verdicts) > 1:
@@ -388,8 +388,8 @@ class Router:
         route = place(prompt, taking, self.weights, now, covered)
         if len(taking) < len(serving):
             known = [e.holdings for e in serving if not e.holdings.is_stale(now)]
-            found = (covered[each.slot] for each in known if each.slot in covered)
-            route = route._replace(available=reduce(_more, found, route.available))
+            coverages = (covered[holder.slot] for holder in known if holder.slot in covered)
+            route = route._replace(available=reduce(_more, coverages, route.available))
         return route
 
     def sizes(self, ask: Ask, engine: Routable) -> PromptSizes:
@@ -398,11 +398,11 @@ class Router:
         digests = [name.digest for name in ask.plan.names]
         rate = self.rates.of(engine.description.model)
         documents = list[Copied]()
-        for one, (begin, end) in zip(ask.plan.documents, ask.plan.document_bytes, strict=True):
+        for document, (begin, end) in zip(ask.plan.documents, ask.plan.document_bytes, strict=True):
             start = -int(-begin * rate // 1)
             behind = -int(-end * rate // 1)
-            copied = start + one.num_recomputed(behind - start)
-            documents.append(Copied(one.name, copied, behind))
+            copied = start + document.num_recomputed(behind - start)
+            documents.append(Copied(document.name, copied, behind))
         ends = Ends(digests, ask.plan.name_bytes, rate, documents)
         key = ask.routing_key
         affinity = None if key is None else f"{ask.principal.scope} {key}"
@@ -417,7 +417,7 @@ def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[Engi
         return []
     key = route.prompt.key(route.available.prefix)
     alike = [engine for engine in ready if engine.kind == route.engine.kind]
-    return nlargest(NUM_LIKELY, alike, key=lambda each: xxh3_64_intdigest(key, each.seed))
+    return nlargest(NUM_LIKELY, alike, key=lambda engine: xxh3_64_intdigest(key, engine.seed))
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:
@@ -442,8 +442,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
     # Of many documents each number of recomputed tokens is looked up once.
-    asked = {(method, part): path for path, method, part in reversed(ask.plan.approximations)}
-    for (method, parameter), path in asked.items():
+    paths = {(method, part): path for path, method, part in reversed(ask.plan.approximations)}
+    for (method, parameter), path in paths.items():
         if why := why_refused(description.techniques, method, parameter):
             raise InvalidRequest(f"{path}: {why}")
     if description.upstream is not None and "own_template" not in can:

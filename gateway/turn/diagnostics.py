@@ -93,13 +93,13 @@ class PromptComparer:
                 raise Overloaded
             self.num_fetches += 1
             try:
-                found = await self.find(turn_id, workspace)
-                if found is None:
+                packed = await self.find(turn_id, workspace)
+                if packed is None:
                     await asyncio.sleep(_SETTLE_SECONDS)
-                    found = await self.find(turn_id, workspace)
-                if found is not None:
-                    self._keep(turn_id, workspace, found)
-                return found
+                    packed = await self.find(turn_id, workspace)
+                if packed is not None:
+                    self._keep(turn_id, workspace, packed)
+                return packed
             finally:
                 self.num_fetches -= 1
 
@@ -125,12 +125,14 @@ class PromptComparer:
         that it may be another prompt altogether, and where only messages differ: that may be
         another conversation."""
         earlier = [unpack(packed) for packed in self.of_keys.get(key_id, ())]
-        nearest = max(earlier, key=lambda each: shared_bytes(each, later), default=None)
+        nearest = max(
+            earlier, key=lambda fingerprint: shared_bytes(fingerprint, later), default=None
+        )
         if nearest is None or not shared_bytes(nearest, later):
             return None
-        found = compare(nearest, later)
-        is_known = found is not None and found.kind in ("tools_changed", "system_changed")
-        return found.kind if found is not None and is_known else None
+        divergence = compare(nearest, later)
+        is_known = divergence is not None and divergence.kind in ("tools_changed", "system_changed")
+        return divergence.kind if divergence is not None and is_known else None
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self.recent[turn_id] = workspace, packed
@@ -162,8 +164,8 @@ class PrefixRecaller:
         task = self.background.spawn(look(), "recall a prefix")
         done, _ = await asyncio.wait({task}, timeout=_RECALL_SECONDS)
         is_known = bool(done) and not task.cancelled() and task.exception() is None
-        found: PrefixUse | None = task.result() if is_known else None
-        return found
+        use: PrefixUse | None = task.result() if is_known else None
+        return use
 
 
 class _Holder(NamedTuple):

@@ -216,11 +216,11 @@ class Dispatcher:
             # They may hold a prefix that the index has forgotten.
             asking = (engine.ask_names(choice.expected) for engine in asked)
             found = await asyncio.gather(*asking, return_exceptions=True)
-            for one in found:
-                if isinstance(one, BaseException) and not isinstance(one, GatewayError):
-                    raise one
-                is_silent = isinstance(one, GatewayError)
-                result = "silent" if is_silent else "found" if one else "nothing"
+            for answer in found:
+                if isinstance(answer, BaseException) and not isinstance(answer, GatewayError):
+                    raise answer
+                is_silent = isinstance(answer, GatewayError)
+                result = "silent" if is_silent else "found" if answer else "nothing"
                 self.metrics.count("asked_engines", result)
             if True in found:
                 choice = await self._choose(turn)

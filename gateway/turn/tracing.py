@@ -112,12 +112,14 @@ class SpannedTurn(TurnTrace):
             "holdfast.cache.computed_tokens": usage.computed_tokens,
             "holdfast.cache.tier": frame.receipt.tier,
             "holdfast.lease.state": min(
-                (each.state for each in frame.breakpoints), key=_RANKS.index, default="none"
+                (report.state for report in frame.breakpoints), key=_RANKS.index, default="none"
             ),
         }
         if frame.miss_reason is not None:
             attributes["holdfast.cache.miss_reason"] = frame.miss_reason
-        seconds = [each.expires_in_seconds for each in frame.breakpoints if each.expires_in_seconds]
+        seconds = [
+            report.expires_in_seconds for report in frame.breakpoints if report.expires_in_seconds
+        ]
         if seconds:
             attributes["holdfast.lease.seconds"] = max(seconds)
         for span in (self._span, self._call):
@@ -155,7 +157,7 @@ class SpannedTurn(TurnTrace):
             self.left()
             record = self._record
             if record is not None:  # what is known of the turn, but for its words
-                told: dict[str, Value | None] = {
+                attributes: dict[str, Value | None] = {
                     "gen_ai.usage.output_tokens": record.output_tokens,
                     "holdfast.outcome": record.outcome,
                     "holdfast.attempts": record.attempt,
@@ -167,7 +169,7 @@ class SpannedTurn(TurnTrace):
                     # The gateway knows other engines and earlier turns, so its reason says more.
                     "holdfast.cache.miss_reason": record.miss_reason,
                 }
-                self._span.set_attributes({n: v for n, v in told.items() if v is not None})
+                self._span.set_attributes({n: v for n, v in attributes.items() if v is not None})
             if failure is not None:
                 fail(self._span, failure.type)
             elif record is not None and record.outcome == CLIENT_LEFT:

@@ -61,5 +61,5 @@ def _commands(names: list[str], files: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    made = {"type": "object", "properties": properties, "required": required}
-    return {**made, "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": required}
+    return {**schema, "additionalProperties": False}

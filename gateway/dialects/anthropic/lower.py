@@ -158,13 +158,13 @@ def _tool_choice(request: wire.CountTokensRequest) -> ToolChoice:
     parallel = not choice.disable_parallel_tool_use
     if isinstance(choice, wire.ChoiceAuto):
         return ToolChoice("auto", parallel=parallel)
-    own = {tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)}
+    names = {tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)}
     if isinstance(choice, wire.ChoiceAny):
-        if not own:
+        if not names:
             raise uncallable("tool_choice")
         return ToolChoice("any", parallel=parallel)
-    if choice.name not in own:
-        if choice.name in (tool.description for tool in request.tools if tool.name not in own):
+    if choice.name not in names:
+        if choice.name in (tool.description for tool in request.tools if tool.name not in names):
             raise uncallable("tool_choice.name")
         raise InvalidRequest(f"tool_choice.name: tool '{choice.name[:64]}' not found in tools")
     return ToolChoice("tool", choice.name, parallel=parallel)
@@ -210,14 +210,14 @@ def _check_turns(messages: list[Message], *, has_calls: bool) -> None:
             continue
         answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
         expected = set(pending)
-        given = set(answered)
+        ids = set(answered)
         for position, tool_use_id in enumerate(answered):
             if tool_use_id not in expected:
                 raise InvalidRequest(
                     f"messages.{index}.content.{position}: unexpected `tool_use_id` found in"
                     f" `tool_result` blocks: {tool_use_id[:64]}"
                 )
-        missing = [call for call in pending if call not in given]
+        missing = [call for call in pending if call not in ids]
         if missing:
             raise InvalidRequest(
                 f"messages.{index}: `tool_use` ids were found without `tool_result` blocks"
@@ -248,20 +248,22 @@ class _MessagesLowering(Lowering):
         self._names = {tool.name for tool in request.tools}
         # Whether somebody names the deferred tools, and the template shows how to call one.
         foreign = [tool.name for tool in request.tools if isinstance(tool, wire.ForeignTool)]
-        own = [tool for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
+        tools = [tool for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
         defers = not any(name.startswith(_SEARCH) for name in foreign)
-        if defers and own and all(tool.defer_loading for tool in own):
+        if defers and tools and all(tool.defer_loading for tool in tools):
             defers = False
             self.notepad.ignore(
                 "tools", "all are deferred, and a model learns from one how to call: all are shown"
             )
         for index, tool in enumerate(request.tools):
-            made = self._tool(f"tools.{index}", tool, defers=defers)
-            self.mark(f"tools.{index}", tool.cache_control, is_absent=made is None)
-            if made is not None:
-                self.tools.append(made)
-        given = request.system or []
-        for index, block in enumerate([wire.Text(text=given)] if isinstance(given, str) else given):
+            lowered = self._tool(f"tools.{index}", tool, defers=defers)
+            self.mark(f"tools.{index}", tool.cache_control, is_absent=lowered is None)
+            if lowered is not None:
+                self.tools.append(lowered)
+        system = request.system or []
+        for index, block in enumerate(
+            [wire.Text(text=system)] if isinstance(system, str) else system
+        ):
             path = f"system.{index}"
             if not block.text and block.cache_control:
                 raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
@@ -319,11 +321,11 @@ class _MessagesLowering(Lowering):
             self.notepad.ignore(path, "no server tool can call it here, so it is left out")
             return None
         strict = tool.strict
-        made = self.tool(path, tool.name, tool.input_schema, tool.description, strict=strict)
+        lowered = self.tool(path, tool.name, tool.input_schema, tool.description, strict=strict)
         if tool.defer_loading and defers:
-            self._deferred[tool.name] = made
+            self._deferred[tool.name] = lowered
             return None
-        return made
+        return lowered
 
     def _part(self, path: str, role: str, block: wire.Block) -> Part:
         kind = str(block.__struct_config__.tag)
@@ -383,10 +385,10 @@ class _MessagesLowering(Lowering):
                     f"{path}.{index}.cache_control: only the last block of `content` may carry"
                     " cache_control"
                 )
-        found = [last.cache_control for last in blocks[-1:] if last.cache_control]
+        markers = [last.cache_control for last in blocks[-1:] if last.cache_control]
         if blocks and isinstance(blocks[-1], wire.Document):
-            found += self._document_markers(f"{path}.{len(blocks) - 1}", blocks[-1])
-        return found
+            markers += self._document_markers(f"{path}.{len(blocks) - 1}", blocks[-1])
+        return markers
 
     def _document_markers(self, path: str, document: wire.Document) -> list[wire.CacheControl]:
         source = document.source

@@ -383,8 +383,8 @@ class CountTokensRequest(Strict):
 
     @property
     def edits(self) -> list[dict[str, Any]]:
-        found = self.context_management
-        return (found.edits if found is not None else None) or []
+        management = self.context_management
+        return (management.edits if management is not None else None) or []
 
     @property
     def form(self) -> Format | None:
@@ -497,8 +497,8 @@ def _foreign(tool: Raw) -> Tool:
     declared = declared_tool(tool)
     if (known := described(declared.type)) is not None:
         about, schema = known
-        given = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
-        return _tool.decode(_encode({**given, "description": about, "input_schema": schema}))
+        fields = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
+        return _tool.decode(_encode({**fields, "description": about, "input_schema": schema}))
     marker = declared.cache_control
     return ForeignTool(declared.type, {}, description=declared.name, cache_control=marker)
 
@@ -649,13 +649,13 @@ def _path(document: Any, steps: _Steps, *, shows_last: bool = True) -> str:
     return ".".join(written)
 
 
-def _at(found: Any, steps: _Steps) -> Any:
+def _at(value: Any, steps: _Steps) -> Any:
     """The text, number, true or false at a path; None where it has none."""
     for step in steps:
-        if isinstance(found, dict):
-            found = found.get(step)
-        elif isinstance(found, list) and isinstance(step, int) and step < len(found):
-            found = found[step]
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
         else:
             return None
-    return found if isinstance(found, str | int | float) else None
+    return value if isinstance(value, str | int | float) else None

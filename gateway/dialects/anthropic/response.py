@@ -225,12 +225,12 @@ class MessageWriter(Writer[Event, Message]):
                     content.append(TextBlock(block.text))
                 case "thinking":
                     self._thought.update(block.text.encode())
-                    shown = "" if self.omits_thinking else block.text
-                    content.append(ThinkingBlock(shown, self._signature()))
+                    text = "" if self.omits_thinking else block.text
+                    content.append(ThinkingBlock(text, self._signature()))
                 case "call":
                     value = partial_json(block.text)
-                    given = value if isinstance(value, dict) else {}
-                    content.append(ToolUseBlock(block.id, block.name, given))
+                    arguments = value if isinstance(value, dict) else {}
+                    content.append(ToolUseBlock(block.id, block.name, arguments))
         return replace(
             self._begun,
             content=content,

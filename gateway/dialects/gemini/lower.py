@@ -78,8 +78,8 @@ def ask_of(
         raise InvalidRequest("contents: contents are required")
     if request.contents[-1].role == "model":
         raise InvalidRequest("contents: the last content must be of role 'user'")
-    own = request.system_instruction or request.tools or request.tool_config
-    if request.cached_content is not None and own:
+    field = request.system_instruction or request.tools or request.tool_config
+    if request.cached_content is not None and field:
         raise InvalidRequest(
             "cachedContent: excludes systemInstruction, tools and toolConfig: they belong to the"
             " cached content"
@@ -172,12 +172,12 @@ def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
 
 
 def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Notepad) -> ToolChoice:
-    given = held.prompted if held is not None else request
+    prompted = held.prompted if held is not None else request
     path = "toolConfig.functionCallingConfig"
-    config = given.tool_config.function_calling_config if given.tool_config else None
+    config = prompted.tool_config.function_calling_config if prompted.tool_config else None
     if config is None:
         return ToolChoice()
-    names = {each.name for tool in given.tools for each in tool.function_declarations}
+    names = {function.name for tool in prompted.tools for function in tool.function_declarations}
     for name in config.allowed_function_names:
         if name not in names:
             raise InvalidRequest(f"{path}.allowedFunctionNames: there is no function '{name[:64]}'")
@@ -213,8 +213,8 @@ class _GeminiLowering(Lowering):
         self._pending: dict[int, tuple[str, str]] = {}
         self._numbers: dict[tuple[str, str], deque[int]] = defaultdict(deque)
 
-    def add_prompted(self, given: wire.Prompted, where: str) -> None:
-        for index, tool in enumerate(given.tools):
+    def add_prompted(self, prompted: wire.Prompted, where: str) -> None:
+        for index, tool in enumerate(prompted.tools):
             path = f"{where}tools[{index}]"
             for info in msgspec.structs.fields(tool):
                 if info.name != "function_declarations" and getattr(tool, info.name) is not None:
@@ -233,14 +233,14 @@ class _GeminiLowering(Lowering):
                         self.notepad.ignore(f"{at}.{name}", "only inputs are held to a schema")
                 self.mark(at)
                 self.tools.append(self.tool(at, function.name, schema, function.description))
-        if given.system_instruction is not None:
-            for number, part in enumerate(given.system_instruction.parts):
+        if prompted.system_instruction is not None:
+            for number, part in enumerate(prompted.system_instruction.parts):
                 path = f"{where}systemInstruction.parts[{number}]"
                 if part.text is None:
                     raise InvalidRequest(f"{path}: only text is supported in a system instruction")
                 self.mark(path, can_carry=bool(part.text))
                 self.system.append(TextPart(part.text))
-        for index, content in enumerate(given.contents):
+        for index, content in enumerate(prompted.contents):
             path = f"{where}contents[{index}]"
             role = _ROLES.get(content.role)
             if role is None:
@@ -251,9 +251,9 @@ class _GeminiLowering(Lowering):
                 self.check_answered()
             parts: list[Part] = []
             for number, part in enumerate(content.parts):
-                made = self._part(f"{path}.parts[{number}]", role, part)
-                if made is not None:
-                    parts.append(made)
+                segment = self._part(f"{path}.parts[{number}]", role, part)
+                if segment is not None:
+                    parts.append(segment)
             self.add(role, parts)
 
     def check_answered(self) -> None:
@@ -374,44 +374,44 @@ def json_schema(schema: dict[str, Any], path: str, depth: int = 0) -> dict[str, 
     """Raise InvalidRequest, with `path` in front, for what is no schema or is nested too deep."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{path}: nested more than {MAX_DEPTH} levels deep")
-    given = {_NAMES.get(key, key): value for key, value in schema.items() if value is not None}
-    is_nullable = given.pop("nullable", False) is True
-    order = given.pop("propertyOrdering", None)
-    made: dict[str, Any] = {}
-    for key, value in given.items():
+    fields = {_NAMES.get(key, key): value for key, value in schema.items() if value is not None}
+    is_nullable = fields.pop("nullable", False) is True
+    order = fields.pop("propertyOrdering", None)
+    lowered: dict[str, Any] = {}
+    for key, value in fields.items():
         where = f"{path}.{key}"
         match key:
             case "type" if isinstance(value, str):
                 if value != _UNSPECIFIED:
-                    made["type"] = value.lower()
+                    lowered["type"] = value.lower()
             case "properties" | "$defs" if isinstance(value, dict):
-                made[key] = {
-                    name: _inner(each, f"{where}.{name[:64]}", depth)
-                    for name, each in value.items()
+                lowered[key] = {
+                    name: _inner(inner, f"{where}.{name[:64]}", depth)
+                    for name, inner in value.items()
                 }
             case "items" | "additionalProperties" if isinstance(value, dict):
-                made[key] = _inner(value, where, depth)
+                lowered[key] = _inner(value, where, depth)
             case "anyOf" if isinstance(value, list):
-                made[key] = [
-                    _inner(each, f"{where}[{index}]", depth) for index, each in enumerate(value)
+                lowered[key] = [
+                    _inner(inner, f"{where}[{index}]", depth) for index, inner in enumerate(value)
                 ]
             case _ if key in _COUNTS.values() and isinstance(value, str) and value.isdecimal():
-                made[key] = int(value[:18])
+                lowered[key] = int(value[:18])
             case "example":
                 pass
             case _:
-                made[key] = value
-    properties = made.get("properties")
+                lowered[key] = value
+    properties = lowered.get("properties")
     if isinstance(order, list) and isinstance(properties, dict):
         names = [name for name in order if isinstance(name, str) and name in properties]
-        made["properties"] = {name: properties[name] for name in names} | properties
-    if is_nullable and isinstance(made.get("anyOf"), list):
-        made["anyOf"].append({"type": "null"})
-    elif is_nullable and isinstance(made.get("type"), str):
-        made["type"] = [made["type"], "null"]
-        if isinstance(made.get("enum"), list):
-            made["enum"] = [*made["enum"], None]
-    return made
+        lowered["properties"] = {name: properties[name] for name in names} | properties
+    if is_nullable and isinstance(lowered.get("anyOf"), list):
+        lowered["anyOf"].append({"type": "null"})
+    elif is_nullable and isinstance(lowered.get("type"), str):
+        lowered["type"] = [lowered["type"], "null"]
+        if isinstance(lowered.get("enum"), list):
+            lowered["enum"] = [*lowered["enum"], None]
+    return lowered
 
 
 def _inner(schema: Any, path: str, depth: int) -> Any:

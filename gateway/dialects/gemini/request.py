@@ -411,7 +411,7 @@ def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str,
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path}: must be an object" if path else "the body must be an object")
     fields = _fields(shape)
-    made: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for key, item in value.items():
         where = f"{path}.{key}" if path else key
         if key not in fields:
@@ -424,26 +424,26 @@ def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str,
         if item is None:
             continue
         name, inner, is_list = fields[key]
-        if name in made:
+        if name in renamed:
             raise InvalidRequest(f"{where}: is given twice, by both of its names")
         if is_list and not isinstance(item, list):
             item = [item]
         if inner is not None and is_list:
-            item = [_named(each, inner, f"{where}[{n}]") for n, each in enumerate(item)]
+            item = [_named(element, inner, f"{where}[{n}]") for n, element in enumerate(item)]
         elif inner is not None:
             item = _named(item, inner, where)
-        made[name] = item
-    return made
+        renamed[name] = item
+    return renamed
 
 
 @cache
 def _fields(shape: type[msgspec.Struct]) -> Mapping[str, _Field]:
-    found: dict[str, _Field] = {}
+    shapes_by_name: dict[str, _Field] = {}
     info = inspect.type_info(shape)
     for field in info.fields if isinstance(info, inspect.StructType) else ():
         kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
         lists = [kind.item_type for kind in kinds if isinstance(kind, inspect.ListType)]
         shapes = [kind.cls for kind in lists or kinds if isinstance(kind, inspect.StructType)]
-        made = _Field(field.encode_name, shapes[0] if shapes else None, bool(lists))
-        found[field.encode_name] = found[field.name] = made
-    return found
+        named_field = _Field(field.encode_name, shapes[0] if shapes else None, bool(lists))
+        shapes_by_name[field.encode_name] = shapes_by_name[field.name] = named_field
+    return shapes_by_name

@@ -105,9 +105,9 @@ def logprobs_of(drawn: Sequence[protocol.DrawnToken]) -> LogprobsResult | UnsetT
     """Nothing where no token has any."""
     if not drawn:
         return UNSET
-    top = [TopCandidates(candidates=[_told(likely) for likely in one.top]) for one in drawn]
+    top = [TopCandidates(candidates=[_told(likely) for likely in token.top]) for token in drawn]
     return LogprobsResult(
-        chosen_candidates=[_told(one.drawn) for one in drawn],
+        chosen_candidates=[_told(token.drawn) for token in drawn],
         top_candidates=top if drawn[0].top else UNSET,
     )
 

@@ -199,39 +199,39 @@ def _thinks_by(request: wire.ChatRequest) -> str | None:
 
 def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> dict[str, Any]:
     """What binds the text, by the Ask's names: a schema, a pattern, or nothing."""
-    found: dict[str, tuple[str, Any]] = {}
+    constraints: dict[str, tuple[str, Any]] = {}
     match form:
         case wire.JsonObjectFormat():
-            found["response_format"] = "output_schema", {"type": "object"}
+            constraints["response_format"] = "output_schema", {"type": "object"}
         case wire.JsonSchemaFormat(json_schema=wanted):
             schema = {"type": "object"} if wanted.schema is None else wanted.schema
-            found["response_format"] = "output_schema", schema
+            constraints["response_format"] = "output_schema", schema
     older = wire.StructuredOutputs(
         choice=request.guided_choice,
         json=request.guided_json,
         json_object=request.guided_json_object,
         regex=request.guided_regex,
     )
-    for where, given in (("structured_outputs.", request.structured_outputs), ("guided_", older)):
-        if given is None:
+    for where, wishes in (("structured_outputs.", request.structured_outputs), ("guided_", older)):
+        if wishes is None:
             continue
-        if given.choice is not None:
+        if wishes.choice is not None:
             # The pattern of one text: each of its characters, those of patterns by their numbers.
             texts = (
                 "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
-                for text in given.choice
+                for text in wishes.choice
             )
-            found[f"{where}choice"] = "output_pattern", f"({'|'.join(texts)})"
-        if given.json is not None:
-            found[f"{where}json"] = "output_schema", given.json
-        if given.json_object:
-            found[f"{where}json_object"] = "output_schema", {"type": "object"}
-        if given.regex is not None:
-            found[f"{where}regex"] = "output_pattern", given.regex
-    if len(found) > 1:
-        first, second = list(found)[:2]
+            constraints[f"{where}choice"] = "output_pattern", f"({'|'.join(texts)})"
+        if wishes.json is not None:
+            constraints[f"{where}json"] = "output_schema", wishes.json
+        if wishes.json_object:
+            constraints[f"{where}json_object"] = "output_schema", {"type": "object"}
+        if wishes.regex is not None:
+            constraints[f"{where}regex"] = "output_pattern", wishes.regex
+    if len(constraints) > 1:
+        first, second = list(constraints)[:2]
         raise InvalidRequest(f"{second}: excludes {first}")
-    return dict(found.values())
+    return dict(constraints.values())
 
 
 def _tool_choice(request: wire.ChatRequest) -> ToolChoice:

@@ -383,19 +383,19 @@ _messages = msgspec.json.Decoder(list[dict[str, Raw]])
 
 def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequest:
     """A gathered answer with log probabilities gets a limit where it has none."""
-    given = CHAT.part(fields_of(body, bounds), bounds, Notepad())
+    fields = CHAT.part(fields_of(body, bounds), bounds, Notepad())
 
-    def typed(given: Mapping[str, Raw]) -> ChatRequest:
+    def typed(typed_fields: Mapping[str, Raw]) -> ChatRequest:
         try:
             return decode_with_foreign_tools(
-                _chat, msgspec.json.encode(given), "function", _tool.decode, _foreign
+                _chat, msgspec.json.encode(typed_fields), "function", _tool.decode, _foreign
             )
         except msgspec.ValidationError:
-            if (bare := _without_private(given)) is None:
+            if (bare := _without_private(typed_fields)) is None:
                 raise
         return typed(bare)
 
-    request = read(lambda: typed(given), explained)
+    request = read(lambda: typed(fields), explained)
     CHAT.check(request, bounds)
     if request.logprobs and not request.stream:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -404,8 +404,8 @@ def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequ
 
 
 def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CompletionRequest:
-    given = COMPLETIONS.part(fields_of(body, bounds), bounds, Notepad())
-    request = read(lambda: _completion.decode(msgspec.json.encode(given)), explained)
+    fields = COMPLETIONS.part(fields_of(body, bounds), bounds, Notepad())
+    request = read(lambda: _completion.decode(msgspec.json.encode(fields)), explained)
     COMPLETIONS.check(request, bounds)
     return request
 
@@ -415,11 +415,11 @@ def _foreign(tool: Raw) -> Tool:
     return ForeignTool("function", Function(name=declared.type), declared.cache_control)
 
 
-def _without_private(given: Mapping[str, Raw]) -> dict[str, Raw] | None:
+def _without_private(fields: Mapping[str, Raw]) -> dict[str, Raw] | None:
     """The fields, without those of messages whose names begin with `_`; None where none do. These
     are a client's own notes: Copilot CLI sends `__copilotMessageSource` in a session that goes
     on."""
-    raw = given.get("messages", Raw())
+    raw = fields.get("messages", Raw())
     if b'"_' not in memoryview(raw).tobytes():
         return None
     try:
@@ -432,7 +432,7 @@ def _without_private(given: Mapping[str, Raw]) -> dict[str, Raw] | None:
         {name: value for name, value in message.items() if not name.startswith("_")}
         for message in messages
     ]
-    return {**given, "messages": Raw(msgspec.json.encode(made))}
+    return {**fields, "messages": Raw(msgspec.json.encode(made))}
 
 
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)

@@ -31,8 +31,8 @@ class TokenLogprob(TopLogprob, frozen=True):
 
 def logprobs_of(drawn: Sequence[protocol.DrawnToken]) -> list[TokenLogprob]:
     return [
-        TokenLogprob(*_told(one.drawn), [TopLogprob(*_told(likely)) for likely in one.top])
-        for one in drawn
+        TokenLogprob(*_told(token.drawn), [TopLogprob(*_told(likely)) for likely in token.top])
+        for token in drawn
     ]
 
 
@@ -196,12 +196,12 @@ class _OpenAIWriter(Writer[Event, WholeT]):
     def told(self, choices: list[Any], *, is_last: bool = False) -> Event:
         """One chunk."""
         head = {"id": self.id, "object": self.chunk, "created": self.created, "model": self.model}
-        made = {**head, "choices": choices}
+        chunk = {**head, "choices": choices}
         if self.include_usage:
-            made["usage"] = self.counted() if is_last else None
+            chunk["usage"] = self.counted() if is_last else None
         if (extension := self.take_extension()) is not UNSET:
-            made["holdfast"] = extension
-        return made
+            chunk["holdfast"] = extension
+        return chunk
 
     def counted(self) -> Usage:
         return usage_of(self.usage, self.output_tokens, self.thinking_tokens)
@@ -219,8 +219,8 @@ class _OpenAIWriter(Writer[Event, WholeT]):
 
 def _end_of(end: protocol.Finished) -> dict[str, Any]:
     """`stop_reason`, as vLLM has it, is the stop string that ended the choice."""
-    made: dict[str, Any] = {"finish_reason": _REASONS[end.reason]}
-    return made if end.stop_sequence is None else {**made, "stop_reason": end.stop_sequence}
+    choice: dict[str, Any] = {"finish_reason": _REASONS[end.reason]}
+    return choice if end.stop_sequence is None else {**choice, "stop_reason": end.stop_sequence}
 
 
 @dataclass(slots=True, kw_only=True)

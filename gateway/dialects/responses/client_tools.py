@@ -59,31 +59,35 @@ def action_of(kind: str, written: str) -> dict[str, Any]:
     the schema says is left out, or empty where the API has it always."""
     value = partial_json(written)
     known = _TOOLS[kind][1]
-    given: dict[str, Any] = {
-        name: one
-        for name, one in (value.items() if isinstance(value, dict) else ())
-        if name in known and isinstance(one, _TYPES[known[name].get("type", "string")])
+    fields: dict[str, Any] = {
+        name: item
+        for name, item in (value.items() if isinstance(value, dict) else ())
+        if name in known and isinstance(item, _TYPES[known[name].get("type", "string")])
     }
     match kind:
         case "shell":
-            return given | {"commands": _texts(given)}
+            return fields | {"commands": _texts(fields)}
         case "local_shell":
-            env = {name: str(one) for name, one in given.get("env", {}).items()}
-            return {"type": "exec", **given, "command": _texts(given), "env": env}
+            env = {name: str(item) for name, item in fields.get("env", {}).items()}
+            return {"type": "exec", **fields, "command": _texts(fields), "env": env}
         case _:
-            work = given.get("type")
-            given |= {"type": work if work in _WORKS else "update_file"}
-            return {"path": "", **({} if work == "delete_file" else {"diff": ""}), **given}
+            work = fields.get("type")
+            fields |= {"type": work if work in _WORKS else "update_file"}
+            return {"path": "", **({} if work == "delete_file" else {"diff": ""}), **fields}
 
 
 def arguments_in(kind: str, action: Mapping[str, Any]) -> dict[str, Any]:
     """What the model wrote, of the action that came of it."""
-    own = {"type": "exec", "env": {}} if kind == "local_shell" else {}
-    return {n: one for n, one in action.items() if one is not None and own.get(n, own) != one}
+    defaults = {"type": "exec", "env": {}} if kind == "local_shell" else {}
+    return {
+        n: item
+        for n, item in action.items()
+        if item is not None and defaults.get(n, defaults) != item
+    }
 
 
 _TYPES = {"string": str, "integer": int, "array": list, "object": dict}
 
 
-def _texts(given: Mapping[str, Any]) -> list[str]:
-    return [str(one) for one in given.get("commands", given.get("command", []))]
+def _texts(fields: Mapping[str, Any]) -> list[str]:
+    return [str(command) for command in fields.get("commands", fields.get("command", []))]

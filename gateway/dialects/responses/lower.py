@@ -149,7 +149,7 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
     if not names:
         return ToolChoice("none", parallel=parallel)
     # No model calls what it does not see.
-    lowering.functions = [each for each in lowering.functions if each[1].name in names]
+    lowering.functions = [function for function in lowering.functions if function[1].name in names]
     return ToolChoice("auto", parallel=parallel)
 
 
@@ -184,20 +184,22 @@ class _ResponsesLowering(Lowering):
     def add_tools(self, path: str, tools: Sequence[wire.Tool]) -> None:
         """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
         be sent to an engine."""
-        given: list[tuple[str, wire.OwnTool, wire.NamespaceTool | None]] = []
-        for index, one in enumerate(tools):
+        listed: list[tuple[str, wire.OwnTool, wire.NamespaceTool | None]] = []
+        for index, entry in enumerate(tools):
             where = f"{path}[{index}]"
-            if isinstance(one, wire.OwnTool):
-                given.append((where, one, None))
-            elif isinstance(one, wire.NamespaceTool):
-                given += [(f"{where}.tools[{n}]", tool, one) for n, tool in enumerate(one.tools)]
+            if isinstance(entry, wire.OwnTool):
+                listed.append((where, entry, None))
+            elif isinstance(entry, wire.NamespaceTool):
+                listed += [
+                    (f"{where}.tools[{n}]", tool, entry) for n, tool in enumerate(entry.tools)
+                ]
         # Functions without a namespace keep their names, whatever comes before them.
         names: dict[str, str] = {}
         for is_own in (True, False):
-            for where, tool, namespace in given:
+            for where, tool, namespace in listed:
                 if is_own == (namespace is None and not isinstance(tool, wire.ClientTool)):
                     names[where] = self._reserve(where, tool, namespace)
-        for where, tool, namespace in given:
+        for where, tool, namespace in listed:
             self.functions.append((where, self._function(where, names[where], tool, namespace)))
 
     def find(self, wanted: wire.NamedTool) -> list[str]:
@@ -205,9 +207,9 @@ class _ResponsesLowering(Lowering):
         name = wanted.name or wanted.type
         namespace = wanted.namespace
         return [
-            made
-            for made in self._by_name.get((name, wanted.type), ())
-            if namespace is None or self.origins[made][:2] == (name, namespace)
+            function_name
+            for function_name in self._by_name.get((name, wanted.type), ())
+            if namespace is None or self.origins[function_name][:2] == (name, namespace)
         ]
 
     def _reserve(self, path: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> str:
@@ -215,20 +217,20 @@ class _ResponsesLowering(Lowering):
             raise InvalidRequest(f"{path}.name: must not be empty", f"{path}.name")
         kind = _KINDS.get(type(tool), tool.name)
         origin = Origin(tool.name, namespace.name if namespace else None, kind)
-        made = _joined(namespace.name, tool.name) if namespace else tool.name
+        joined = _joined(namespace.name, tool.name) if namespace else tool.name
         is_free = namespace is not None or isinstance(tool, wire.ClientTool)
-        if origin in self._names or (not is_free and made in self.origins):
+        if origin in self._names or (not is_free and joined in self.origins):
             raise InvalidRequest(f"{path}.name: tool names must be unique", f"{path}.name")
-        first = made
+        first = joined
         number = 1
-        while made in self.origins:
+        while joined in self.origins:
             number += 1
-            made = f"{first}_{number}"
-        for name in {origin.name, made}:
-            self._by_name.setdefault((name, kind), []).append(made)
-        self.origins[made] = origin
-        self._names[origin] = made
-        return made
+            joined = f"{first}_{number}"
+        for name in {origin.name, joined}:
+            self._by_name.setdefault((name, kind), []).append(joined)
+        self.origins[joined] = origin
+        self._names[origin] = joined
+        return joined
 
     def _function(
         self, path: str, name: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None
@@ -291,7 +293,9 @@ class _ResponsesLowering(Lowering):
                     if isinstance(content, str):
                         parts = [self._text(where, content)]
                     else:
-                        parts = [self._part(f"{where}[{n}]", one) for n, one in enumerate(content)]
+                        parts = [
+                            self._part(f"{where}[{n}]", part) for n, part in enumerate(content)
+                        ]
                     if role in ("system", "developer"):
                         self.add_told(parts)
                     else:
@@ -326,12 +330,14 @@ class _ResponsesLowering(Lowering):
                     why = "item references lead to nothing that is kept: send the item"
                     raise InvalidRequest(f"{path}: {why}", path)
 
-    def _add_call(self, path: str, call_id: str, origin: Origin, given: dict[str, Any]) -> None:
+    def _add_call(self, path: str, call_id: str, origin: Origin, arguments: dict[str, Any]) -> None:
         """The tool may be one of the prompt no longer."""
         name, namespace = origin.name, origin.namespace
-        made = name if namespace is None else _joined(namespace, name)
+        function_name = name if namespace is None else _joined(namespace, name)
         self.mark(path)
-        self.add("assistant", [ToolUsePart(call_id, self._names.get(origin, made), given)])
+        self.add(
+            "assistant", [ToolUsePart(call_id, self._names.get(origin, function_name), arguments)]
+        )
 
     def _part(self, path: str, part: wire.Part) -> TextPart:
         match part:

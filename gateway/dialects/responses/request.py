@@ -322,8 +322,8 @@ class ResponsesRequest(Strict):
 
     @property
     def conversation_id(self) -> str | None:
-        found = self.conversation
-        return found.id if isinstance(found, Conversation) else found
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, Conversation) else conversation
 
     @property
     def is_prewarm(self) -> bool:
@@ -355,8 +355,8 @@ class Given(NamedTuple):
 
     def items(self) -> Iterator[tuple[str, Item]]:
         """The items of the input, each with its path."""
-        own = self.request.input
-        for index, item in enumerate([] if isinstance(own, str) else own, -self.num_earlier):
+        items = self.request.input
+        for index, item in enumerate([] if isinstance(items, str) else items, -self.num_earlier):
             at = f"previous[{index + self.num_earlier}]" if index < 0 else f"input[{index}]"
             yield at, item
 
@@ -366,17 +366,17 @@ class Given(NamedTuple):
         """The request behind the items of kept responses, with those of `others` that references
         name in their places. Raise InvalidRequest or TooLarge, as for a body that has all of it."""
         by_id = {id_of(item): item for item in others}
-        named = {one: by_id[one] for one in self.references if one in by_id}
+        named = {item_id: by_id[item_id] for item_id in self.references if item_id in by_id}
         joined = b"[%b]" % b",".join([*earlier, *named.values()])
         check_values(joined, bounds.max_json_values, bounds.max_object_keys)
         typed = _typed_list(Raw(joined), "previous", _typed_item, Notepad())
         kept = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
-        found = dict(zip(named, kept[len(earlier) :], strict=True))
-        own = self.request.input
-        if isinstance(own, str):
-            own = [Message(role="user", content=own)]
-        own = [found.get(i.id, i) if isinstance(i, ItemReference) else i for i in own]
-        whole = msgspec.structs.replace(self.request, input=[*kept[: len(earlier)], *own])
+        items_by_id = dict(zip(named, kept[len(earlier) :], strict=True))
+        items = self.request.input
+        if isinstance(items, str):
+            items = [Message(role="user", content=items)]
+        items = [items_by_id.get(i.id, i) if isinstance(i, ItemReference) else i for i in items]
+        whole = msgspec.structs.replace(self.request, input=[*kept[: len(earlier)], *items])
         FIELDS.check(whole, bounds)
         return self._replace(request=whole, num_earlier=len(earlier), named=named)
 
@@ -394,13 +394,13 @@ class ConversationRequest(Strict):
 
 def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
-    made: ConversationRequest = read(lambda: _conversation.decode(body or b"{}"), explained)
-    typed = _typed_list(made.raw, "items", _typed_item, Notepad())
+    decoded: ConversationRequest = read(lambda: _conversation.decode(body or b"{}"), explained)
+    typed = _typed_list(decoded.raw, "items", _typed_item, Notepad())
     items = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
     for index, item in enumerate(items):
         if isinstance(item, ItemReference):
             raise InvalidRequest(f"items[{index}]: send the item itself", f"items[{index}]")
-    return made
+    return decoded
 
 
 def id_of(item: Raw) -> Any:
@@ -413,11 +413,11 @@ def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
     text = bytes(memoryview(value)[:1]) == b'"'
     user = {"role": "user", "content": value}
     raws = [Raw(msgspec.json.encode(user))] if text else _raws.decode(value)
-    made = []
+    items = []
     for number, raw in enumerate(raws):
         item = _open.decode(raw)
         if item.keys() <= {"type", "id"}:
-            made.append(named[item["id"]])
+            items.append(named[item["id"]])
             continue
         if isinstance(item.get("content"), str) and item.get("type", "message") == "message":
             is_own = item["role"] == "assistant"
@@ -427,8 +427,8 @@ def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
         if kind in _HAVE_STATUS:
             item["status"] = item.get("status") or "completed"
         item["id"] = item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{stem}i{number:02x}"
-        made.append(Raw(msgspec.json.encode(item)))
-    return made
+        items.append(Raw(msgspec.json.encode(item)))
+    return items
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -506,13 +506,13 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Giv
     notepad = Notepad()
     if "previous_response_id" in whole or "conversation" in whole:
         whole.setdefault("input", Raw(b"[]"))
-    given: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
+    fields: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
 
     def typed() -> ResponsesRequest:
         for name, typed_one in (("input", _typed_item), ("tools", _typed_tool)):
-            if name in given:
-                given[name] = _typed_list(given[name], name, typed_one, notepad)
-        return _request.decode(msgspec.json.encode(given))
+            if name in fields:
+                fields[name] = _typed_list(fields[name], name, typed_one, notepad)
+        return _request.decode(msgspec.json.encode(fields))
 
     request = read(typed, explained)
     FIELDS.check(request, bounds)
@@ -555,25 +555,25 @@ def _typed_item(raw: Raw, path: str, notepad: Notepad) -> Any:
         return {"type": kind, "tools": _typed_list(tools, f"{path}.tools", _typed_tool, notepad)}
     if kind in _CLIENT_CALLS:
         field = _CLIENT_CALLS[kind]
-        found = item.get(field)
-        if isinstance(found, str):
-            found = {field: found}
-        if not isinstance(found, dict):
+        action = item.get(field)
+        if isinstance(action, str):
+            action = {field: action}
+        if not isinstance(action, dict):
             raise InvalidRequest(f"{path}.{field}: must be an object", f"{path}.{field}")
-        made = {"type": "client_call", "kind": kind.removesuffix("_call"), "input": found}
+        call = {"type": "client_call", "kind": kind.removesuffix("_call"), "input": action}
     elif kind in _CLIENT_OUTPUTS:
         text = item.get("output") or ""
         if not isinstance(text, str):
             text = msgspec.json.encode(text).decode()
         name = kind.removesuffix("_call_output")
-        made = {"type": "client_call_output", "kind": name, "text": text}
+        call = {"type": "client_call_output", "kind": name, "text": text}
     else:
         raise InvalidRequest(f"{path}.type: Invalid value: '{kind[:_MAX_SHOWN]}'", f"{path}.type")
     # A local shell's output has the call's id in its own.
     call_id = item.get("call_id") or item.get("id")
     if not isinstance(call_id, str):
         raise InvalidRequest(f"Missing required parameter: '{path}.call_id'.", f"{path}.call_id")
-    return {**made, "call_id": call_id}
+    return {**call, "call_id": call_id}
 
 
 def _typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:

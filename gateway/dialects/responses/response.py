@@ -261,7 +261,7 @@ def page_of(items: Sequence[Raw], query: Mapping[str, str]) -> ItemList:
         ids = ids[ids.index(after) + 1 :]
     page = ids[: int(query.get("limit", _PAGE))]
     return ItemList(
-        data=[by_id[one] for one in page],
+        data=[by_id[item_id] for item_id in page],
         first_id=page[0] if page else None,
         last_id=page[-1] if page else None,
         has_more=len(ids) > len(page),
@@ -371,8 +371,8 @@ class _Open:
         if self.kind is not _CUSTOM_CALL or not text:
             return text
         value = partial_json(text)
-        found = value.get(INPUT, "") if isinstance(value, dict) else None
-        return found if isinstance(found, str) else text
+        text_input = value.get(INPUT, "") if isinstance(value, dict) else None
+        return text_input if isinstance(text_input, str) else text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -417,13 +417,13 @@ class ResponseWriter(Writer[Event, Response]):
                     yield from self._begin(_THOUGHT, content=[])
                 yield from self._add(text)
             case protocol.ToolUseStart(id=call_id, name=name):
-                own, namespace, what = self.origins.get(name, (name, None, "function"))
+                tool_name, namespace, what = self.origins.get(name, (name, None, "function"))
                 yield from self._end("completed")
                 if (kind := _CLIENT_CALLS.get(what)) is not None:
                     called: dict[str, Any] = {kind.action: action_of(what, "")}
                 else:
                     kind = _CUSTOM_CALL if what == "custom" else _CALL
-                    called = {"name": own, "namespace": namespace or UNSET}
+                    called = {"name": tool_name, "namespace": namespace or UNSET}
                 yield from self._begin(kind, call_id=call_id, **called)
             case protocol.ToolInputDelta(partial_json=partial):
                 if self._open is None or self._open.kind not in _CALLS:
@@ -494,16 +494,16 @@ class ResponseWriter(Writer[Event, Response]):
         kind = opened.kind
         text = opened.text
         done = f"{opened.kind.text_events}.done"
-        made: dict[str, Any] = {}
+        payload: dict[str, Any] = {}
         if kind is _CALL:
-            made = {"arguments": text}
-            yield self._within(done, name=opened.item.name, **made)
+            payload = {"arguments": text}
+            yield self._within(done, name=opened.item.name, **payload)
         elif kind is _CUSTOM_CALL:
-            made = {"input": text}
+            payload = {"input": text}
             yield self._within(f"{kind.text_events}.delta", delta=text)
-            yield self._within(done, **made)
+            yield self._within(done, **payload)
         elif kind.tool:
-            made = {kind.action: action_of(kind.tool, text)}
+            payload = {kind.action: action_of(kind.tool, text)}
             if kind.tool == "apply_patch" and status == "incomplete":
                 status = "in_progress"  # the API has no other word for it
         else:
@@ -511,10 +511,10 @@ class ResponseWriter(Writer[Event, Response]):
             part = kind.part(text, **more)
             yield self._within(done, text=text, **more)
             yield self._within(f"{kind.part_events}.done", part=part)
-            made = {"summary" if kind is _SUMMARY else "content": [part]}
+            payload = {"summary" if kind is _SUMMARY else "content": [part]}
             if kind is not _MESSAGE and self.seal is not None:
-                made["encrypted_content"] = self.seal(text)
-        item = replace(opened.item, status=status, **made)
+                payload["encrypted_content"] = self.seal(text)
+        item = replace(opened.item, status=status, **payload)
         yield self._event("output_item.done", output_index=opened.index, item=item)
         self._output.append(item)
         self._open = None
