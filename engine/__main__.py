@@ -21,12 +21,15 @@ from engine.asgi import misspelt
 from engine.backends.base import Parts, Progress
 from engine.backends.looped import EngineBackend, LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
+from engine.lines import LineLoggers
 from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import PREFIX, Settings, problems_of
 
 log = structlog.get_logger()
+
+_STDOUT = 1
 
 SWITCH_SECONDS = 0.0001
 """A thread that wants the interpreter's lock gets it after this time, a fiftieth of Python's
@@ -66,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[settings.log_level.upper()]
         ),
+        logger_factory=LineLoggers(_STDOUT),
         cache_logger_on_first_use=True,
     )
     for line in misspelt(os.environ, [PREFIX + name.upper() for name in Settings.model_fields]):

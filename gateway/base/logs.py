@@ -1,4 +1,7 @@
-"""JSON lines on stderr. Nothing logs prompt text, headers or keys; a last filter drops them."""
+"""JSON lines on stderr, whose failing ends nothing.
+
+Nothing logs prompt text, headers or keys; a last filter drops them.
+"""
 
 import asyncio
 import logging
@@ -9,9 +12,13 @@ from typing import Any
 
 import structlog
 
+from engine.lines import LineLoggers
+
 NEVER_LOGGED = frozenset(
     {"authorization", "api_key", "x-api-key", "prompt", "text", "body", "content", "secret"}
 )
+
+_STDERR = 2
 
 # Asked with every call of an engine. structlog would look through all variables of the context.
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -56,7 +63,7 @@ def configure(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=LineLoggers(_STDERR),
         cache_logger_on_first_use=False,
     )
 
