@@ -252,7 +252,8 @@ StoreRefusal = Literal["in_use", "strangers", "newer", "older", "unusable", "too
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """The store on disk, since the epoch began.
 
-    `refused`: why the engine runs without the store of its settings; all else is 0 then.
+    `refused`: why the engine runs without the store of its settings; all else is 0 then. `problem`:
+    why files can't be written, as the system said it last; None where they can.
 
     `held_blocks` of the `used_blocks` are of entries; `leases` of the `entries` are leased.
     Of other engines of a shared store `peer_blocks` are known, and `peer_read_bytes` were read.
@@ -286,6 +287,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     peer_read_bytes: int = 0
     misses: dict[str, int] = {}
     refused: StoreRefusal | None = None
+    problem: str | None = None
 
 
 class PrefillSums(msgspec.Struct, kw_only=True):

@@ -250,6 +250,7 @@ class DiskStore:
         self._is_gone = False
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
+        self._problem: str | None = None
         # What the journal does not tell of is nobody's any more.
         threads.sweep(tier.names)
 
@@ -361,6 +362,7 @@ class DiskStore:
             failed_writes=self._failed_writes,
             peer_blocks=sum(peers.num_blocks for peers in self._peers),
             peer_read_bytes=sum(peers.read_bytes for peers in self._peers),
+            problem=self._problem if self._is_down else None,
             misses=dict(sum((peers.misses for peers in self._peers), start=self._misses)),
         )
 
@@ -412,6 +414,7 @@ class DiskStore:
         """Files can't be written: go on without, and try again later."""
         if self._down_until is None:
             log.warning("the store can't be written", reason=error, retry_seconds=RETRY_SECONDS)
+        self._problem = error
         self._down_until = self._pace.now() + RETRY_SECONDS
         self._tier.give_up_all()
 

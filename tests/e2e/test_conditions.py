@@ -146,6 +146,41 @@ def test_a_store_whose_directory_became_read_only_is_told(fleet: Fleet, store: P
     eventually(lambda: conditions(fleet) == [])
 
 
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    """A real file system of 1 MiB."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_store_whose_disk_is_full_is_told_and_written_again_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        own = ({"ENGINE_STORE": str(disk / "store")},)
+        with running_fleet(tmp_path / "fleet", 1, own=own) as fleet:
+            eventually(lambda: conditions(fleet) == [])
+            filler = disk / "filler"
+            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+                while True:
+                    file.write(b"x" * 512)
+            fleet.gateway.answer(SYSTEM)
+            found = the_one(fleet, "store_not_written")
+            assert (found["about"], found["engine"]) == ("the store of engine-0", "engine-0")
+            assert found["cause"].startswith("No space left on device: ")
+            assert "df -h" in found["remedy"]
+            # It serves on, and promises what its memory holds.
+            assert fleet.gateway.answer(SYSTEM)["usage"]["cache_read_input_tokens"] > 0
+            filler.unlink()
+            eventually(lambda: conditions(fleet) == [])
+
+
 def test_a_store_that_was_read_only_at_the_start_is_off(fleet: Fleet, store: Path) -> None:
     fleet.kill(1)
     with read_only(store):
