@@ -100,7 +100,8 @@ class Curve:
         works = [self.dimension.make(size), self.dimension.make(2 * size)]
         if self.dimension.is_bytes:
             works += [_reading(size), _reading(2 * size)]
-        best, factor = [math.inf] * len(works), math.inf
+        best = [math.inf] * len(works)
+        factor = math.inf
         for turn in range(_MORE_TRIES):
             best = [min(time, cpu_seconds(work)) for time, work in zip(best, works, strict=True)]
             factor = best[1] / best[0]
@@ -130,7 +131,8 @@ def _reading(num_bytes: int) -> Work:
 
 def cpu_seconds(work: Work) -> float:
     """CPU seconds of one run. Short work runs many times, since the clock is coarse."""
-    began, count = time.process_time(), 0
+    began = time.process_time()
+    count = 0
     while (taken := time.process_time() - began) < _LEAST_SECONDS or not count:
         work()
         count += 1

@@ -30,7 +30,8 @@ PROGRAMS = ("engine", "gateway")
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_", "OTEL_BSP_", "OTEL_EXPORTER_OTLP_",
              "OTEL_RESOURCE_ATTRIBUTES", "PYTEST_CURRENT_TEST")  # fmt: skip
 # Torch computes in as many threads as this said when it was imported.
-THREADS, ONE = "OMP_NUM_THREADS", "1"
+THREADS = "OMP_NUM_THREADS"
+ONE = "1"
 Output = IO[bytes] | int | None
 _PR_SET_PDEATHSIG = 1
 
@@ -74,7 +75,8 @@ class ForkedServer(subprocess.Popen[bytes]):
             return
         self._child_created = False  # for Popen.__del__: there is nothing to reap
         self._mutex = threading.Lock()
-        self.args, self.returncode = args, None
+        self.args = args
+        self.returncode = None
         self.stdin = self.stdout = self.stderr = None
         out = _path_of(stdout, 1)
         err = out if stderr == subprocess.STDOUT else _path_of(stderr, 2)

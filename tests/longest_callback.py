@@ -24,16 +24,19 @@ class Longest:
         self.name = ""
 
     def reset(self) -> None:
-        self.seconds, self.name = 0.0, ""
+        self.seconds = 0.0
+        self.name = ""
 
     def see(self, handle: asyncio.Handle, seconds: float) -> None:
         if seconds > self.seconds:
-            self.seconds, self.name = seconds, repr(handle)
+            self.seconds = seconds
+            self.name = repr(handle)
 
 
 @contextmanager
 def longest_callback() -> Iterator[Longest]:
-    found, run = Longest(), asyncio.Handle._run
+    found = Longest()
+    run = asyncio.Handle._run
 
     def timed(handle: asyncio.Handle) -> Any:
         begun = time.thread_time()

@@ -134,7 +134,8 @@ class ScriptedParser:
         return bytes(mask)
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:
-        inner, self._at = self._inner, self._at + 1
+        inner = self._inner
+        self._at = self._at + 1
         deltas = inner.feed(token_id)
         self.finish, self.stop_sequence = inner.finish, inner.stop_sequence
         self.thinking_tokens = inner.thinking_tokens

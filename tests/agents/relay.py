@@ -91,7 +91,9 @@ class Relay:
 @contextmanager
 def relaying(target: str) -> Iterator[Relay]:
     """A relay on a free port of loopback, in a thread with an event loop of its own."""
-    relay, loop, is_ready = Relay(target), asyncio.new_event_loop(), threading.Event()
+    relay = Relay(target)
+    loop = asyncio.new_event_loop()
+    is_ready = threading.Event()
 
     async def begin() -> web.AppRunner:
         application = web.Application(client_max_size=MAX_BODY_BYTES)

@@ -131,7 +131,8 @@ def seeing_engine(data: Path, script: dict[str, str]) -> Iterator[Server]:
         "ENGINE_BLOCK_SIZE": "32",
         "ENGINE_VLLM_ARGS": json.dumps({"max_model_len": CONTEXT}),
     }
-    port, command = free_port(), [os.environ["VLLM_PYTHON"], "-m", "tests.agents.seeing_engine"]
+    port = free_port()
+    command = [os.environ["VLLM_PYTHON"], "-m", "tests.agents.seeing_engine"]
     environment = engine_environment(port, settings)
     with stack.serving(command, environment, port, log=data.parent / "engine.log") as server:
         yield server
@@ -182,7 +183,8 @@ def run_one(recipe: Recipe, folder: Path) -> Outcome:
 
 def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, str]:
     """The exit status and what was printed; a client that does not end is ended."""
-    home, work = room / "home", room / "work"
+    home = room / "home"
+    work = room / "work"
     home.mkdir()
     work.mkdir()
     subprocess.run(["git", "init", "-q", str(work)], check=True)

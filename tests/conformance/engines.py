@@ -254,7 +254,8 @@ class Engine:
 
     @contextmanager
     def stream(self, request: GenerateRequest) -> Iterator[Stream]:
-        body, headers = msgspec.json.encode(request), {SCOPE_HEADER: quote(request.scope)}
+        body = msgspec.json.encode(request)
+        headers = {SCOPE_HEADER: quote(request.scope)}
         with self.client.stream("POST", "/v1/generate", content=body, headers=headers) as response:
             if response.status_code != 200:
                 raise Refused(response.status_code, response.read())
@@ -335,7 +336,8 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
     command = python(module) + (["--backend", backend] if module == "engine" else [])
     mount = ""
     if backend == "vllm":
-        command[0], base = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | base
+        command[0] = os.environ["VLLM_PYTHON"]
+        base = VLLM_ON_CPU | base
     if backend == "vllm" and os.environ.get("VLLM_MOUNTED"):
         command, environment = vllm_serve(port, settings, is_mounted=True)
         mount = MOUNT

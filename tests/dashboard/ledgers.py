@@ -32,7 +32,8 @@ Row = dict[str, Any]
 def turn(number: int, moment: datetime, **changes: Any) -> Row:
     """The columns of a turn; tokens are `input`, `read`, `write_5m`, `write_1h`, `output`."""
     tokens = {name: changes.pop(name, 0) for name in ("input", "read", "write_5m", "write_1h")}
-    output, price = changes.pop("output", 10), changes.pop("price", PRICE)
+    output = changes.pop("output", 10)
+    price = changes.pop("price", PRICE)
     usage = InputUsage(
         input_tokens=tokens["input"],
         cache_read_tokens=tokens["read"],

@@ -37,7 +37,8 @@ def made(kind: type[msgspec.Struct], **told: Any) -> Answers:
 
 def blank(wanted: Any) -> Any:
     """The least value of a type: None, the first of a choice, 0, or empty."""
-    origin, parts = get_origin(wanted), get_args(wanted)
+    origin = get_origin(wanted)
+    parts = get_args(wanted)
     if origin in (Union, UnionType):
         return None if type(None) in parts else blank(parts[0])
     if origin in (Annotated, Literal):
@@ -152,7 +153,8 @@ def latency(count: int, num_points: int) -> Answers:
         known = seconds if count else None
         return made(usage.Percentiles, requests=count, p50=known, p95=known, p99=known)
 
-    hits, misses = percentiles(0.1), percentiles(1.3)
+    hits = percentiles(0.1)
+    misses = percentiles(1.3)
     cells = [
         made(
             usage.LatencyCell,

@@ -79,7 +79,9 @@ def kill_in(
     fleet: Fleet, *, kills: int, clients: int, hangs: int = 0, max_tokens: int = 60
 ) -> EngineReport:
     """As `run_engine_kills`, in a running fleet that is idle."""
-    rng, report, gateway = random.Random(1), EngineReport(kills, hangs=hangs), fleet.gateway
+    rng = random.Random(1)
+    report = EngineReport(kills, hangs=hangs)
+    gateway = fleet.gateway
     before = {row["id"] for row in gateway.rows()}
     asking = SdkClients(gateway.url, gateway.model, max_tokens, rng)
     asyncio.run(_kill_over_and_over(fleet, asking, report, clients, rng))
@@ -92,7 +94,9 @@ def kill_in(
         report.unacknowledged += stats["unacknowledged"]
         mine = [row for row in rows if row["epoch"] == stats["epoch"]]
         report.books[stats["epoch"]] = counted(stats), sums(mine)
-    report.broken, report.early, report.silent = len(asking.broken), asking.early, asking.silent
+    report.broken = len(asking.broken)
+    report.early = asking.early
+    report.silent = asking.silent
     report.compare(
         asking,
         [row for row in rows if row["id"] not in before],

@@ -42,7 +42,8 @@ class Gateway(Admin):
 
     def send(self, path: str = MESSAGES, **body: Any) -> httpx.Response:
         """A body as it is, but for the model."""
-        url, headers = f"{self.url}{path}", headers_of(self.own)
+        url = f"{self.url}{path}"
+        headers = headers_of(self.own)
         return httpx.post(
             url, json={"model": self.model, **body}, headers=headers, timeout=600, trust_env=False
         )
@@ -142,7 +143,8 @@ class Fleet:
         self.processes += [self._start(i, self.settings) for i in range(len(self.engines))]
 
     def _start(self, number: int, settings: Settings) -> Process:
-        url, own = self.engines[number], self.own[number] if self.own else {}
+        url = self.engines[number]
+        own = self.own[number] if self.own else {}
         given = {"ENGINE_LOG_LEVEL": "error", **settings, **own}
         environment = engine_environment(int(url.rpartition(":")[2]), given)
         return start([*python("engine"), "--backend", self.backend], environment)

@@ -67,7 +67,8 @@ class Report:
     ) -> None:
         """`agree`: whether a row's outcome is that of what the client saw."""
         by_id = {row["id"]: row for row in rows}
-        self.rows, self.duplicates = len(rows), len(rows) - len(by_id)
+        self.rows = len(rows)
+        self.duplicates = len(rows) - len(by_id)
         self.outcomes = Counter(row["outcome"] for row in rows)
         self.begun = len(clients.told)
         self.completed = sum(told.is_final for told in clients.told.values())
@@ -154,7 +155,9 @@ def run_kills(
     Each write of the journal waits up to `disk_seconds`, so that kills come while records are being
     written. `kind` says how the gateway is ended.
     """
-    port, home, report = free_port(), data / "killed", GatewayReport(kills)
+    port = free_port()
+    home = data / "killed"
+    report = GatewayReport(kills)
     with serving_engine(backend, ENGINE_SETTINGS) as engine:
         engine.wait()
         own = {"HOLDFAST_DATABASE_URL": database_url, **(gateway_settings or {})}
@@ -162,7 +165,8 @@ def run_kills(
         migrate(settings)
         if disk_seconds:
             settings |= {"PYTHONPATH": str(SLOW_DISK), "SLOW_DISK_SECONDS": str(disk_seconds)}
-        gateway, rng = kind(home, settings, url_of(port)), random.Random(1)
+        gateway = kind(home, settings, url_of(port))
+        rng = random.Random(1)
         model = "synthetic" if backend == "synthetic" else MODEL
         clients = SdkClients(gateway.url, model, max_tokens, rng)
         try:
@@ -180,7 +184,8 @@ def run_kills(
             or row["outcome"] not in ("gateway_killed", "open", "client_disconnect")
         ),
     )
-    report.ledger, report.engine = sums(rows), counted(report.stats)
+    report.ledger = sums(rows)
+    report.engine = counted(report.stats)
     return report
 
 

@@ -200,7 +200,8 @@ def _take(told: Told, usage: CompletionUsage | None) -> None:
     """Chat Completions tells usage once, at the end."""
     assert usage is not None
     told.usage["output_tokens"] = usage.completion_tokens
-    told.prompt_tokens, told.is_final = usage.prompt_tokens, True
+    told.prompt_tokens = usage.prompt_tokens
+    told.is_final = True
 
 
 def _classes(usage: Usage) -> dict[str, int]:

@@ -27,11 +27,13 @@ from tests.faults.houses import CONTEXT, WORDS, text
 DAY_MS = 86_400_000
 BODY_BYTES: int = Settings.model_fields["body_limit_bytes"].default
 CHAT = "/v1/chat/completions"
-COUNT, BATCHES = f"{MESSAGES}/count_tokens", f"{MESSAGES}/batches"
+COUNT = f"{MESSAGES}/count_tokens"
+BATCHES = f"{MESSAGES}/batches"
 _ADMIN_READS = "usage savings latency prefixes turns/search leases overview refusals".split()
 _QUIET_SECONDS = 20.0
 # Levels of a schema, of each definition that is named, and of the last one.
-_ROOT_LEVELS, _LINK_LEVELS = 6, 3
+_ROOT_LEVELS = 6
+_LINK_LEVELS = 3
 Body = dict[str, Any]
 
 
@@ -64,7 +66,8 @@ class Neighbour:
     async def on_a_socket(self, *pieces: bytes, quiet: float = 0.0) -> int:
         """The status of the first answer; 0 where there is none. `quiet`: so long nothing is read,
         and then it is over."""
-        parts, answer = urlsplit(str(self.client.base_url)), b""
+        parts = urlsplit(str(self.client.base_url))
+        answer = b""
         try:
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
             try:
@@ -242,7 +245,8 @@ async def named_content(who: Neighbour, rng: random.Random) -> int:
         return made.status_code
     asked = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": made.json()["name"]}
     asked["generationConfig"] = {"maxOutputTokens": 1}
-    path, status = f"/v1beta/models/{who.model}:generateContent", 0
+    path = f"/v1beta/models/{who.model}:generateContent"
+    status = 0
     for _ in range(20):
         status = await who.post(path, asked)
     await who.client.delete(f"/v1beta/{made.json()['name']}")
@@ -257,7 +261,8 @@ def long_echo(who: Neighbour, rng: random.Random) -> Body:
 
 def log_probabilities(who: Neighbour, rng: random.Random) -> Body:
     """As many log probabilities in one answer as are allowed."""
-    tops, choices = 20, who.bounds.max_choices
+    tops = 20
+    choices = who.bounds.max_choices
     most = who.bounds.max_logprobs // (choices * (tops + 1))
     more = {"n": choices, "logprobs": True, "top_logprobs": tops}
     return who.message(text(rng, 4), max_tokens=most, **more)
@@ -282,7 +287,8 @@ async def large_heads(who: Neighbour, rng: random.Random) -> int:
 
 async def admin_reads(who: Neighbour, rng: random.Random) -> int:
     """What a workspace's key may read of itself, over as long a range as there is."""
-    until, path = time.time_ns() // 1_000_000, rng.choice(_ADMIN_READS)
+    until = time.time_ns() // 1_000_000
+    path = rng.choice(_ADMIN_READS)
     since = until - 3 * 365 * DAY_MS
     return await who.get(f"/admin/v1/{path}?since_ms={since}&until_ms={until}")
 
@@ -331,10 +337,8 @@ async def strange_protocols(who: Neighbour, rng: random.Random) -> int:
 
 def chained_schemas(who: Neighbour, rng: random.Random) -> Body:
     """A schema whose definitions name one another nearly as deep as is allowed, never the same."""
-    name, num_links = (
-        f"{rng.getrandbits(48):x}",
-        (MAX_SCHEMA_NESTING - _ROOT_LEVELS) // _LINK_LEVELS,
-    )
+    name = f"{rng.getrandbits(48):x}"
+    num_links = (MAX_SCHEMA_NESTING - _ROOT_LEVELS) // _LINK_LEVELS
     made: dict[str, object] = {
         f"{name}{at}": {"properties": {f"p{at}": {"$ref": f"#/$defs/{name}{at + 1}"}}}
         for at in range(num_links)

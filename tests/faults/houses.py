@@ -58,7 +58,8 @@ class Victim:
             timeout=180,
             limits=httpx.Limits(max_keepalive_connections=0 if comes_anew else None),
         )
-        self._model, self._system = MODEL, text(random.Random(7), num_words)
+        self._model = MODEL
+        self._system = text(random.Random(7), num_words)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -79,7 +80,8 @@ def running_house(data: Path, num_engines: int) -> Iterator[House]:
         port = free_port()
         environment = gateway_environment(port, data, [each.url for each in engines], GATEWAY)
         migrate(environment)
-        command, log = [*python("gateway"), "serve"], data / "gateway.log"
+        command = [*python("gateway"), "serve"]
+        log = data / "gateway.log"
         process = start(command, environment, log, before_exec=_few_descriptors)
         stack.callback(stop, process)
         for engine in engines:

@@ -51,7 +51,8 @@ class Seen:
 
 async def watch(victim: Victim, seconds: float) -> Seen:
     """Ask one question after another for so long; at least three."""
-    seen, until = Seen(), time.monotonic() + seconds
+    seen = Seen()
+    until = time.monotonic() + seconds
     while time.monotonic() < until or len(seen.seconds) + len(seen.failures) < 3:
         answer = await victim.ask()
         if answer.error or answer.first_seconds is None:

@@ -44,7 +44,8 @@ from tests.faults.forgery import BODIES, Forgeries, untried, words
 from tests.gateway.records import ledger_rows
 
 MODEL = "holdfast-demo"
-NUM_BLOCKS, BLOCK_SIZE = 256, 32
+NUM_BLOCKS = 256
+BLOCK_SIZE = 32
 LOSS_SECONDS = 30
 SIZES: dict[str, str | int | float] = {
     "NUM_BLOCKS": NUM_BLOCKS,
@@ -78,7 +79,9 @@ class Plugged:
     def __init__(self, interpreter: str, log: Path, beside: str = "") -> None:
         """`beside`: the `--kv-transfer-config` of a connector that stands in one with ours."""
         os.environ["VLLM_PYTHON"] = interpreter
-        self.port, self._log, self._beside = free_port(), log, beside
+        self.port = free_port()
+        self._log = log
+        self._beside = beside
         self.url = url_of(self.port)
         self.process: Process
         self.start()
@@ -125,7 +128,8 @@ def marked_turn(gateway: str, seed: int = 1) -> dict[str, Any]:
 
 
 def look_at_leases(vllm: Plugged, gateway: str, findings: Findings) -> None:
-    first, second = marked_turn(gateway), marked_turn(gateway)
+    first = marked_turn(gateway)
+    second = marked_turn(gateway)
     written = first["cache_creation_input_tokens"]
     findings.note("turn 1 writes", written, written > 0)
     read = second["cache_read_input_tokens"]
@@ -153,7 +157,8 @@ def look_at_losses(vllm: Plugged, gateway: str, findings: Findings) -> None:
     """More entries than may be leased; others then take the blocks of those without a lease."""
     for seed in range(2, 14):
         marked_turn(gateway, seed)
-    leased, loose = vllm.entries("leased"), vllm.entries("best_effort")
+    leased = vllm.entries("leased")
+    loose = vllm.entries("best_effort")
     findings.note("entries with a lease, and without", (leased, loose), leased > 0 < loose)
     flood(vllm, 3 * NUM_BLOCKS * BLOCK_SIZE)
     until = time.monotonic() + LOSS_SECONDS
@@ -164,7 +169,8 @@ def look_at_losses(vllm: Plugged, gateway: str, findings: Findings) -> None:
 
 
 def look_at_forgery(vllm: Plugged, count: int, findings: Findings) -> None:
-    forgeries, before = Forgeries(), vllm.stats()
+    forgeries = Forgeries()
+    before = vllm.stats()
     with httpx.Client(base_url=vllm.url, timeout=120) as client:
         missing = untried(client)
         forgeries.send(client, MODEL, count)
@@ -239,7 +245,8 @@ def stack(interpreter: str, folder: Path, beside: str) -> Iterator[tuple[Plugged
     models = folder / "models.toml"
     models.write_text(MODELS_TOML, "utf-8")
     vllm = Plugged(interpreter, folder / "vllm.log", beside)
-    port, home = free_port(), folder / "gateway"
+    port = free_port()
+    home = folder / "gateway"
     settings = gateway_environment(port, home, [vllm.url + MOUNT], {"HOLDFAST_MODELS": str(models)})
     run([*python("gateway"), "migrate"], settings)
     gateway = Killed(home, settings, url_of(port))

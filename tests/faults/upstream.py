@@ -46,7 +46,8 @@ def probe(engine: Engine, probes: int) -> int:
         print(f"  {one.name}: {'yes' if one.is_kept else 'no'} ({one.note})")
     foreign_reads = foreign_automatic = owners = owner_reads = leased = 0
     for number in range(probes):
-        owner, asked = engine.scope(), prompt(engine.text(120))
+        owner = engine.scope()
+        asked = prompt(engine.text(120))
         reports = engine.ask(asked, owner, 0).started.breakpoints
         leased += sum(report.state == "leased" for report in reports)
         usage: InputUsage = engine.ask(asked, engine.scope(), 0).usage

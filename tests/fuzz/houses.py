@@ -97,7 +97,8 @@ def serving(
     master_secret: str = MASTER_SECRET,
 ) -> Iterator[tuple[str, list[str]]]:
     """A gateway process: its URL, and a new key for each of the workspaces."""
-    models, data = directory / "models.toml", directory / "data"
+    models = directory / "models.toml"
+    data = directory / "data"
     models.write_text(models_toml)
     own = {"HOLDFAST_MODELS": str(models), "HOLDFAST_LOG_LEVEL": "error"}
     own["HOLDFAST_MASTER_SECRET"] = master_secret

@@ -11,7 +11,8 @@ from tests.fuzz.sequence import Alone, Arrival, Begin, Queue, Sequence, Turn
 from tests.fuzz.servers import MINIMUMS, Outcome, Sent, Server
 from tests.fuzz.talks import KEEP, resolved
 
-BLOCK, LEAST_KEPT = 16, 64
+BLOCK = 16
+LEAST_KEPT = 64
 """Of a compressed prefix whole blocks are kept, and no fewer tokens."""
 SECONDS = {"5m": 300, "1h": 3600}
 Counts = tuple[int, int, int, int]
@@ -70,7 +71,8 @@ class Player:
             granularity=self.server.machines.granularity,
             has_kinds=self.server.has_kinds,
         )
-        self._seed, self._number = seed, 0
+        self._seed = seed
+        self._number = 0
         self._documents: dict[tuple[int, int, str], Entry] = {}
         kind = WithStates if self.server.machines.keeps_states else Cache
         self._models = [kind(min_tokens=MINIMUMS[m]) for m in range(self.server.num_models)]
@@ -90,7 +92,8 @@ class Player:
             if entry is not None and self.now >= entry.expires:
                 # The copy in the prompt's own blocks outlives it, and is no entry.
                 turn = replace(turn, document=None)
-        want, got = self._reference(turn, begin=self.now), self.server.ask(turn)
+        want = self._reference(turn, begin=self.now)
+        got = self.server.ask(turn)
         if turn.document is not None and want is not None:
             want = self._with_document(turn, turn.document, want, got)
         self._compare(turn, self._next_number(), got, want)
@@ -109,16 +112,23 @@ class Player:
         its segment. Of the others so many are computed as were asked for.
         """
         assert got.document is not None
-        size, recomputed = sum(got.document), got.document[1]
-        sizes, at = self.server.machines.sizes(turn), document.segment
-        end, before = sizes.ends[at], sizes.ends[at - 1] if at else 0
+        size = sum(got.document)
+        recomputed = got.document[1]
+        sizes = self.server.machines.sizes(turn)
+        at = document.segment
+        end = sizes.ends[at]
+        before = sizes.ends[at - 1] if at else 0
         key = self._key(turn, document)
         asked = document.recompute
         assert len(key[2].split()) < size <= end - before
         assert recomputed == (asked if isinstance(asked, int) else math.ceil(asked * size))
-        tokens, read, short, long = want[0], want[1], want[2], want[3]
+        tokens = want[0]
+        read = want[1]
+        short = want[2]
+        long = want[3]
         classes = ["read"] * read + ["1h"] * long + ["5m"] * short + ["input"] * tokens
-        entry, copied = self._documents.get(key), range(max(end - size + recomputed, read), end)
+        entry = self._documents.get(key)
+        copied = range(max(end - size + recomputed, read), end)
         if entry is None:
             entry = self._documents[key] = Entry(document.ttl)
             for place in copied:
@@ -183,7 +193,9 @@ class Player:
 
     def _reference(self, turn: Turn, begin: float | None) -> Counts | None:
         """What the contract says; None is a refusal. Without a `begin` nothing is written."""
-        sizes, model, marks = self.server.machines.sizes(turn), self._models[turn.model], turn.marks
+        sizes = self.server.machines.sizes(turn)
+        model = self._models[turn.model]
+        marks = turn.marks
         kind = ""
         if turn.keep is not None:
             kept = -(-int(sizes.ends[turn.keep] * KEEP) // BLOCK) * BLOCK
@@ -191,7 +203,8 @@ class Player:
                 return None
             # Marks in front hold nothing. From this one on entries are found by their kind alone.
             behind = {at: ttl for at, ttl in marks.explicit.items() if at >= turn.keep}
-            marks, kind = marks._replace(explicit=behind), f" {turn.keep} {KEEP}"
+            marks = marks._replace(explicit=behind)
+            kind = f" {turn.keep} {KEEP}"
         try:
             want = model.run(
                 turn.talk.blocks(sizes.ends, marks, turn.document),

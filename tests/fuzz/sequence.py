@@ -99,13 +99,17 @@ class Sequence:
         has_kinds: bool = False,
     ) -> None:
         self.seed = seed
-        self._has_kinds, self._kinds_rng = has_kinds, random.Random(f"kinds {seed}")
+        self._has_kinds = has_kinds
+        self._kinds_rng = random.Random(f"kinds {seed}")
         self._documents: set[str] = set()
-        self._last_keep, self._documents_rng = -1, random.Random(f"documents {seed}")
+        self._last_keep = -1
+        self._documents_rng = random.Random(f"documents {seed}")
         self.rng = random.Random(seed)
         self.tally: Counter[str] = Counter()
-        self._num_scopes, self._num_models = num_scopes, num_models
-        self._can_queue, self._checks_marks = can_queue, checks_marks
+        self._num_scopes = num_scopes
+        self._num_models = num_models
+        self._can_queue = can_queue
+        self._checks_marks = checks_marks
         talk = Talk(self.rng, f"{seed}", LONGEST, has_tools)
         talk.padding = granularity if granularity > 1 else 0
         talk.begin()
@@ -126,7 +130,8 @@ class Sequence:
     def _of_kind(self, turn: Turn) -> Turn:
         """Perhaps with a marker that asks for a part of its prefix, often where one did the last
         time, and with the turn's own markers of five minutes behind it."""
-        rng, kinds = self._kinds_rng, turn.talk.kinds
+        rng = self._kinds_rng
+        kinds = turn.talk.kinds
         is_fit = self._has_kinds and not turn.is_broken and turn.end != "left"
         if not is_fit or rng.random() < 0.5:
             return turn
@@ -141,7 +146,8 @@ class Sequence:
 
     def _with_document(self, turn: Turn) -> Turn:
         """Perhaps with a text or result of a tool that stands anywhere, without a marker there."""
-        rng, is_fit = self._documents_rng, turn.keep is None and turn.end != "left"
+        rng = self._documents_rng
+        is_fit = turn.keep is None and turn.end != "left"
         if not (self._has_kinds and is_fit) or turn.is_broken or rng.random() < 0.5:
             return turn
         texts = turn.talk.texts
@@ -193,7 +199,8 @@ class Sequence:
 
     def _marks(self, talk: Talk, ttls: tuple[Ttl, ...]) -> Marks:
         """Often where they were the last time, as clients do."""
-        again, kinds = self._last_marks.get(talk.name), talk.kinds
+        again = self._last_marks.get(talk.name)
+        kinds = talk.kinds
         if again is not None and len(ttls) > 1 and self.rng.random() < 0.4:
             last = len(kinds) - (again.automatic is not None)
             if all(place < last and kinds[place] != "thinking" for place in again.explicit):
@@ -212,7 +219,8 @@ class Sequence:
         """
         rng = self.rng
         ttls: tuple[Ttl, ...] = (rng.choice(["5m", "1h"]),) if is_burst else ("1h", "5m")
-        scope, number = self._mostly_first(self._num_scopes), rng.randint(2, 4)
+        scope = self._mostly_first(self._num_scopes)
+        number = rng.randint(2, 4)
         arrivals: list[Arrival | Begin] = []
         first = self._turn(talk, "done", ttls, scope)
         for index in range(number):
@@ -244,7 +252,9 @@ def _interleaved(
 ) -> list[Arrival | Begin]:
     """In their order, each begin behind its arrival."""
     events: list[Arrival | Begin] = []
-    arrivals, begins, num_waiting = list(arrivals), list(begins), 0
+    arrivals = list(arrivals)
+    begins = list(begins)
+    num_waiting = 0
     while arrivals or begins:
         if arrivals and (num_waiting == 0 or rng.random() < 0.7):
             arrival = arrivals.pop(0)

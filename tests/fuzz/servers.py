@@ -70,9 +70,11 @@ def outcome_of(started: Started) -> Outcome:
 
 def message_outcome(message: dict[str, Any]) -> Outcome:
     """Of an answer of the Messages API; its counters must agree with each other."""
-    usage, extension = message["usage"], message["holdfast"]
+    usage = message["usage"]
+    extension = message["holdfast"]
     created = usage["cache_creation"]
-    short, long = created["ephemeral_5m_input_tokens"], created["ephemeral_1h_input_tokens"]
+    short = created["ephemeral_5m_input_tokens"]
+    long = created["ephemeral_1h_input_tokens"]
     assert usage["cache_creation_input_tokens"] == short + long
     counts = (usage["input_tokens"], usage["cache_read_input_tokens"], short, long)
     entries = tuple((point.get("ttl"), point["state"]) for point in extension["breakpoints"])
@@ -105,7 +107,8 @@ class Machines:
 
     def sizes(self, turn: Turn) -> Sizes:
         """Both models count alike: they have one tokenizer and template. Ends as entries sit."""
-        counted, floor = self._count(turn.talk.prompt()), self.engines[0].floor
+        counted = self._count(turn.talk.prompt())
+        floor = self.engines[0].floor
         ends = [floor(end) for end in counted.segment_tokens if end is not None]
         assert len(ends) == len(counted.segment_tokens), "this model leaves a segment no boundary"
         return Sizes(ends, counted.input_tokens - ends[-1])
@@ -183,7 +186,8 @@ class ByProtocol(Server):
         return outcome
 
     def send(self, turn: Turn) -> Sent:
-        stack, request = ExitStack(), self._request(turn)
+        stack = ExitStack()
+        request = self._request(turn)
         stream = stack.enter_context(self.machines.engines[turn.model].stream(request))
         return Sent(lambda: outcome_of(stream.start()), stack.close, stream.request_id)
 
@@ -209,7 +213,9 @@ class ByGateway(Server):
         self, machines: Machines, client: httpx.Client, keys: list[str], models: list[str]
     ) -> None:
         super().__init__(machines, len(models), len(keys), checks_marks=True)
-        self._client, self._keys, self._models = client, keys, models
+        self._client = client
+        self._keys = keys
+        self._models = models
 
     def whole(self, turn: Turn) -> Outcome:
         response = self._client.post("/v1/messages", **self._asked(turn))

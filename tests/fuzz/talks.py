@@ -195,7 +195,8 @@ class Talk:
             for turn, pieces in enumerate(self.turns)
             for piece in pieces
         ]
-        before, blocks = 0, []
+        before = 0
+        blocks = []
         for index, (section, kind, text, turn) in enumerate(keys):
             size = ends[index] - before
             if document is not None and index == document.segment:

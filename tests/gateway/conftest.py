@@ -94,9 +94,13 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine = shared.engine
     # What an earlier test left behind has been told to stop.
     eventually(lambda: not engine.running)
-    engine.script, engine.refusal, engine.is_ready = say("Hello", " there"), None, True
-    engine.wait_seconds, engine.num_heartbeats = 0.0, 0
-    engine.secret, engine.is_mounted = ScriptedEngine.secret, True
+    engine.script = say("Hello", " there")
+    engine.refusal = None
+    engine.is_ready = True
+    engine.wait_seconds = 0.0
+    engine.num_heartbeats = 0
+    engine.secret = ScriptedEngine.secret
+    engine.is_mounted = True
     engine.entries.clear()
     kept = (engine.requests, engine.refused, engine.unheld, engine.folded, engine.inexact)
     for each in kept:

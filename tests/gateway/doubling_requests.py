@@ -131,7 +131,8 @@ def _deep(count: int) -> Json:
 
 
 def _exchange(calls: list[Json], results: Any) -> Json:
-    answer, reply = {"role": "assistant", "content": calls}, {"role": "user", "content": results}
+    answer = {"role": "assistant", "content": calls}
+    reply = {"role": "user", "content": results}
     return {"messages": [_HI, answer, reply]}
 
 
@@ -208,7 +209,8 @@ def _messages_writer() -> MessageWriter:
 
 
 def _chat_writer() -> ChatWriter:
-    paths, more = ["messages[0]"], {"num_choices": 1, "include_usage": True}
+    paths = ["messages[0]"]
+    more = {"num_choices": 1, "include_usage": True}
     return ChatWriter(id="r", model="m", created=0, findings=Findings("e"), paths=paths, **more)
 
 

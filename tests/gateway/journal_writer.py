@@ -14,7 +14,8 @@ async def write(journal: Journal, worker: int) -> None:
         record = turn_record(name, instance=journal.instance)
         await journal.open(record)
         print("open", record.id, flush=True)
-        record.outcome, record.output_tokens = "stop", number
+        record.outcome = "stop"
+        record.output_tokens = number
         await journal.close(record)
         print("closed", record.id, number, flush=True)
 

@@ -149,7 +149,8 @@ class ScriptedEngine:
         stop = self.running[request.request_id] = asyncio.Event()
         watcher = asyncio.ensure_future(_watch(receive, stop))
         usage, reports = self._look_up(request)
-        sent, has_started = 0, False
+        sent = 0
+        has_started = False
         try:
             if self.is_mute:
                 await stop.wait()
@@ -293,7 +294,8 @@ def segment_tokens(prompt: protocol.Prompt) -> list[int]:
     texts = [t.name + str(t.input_schema) for t in prompt.tools] + [b.text for b in prompt.system]
     for message in prompt.messages:
         texts += [p.name if isinstance(p, protocol.ToolUsePart) else p.text for p in message.parts]
-    ends, total = [], 0
+    ends = []
+    total = 0
     for text in texts:
         total += len(text) // 4 + 1
         ends.append(total)

@@ -25,7 +25,9 @@ from gateway.ledger.database import Ledger, with_ledger
 from scripts import stack
 from tests.gateway.bodies import body
 
-API_KEY, ADMIN_KEY, HEADERS = stack.API_KEY, stack.ADMIN_KEY, stack.API_HEADERS
+API_KEY = stack.API_KEY
+ADMIN_KEY = stack.ADMIN_KEY
+HEADERS = stack.API_HEADERS
 # For what happens at once on a machine that is free, and later on one that is busy.
 WAIT_SECONDS = 180.0
 # As engines have it: longer than a gateway keeps an idle connection.
@@ -131,7 +133,8 @@ def soon_after(call: Callable[[], object], seconds: float) -> datetime:
 
 def eventually(condition: Any, seconds: float = WAIT_SECONDS) -> None:
     """Ask until it is so: often at first, then ten times a second, since asking takes CPU time."""
-    deadline, pause = time.monotonic() + seconds, 0.005
+    deadline = time.monotonic() + seconds
+    pause = 0.005
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(pause)

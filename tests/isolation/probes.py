@@ -184,13 +184,15 @@ def probe_exactly(
 
     The three are of three workspaces. The stranger must see what the reference saw.
     """
-    rng, result = random.Random(seed), Exact(hints=[])
+    rng = random.Random(seed)
+    result = Exact(hints=[])
     assert result.hints is not None
     for index in range(number):
         shape = shapes[index % len(shapes)]
         warming = replace(shape, stream=False, marked=True, compares=False)
         is_long = shape.keeps or shape.places
-        prefix, question = words(rng, 120 if is_long else 30), words(rng, 3)
+        prefix = words(rng, 120 if is_long else 30)
+        question = words(rng, 3)
         cold = ask(reference, shape, body_of(shape, prefix, question))
         warm = ask(owner, warming, body_of(warming, prefix, words(rng, 3)))
         assert warm.read == 0 and warm.written > 32
@@ -201,7 +203,8 @@ def probe_exactly(
         owners = again.read if shape.marked or shape.dialect == "chat" else _automatic(again.body)
         result.owner_reads += owners > 0
         for name in ("status", "headers", "body"):
-            theirs, ours = getattr(cold, name), getattr(probed, name)
+            theirs = getattr(cold, name)
+            ours = getattr(probed, name)
             if theirs != ours:
                 result.hints.append(f"{shape}: {name}: {theirs!r} became {ours!r}")
     return result

@@ -124,7 +124,9 @@ def started(
     folder: Path, *arguments: str, base: int | None = None, **changes: str
 ) -> Iterator[Run]:
     """Start it with a data directory in `folder`; whatever happens, nothing of it is left."""
-    base, data, log = base or free_base(), folder / "data", folder / "said"
+    base = base or free_base()
+    data = folder / "data"
+    log = folder / "said"
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"{folder}-{base}"
     command = ["scripts/run", "--port", str(base), "--data", str(data)]

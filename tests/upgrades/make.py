@@ -169,7 +169,9 @@ def make_journal(data: Path, at: datetime) -> None:
             record.input_tokens = 100 + number
             record.cache_read_tokens = 1000 + number
             record.output_tokens = 7 + number
-            record.price, record.cost, record.cost_without_cache = "synthetic@2026-01-01", 11, 22
+            record.price = "synthetic@2026-01-01"
+            record.cost = 11
+            record.cost_without_cache = 22
             await journal.close(record)
         await journal.set_aside([records[2].id], "lost")
         os._exit(0)

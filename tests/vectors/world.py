@@ -15,7 +15,8 @@ from tests.fuzz.servers import Machines, message_outcome
 from tests.fuzz.talks import Kind, Marks, Piece, Talk
 
 TAIL = 4
-MODEL, OTHER_MODEL = "v1024", "other"
+MODEL = "v1024"
+OTHER_MODEL = "other"
 HEADERS = {"anthropic-version": "2023-06-01"}
 Counts = tuple[int, int, int, int]
 """(input, read, 5m writes, 1h writes)."""
@@ -128,7 +129,8 @@ class Vector:
 
     def _fit(self, talk: Talk, block: Block, index: int) -> str:
         """A text with which the prefix grows by exactly the block's tokens."""
-        head, num_words = f"{self.name}{block.name}", block.tokens
+        head = f"{self.name}{block.name}"
+        num_words = block.tokens
         if block.tokens < 40:
             head = ""
         for _ in range(4):

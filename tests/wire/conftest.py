@@ -56,7 +56,8 @@ class Wire:
 
 def read_replies(raw: socket.socket) -> list[Reply]:
     raw.settimeout(WAIT_SECONDS)
-    data, closed = b"", False
+    data = b""
+    closed = False
     try:
         while piece := raw.recv(65536):
             data += piece

@@ -68,7 +68,8 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
     if kind == "end" or entry.stored is None:
         return entry.key
     assert world.store is not None
-    end, what = entry.expires_at, (entry.scope, entry.key, entry.tokens, entry.ttl, [])
+    end = entry.expires_at
+    what = (entry.scope, entry.key, entry.tokens, entry.ttl, [])
     told = Entry(*what, entry.ready_at, end, kept_until=end, used_at=entry.used_at)
     told.is_leased = entry.is_leased
     told.is_asked_for = entry.is_asked_for
@@ -124,7 +125,8 @@ def damage(world: "World", index: int, *, is_torn: bool) -> None:
 
 def bring_from_disk(world: "World", life: Life) -> None:
     """One block comes from the store, or turns out to be lost."""
-    store, table = world.store, life.table
+    store = world.store
+    table = life.table
     assert store is not None
     if store.is_lost(table.next_incoming):
         _miss(world, life)
@@ -213,13 +215,15 @@ def restart(world: "World", *, is_planned: bool) -> None:
             assert (told is not None) == (entry.stored is not None)
             assert told is None or told.entry.expires_at == entry.expires_at
             assert told is None or told.entry.is_leased == entry.is_leased
-    before, world.expected = world.expected, {}
+    before = world.expected
+    world.expected = {}
     disk.line.clear()
     world.begin_epoch()
     for name in disk.torn & set(disk.files):
         del disk.files[name]
     disk.damaged -= disk.torn
-    torn, disk.torn = disk.torn, set()
+    torn = disk.torn
+    disk.torn = set()
     for told in disk.journal.values():
         is_there = _take_back(world, told, before, torn)
         assert is_there or not is_planned, "there was room for it before"
@@ -242,7 +246,8 @@ def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn:
     if not world.entries.restore(entry, keys):
         return False
     prefix = world.meaning[entry.key]
-    known, end = before.get(prefix), entry.expires_at
+    known = before.get(prefix)
+    end = entry.expires_at
     assert known is None or known.expires_at >= end, "given more than was promised"
     is_promised = entry.is_leased and not set(told.names) & world.disk.damaged
     world.expected[prefix] = Expected(entry.ttl, end, entry.ready_at, is_promised, entry.used_at)

@@ -414,7 +414,8 @@ class World:
         ends = [segment.end or 0 for segment in query.segments]
         marked = [ends[point.segment] for point in query.breakpoints]
         last = max((end for end in marked if end >= query.min_tokens), default=0)
-        readable, kept = {}, kept_of(query.tokens, query.digests.adapter)
+        readable = {}
+        kept = kept_of(query.tokens, query.digests.adapter)
         for end in ends:
             known = self._present((query.scope, tuple(kept[:end])))
             if end <= last and known and known.ready_at <= query.arrived_at < known.expires_at:

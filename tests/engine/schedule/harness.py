@@ -332,7 +332,9 @@ class Harness:
         self.cache = cache or PrefixCache(
             self.pool, self.entries, hasher, self.host, state_blocks=state_blocks
         )
-        self.pool, self.entries, self.host = self.cache.pool, self.cache.entries, self.cache.host
+        self.pool = self.cache.pool
+        self.entries = self.cache.entries
+        self.host = self.cache.host
         self.scheduler = Scheduler(
             self.cache, max_step_tokens=max_step_tokens, max_running=max_running
         )

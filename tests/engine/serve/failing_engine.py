@@ -33,5 +33,6 @@ def load(settings: Settings, progress: Progress) -> Parts:
 
 
 if __name__ == "__main__":
-    _load, synthetic.load_synthetic = synthetic.load_synthetic, load
+    _load = synthetic.load_synthetic
+    synthetic.load_synthetic = load
     sys.exit(program.main(["--backend", "synthetic"]))

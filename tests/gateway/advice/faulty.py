@@ -61,8 +61,11 @@ def planted(into: dict[str, Planted], *kinds: str, path: str) -> Callable[[Make]
 
 @planted(FAULTY, "date", path="system.0")
 def date_in_system(author: Author) -> list[Sent]:
-    tools, text, sent = author.tools(), author.text(), []
-    days, each = author.chance.randint(4, 7), author.chance.randint(5, 9)
+    tools = author.tools()
+    text = author.text()
+    sent = []
+    days = author.chance.randint(4, 7)
+    each = author.chance.randint(5, 9)
     for day in range(days):
         for number in range(each):
             moment = (START_MS // DAY_MS + 1 + day) * DAY_MS
@@ -75,7 +78,10 @@ def date_in_system(author: Author) -> list[Sent]:
 
 @planted(FAULTY, "nonce", path="system.1")
 def nonce_in_system(author: Author) -> list[Sent]:
-    lead, head, tail, tools = author.text(), author.text(), author.text(), author.tools()
+    lead = author.text()
+    head = author.text()
+    tail = author.text()
+    tools = author.tools()
     sent = []
     for number in range(author.chance.randint(8, 30)):
         nonce = f"request {author.chance.getrandbits(64):016x}"
@@ -98,7 +104,9 @@ def time_in_system(author: Author) -> list[Sent]:
 @planted(FAULTY, "key_order", path="messages.1")
 def shuffled_call(author: Author) -> list[Sent]:
     """A conversation whose first call comes back with its keys in another order each time."""
-    tools, text, given = author.tools(), author.text(), {w: author.line() for w in WORDS[:6]}
+    tools = author.tools()
+    text = author.text()
+    given = {w: author.line() for w in WORDS[:6]}
     said: list[Message] = []
     sent = []
     for number in range(author.chance.randint(8, 16)):
@@ -116,8 +124,11 @@ def shuffled_call(author: Author) -> list[Sent]:
 
 @planted(FAULTY, "sliding_history", path="messages")
 def sliding_window(author: Author) -> list[Sent]:
-    tools, text, said = author.tools(2), author.text(6), []
-    keep, sent = author.chance.choice([4, 6, 8]), []
+    tools = author.tools(2)
+    text = author.text(6)
+    said = []
+    keep = author.chance.choice([4, 6, 8])
+    sent = []
     for number in range(author.chance.randint(16, 30)):
         said.append(user(author.text(4)))
         prompt = Prompt(said[-keep - 1 :], tools=tools, system=[TextPart(text)])
@@ -129,7 +140,8 @@ def sliding_window(author: Author) -> list[Sent]:
 @planted(FAULTY_BODIES, "nonce", path="system.0")
 def nonce_deep_in_a_long_text(author: Author) -> Bodies:
     """Behind the part of the text whose pieces are kept."""
-    head, tail = author.text(400), author.text(40)
+    head = author.text(400)
+    tail = author.text(40)
     made = []
     for _ in range(NUM):
         system = f"{head}\ntrace {author.chance.getrandbits(64):x}\n{tail}"
@@ -151,7 +163,8 @@ def tools_shuffled_behind_a_marker(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, "key_order", path="tools.2")
 def keys_of_a_declaration_shuffled(author: Author) -> Bodies:
-    tools, system = author.tools(), author.text()
+    tools = author.tools()
+    system = author.text()
     made = []
     for number in range(NUM):
         declared = [
@@ -174,7 +187,8 @@ def keys_of_a_declaration_shuffled(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, "growing_text", path="system.0")
 def growing_instructions(author: Author) -> Bodies:
-    text, made = author.text(), []
+    text = author.text()
+    made = []
     for _ in range(NUM):
         made.append({"model": "m", "instructions": text, "input": author.line()})
         text += "\nRemember: " + author.line()
@@ -183,7 +197,8 @@ def growing_instructions(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, *_VARIES, path="messages.0")
 def changing_image_before_a_document(author: Author) -> Bodies:
-    document, made = author.text(), []
+    document = author.text()
+    made = []
     for number in range(NUM):
         blocks = [image(640 + number, 480), block(document), block(author.line())]
         made.append(messages_body(says("user", blocks)))
@@ -192,7 +207,8 @@ def changing_image_before_a_document(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, "moved_text", path="messages")
 def documents_in_another_order(author: Author) -> Bodies:
-    documents, made = [author.text(10) for _ in range(5)], []
+    documents = [author.text(10) for _ in range(5)]
+    made = []
     for _ in range(NUM):
         order = [*author.chance.sample(documents, 5), author.line()]
         parts = [{"type": "input_text", "text": text} for text in order]
@@ -202,7 +218,8 @@ def documents_in_another_order(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, "tool_set", path="tools")
 def a_tool_that_comes_and_goes(author: Author) -> Bodies:
-    tools, system = tools_of(author), author.text()
+    tools = tools_of(author)
+    system = author.text()
     made = []
     ways = author.chance.sample(range(8), 8)
     for number in range(NUM):
@@ -214,7 +231,8 @@ def a_tool_that_comes_and_goes(author: Author) -> Bodies:
 
 @planted(FAULTY_BODIES, "varying_text", path="system.0")
 def blanks_that_come_and_go(author: Author) -> Bodies:
-    text, rest = author.text(), author.text()
+    text = author.text()
+    rest = author.text()
     made = []
     for number in range(NUM):
         system = [block(text + " " * (number % 5)), block(rest)]
@@ -225,7 +243,9 @@ def blanks_that_come_and_go(author: Author) -> Bodies:
 @planted(FAULTY_BODIES, "nonce", path="messages.0")
 def reminder_in_the_first_message(author: Author) -> Bodies:
     """A conversation through the Responses API whose first message tells the time of each turn."""
-    question, said, made = author.text(10), Bodies(), []
+    question = author.text(10)
+    said = Bodies()
+    made = []
     for number in range(NUM):
         first = [{"type": "input_text", "text": text} for text in (f"now {number}", question)]
         made.append({"model": "m", "instructions": "Help.", "input": [says("user", first), *said]})

@@ -30,7 +30,9 @@ from gateway.prompt.sketch import kinds_of, sketch_of
 SCOPE = "scope-of-made-up-traffic"
 _BYTES_PER_TOKEN = 4
 START_MS = 1_760_000_000_000
-MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+DAY_MS = 86_400_000
 WORDS = (
     "order ticket customer refund invoice search result parcel address weather city number policy"
     " answer question short polite always never value field amount total history account report"

@@ -22,7 +22,9 @@ from tests.gateway.advice.shapes import Author, Sent, assistant, at, single, use
 
 
 def conversations(author: Author) -> list[Sent]:
-    tools, text, sent = author.tools(), author.text(), []
+    tools = author.tools()
+    text = author.text()
+    sent = []
     for talk in range(author.chance.randint(2, 5)):
         said: list[Message] = []
         for turn in range(author.chance.randint(4, 14)):
@@ -34,7 +36,8 @@ def conversations(author: Author) -> list[Sent]:
 
 
 def documents(author: Author) -> list[Sent]:
-    text, sent = author.text(), []
+    text = author.text()
+    sent = []
     for number in range(author.chance.randint(4, 9)):
         document = author.text(24)
         for question in range(author.chance.randint(1, 5)):
@@ -45,7 +48,9 @@ def documents(author: Author) -> list[Sent]:
 
 def released(author: Author) -> list[Sent]:
     """The system prompt is changed once."""
-    tools, text, sent = author.tools(), author.text(), []
+    tools = author.tools()
+    text = author.text()
+    sent = []
     total = author.chance.randint(24, 50)
     for number in range(total):
         system = text if number < total // 2 else f"{text}\nBe brief."
@@ -64,7 +69,9 @@ def two_agents(author: Author) -> list[Sent]:
 
 
 def compacted(author: Author) -> list[Sent]:
-    tools, text, sent = author.tools(), author.text(), []
+    tools = author.tools()
+    text = author.text()
+    sent = []
     said: list[Message] = []
     for number in range(author.chance.randint(24, 60)):
         if len(said) > 20:
@@ -77,7 +84,8 @@ def compacted(author: Author) -> list[Sent]:
 
 def forked(author: Author) -> list[Sent]:
     """Some turns are asked again, or in other words."""
-    text, sent = author.text(), []
+    text = author.text()
+    sent = []
     said: list[Message] = []
     for number in range(author.chance.randint(10, 24)):
         if said and author.chance.random() < 0.25:
@@ -99,7 +107,8 @@ def split_test(author: Author) -> list[Sent]:
 
 
 def parameters_that_change(author: Author) -> Bodies:
-    tools, system = tools_of(author), author.text()
+    tools = tools_of(author)
+    system = author.text()
     ways: list[Body] = [
         {"tool_choice": {"type": "auto"}, "metadata": {"user_id": "user-0"}},
         {"tool_choice": {"type": "any"}, "temperature": 0.5},
@@ -124,7 +133,9 @@ def other_images_of_one_size(author: Author) -> Bodies:
 
 
 def moving_markers(author: Author) -> Bodies:
-    system, said, made = author.text(), [], []
+    system = author.text()
+    said = []
+    made = []
     for _ in range(NUM):
         said.append(says("user", [block(author.line())]))
         last = {**said[-1], "content": [{**said[-1]["content"][0], "cache_control": MARK}]}
@@ -135,11 +146,13 @@ def moving_markers(author: Author) -> Bodies:
 
 def agent_of_functions(author: Author) -> Bodies:
     """A growing conversation of calls; arguments are spelt with and without blanks."""
-    tools, made = functions_of(author), []
+    tools = functions_of(author)
+    made = []
     said: Bodies = [says("system", author.text()), says("user", author.line())]
     for number in range(NUM):
         made.append(chat_body(*said, tools=tools))
-        call, spaces = f"call_{number}", (",", ":") if number % 2 else (", ", ": ")
+        call = f"call_{number}"
+        spaces = (",", ":") if number % 2 else (", ", ": ")
         arguments = json.dumps({"q": author.words(4), "n": number}, separators=spaces)
         function = {"name": tools[0]["function"]["name"], "arguments": arguments}
         calls = [{"id": call, "type": "function", "function": function}]
@@ -152,7 +165,8 @@ def agent_of_functions(author: Author) -> Bodies:
 
 
 def a_tool_is_added_once(author: Author) -> Bodies:
-    tools, system = tools_of(author), author.text()
+    tools = tools_of(author)
+    system = author.text()
     return [
         messages_body(
             says("user", author.line()),

@@ -29,7 +29,8 @@ def week() -> Iterator[TurnRecord]:
         yield _written(sound) if number == 0 else _read(sound)
         # Twelve minutes apart and marked for five.
         slow = _written(turn("slow", number, RULES, start + timedelta(minutes=11 * number), MARK))
-        slow.prefix, slow.prefix_ttl = "5" * 16, "5m"
+        slow.prefix = "5" * 16
+        slow.prefix_ttl = "5m"
         yield slow
 
 
@@ -67,12 +68,15 @@ def turn(
 
 
 def _written(made: TurnRecord) -> TurnRecord:
-    made.cache_write_5m_tokens, made.input_tokens = made.input_tokens, 0
+    made.cache_write_5m_tokens = made.input_tokens
+    made.input_tokens = 0
     return _charged(made)
 
 
 def _read(made: TurnRecord) -> TurnRecord:
-    made.cache_read_tokens, made.input_tokens, made.computed_tokens = made.input_tokens, 0, 0
+    made.cache_read_tokens = made.input_tokens
+    made.input_tokens = 0
+    made.computed_tokens = 0
     return _charged(made)
 
 

@@ -76,7 +76,8 @@ class Script:
     def reuse(self, body: dict[str, Any]) -> int:
         """Count a prompt's whole blocks that are in memory, and put all of them there."""
         salt = body.get("cache_salt", "") if self.heeds_salts else ""
-        tokens, reused = body["prompt"], 0
+        tokens = body["prompt"]
+        reused = 0
         ends = range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)
         for end in ends:
             if (salt, tuple(tokens[:end])) not in self.cached or end >= len(tokens):
@@ -118,7 +119,8 @@ class ScriptedVllm:
         if path == self.generation:
             await self._complete(body, reader, writer)
             return
-        status, answer = self.script.status, b"{}"
+        status = self.script.status
+        answer = b"{}"
         if status == 200:
             status, answer = self._look(path, body)
         await send(writer, status, answer)
@@ -155,7 +157,8 @@ class ScriptedVllm:
     async def _complete(
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        script, fault = self.script, self.script.fault or Fault()
+        script = self.script
+        fault = self.script.fault or Fault()
         if fault.only_streams and not body["stream"]:
             fault = Fault()
         if fault.pause:
@@ -182,7 +185,8 @@ class ScriptedVllm:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        script, fault = self.script, self.script.fault or Fault()
+        script = self.script
+        fault = self.script.fault or Fault()
         await send_head(writer, 200, "text/event-stream")
         script.open_streams += 1
         gone = asyncio.create_task(reader.read())

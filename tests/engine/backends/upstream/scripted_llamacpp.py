@@ -25,7 +25,8 @@ class SlotScript(Script):
     ignores_wish: bool = False
 
     def reuse_in_slot(self, body: dict[str, Any]) -> int:
-        tokens, number = body["prompt"], body["id_slot"]
+        tokens = body["prompt"]
+        number = body["id_slot"]
         kept = [self.slots[number], *(self.ram if self.shares_ram else [])]
         reused = max(common(one, tokens) for one in kept)
         if not body["cache_prompt"] and not self.ignores_wish:

@@ -145,11 +145,13 @@ def write_gemma3(directory: Path) -> Path:
     )
     _write_seeing(Gemma3ForConditionalGeneration, config, tokenizer, directory, names[0])
     # As those that Google published are named.
-    weights, old = load_file(directory / "model.safetensors"), "vision_tower."
+    weights = load_file(directory / "model.safetensors")
+    old = "vision_tower."
     named = {name.replace(old, f"{old}vision_model."): one for name, one in weights.items()}
     save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
     places = {"boi_token": names[0], "eoi_token": names[1], "image_token": names[2]}
-    size, whole = {"height": 112, "width": 112}, {"image_seq_length": 64}
+    size = {"height": 112, "width": 112}
+    whole = {"image_seq_length": 64}
     _write_processor(directory, "Gemma3", "Gemma3", {"size": size, **whole}, whole, places)
     return directory
 

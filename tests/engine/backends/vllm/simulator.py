@@ -124,7 +124,9 @@ class Simulator:
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.core = SimpleNamespace(scheduler=self.scheduler)
         ours = find_connector(self.core)
-        self.leases, self.tracker, self.switch = ours.leases, ours.tracker, ours.switch
+        self.leases = ours.leases
+        self.tracker = ours.tracker
+        self.switch = ours.switch
         if is_bound:
             self.tracker.bind(TOKEN)
         self.pool = self.scheduler.kv_cache_manager.block_pool
