@@ -45,6 +45,9 @@ from gateway.journal.rebuilt import Rebuilder
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, SharedLimitsTable, Workspaces
+from gateway.ledger.batches import Batches
+from gateway.ledger.cached_contents import CachedContents
+from gateway.ledger.contents import Contents
 from gateway.ledger.counts import stored_turns
 from gateway.ledger.database import Ledgers, open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
@@ -55,7 +58,6 @@ from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.row_ends import end_rows
 from gateway.ledger.schema import KeptResponseRow
 from gateway.ledger.sealed import Sealing
-from gateway.ledger.stored import Batches, CachedContents, Contents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Ask

@@ -53,7 +53,7 @@ from gateway.dialects.collector import Findings
 from gateway.dialects.errors import anthropic_error
 from gateway.http.model_calls import whole_message
 from gateway.http.services import Services
-from gateway.ledger.stored import Batch, BatchItem, Result
+from gateway.ledger.batches import Batch, BatchItem, Result
 from gateway.prompt.ask import Ask, Origin, Principal, TurnId
 from gateway.turn.state import RowEnd, RowTurn
 

@@ -23,7 +23,7 @@ from gateway.http.generation import KeyRequest, answered, keep_of, while_present
 from gateway.http.model_calls import check_attribution, check_version
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
-from gateway.ledger.stored import PENDING, Batch
+from gateway.ledger.batches import PENDING, Batch
 
 _PAGE = 100
 _ENDS = ("succeeded", "errored", "canceled", "expired")

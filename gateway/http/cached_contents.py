@@ -39,7 +39,7 @@ from gateway.http.bodies import brought_in
 from gateway.http.generation import KeyRequest, answered, keep_of, while_present
 from gateway.http.query import check_query
 from gateway.http.services import services_of
-from gateway.ledger.stored import CachedContent
+from gateway.ledger.cached_contents import CachedContent
 from gateway.prompt.ask import Ask
 from gateway.turn.state import Accepted, Whole
 

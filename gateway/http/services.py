@@ -25,11 +25,12 @@ from gateway.http.auth import AdminGate
 from gateway.http.image_hosts import ImageHosts
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys, Workspaces
+from gateway.ledger.batches import Batches
+from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
 from gateway.ledger.reads.sums import Queries
 from gateway.ledger.refusals import RefusalCounter, RefusalsTable
 from gateway.ledger.sealed import Sealing
-from gateway.ledger.stored import Batches, CachedContents
 from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Principal

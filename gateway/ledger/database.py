@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import Executable, event, make_url, select, text
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -54,6 +55,7 @@ _IDS = 500
 # PostgreSQL's undefined_table and undefined_column.
 _UNDEFINED = ("42P01", "42703")
 _TICK_SECONDS = 0.25
+Stored = TypeVar("Stored", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 
@@ -372,3 +374,8 @@ def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
         return ledger
 
     return Ledgers(drain=opened(2), access=opened(6), store=opened(8), reads=opened(8))
+
+
+def struct_of(kind: type[Stored], row: Any) -> Stored:
+    """A row of the database as a struct, by the names of its fields."""
+    return kind(**{name: row._mapping[name] for name in kind.__struct_fields__})

@@ -9,10 +9,10 @@ from copy import copy
 import sqlalchemy as sa
 
 from gateway.base.record import RowTry, TurnRecord
+from gateway.ledger.batches import PENDING
 from gateway.ledger.database import Ledger
 from gateway.ledger.rollups import insert_closed
 from gateway.ledger.schema import BatchItemRow, TurnRow
-from gateway.ledger.stored import PENDING
 
 
 async def end_rows(ledger: Ledger, records: Sequence[TurnRecord]) -> set[str]:

@@ -28,7 +28,7 @@ from gateway.base.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.base.logs import get_logger
 from gateway.journal.contents import Content
 from gateway.journal.store import Journal
-from gateway.ledger.stored import Contents
+from gateway.ledger.contents import Contents
 from gateway.prompt.ask import Principal
 from gateway.structs.usage import (
     KEPT,

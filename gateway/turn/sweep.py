@@ -14,7 +14,7 @@ from gateway.base.background import repeat
 from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
-from gateway.ledger.stored import CachedContent, CachedContents
+from gateway.ledger.cached_contents import CachedContent, CachedContents
 from gateway.routing.fleet import Fleet
 
 _TICK_SECONDS = 1.0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from gateway.ledger.batches import Batch, Batches, BatchItem
 from gateway.ledger.database import Ledger
-from gateway.ledger.stored import Batch, Batches, BatchItem
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 MASTER = SecretStr("a master secret")

@@ -9,9 +9,10 @@ from sqlalchemy import event, func, select
 
 from gateway.base.errors import NotFound
 from gateway.ledger.access import Workspaces
+from gateway.ledger.cached_contents import CachedContents
+from gateway.ledger.contents import DAY_MS, Contents
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import KeptResponseRow, TurnContentRow
-from gateway.ledger.stored import DAY_MS, CachedContents, Contents
 from gateway.ledger.upkeep import retain
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)

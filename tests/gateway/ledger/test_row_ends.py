@@ -11,10 +11,10 @@ from gateway.base.record import RowTry, TurnRecord
 from gateway.base.row_ids import is_try, new_try_id, row_turn_id, turn_of_try
 from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
+from gateway.ledger.batches import Batches
 from gateway.ledger.database import Ledger
 from gateway.ledger.row_ends import end_rows
 from gateway.ledger.sealed import Texts
-from gateway.ledger.stored import Batches
 from gateway.structs.usage import NOT_DELIVERED
 from tests.gateway.ledger.test_batches import MASTER, NOW, made
 from tests.gateway.records import ledger_rows, turn_record

@@ -12,10 +12,11 @@ from sqlalchemy import insert, select, text
 from gateway.base.errors import NotFound
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import upgrade
+from gateway.ledger.batches import Batches
+from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.schema import BatchItemRow, BatchRow, CachedContentRow
 from gateway.ledger.sealed import PLAIN, Sealing, Texts
-from gateway.ledger.stored import Batches, CachedContents
 
 MASTER = SecretStr("a master secret of the tests")
 NOW = datetime(2026, 11, 28, tzinfo=UTC)

@@ -1,38 +1,29 @@
-"""What clients keep in the ledger's database: batches of messages, cached contents, and what was
-asked and answered: prompts and answers, and responses that clients go on with.
+"""Batches of messages in the ledger's database: their rows, their results, and who runs them.
 
-All texts are encrypted (`sealed.py`). The last are kept for as many days as their workspace says.
-What counts is how many days the workspace says now, not what it said when the turn came; one that
-says none has nothing.
+Rows and results are encrypted (`sealed.py`).
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from pydantic import SecretStr
 from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
 from gateway.ledger import identity
-from gateway.ledger.database import Ledger
+from gateway.ledger.database import Ledger, struct_of
 from gateway.ledger.schema import (
     BatchItemRow,
     BatchRow,
-    CachedContentRow,
-    KeptResponseRow,
-    TurnContentRow,
-    WorkspaceRow,
 )
-from gateway.ledger.sealed import Cipher, Texts
+from gateway.ledger.sealed import Texts
 
 PENDING = "pending"
 _LONG_SECONDS = 60.0
-Stored = TypeVar("Stored", bound=msgspec.Struct)
 _ROWS = 200
 
 
@@ -131,7 +122,7 @@ class Batches:
             if after is not None:
                 query = query.where(tuple_(*place) < tuple_(after.created_at, after.id))
             query = query.order_by(*(column.desc() for column in place))
-        found = [_as(Batch, row) for row in await self._ledger.rows(query)]
+        found = [struct_of(Batch, row) for row in await self._ledger.rows(query)]
         return found[::-1] if before is not None else found
 
     async def counts(self, batch_ids: Collection[str]) -> dict[str, dict[str, int]]:
@@ -205,7 +196,7 @@ class Batches:
             await connection.execute(claimed.values(owner=owner, owned_until=until))
             mine = select(*_BATCH).where(BatchRow.id.in_(ids), BatchRow.owner == owner)
             rows = (await connection.execute(mine.order_by(BatchRow.created_at))).all()
-            return [_as(Batch, row) for row in rows]
+            return [struct_of(Batch, row) for row in rows]
 
     async def pending(self, batch_id: str, limit: int) -> tuple[str, list[BatchItem]]:
         """The batch's status, and the next rows in the order in which they run."""
@@ -218,7 +209,7 @@ class Batches:
         texts = self._texts.batch(batch_id)
 
         def opened() -> list[BatchItem]:
-            items = [_as(BatchItem, row) for row in rows]
+            items = [struct_of(BatchItem, row) for row in rows]
             return [
                 msgspec.structs.replace(
                     item, params=texts.opened_params(item.position, item.params)
@@ -295,258 +286,9 @@ async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Ba
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         raise NotFound(f"message_batch_id: no batch `{batch_id[:64]}`")
-    return _as(Batch, row)
+    return struct_of(Batch, row)
 
 
 async def _forget(connection: AsyncConnection, batch_ids: Collection[str]) -> None:
     await connection.execute(delete(BatchItemRow).where(BatchItemRow.batch_id.in_(batch_ids)))
     await connection.execute(delete(BatchRow).where(BatchRow.id.in_(batch_ids)))
-
-
-def _as(kind: type[Stored], row: Any) -> Stored:
-    """A row of the database as a struct, by the names of its fields."""
-    return kind(**{name: row._mapping[name] for name in kind.__struct_fields__})
-
-
-_MOST_EXPIRED = 100
-
-
-class CachedContent(msgspec.Struct, frozen=True, kw_only=True):
-    """One row without its body; the fields are those of `CachedContentRow`."""
-
-    id: str
-    workspace_id: str
-    model: str
-    display_name: str
-    num_bytes: int
-    num_tokens: int
-    prefix: str
-    created_at: datetime
-    updated_at: datetime
-    expires_at: datetime
-    held_until: datetime
-
-
-_COLUMNS = [getattr(CachedContentRow, name) for name in CachedContent.__struct_fields__]
-# Every gateway asks this each second, and most have no content. So it is made once.
-_EXPIRED = (
-    select(*_COLUMNS)
-    .where(CachedContentRow.expires_at <= bindparam("now"))
-    .order_by(CachedContentRow.expires_at)
-    .limit(_MOST_EXPIRED)
-)
-
-
-class CachedContents:
-    """`most` rows and `most_bytes` of prompts are kept for each workspace."""
-
-    def __init__(self, ledger: Ledger, master: SecretStr, most: int, most_bytes: int) -> None:
-        self._ledger = ledger
-        self._texts = Texts(master)
-        self._most = most
-        self._most_bytes = most_bytes
-
-    async def check_room(self, workspace: str, num_bytes: int, now: datetime) -> None:
-        """Raise RateLimited where the workspace has no room for another."""
-        async with self._ledger.transaction() as connection:
-            await self._check_room(connection, workspace, num_bytes, now)
-
-    async def create(self, content: CachedContent, body: bytes) -> None:
-        """Raise RateLimited where there is no room."""
-        seal = self._texts.sealed_content
-        sealed = await asyncio.to_thread(seal, content.workspace_id, content.id, body)
-        async with self._ledger.transaction() as connection:
-            # The first statement takes the lock, so that no two count the same room.
-            await identity.count_change(connection)
-            created = content.created_at
-            await self._check_room(connection, content.workspace_id, content.num_bytes, created)
-            row = {**msgspec.structs.asdict(content), "body": sealed}
-            await connection.execute(insert(CachedContentRow).values(row))
-
-    async def get(self, workspace: str, content_id: str, now: datetime) -> CachedContent:
-        """Raise NotFound for one that is not there, expired, or another workspace's."""
-        return _as(CachedContent, await self._row(_COLUMNS, workspace, content_id, now))
-
-    async def with_body(
-        self, workspace: str, content_id: str, now: datetime
-    ) -> tuple[CachedContent, bytes]:
-        """As `get`, with the compressed body."""
-        row = await self._row([*_COLUMNS, CachedContentRow.body], workspace, content_id, now)
-        opened = self._texts.opened_content
-        body = await asyncio.to_thread(opened, workspace, row.id, row.body)
-        return _as(CachedContent, row), body
-
-    async def _row(
-        self, columns: Sequence[Any], workspace: str, content_id: str, now: datetime
-    ) -> Any:
-        # PostgreSQL refuses NUL in a text, and no id contains it.
-        query = select(*columns).where(
-            CachedContentRow.id == content_id.replace("\0", "?"),
-            CachedContentRow.workspace_id == workspace,
-            CachedContentRow.expires_at > now,
-        )
-        for row in await self._ledger.rows(query):
-            return row
-        raise NotFound(f"cachedContent: no cached content `{content_id[:64]}`")
-
-    async def page(
-        self, workspace: str, after: str, limit: int, now: datetime
-    ) -> list[CachedContent]:
-        """At most `limit` live ones with ids above `after`, in the order of their ids."""
-        row = CachedContentRow
-        own = row.workspace_id == workspace, row.id > after, row.expires_at > now
-        query = select(*_COLUMNS).where(*own).order_by(row.id).limit(limit)
-        return [_as(CachedContent, row) for row in await self._ledger.rows(query)]
-
-    async def move_expiry(
-        self, content: CachedContent, expires_at: datetime, held_until: datetime, now: datetime
-    ) -> None:
-        one = update(CachedContentRow).where(CachedContentRow.id == content.id)
-        times = {"expires_at": expires_at, "held_until": held_until, "updated_at": now}
-        await self._ledger.run(one.values(times))
-
-    async def expired(self, now: datetime) -> list[CachedContent]:
-        """Some whose time is over, the oldest first. They are still in the table."""
-        return [_as(CachedContent, row) for row in await self._ledger.rows(_EXPIRED, {"now": now})]
-
-    async def remove(self, content_ids: Collection[str]) -> None:
-        gone = CachedContentRow.id.in_(content_ids)
-        await self._ledger.run(delete(CachedContentRow).where(gone))
-
-    async def named(self, prefixes: Collection[str], now: datetime) -> dict[tuple[str, str], str]:
-        """The live ones of these prefixes: by workspace and prefix, their ids."""
-        if not prefixes:
-            return {}
-        row = CachedContentRow
-        live = row.expires_at > now, row.prefix.in_(prefixes)
-        found = await self._ledger.rows(select(row.workspace_id, row.prefix, row.id).where(*live))
-        return {(workspace, prefix): content_id for workspace, prefix, content_id in found}
-
-    async def _check_room(
-        self, connection: AsyncConnection, workspace: str, num_bytes: int, now: datetime
-    ) -> None:
-        query = select(func.count(), func.coalesce(func.sum(CachedContentRow.num_bytes), 0)).where(
-            CachedContentRow.workspace_id == workspace, CachedContentRow.expires_at > now
-        )
-        count, total = (await connection.execute(query)).one()
-        if count >= self._most:
-            raise RateLimited("cached contents", self._most)
-        if total + num_bytes > self._most_bytes:
-            raise RateLimited("bytes of cached contents", self._most_bytes)
-
-
-DAY_MS = 86_400_000
-_CONTENTS_AT_ONCE = 200
-
-
-class Contents:
-    """One table's bodies, by ids. Those of workspaces that say no days are kept for `days`."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        master: SecretStr,
-        table: type[TurnContentRow | KeptResponseRow] = TurnContentRow,
-        days: int | None = None,
-    ) -> None:
-        self._ledger = ledger
-        self._master = master
-        self._table = table
-        self._days = days
-
-    def sealed(self, workspace: str, turn_id: str, plain: bytes) -> bytes:
-        return self._cipher(workspace).sealed(turn_id, plain)
-
-    def opened(self, workspace: str, turn_id: str, body: bytes) -> bytes:
-        """Raise NotFound for a body of another turn or another master secret."""
-        return self._cipher(workspace).opened(turn_id, body)
-
-    async def put(self, workspace: str, turn_id: str, at_ms: int, body: bytes) -> None:
-        """Keep a sealed body. A turn has one: a second one changes nothing."""
-        made = postgresql.insert if self._ledger.is_postgres else sqlite.insert
-        row = {
-            self._table.turn_id: turn_id,
-            self._table.workspace_id: workspace,
-            self._table.at_ms: at_ms,
-            self._table.body: body,
-        }
-        await self._ledger.run(made(self._table).values(row).on_conflict_do_nothing())
-
-    async def get(self, workspace: str, turn_id: str, now_ms: int) -> tuple[bytes, int]:
-        """The sealed body, and when its time is over. Raise NotFound where there is none."""
-        found = await self.find(workspace, [turn_id], now_ms)
-        if not found:
-            raise NotFound(f"content: nothing is kept of `{turn_id[:64]}`")
-        return found[turn_id]
-
-    async def find(
-        self, workspace: str, ids: Collection[str], now_ms: int
-    ) -> dict[str, tuple[bytes, int]]:
-        """As `get`, of those of the ids that are there."""
-        table = self._table
-        days = func.coalesce(WorkspaceRow.keep_days, self._days)
-        until_ms = table.at_ms + days * DAY_MS
-        query = (
-            select(table.turn_id, table.body, until_ms.label("until_ms"))
-            .join(WorkspaceRow, WorkspaceRow.id == table.workspace_id)
-            # PostgreSQL refuses NUL in a text, and no id contains it.
-            .where(table.turn_id.in_([one for one in ids if "\0" not in one]))
-            .where(table.workspace_id == workspace, until_ms > now_ms)
-        )
-        rows = await self._ledger.rows(query)
-        return {row[0]: (row.body, int(row.until_ms)) for row in rows}
-
-    async def num_bytes(self, workspace: str) -> int:
-        """What is kept of a workspace."""
-        table = self._table
-        total = func.coalesce(func.sum(func.length(table.body)), 0)
-        [row] = await self._ledger.rows(select(total).where(table.workspace_id == workspace))
-        return int(row[0])
-
-    async def change(
-        self, workspace: str, turn_id: str, now_ms: int | None, make: Callable[[bytes], bytes]
-    ) -> None:
-        """Put another sealed body in its place; nothing where none is. Its time begins anew at
-        `now_ms`, or goes on."""
-        table = self._table
-        at_ms = table.at_ms if now_ms is None else now_ms
-        one = table.turn_id == turn_id, table.workspace_id == workspace
-        async with self._ledger.transaction() as connection:
-            # The first statement takes the lock, so that no two change the same one.
-            await connection.execute(update(table).where(*one).values(at_ms=at_ms))
-            body = (await connection.execute(select(table.body).where(*one))).scalar_one_or_none()
-            if body is not None:
-                made = await asyncio.to_thread(make, body)
-                await connection.execute(update(table).where(*one).values(body=made))
-
-    async def remove(self, ids: Collection[str]) -> None:
-        await self._ledger.run(delete(self._table).where(self._table.turn_id.in_(ids)))
-
-    async def forget(self, now_ms: int) -> None:
-        """Delete all whose time is over. Each workspace's oldest is looked up in the index."""
-        first = (
-            select(func.min(self._table.at_ms))
-            .where(self._table.workspace_id == WorkspaceRow.id)
-            .scalar_subquery()
-        )
-        query = select(WorkspaceRow.id, WorkspaceRow.keep_days, first.label("first_ms"))
-        for row in await self._ledger.rows(query):
-            days = self._days if row.keep_days is None else row.keep_days
-            # Without days all is over.
-            last_ms = now_ms if days is None else now_ms - days * DAY_MS
-            if row.first_ms is not None and row.first_ms <= last_ms:
-                await self._delete(row.id, last_ms)
-
-    async def _delete(self, workspace: str, last_ms: int) -> None:
-        """Some at a time: SQLite has one writer."""
-        table = self._table
-        own = table.workspace_id == workspace, table.at_ms <= last_ms
-        some = select(table.turn_id).where(*own).limit(_CONTENTS_AT_ONCE)
-        while True:
-            async with self._ledger.transaction() as connection:
-                gone = delete(table).where(table.turn_id.in_(some))
-                if (await connection.execute(gone)).rowcount < _CONTENTS_AT_ONCE:
-                    return
-
-    def _cipher(self, workspace: str) -> Cipher:
-        return Cipher(self._master, f"holdfast kept contents: {workspace}")

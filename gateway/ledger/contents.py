@@ -1,0 +1,138 @@
+"""What was asked and answered, in the ledger's database: prompts and answers, and responses that
+clients go on with. All of it is encrypted (`sealed.py`).
+
+It is kept for as many days as its workspace says. What counts is how many days the workspace says
+now, not what it said when the turn came. Of a workspace that says none there is nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from pydantic import SecretStr
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.base.errors import NotFound
+from gateway.ledger.database import Ledger
+from gateway.ledger.schema import (
+    KeptResponseRow,
+    TurnContentRow,
+    WorkspaceRow,
+)
+from gateway.ledger.sealed import Cipher
+
+DAY_MS = 86_400_000
+_CONTENTS_AT_ONCE = 200
+
+
+class Contents:
+    """One table's bodies, by ids. Those of workspaces that say no days are kept for `days`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        master: SecretStr,
+        table: type[TurnContentRow | KeptResponseRow] = TurnContentRow,
+        days: int | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._master = master
+        self._table = table
+        self._days = days
+
+    def sealed(self, workspace: str, turn_id: str, plain: bytes) -> bytes:
+        return self._cipher(workspace).sealed(turn_id, plain)
+
+    def opened(self, workspace: str, turn_id: str, body: bytes) -> bytes:
+        """Raise NotFound for a body of another turn or another master secret."""
+        return self._cipher(workspace).opened(turn_id, body)
+
+    async def put(self, workspace: str, turn_id: str, at_ms: int, body: bytes) -> None:
+        """Keep a sealed body. A turn has one: a second one changes nothing."""
+        made = postgresql.insert if self._ledger.is_postgres else sqlite.insert
+        row = {
+            self._table.turn_id: turn_id,
+            self._table.workspace_id: workspace,
+            self._table.at_ms: at_ms,
+            self._table.body: body,
+        }
+        await self._ledger.run(made(self._table).values(row).on_conflict_do_nothing())
+
+    async def get(self, workspace: str, turn_id: str, now_ms: int) -> tuple[bytes, int]:
+        """The sealed body, and when its time is over. Raise NotFound where there is none."""
+        found = await self.find(workspace, [turn_id], now_ms)
+        if not found:
+            raise NotFound(f"content: nothing is kept of `{turn_id[:64]}`")
+        return found[turn_id]
+
+    async def find(
+        self, workspace: str, ids: Collection[str], now_ms: int
+    ) -> dict[str, tuple[bytes, int]]:
+        """As `get`, of those of the ids that are there."""
+        table = self._table
+        days = func.coalesce(WorkspaceRow.keep_days, self._days)
+        until_ms = table.at_ms + days * DAY_MS
+        query = (
+            select(table.turn_id, table.body, until_ms.label("until_ms"))
+            .join(WorkspaceRow, WorkspaceRow.id == table.workspace_id)
+            # PostgreSQL refuses NUL in a text, and no id contains it.
+            .where(table.turn_id.in_([one for one in ids if "\0" not in one]))
+            .where(table.workspace_id == workspace, until_ms > now_ms)
+        )
+        rows = await self._ledger.rows(query)
+        return {row[0]: (row.body, int(row.until_ms)) for row in rows}
+
+    async def num_bytes(self, workspace: str) -> int:
+        """What is kept of a workspace."""
+        table = self._table
+        total = func.coalesce(func.sum(func.length(table.body)), 0)
+        [row] = await self._ledger.rows(select(total).where(table.workspace_id == workspace))
+        return int(row[0])
+
+    async def change(
+        self, workspace: str, turn_id: str, now_ms: int | None, make: Callable[[bytes], bytes]
+    ) -> None:
+        """Put another sealed body in its place; nothing where none is. Its time begins anew at
+        `now_ms`, or goes on."""
+        table = self._table
+        at_ms = table.at_ms if now_ms is None else now_ms
+        one = table.turn_id == turn_id, table.workspace_id == workspace
+        async with self._ledger.transaction() as connection:
+            # The first statement takes the lock, so that no two change the same one.
+            await connection.execute(update(table).where(*one).values(at_ms=at_ms))
+            body = (await connection.execute(select(table.body).where(*one))).scalar_one_or_none()
+            if body is not None:
+                made = await asyncio.to_thread(make, body)
+                await connection.execute(update(table).where(*one).values(body=made))
+
+    async def remove(self, ids: Collection[str]) -> None:
+        await self._ledger.run(delete(self._table).where(self._table.turn_id.in_(ids)))
+
+    async def forget(self, now_ms: int) -> None:
+        """Delete all whose time is over. Each workspace's oldest is looked up in the index."""
+        first = (
+            select(func.min(self._table.at_ms))
+            .where(self._table.workspace_id == WorkspaceRow.id)
+            .scalar_subquery()
+        )
+        query = select(WorkspaceRow.id, WorkspaceRow.keep_days, first.label("first_ms"))
+        for row in await self._ledger.rows(query):
+            days = self._days if row.keep_days is None else row.keep_days
+            # Without days all is over.
+            last_ms = now_ms if days is None else now_ms - days * DAY_MS
+            if row.first_ms is not None and row.first_ms <= last_ms:
+                await self._delete(row.id, last_ms)
+
+    async def _delete(self, workspace: str, last_ms: int) -> None:
+        """Some at a time: SQLite has one writer."""
+        table = self._table
+        own = table.workspace_id == workspace, table.at_ms <= last_ms
+        some = select(table.turn_id).where(*own).limit(_CONTENTS_AT_ONCE)
+        while True:
+            async with self._ledger.transaction() as connection:
+                gone = delete(table).where(table.turn_id.in_(some))
+                if (await connection.execute(gone)).rowcount < _CONTENTS_AT_ONCE:
+                    return
+
+    def _cipher(self, workspace: str) -> Cipher:
+        return Cipher(self._master, f"holdfast kept contents: {workspace}")
