@@ -280,7 +280,7 @@ async def _largest(
     """The largest entries of all engines, and where they are. Each engine is asked for its part
     first, and for more while its smallest is among the largest."""
     entries_of = dict[Engine, list[EntryInfo]]()
-    asked = {engine: -(-2 * limit // max(len(engines), 1)) for engine in engines}
+    limits = {engine: -(-2 * limit // max(len(engines), 1)) for engine in engines}
     while True:
 
         async def ask(engine: Engine, number: int) -> None:
@@ -289,16 +289,16 @@ async def _largest(
                 entries = await engine.entries(scope, number)
                 entries_of[engine] = [e for e in entries if scope in (None, e.scope)]
 
-        await asyncio.gather(*(ask(*part) for part in asked.items()))
+        await asyncio.gather(*(ask(*part) for part in limits.items()))
         each = ((engine.name, entry) for engine, found in entries_of.items() for entry in found)
         largest = nsmallest(limit, each, key=lambda pair: (-pair[1].tokens, pair[1].entry))
         least = largest[-1][1].tokens if len(largest) == limit else 0
-        asked = {
+        limits = {
             engine: limit
-            for engine, number in asked.items()
+            for engine, number in limits.items()
             if number < limit
             and len(entries_of[engine]) >= number
             and entries_of[engine][-1].tokens >= least
         }
-        if not asked:
+        if not limits:
             return largest

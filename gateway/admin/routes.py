@@ -1,6 +1,18 @@
 """The controllers of the HTTP API."""
 
-from gateway.admin import access, advice, conditions, engines, export, openapi, plan, usage
+from gateway.admin import (
+    access,
+    advice,
+    conditions,
+    engines,
+    export,
+    live,
+    openapi,
+    plan,
+    prompts,
+    refusals,
+    usage,
+)
 from gateway.http import (
     batches,
     cached_contents,
@@ -26,19 +38,19 @@ CONTROLLERS = (
     advice.AdviseController,
     advice.AdviceSummaryController,
     plan.PlanController,
-    usage.DivergenceController,
-    usage.ConversationController,
-    usage.ContentController,
+    prompts.DivergenceController,
+    prompts.ConversationController,
+    prompts.ContentController,
     conditions.ConditionsController,
     engines.EnginesController,
-    usage.LiveController,
+    live.LiveController,
     engines.LeasesController,
     engines.ModelIdsController,
     access.WorkspacesController,
     access.KeysController,
     usage.UsageController,
-    usage.RefusalsController,
-    usage.RefusalCountsController,
+    refusals.RefusalsController,
+    refusals.RefusalCountsController,
     export.ExportController,
     openapi.OpenApiController,
 )

@@ -117,40 +117,40 @@ class KeyRing:
 
     async def poll(self) -> None:
         """Read keys and workspaces again if they have changed."""
-        asked = self._clock.monotonic()
-        is_due = asked - self._loaded >= _RELOAD_SECONDS
+        asked_at = self._clock.monotonic()
+        is_due = asked_at - self._loaded >= _RELOAD_SECONDS
         if is_due or await self._keys.version() != self._version:
             await self.refresh()
         else:
-            self._confirmed = asked
+            self._confirmed = asked_at
 
     async def refresh(self) -> None:
         """Read keys and limits again, and forget keys that have ended. One refresh at a time, so
         that an older read never replaces a newer one."""
         async with self._refreshing:
-            asked = self._clock.monotonic()
+            asked_at = self._clock.monotonic()
             now = self._clock.wall()
             configured = self._configured
             digests = [] if configured is None else [configured.digest]
-            found = await self._keys.directory(_MAX_KEYS, now, digests)
-            owners = {name: self._owner(name, one) for name, one in found.workspaces.items()}
+            directory = await self._keys.directory(_MAX_KEYS, now, digests)
+            owners = {name: self._owner(name, row) for name, row in directory.workspaces.items()}
             known: dict[str, _Known] = {}
-            for number, key in enumerate(found.keys):
+            for number, key in enumerate(directory.keys):
                 if number % _SLICE == _SLICE - 1:
                     await asyncio.sleep(0)
                 if (owner := owners.get(key.workspace)) is not None:
                     known[key.digest] = _entry(key, owner)
             # From here on, look-ups that began earlier no longer count.
             self._generation += 1
-            self._version, self.workspaces = found.version, found.workspaces
-            self.is_sample = found.is_sample
+            self._version, self.workspaces = directory.version, directory.workspaces
+            self.is_sample = directory.is_sample
             self._known = known
-            self._confirmed = self._loaded = asked
+            self._confirmed = self._loaded = asked_at
             if configured is not None:
                 # The configured key works without a database. With one, its limits and its expiry
                 # count too.
                 principal = self.principal(DEFAULT_WORKSPACE, configured.principal.key_id)
-                expired = now if configured.digest in found.has_ended else None
+                expired = now if configured.digest in directory.has_ended else None
                 self._configured = _Known(principal, configured.digest, expired)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -167,8 +167,8 @@ class KeyRing:
         if self._wrong.get(digest, 0.0) > now:
             return None
         if (seconds := self._rate.wait(address, 1)) > 0:
-            told = "too many unknown API keys come from this address"
-            raise RateLimited(message=told, retry_after=math.ceil(seconds))
+            message = "too many unknown API keys come from this address"
+            raise RateLimited(message=message, retry_after=math.ceil(seconds))
         self._rate.take(address, 1)
         if self._lookups.locked():
             raise Overloaded
@@ -191,20 +191,20 @@ class KeyRing:
         """Who a workspace is now, without a look at the key."""
         return replace(self._owner(workspace, self.workspaces.get(workspace)), key_id=key_id)
 
-    def _owner(self, workspace: str, found: Workspace | None) -> Principal:
+    def _owner(self, workspace: str, row: Workspace | None) -> Principal:
         """What the workspace's keys have in common; None where the database is not known yet."""
         policy = self._auto_cache
-        if found is not None:
-            policy = policy.but(found.auto_cache, found.auto_cache_ttl)
+        if row is not None:
+            policy = policy.but(row.auto_cache, row.auto_cache_ttl)
         return Principal(
             workspace,
             "",
             self.scope_of(workspace),
-            limits=NO_LIMITS if found is None else limits_of(found),
-            lease_share=None if found is None else found.lease_share,
+            limits=NO_LIMITS if row is None else limits_of(row),
+            lease_share=None if row is None else row.lease_share,
             auto_cache=policy,
-            keeps_contents=found is not None and found.keep_days is not None,
-            may_approximate=found is not None and found.may_approximate,
+            keeps_contents=row is not None and row.keep_days is not None,
+            may_approximate=row is not None and row.may_approximate,
         )
 
     async def _write_uses(self) -> None:

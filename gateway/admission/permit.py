@@ -290,8 +290,8 @@ class EngineQueue:
             self._let_in_row(self._has_room)
         has_place = cache(partial(self._has_room, counts_prefill=False))
 
-        def is_first_with_place(one: Waiting[_Item]) -> bool:
-            return has_place(one.kind) and self._is_first(one.workspace)
+        def is_first_with_place(waiting: Waiting[_Item]) -> bool:
+            return has_place(waiting.kind) and self._is_first(waiting.workspace)
 
         while (waiting := self._queue.pop(self._has_room, is_first_with_place)) is not None:
             if not waiting.item.future.done():

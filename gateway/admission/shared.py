@@ -194,8 +194,8 @@ class SharedLimits:
         self._waiting = []
         telling = self._telling
         self._telling = []
-        waiting = [one for one in waiting if not one.taken.cancelled()]
-        names = {one.workspace for one in waiting}
+        waiting = [request for request in waiting if not request.taken.cancelled()]
+        names = {request.workspace for request in waiting}
         told = sorted(self._changed - names)[: max(0, MAX_TOLD - len(names))]
         names.update(told)
         self._changed -= names

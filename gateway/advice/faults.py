@@ -166,14 +166,14 @@ class _Finder:
         segments = turn.segments
         rest = segments[first + 1 :] if first >= turn.head else segments[first:]
         votes: Counter[str] = Counter()
-        found: dict[str, Observation] = {}
+        newest: dict[str, Observation] = {}
         for segment in rest:
             other = self._own.get(segment.own)
             if other is not None:
                 votes[other.id] += segment.tokens
-                found[other.id] = other
+                newest[other.id] = other
         if votes:
-            return found[votes.most_common(1)[0][0]]
+            return newest[votes.most_common(1)[0][0]]
         if first > turn.head:
             return None
         return self._shapes.get((turn.num_tools, turn.num_system))
@@ -296,7 +296,7 @@ def difference_at(earlier: Observation, turn: Observation, first: int) -> Differ
     were = {segment.own: n for n, segment in enumerate(before)}
     shift = were.get(here.own, first) - first
     behind = zip(after[first:], before[first + shift :], strict=False)
-    is_same = [one.own == other.own for one, other in behind]
+    is_same = [before.own == other.own for before, other in behind]
     if shift > 0 and len(is_same) >= 2 and all(is_same):
         return found("sliding_history")
     if there is None:

@@ -22,7 +22,7 @@ from gateway.dialects.anthropic.lower import plan_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini.request import decode_generate
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.request import decode_chat, decode_completion
 from gateway.dialects.responses.lower import prepare
@@ -112,11 +112,11 @@ def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
         raise InvalidRequest("the JSON is no object")
     if body is given and len(_bytes(body)) > MAX_CHARACTERS:
         raise InvalidRequest(f"more than {MAX_CHARACTERS:,} bytes")
-    told = dialect or _by_url(url) or _by_fields(body)
+    dialect_there = dialect or _by_url(url) or _by_fields(body)
     try:
-        return Pasted(told, body, _plan_of(told, body))
+        return Pasted(dialect_there, body, _plan_of(dialect_there, body))
     except MarkersBroken as error:
-        return Pasted(told, body, _plan_of(told, _unmarked(body)), str(error))
+        return Pasted(dialect_there, body, _plan_of(dialect_there, _unmarked(body)), str(error))
 
 
 def observation_of(
@@ -138,10 +138,10 @@ def observation_of(
         begun_ms=at_ms,
         rates=rates,
     )
-    found = observe(row, printed)
-    if found is None:
+    observation = observe(row, printed)
+    if observation is None:
         raise InvalidRequest("the request has no content")
-    return found
+    return observation
 
 
 def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
@@ -266,8 +266,8 @@ def _by_fields(body: dict[str, Any]) -> PastedDialect:
             return dialect
     messages = body.get("messages")
     tools = body.get("tools")
-    given = messages if isinstance(messages, list) else []
-    told = (message.get("role") for message in given if isinstance(message, dict))
+    listed = messages if isinstance(messages, list) else []
+    told = (message.get("role") for message in listed if isinstance(message, dict))
     roles = {role for role in told if isinstance(role, str)}
     has_functions = isinstance(tools, list) and any(
         isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
@@ -281,21 +281,21 @@ def _plan_of(dialect: PastedDialect, body: dict[str, Any]) -> Plan:
     filled = body if isinstance(name, str) else {**body, "model": "any"}
     model = Model(id=str(filled["model"]), display_name="")
     who = Principal(SCOPE, SCOPE, SCOPE, auto_cache=AutoCache("off"))
-    asked = Asked(who, model, 0.0)
+    context = RequestContext(who, model, 0.0)
     match dialect:
         case "messages":
             filled = {"max_tokens": 1, **filled}
-            return plan_of(decode_messages(_bytes(filled)), asked)
+            return plan_of(decode_messages(_bytes(filled)), context)
         case "chat":
-            return chat_ask_of(decode_chat(_bytes(filled)), asked).plan
+            return chat_ask_of(decode_chat(_bytes(filled)), context).plan
         case "completions":
-            return completion_ask_of(decode_completion(_bytes(filled)), asked).plan
+            return completion_ask_of(decode_completion(_bytes(filled)), context).plan
         case "responses":
-            return prepare(decode_responses(_bytes(filled)), asked).ask.plan
+            return prepare(decode_responses(_bytes(filled)), context).ask.plan
         case "gemini":
             bare = {field: value for field, value in filled.items() if field != "model"}
             request = decode_generate(_bytes(bare), model.id)
-            return gemini.ask_of(request, asked, stream=False).plan
+            return gemini.ask_of(request, context, stream=False).plan
 
 
 def _bytes(body: dict[str, Any]) -> bytes:
@@ -311,12 +311,12 @@ def _unmarked(value: Any, depth: int = 0) -> Any:
         raise InvalidRequest("the JSON is nested too deeply")
     if isinstance(value, dict):
         return {
-            name: each if name in _OF_TOOLS else _unmarked(each, depth + 1)
-            for name, each in value.items()
+            name: item if name in _OF_TOOLS else _unmarked(item, depth + 1)
+            for name, item in value.items()
             if name not in _MARKERS
         }
     if isinstance(value, list):
-        return [_unmarked(each, depth + 1) for each in value]
+        return [_unmarked(item, depth + 1) for item in value]
     return value
 
 
@@ -417,7 +417,7 @@ def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice
 def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Finding]:
     """Texts that look as if they changed from request to request: in tools, in system blocks, in
     the first message where others follow."""
-    found = 0
+    count = 0
     prompt = pasted.plan.prompt
     first = prompt.messages[0].parts if len(prompt.messages) > 1 else ()
     texts = [(index, tool.description or "") for index, tool in enumerate(prompt.tools)]
@@ -436,9 +436,9 @@ def _suspects(pasted: Pasted, turn: Observation, min_tokens: int) -> Iterator[Fi
             length = min(len(text), _SEARCHED_CHARACTERS)
             at = before + round(size * match.start() / length)
             lost = turn.tokens[-1] - at
-            if lost < min_tokens or found >= _MAX_SUSPECTS:
+            if lost < min_tokens or count >= _MAX_SUSPECTS:
                 continue
-            found += 1
+            count += 1
             yield Finding(
                 kind="suspect",
                 path=pasted.plan.slots[segment].path,

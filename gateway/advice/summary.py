@@ -44,12 +44,12 @@ def summary_lines(
     lines = _merged(lines)
     lines.sort(key=lambda line: -line.multiples)
     kinds: Counter[str] = Counter()
-    shown: list[SummaryLine] = []
+    chosen: list[SummaryLine] = []
     for line in lines:
         kinds[line.kind] += 1
-        if kinds[line.kind] <= _MAX_OF_A_KIND and len(shown) < MAX_LINES:
-            shown.append(line)
-    return shown, len(lines) - len(shown)
+        if kinds[line.kind] <= _MAX_OF_A_KIND and len(chosen) < MAX_LINES:
+            chosen.append(line)
+    return chosen, len(lines) - len(chosen)
 
 
 def _ttl_lines(prefixes: Sequence[PrefixReport]) -> list[SummaryLine]:

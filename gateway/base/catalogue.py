@@ -160,7 +160,7 @@ class Catalogue:
     def _not_found(self, requested: str, served: Served) -> ModelNotFound:
         return ModelNotFound(requested, [model.id for model in self.models(served)])
 
-    def name_of(self, engine_model: str, asked: str = "") -> str:
+    def name_of(self, engine_model: str, requested: str = "") -> str:
         """The one name of an engine's model: the table's id for it, or the last part of its own.
         Where the table has several ids for it, each with a price of its own, it is the one
         `asked`."""
@@ -171,7 +171,9 @@ class Catalogue:
             and model.adapter is None
             and model.is_served_by(engine_model)
         ]
-        return asked if asked in ids else [*ids, base_name(engine_model)[:MODEL_CHARACTERS]][0]
+        return (
+            requested if requested in ids else [*ids, base_name(engine_model)[:MODEL_CHARACTERS]][0]
+        )
 
     def models(self, served: Served) -> list[Model]:
         """The table's ids, then the ids of the engines' own models, then those of adapters."""
@@ -223,8 +225,10 @@ def _with_meaning(model: Model) -> Model:
     """With what it stands for, where its id is not its engines' own."""
     if model.engine_model is None:
         return model
-    own = base_name(model.engine_model)
-    return replace(model, stands_for="" if model.id in (own, model.engine_model) else own)
+    full_name = base_name(model.engine_model)
+    return replace(
+        model, stands_for="" if model.id in (full_name, model.engine_model) else full_name
+    )
 
 
 def _with_adapter(model: Model, requested: str, adapter: str) -> Model:

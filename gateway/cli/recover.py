@@ -53,9 +53,10 @@ def _recover(options: argparse.Namespace) -> int:
     settings = load()
     configure(settings.log_level)
     if options.journal is not None:
-        found = asyncio.run(recover_journal(settings, options.journal))
-        print(f"{counted(found.turns, 'turn')}, {found.closed} of them open; {found.left} left")
-        return 1 if found.left else 0
+        recovered = asyncio.run(recover_journal(settings, options.journal))
+        turns = counted(recovered.turns, "turn")
+        print(f"{turns}, {recovered.closed} of them open; {recovered.left} left")
+        return 1 if recovered.left else 0
     if options.instance is not None:
         print(asyncio.run(recover_instance(settings, options.instance)), "turns")
         return 0
@@ -127,17 +128,17 @@ async def recover_instance(settings: Settings, instance: str) -> int:
             Clock().wall,
         )
         kept = await _counts(fleet)
-        found = [entry for entry in kept if instance_of(entry[1].request_id) == instance]
-        last = last_attempts(Counted(engine.name, final) for engine, final in found)
+        finals = [entry for entry in kept if instance_of(entry[1].request_id) == instance]
+        last = last_attempts(Counted(engine.name, final) for engine, final in finals)
         records = rebuilder.records(last.values(), await keys.workspaces())
         for record in records:
             charge(record)
         if records:
             await ledger.insert_turns(records)
         for engine in fleet.ready:
-            if own := [final.request_id for where, final in found if where is engine]:
-                await engine.ack(own)
-        return len(found)
+            if request_ids := [final.request_id for where, final in finals if where is engine]:
+                await engine.ack(request_ids)
+        return len(finals)
 
 
 async def _counts(fleet: Fleet) -> list[tuple[Engine, FinalCounts]]:

@@ -55,7 +55,7 @@ class Watch:
     def conditions(self, now: float, *, is_for_all: bool = False) -> list[Condition]:
         """Those that have lasted long enough, the worst first. With `is_for_all` those that keys of
         one workspace may see, as they may see them."""
-        found = list[Condition]()
+        conditions = list[Condition]()
         for finding, since_ms, first_seen in self._lasting.values():
             kind = KINDS[finding.kind]
             if now - first_seen < kind.seconds or (is_for_all and not kind.for_all):
@@ -63,7 +63,7 @@ class Watch:
             cause = finding.cause
             if is_for_all and finding.cause_for_all is not None:
                 cause = finding.cause_for_all
-            found.append(
+            conditions.append(
                 Condition(
                     kind=finding.kind,
                     severity=kind.severity,
@@ -75,7 +75,7 @@ class Watch:
                     remedy="" if is_for_all else kind.remedy,
                 )
             )
-        return sorted(found, key=lambda entry: (_ORDER[entry.severity], entry.since_ms))
+        return sorted(conditions, key=lambda entry: (_ORDER[entry.severity], entry.since_ms))
 
 
 class Conditions:
@@ -125,13 +125,13 @@ class Conditions:
     def _findings(self, now: float) -> list[Finding]:
         engines = self._fleet.engines
         self._increases.keep({engine.name for engine in engines})
-        found = [
+        conditions = [
             finding for engine in engines for finding in of_engine(engine, self._increases, now)
         ]
-        found += records.of_loops(self._supervisor.failing)
-        found += records.of_journal(self._journal)
-        found += records.of_ledger(self._ledger, self._drain, self._journal)
-        found += records.of_audit(self._audit)
-        found += records.of_lost(self._lost)
-        found += records.of_secret(self._sealing.problem)
-        return found
+        conditions += records.of_loops(self._supervisor.failing)
+        conditions += records.of_journal(self._journal)
+        conditions += records.of_ledger(self._ledger, self._drain, self._journal)
+        conditions += records.of_audit(self._audit)
+        conditions += records.of_lost(self._lost)
+        conditions += records.of_secret(self._sealing.problem)
+        return conditions

@@ -238,16 +238,16 @@ def decode_with_foreign_tools(
         if not any(foreign):
             raise
     request = decoder.decode(msgspec.json.encode({**fields, "tools": []}))
-    made: list[ToolT] = []
+    decoded: list[ToolT] = []
     for index, (tool, is_foreign) in enumerate(zip(tools, foreign, strict=True)):
         try:
-            made.append((decode_foreign if is_foreign else decode_own)(tool))
+            decoded.append((decode_foreign if is_foreign else decode_own)(tool))
         except msgspec.ValidationError as error:
             what, mark, path = str(error).rpartition(_MARK)
             where = path if mark else "`"
             message = f"{what if mark else error}{_MARK}.tools[{index}]{where}"
             raise msgspec.ValidationError(message) from None
-    return msgspec.structs.replace(request, tools=made)
+    return msgspec.structs.replace(request, tools=decoded)
 
 
 def bound_output(

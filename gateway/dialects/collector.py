@@ -211,8 +211,8 @@ class Writer(Generic[EventT, WholeT]):
                 if not self.hides_thinking:
                     self._block(frame.choice, "thinking").pieces.append(frame.text)
             case protocol.ToolUseStart():
-                made = Block("call", frame.id, frame.name)
-                self._choices.setdefault(frame.choice, []).append(made)
+                call = Block("call", frame.id, frame.name)
+                self._choices.setdefault(frame.choice, []).append(call)
             case protocol.ToolInputDelta():
                 blocks = self._choices.get(frame.choice)
                 if not blocks or blocks[-1].kind != "call":

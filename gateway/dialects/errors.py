@@ -151,8 +151,8 @@ def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBo
             reason = "API_KEY_MISSING" if is_missing else "API_KEY_INVALID"
             details = [_google("ErrorInfo", reason=reason, domain="googleapis.com")]
         case ModelNotFound():
-            told = failure.told("; ")
-            message = f"models/{failure.requested} is not found for this server{told}."
+            words = failure.told("; ")
+            message = f"models/{failure.requested} is not found for this server{words}."
         case InvalidRequest():
             param = None if isinstance(failure, DemandRefused) else failure.param
             if (field := param or _path_in(message)) is not None:

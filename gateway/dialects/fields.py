@@ -67,23 +67,23 @@ Rules = Mapping[type[msgspec.Struct], Mapping[str, Check | None]]
 
 def rules_of(*roots: type[msgspec.Struct]) -> Rules:
     """The bounds of these types and of all below: `Annotated[str, name]` has the check `name`."""
-    found: dict[type[msgspec.Struct], dict[str, Check | None]] = {}
+    of_types: dict[type[msgspec.Struct], dict[str, Check | None]] = {}
 
     def visit(kind: type[msgspec.Struct]) -> bool:
-        if kind not in found:
-            found[kind] = {}
+        if kind not in of_types:
+            of_types[kind] = {}
             for field, hint in get_type_hints(kind, include_extras=True).items():
                 parts = list(_parts_of(hint))
                 checks = [part for part in parts if isinstance(part, FunctionType)]
                 below = [part for part in parts if isinstance(part, type)]
                 visited = [visit(part) for part in below if issubclass(part, msgspec.Struct)]
                 if checks or any(visited):
-                    found[kind][field] = checks[0] if checks else None
-        return bool(found[kind])
+                    of_types[kind][field] = checks[0] if checks else None
+        return bool(of_types[kind])
 
     for root in roots:
         visit(root)
-    return {kind: checked for kind, checked in found.items() if checked}
+    return {kind: checked for kind, checked in of_types.items() if checked}
 
 
 def _parts_of(hint: Any) -> Iterator[Any]:
@@ -155,8 +155,8 @@ class Fields:
             for name in path.split("."):
                 value = getattr(value, name, None)
             if value is not None and value not in neutral:
-                shown = ".".join(map(camel, path.split("."))) if self.style.is_camel else path
-                notepad.ignore(shown, reason)
+                field_name = ".".join(map(camel, path.split("."))) if self.style.is_camel else path
+                notepad.ignore(field_name, reason)
 
 
 def _hold(number: int, most: int, subject: str, unit: str = "") -> None:

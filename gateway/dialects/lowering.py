@@ -64,35 +64,39 @@ _NONCE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Who asks what model, and when (monotonic). `unreadable` says what becomes of images and the
-    like; `removes_nonces` leaves out billing lines; `keeps_responses`: clients may go on with a
-    response. `fetched` are the files of addresses, None where no hosts are listed. `keep` is what
-    the request's header asks for."""
+class RequestContext:
+    """What a request is lowered with, besides its own fields."""
 
     principal: Principal
     model: Model
+    # On the monotonic clock, in seconds.
     arrived: float
+    # What becomes of images and the like that the model can't read.
     unreadable: Unreadable = "placeholder"
+    # Billing lines are left out of the prompt.
     removes_nonces: bool = False
+    # Clients may go on with a response.
     keeps_responses: bool = False
+    # The files behind addresses; None where no hosts are listed.
     fetched: Mapping[str, bytes] | None = None
+    # What the request's header asks for.
     keep: Keep | None = None
 
 
 class Lowering:
-    """`disagreement` is said of two markers on one place with different TTLs. Where it
-    `counts_nested` ones they count as two, else as one. With a `lookback` so many breakpoints are
-    considered over any number of positions, else 20 positions."""
+    """Lays a request out as a prompt with breakpoints."""
 
+    # What is said of two markers on one place with different TTLs.
     disagreement = "two markers on one place must agree"
+    # A marker inside a marked block counts as another one.
     counts_nested = False
+    # So many breakpoints are considered, over any number of positions; None: 20 positions.
     lookback: int | None = None
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, context: RequestContext) -> None:
+        self.asked = context
         self.notepad = Notepad()
-        self.images = ImageReader(asked.principal.scope, asked.fetched)
+        self.images = ImageReader(context.principal.scope, context.fetched)
         self.slots: list[Slot] = []
         self.tools: list[Tool] = []
         self.system: list[TextPart] = []

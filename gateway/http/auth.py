@@ -206,8 +206,8 @@ def _presented_key(scope: Scope) -> str:
     for name in (b"x-api-key", GOOGLE_KEY_HEADER):
         if key := headers.get(name, b"").strip(b" \t"):
             return key.decode("latin-1")
-    if dialect_of(scope) == "gemini" and (given := google_key_in_query(scope)):
-        return given
+    if dialect_of(scope) == "gemini" and (query_key := google_key_in_query(scope)):
+        return query_key
     kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()

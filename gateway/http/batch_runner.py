@@ -92,8 +92,8 @@ def row_ask(services: Services, body: bytes, principal: Principal, version: Vers
     request with this body would be answered with."""
     decoded = decode_messages(body, services.bounds)
     model = services.find_model(decoded.model)
-    asked = services.asked(principal, model, services.clock.monotonic())
-    ask = ask_of(decoded, asked, version, marks_for_client=services.auto_cache_messages)
+    context = services.context_of(principal, model, services.clock.monotonic())
+    ask = ask_of(decoded, context, version, marks_for_client=services.auto_cache_messages)
     return msgspec.structs.replace(ask, stream=False, is_batch=True)
 
 
@@ -104,11 +104,11 @@ def ranked(
     neighbouring ranks. A row that can't be read is no error of the batch: it is answered with its
     own. A thread does this for seconds, and rests as long as it works, so that turns have the
     processor meanwhile."""
-    given = decode_batch(body, services.bounds, services.bounds.batch_rows)
+    rows = decode_batch(body, services.bounds, services.bounds.batch_rows)
     # The sort key of each row (model and names of prefixes), and the name of its shared prefix.
-    found: list[tuple[list[str], str]] = []
+    keys: list[tuple[list[str], str]] = []
     begun = time.monotonic()
-    for item in given:
+    for item in rows:
         names = list[str]()
         shared = ""
         with suppress(GatewayError):
@@ -117,23 +117,23 @@ def ranked(
             names = [prefix.name.digest for prefix in ask.plan.prefixes[:_MAX_NAMES]]
             shared = marked[0] if marked is not None else (names[0] if names else "")
             names.insert(0, ask.model.id)
-        found.append((names, shared))
+        keys.append((names, shared))
         if (worked := time.monotonic() - begun) > _PIECE_SECONDS:
             time.sleep(worked)
             begun = time.monotonic()
-    order = sorted(range(len(given)), key=lambda position: (found[position][0], position))
+    order = sorted(range(len(rows)), key=lambda position: (keys[position][0], position))
     ranks = {position: rank for rank, position in enumerate(order)}
     items = [
         BatchItem(
             position=position,
             custom_id=item.custom_id,
             rank=ranks[position],
-            prefix=found[position][1],
+            prefix=keys[position][1],
             params=zlib.compress(bytes(item.params), _COMPRESSION),
         )
-        for position, item in enumerate(given)
+        for position, item in enumerate(rows)
     ]
-    return items, BATCH_BYTES + sum(ROW_BYTES + len(item.params) for item in given)
+    return items, BATCH_BYTES + sum(ROW_BYTES + len(item.params) for item in rows)
 
 
 @dataclass(slots=True)
@@ -178,17 +178,17 @@ class BatchRunner:
                 # Until the next tick, or until a batch ends and leaves its place to another.
                 for _ in range(_TICKS):
                     await pause(stopping, _TICK_SECONDS / _TICKS)
-                    if any(one.task.done() for one in self._running.values()):
+                    if any(batch.task.done() for batch in self._running.values()):
                         break
         finally:
-            tasks = [one.task for one in self._running.values()]
+            tasks = [batch.task for batch in self._running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._running.clear()
 
     async def _step(self) -> None:
-        for name in [name for name, one in self._running.items() if one.task.done()]:
+        for name in [name for name, batch in self._running.items() if batch.task.done()]:
             self._running.pop(name).task.result()
         now = self._clock.wall()
         until = now + timedelta(seconds=_OWNED_SECONDS)

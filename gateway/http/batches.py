@@ -59,13 +59,13 @@ class BatchesController(Controller):
         async with services.reads["store"].taken(workspace):
             after = await store.get(workspace, after_id) if after_id is not None else None
             before = await store.get(workspace, before_id) if before_id is not None else None
-            found = await store.page(workspace, limit + 1, after=after, before=before)
-            page = found[-limit:] if before is not None else found[:limit]
-            shown = await _shown(services, request, page)
+            page_rows = await store.page(workspace, limit + 1, after=after, before=before)
+            page = page_rows[-limit:] if before is not None else page_rows[:limit]
+            answers_shown = await _shown(services, request, page)
         return answered(
             wire.MessageBatchList(
-                data=shown,
-                has_more=len(found) > limit,
+                data=answers_shown,
+                has_more=len(page_rows) > limit,
                 first_id=page[0].id if page else None,
                 last_id=page[-1].id if page else None,
             )

@@ -141,9 +141,11 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         whole = _encode(prompted)
         return creation, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
 
-    given, prompted, packed, num_bytes = await services.workers.run(workspace, len(body), read)
-    model = services.find_model(given.model)
-    expires = expiry_of(given, now, services.bounds.cached_content_seconds)
+    creation_read, prompted, packed, num_bytes = await services.workers.run(
+        workspace, len(body), read
+    )
+    model = services.find_model(creation_read.model)
+    expires = expiry_of(creation_read, now, services.bounds.cached_content_seconds)
     if expires is None:
         expires = now + timedelta(seconds=_DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
@@ -153,7 +155,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         id=secrets.token_hex(12),
         workspace_id=workspace,
         model=model.id,
-        display_name=given.display_name,
+        display_name=creation_read.display_name,
         num_bytes=num_bytes,
         num_tokens=holdfast.breakpoints[0].tokens or 0,
         prefix=prefix,
@@ -196,7 +198,7 @@ async def _hold(
     keep_of(request, is_taken=False)
     services = services_of(request)
     arrived = request.scope["state"]["arrived"]
-    context = services.asked(request.user, model, arrived)
+    context = services.context_of(request.user, model, arrived)
     # A model's template wants a user's turn at the end. It stands behind what is held.
     warming = GenerateRequest(
         contents=[Content([Part(text=".")])], generation_config=GenerationConfig()

@@ -18,7 +18,7 @@ from gateway.base.errors import ClientGone, GatewayError, InvalidRequest
 from gateway.dialects import sse
 from gateway.dialects.anthropic.request import Approximate
 from gateway.dialects.collector import Findings, Writer
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.http.bodies import brought_in
 from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import origin_of
@@ -95,7 +95,7 @@ async def prepared(
     request: KeyRequest,
     body: bytes,
     decode: Callable[[bytes, RequestBounds], RequestT],
-    make: Callable[[RequestT, Asked], AskT],
+    make: Callable[[RequestT, RequestContext], AskT],
     fetch: Callable[[RequestT], Coroutine[Any, Any, tuple[RequestT, int]]] | None = None,
 ) -> AskT:
     """Decode and lower a body where `Workers` decides, and stop if the client leaves. `fetch`
@@ -108,19 +108,19 @@ async def prepared(
     arrived = request.scope["state"]["arrived"]
     keep = keep_of(request)
 
-    def asked(decoded: RequestT) -> Asked:
-        return services.asked(user, services.find_model(decoded.model), arrived, keep)
+    def context_for(decoded: RequestT) -> RequestContext:
+        return services.context_of(user, services.find_model(decoded.model), arrived, keep)
 
     if num_bytes <= INLINE_BYTES and fetch is None:
         decoded = decode(body, services.bounds)
         with suppress(ImagesNamed):
-            return make(decoded, asked(decoded))
+            return make(decoded, context_for(decoded))
 
     async def work() -> AskT:
         decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
         decoded, more = (decoded, 0) if fetch is None else await fetch(decoded)
         size = num_bytes + more
-        context = asked(decoded)
+        context = context_for(decoded)
         try:
             return await workers.run(user.workspace, size, make, decoded, context)
         except ImagesNamed as named:

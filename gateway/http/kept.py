@@ -14,7 +14,7 @@ from gateway.base.errors import (
 )
 from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.request import (
-    Given,
+    Decoded,
     items_of,
 )
 from gateway.http.bodies import brought_in
@@ -75,7 +75,7 @@ class Continued:
         self._states = services_of(request).responses
         self._chain: list[Link] = []
 
-    async def fetch(self, decoded: Given) -> tuple[Given, int]:
+    async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
         """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
         not kept."""
         previous = decoded.request.previous_response_id
@@ -125,7 +125,7 @@ class Continued:
             raise InvalidRequest(str(error), "conversation") from None
         return kept.chain
 
-    async def keep(self, decoded: Given, response: responses.Response) -> bool:
+    async def keep(self, decoded: Decoded, response: responses.Response) -> bool:
         """Keep a response with its own input; False where that can't be."""
         workspace = self._request.user.workspace
         stem = response.id.removeprefix("resp_")

@@ -29,7 +29,7 @@ from gateway.dialects.errors import anthropic_error, body_of
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini import response as gemini_answers
 from gateway.dialects.gemini.request import GenerateRequest, decode_count, decode_generate
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai import request as chat
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.response import ChatWriter, TextWriter
@@ -69,7 +69,7 @@ class MessagesController(Controller):
         version = check_version(header_of(scope, b"anthropic-version"))
         betas = header_of(scope, b"anthropic-beta") or ""
 
-        def make(decoded: messages.MessagesRequest, context: Asked) -> Ask:
+        def make(decoded: messages.MessagesRequest, context: RequestContext) -> Ask:
             wanted = decoded.diagnostics
             compared = Compared(
                 is_wanted=wanted is not None,
@@ -97,7 +97,7 @@ class MessagesController(Controller):
         services = services_of(request)
         version = check_version(anthropic_version)
 
-        def make(decoded: messages.CountTokensRequest, context: Asked) -> Ask:
+        def make(decoded: messages.CountTokensRequest, context: RequestContext) -> Ask:
             return anthropic.count_ask_of(decoded, context, version)
 
         with services.counting.admitted(request.user.workspace, len(body)):
@@ -242,7 +242,7 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
         held, num_bytes = await held_by(request, decoded, model_there) or (None, 0)
         return decoded, num_bytes
 
-    def lower(decoded: GenerateRequest, context: Asked) -> tuple[Ask, bool]:
+    def lower(decoded: GenerateRequest, context: RequestContext) -> tuple[Ask, bool]:
         ask = gemini.ask_of(decoded, context, stream=method == _STREAM, held=held)
         return ask, decoded.generation_config.is_enum
 

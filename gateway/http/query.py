@@ -37,11 +37,11 @@ async def check_query(request: Request[Any, Any, Any]) -> None:
         raise InvalidRequest("; ".join(problems))
 
 
-def query_problems(declared: Sequence[Parameter], given: Mapping[str, Sequence[str]]) -> list[str]:
+def query_problems(declared: Sequence[Parameter], sent: Mapping[str, Sequence[str]]) -> list[str]:
     """One `name: reason` for each declared parameter whose given values are wrong."""
     problems = []
     for parameter in declared:
-        values = given.get(parameter["name"], ())
+        values = sent.get(parameter["name"], ())
         schema = parameter["schema"]
         item_schema = schema.get("items", schema)
         rule, is_right = _rule(item_schema)

@@ -59,7 +59,7 @@ class ResponsesController(Controller):
         lowered = await prepared(request, body, decode_responses, prepare, fetch)
         ask = lowered.ask
         failed_id = request_id(request.scope)
-        wanted = lowered.given.request
+        wanted = lowered.decoded.request
         may_keep = wanted.store is not False and not wanted.is_prewarm
         keeps = may_keep and services.responses.keeps(request.user)
         if keeps:
@@ -71,7 +71,9 @@ class ResponsesController(Controller):
                 writer.response = replace(writer.response, store=True)
 
             async def settle(events: list[Event]) -> None:
-                if writer.response.store and not await earlier.keep(lowered.given, writer.response):
+                if writer.response.store and not await earlier.keep(
+                    lowered.decoded, writer.response
+                ):
                     writer.response = replace(writer.response, store=False)
                     for event in events[-1:]:
                         event["response"] = writer.response
@@ -137,7 +139,7 @@ def _response_writer(
 ) -> responses.ResponseWriter:
     """The response's id is the turn's, in OpenAI's form."""
     ask = lowered.ask
-    request = lowered.given.request
+    request = lowered.decoded.request
     options = request.prompt_cache_options
     response = responses.Response(
         id=f"resp_{turn_id.removeprefix('msg_')}",
@@ -150,7 +152,7 @@ def _response_writer(
             mode=options.mode, comparison_response_id=options.comparison_response_id or UNSET
         ),
         conversation=Conversation(request.conversation_id) if request.conversation_id else UNSET,
-        **responses.echo_of(lowered.given.fields),  # type: ignore[arg-type]
+        **responses.echo_of(lowered.decoded.fields),  # type: ignore[arg-type]
     )
     return responses.ResponseWriter(
         id=response.id,

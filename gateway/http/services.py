@@ -20,7 +20,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import ModelNotFound, NoEngineReady
 from gateway.base.metrics import Metrics
 from gateway.conditions.watch import Conditions
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.http.auth import AdminGate
 from gateway.http.image_hosts import ImageHosts
 from gateway.journal.store import Journal
@@ -99,13 +99,19 @@ class Services:
         """The one name of an engine's model; None while the engine has not described itself."""
         return None if described is None else self.catalogue.name_of(described.model)
 
-    def asked(
+    def context_of(
         self, user: Principal, model: Model, arrived: float, keep: Keep | None = None
-    ) -> Asked:
-        keeps = self.responses.keeps(user)
-        fetched = dict[str, bytes]() if self.image_hosts.hosts else None
-        flags = self.unreadable, self.removes_nonces, keeps
-        return Asked(user, model, arrived, *flags, fetched=fetched, keep=keep)
+    ) -> RequestContext:
+        return RequestContext(
+            user,
+            model,
+            arrived,
+            self.unreadable,
+            self.removes_nonces,
+            self.responses.keeps(user),
+            fetched={} if self.image_hosts.hosts else None,
+            keep=keep,
+        )
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:

@@ -45,8 +45,8 @@ _MODEL_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
 def not_found_message(path: str) -> str:
     """What a 404 says of a path that has no route. The path is cut at _SHOWN_CHARACTERS."""
-    shown = path[:_SHOWN_CHARACTERS]
-    rest = shown.rstrip("/")
+    path_shown = path[:_SHOWN_CHARACTERS]
+    rest = path_shown.rstrip("/")
     while rest.startswith(tuple(f"{version}/" for version in _VERSIONS)):
         rest = rest[rest.index("/", 1) :]
     if not rest or rest in _VERSIONS:
@@ -58,9 +58,9 @@ def not_found_message(path: str) -> str:
         if not nearest:
             first = rest.lstrip("/").partition("/")[0]
             lacks = f"; this server {_NOT_DONE[first]}" if first in _NOT_DONE else ""
-            return f"not found: {shown}{lacks}"
+            return f"not found: {path_shown}{lacks}"
         meant = _SERVED[nearest[0]]
-    message = f"not found: {shown}; did you mean {meant}?"
+    message = f"not found: {path_shown}; did you mean {meant}?"
     if rest in _SERVED:
         message += (
             " Anthropic's SDKs take a base URL without /v1, OpenAI's take one that ends in /v1."

@@ -159,8 +159,8 @@ class Bench:
 
     def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
         """`is_warmed`: the first ones only fill the memory."""
-        made = Requests(self._unit, with_names=True)
-        requests = [made.of(turn) for turn in turns]
+        model = Requests(self._unit, with_names=True)
+        requests = [model.of(turn) for turn in turns]
         for request in requests[: int(_WARMING * len(requests)) if is_warmed else 0]:
             request.is_counted = False
         return requests

@@ -386,7 +386,9 @@ class SimulatedEngine:
         while self._inbox:
             self._submit(self._inbox.popleft())
         self._runner.has_worked = False
-        if self.scheduler.waiting or any(one.can_sample for one in self.scheduler.running):
+        if self.scheduler.waiting or any(
+            sequence.can_sample for sequence in self.scheduler.running
+        ):
             self._loop.step()
         end = self._clock.now()
         if self._frames or self._events:

@@ -64,11 +64,11 @@ class SimulatedGateway:
         route.engine.holdings.expect(route.expected, now)
         return route.engine.seed
 
-    def started(self, engine: int, served: "Served", told: Started, now: float) -> None:
+    def started(self, engine: int, served: "Served", frame: Started, now: float) -> None:
         candidate = self.candidates[engine]
         request = served.request
         candidate.load.started(_turn(request), request.tokens - served.reused, now)
-        candidate.holdings.learn(told, [name.digest for name in request.names], now)
+        candidate.holdings.learn(frame, [name.digest for name in request.names], now)
 
     def ended(self, engine: int, request: PlannedRequest) -> None:
         self.candidates[engine].load.ended(_turn(request))
@@ -186,21 +186,21 @@ class Simulation:
             engine = self._gateway.choose(request, now)
         self._engines[engine].take(request, now)
 
-    def _on_started(self, engine: int, request: PlannedRequest, told: Started, now: float) -> None:
+    def _on_started(self, engine: int, request: PlannedRequest, frame: Started, now: float) -> None:
         num_known = len(request.units) - request.num_tail
-        reused = len(request.units) - (told.usage.computed_tokens or 0)
+        reused = len(request.units) - (frame.usage.computed_tokens or 0)
         served = Served(
             request=request,
             engine=engine,
-            read=request.tokens_at(min(told.usage.cache_read_tokens, num_known)),
+            read=request.tokens_at(min(frame.usage.cache_read_tokens, num_known)),
             reused=request.tokens_at(min(reused, num_known)),
             wait=now - request.at + self._overhead,
-            breakpoints=len(told.breakpoints),
-            leased=sum(each.state == "leased" for each in told.breakpoints),
+            breakpoints=len(frame.breakpoints),
+            leased=sum(entry.state == "leased" for entry in frame.breakpoints),
         )
         self._outcome.served.append(served)
         if self._gateway is not None:
-            self._gateway.started(engine, served, told, now)
+            self._gateway.started(engine, served, frame, now)
 
     def _on_ended(self, engine: int, request: PlannedRequest, now: float) -> None:
         if self._gateway is not None:

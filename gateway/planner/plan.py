@@ -59,8 +59,8 @@ def plan(job: traffic.Job, tell: TellShare) -> Plan:
     tell(0.0)
 
     unit = unit_for(turns)
-    made = Requests(unit, with_names=False)
-    requests = [made.of(turn) for turn in turns]
+    planned = Requests(unit, with_names=False)
+    requests = [planned.of(turn) for turn in turns]
     exact = distances(requests, sum(len(request.units) for request in requests))
     tell(_LRU_WORK)
 

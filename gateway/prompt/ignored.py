@@ -59,13 +59,13 @@ class Notepad:
 
         `unheld` are the tools for which it says that it did not.
         """
-        told = [*self.ignored]
+        listed = [*self.ignored]
         reasons = {tool.tool: tool.reason for tool in unheld}
         for ignored, capability, tool in self.wishes:
             if capability not in capabilities:
-                told.append(ignored)
+                listed.append(ignored)
             elif tool is not None and tool in reasons:
-                told.append(Ignored(ignored.path, reasons[tool]))
-        more = self.num_more + max(0, len(told) - MAX_TOLD)
-        told = told[:MAX_TOLD]
-        return [*told, Ignored("", f"{more} more fields were ignored")] if more else told
+                listed.append(Ignored(ignored.path, reasons[tool]))
+        more = self.num_more + max(0, len(listed) - MAX_TOLD)
+        listed = listed[:MAX_TOLD]
+        return [*listed, Ignored("", f"{more} more fields were ignored")] if more else listed

@@ -179,7 +179,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             if point.keep is None:
                 return [(where, "sibling", maxsize)]
             return [(where, point.scorer, point.keep)]
-        placed = ((self.slots[one.segment].path, one.recompute) for one in self.documents)
+        placed = (
+            (self.slots[document.segment].path, document.recompute) for document in self.documents
+        )
         return [(f"{path}.cache_control.holdfast.block", "blocks", part) for path, part in placed]
 
     def in_request(self, message: str) -> str:
@@ -258,7 +260,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_plan(
     prompt: Prompt,
-    given: Sequence[Slot],
+    slots_given: Sequence[Slot],
     automatic: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
@@ -271,8 +273,8 @@ def make_plan(
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
     is the one that answers. `keep` is the header's.
     """
-    slots = [slot for slot in given if not slot.is_absent]
-    breakpoints = _on_segments(find_breakpoints(given, automatic), given)
+    slots = [slot for slot in slots_given if not slot.is_absent]
+    breakpoints = _on_segments(find_breakpoints(slots_given, automatic), slots_given)
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
@@ -423,14 +425,14 @@ def find_target(slots: Sequence[Slot]) -> int | None:
 
 
 def add_automatic(
-    prompt: Prompt, slots: Sequence[Slot], given: Sequence[Breakpoint], policy: AutoCache
+    prompt: Prompt, slots: Sequence[Slot], marked: Sequence[Breakpoint], policy: AutoCache
 ) -> list[Breakpoint]:
     """The client's breakpoints with those of the policy, in prompt order; `slots` are the prompt's
     segments. Behind a client's own only the one after the last turn is added: a shorter TTL may not
     come before a longer one."""
-    if policy.mode == "off" or len(given) >= MAX_BREAKPOINTS:
-        return list(given)
-    found = {point.segment: point for point in given}
+    if policy.mode == "off" or len(marked) >= MAX_BREAKPOINTS:
+        return list(marked)
+    by_segment = {point.segment: point for point in marked}
     end = len(prompt.tools) + len(prompt.system) - 1
     ends = [end]
     if policy.mode == "conversation":
@@ -443,11 +445,11 @@ def add_automatic(
         ends += [before_answer, len(slots) - 1]
     places = (find_target(slots[: end + 1]) for end in ends)
     targets = [place for place in places if place is not None]
-    if given:
+    if marked:
         targets = targets[-1:] if policy.mode == "conversation" else []
     for segment in targets:
-        found.setdefault(segment, Breakpoint(segment, policy.ttl, hold=policy.hold))
-    points = [found[segment] for segment in sorted(found)]
+        by_segment.setdefault(segment, Breakpoint(segment, policy.ttl, hold=policy.hold))
+    points = [by_segment[segment] for segment in sorted(by_segment)]
     if any(outlives(later.ttl, earlier.ttl) for earlier, later in pairwise(points)):
-        return list(given)
+        return list(marked)
     return points

@@ -242,13 +242,15 @@ class Follower:
             listed = self._told
             ours = [engine for engine in self._fleet.engines if engine.url in self._ours]
             for engine in ours:  # there are none before the source has told
-                found = listed.get(engine.url)
-                if (found is None or found.is_leaving) != (engine.url in self._leaving):
+                listed_place = listed.get(engine.url)
+                if (listed_place is None or listed_place.is_leaving) != (
+                    engine.url in self._leaving
+                ):
                     self._leaving ^= {engine.url}
                     engine.is_draining = engine.url in self._leaving
                     event = "engine_drains" if engine.is_draining else "engine_resumed"
                     self._log.info(event, engine=engine.name, url=engine.url)
-                if found is None and not engine.load.num_running:
+                if listed_place is None and not engine.load.num_running:
                     await self._fleet.remove(engine.name)
                     self._log.info("engine_removed", engine=engine.name, url=engine.url)
             here = {engine.url for engine in self._fleet.engines}

@@ -65,10 +65,10 @@ class LoadHistory:
                 self.minutes.popleft()
         now = self.minutes[-1]
         now.queued = max(now.queued, self.num_queued())
-        found = {e.name: e.last_stats for e in self.engines if e.is_ready and e.last_stats}
-        looks: dict[str | None, list[Stats]] = {name: [stats] for name, stats in found.items()}
-        if found:
-            looks[None] = list(found.values())
+        newest = {e.name: e.last_stats for e in self.engines if e.is_ready and e.last_stats}
+        looks: dict[str | None, list[Stats]] = {name: [stats] for name, stats in newest.items()}
+        if newest:
+            looks[None] = list(newest.values())
         for name, of in looks.items():
             seen = now.seen.setdefault(name, _Seen())
             seen.total += sum(stats.blocks.total for stats in of)
@@ -87,16 +87,16 @@ class LoadHistory:
                 parts.setdefault(minute.start_ms // width_ms * width_ms, []).append(minute)
         points = []
         for start_ms, part in sorted(parts.items()):
-            found = [minute.seen[engine] for minute in part if engine in minute.seen]
-            total, leased = sum(s.total for s in found), sum(s.leased for s in found)
-            used = leased + sum(seen.active for seen in found)
+            samples = [minute.seen[engine] for minute in part if engine in minute.seen]
+            total, leased = sum(s.total for s in samples), sum(s.leased for s in samples)
+            used = leased + sum(seen.active for seen in samples)
             points.append(
                 LoadPoint(
                     start_ms=start_ms,
                     in_use=used / total if total else None,
                     leased=leased / total if total else None,
-                    running=max((seen.running for seen in found), default=0),
-                    waiting=max((seen.waiting for seen in found), default=0),
+                    running=max((seen.running for seen in samples), default=0),
+                    waiting=max((seen.waiting for seen in samples), default=0),
                     queued=max(minute.queued for minute in part),
                 )
             )

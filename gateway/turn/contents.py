@@ -139,12 +139,12 @@ class Keeper:
     async def step(self) -> int:
         """Move some, the oldest first; return how many."""
         async with self._moving:
-            found = await self.journal.oldest_contents(_STEP_BYTES)
-            for content in found:
+            oldest = await self.journal.oldest_contents(_STEP_BYTES)
+            for content in oldest:
                 await self.contents.put(content.workspace, content.id, content.at_ms, content.body)
-            if found:
-                await self._forget([content.id for content in found])
-        return len(found)
+            if oldest:
+                await self._forget([content.id for content in oldest])
+        return len(oldest)
 
     async def _forget(self, turn_ids: list[str]) -> None:
         self.waiting_bytes -= await self.journal.forget_contents(turn_ids)
@@ -234,8 +234,10 @@ class KeptResponses:
 
         def opened() -> dict[str, Kept]:
             return {
-                one: _kept.decode(zlib.decompress(self.contents.opened(workspace, one, body)))
-                for one, (body, _) in bodies.items()
+                kept_id: _kept.decode(
+                    zlib.decompress(self.contents.opened(workspace, kept_id, body))
+                )
+                for kept_id, (body, _) in bodies.items()
             }
 
         return await asyncio.to_thread(opened) if bodies else {}

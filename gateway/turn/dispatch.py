@@ -212,17 +212,17 @@ class Dispatcher:
         """Choose the engine of the next attempt. From then on, until `leave`, the turn counts as
         its load. Raise NoEngineReady, or InvalidRequest if no engine can serve it."""
         choice = await self._choose(turn)
-        if turn.route is None and (asked := likely_holders(choice, self.fleet.ready)):
+        if turn.route is None and (likely := likely_holders(choice, self.fleet.ready)):
             # They may hold a prefix that the index has forgotten.
-            asking = (engine.ask_names(choice.expected) for engine in asked)
-            found = await asyncio.gather(*asking, return_exceptions=True)
-            for answer in found:
+            asking = (engine.ask_names(choice.expected) for engine in likely)
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            for answer in answers:
                 if isinstance(answer, BaseException) and not isinstance(answer, GatewayError):
                     raise answer
                 is_silent = isinstance(answer, GatewayError)
                 result = "silent" if is_silent else "found" if answer else "nothing"
                 self.metrics.count("asked_engines", result)
-            if True in found:
+            if True in answers:
                 choice = await self._choose(turn)
         if turn.route is None and turn.ask.sampling.max_tokens != 0:
             # Most fleets have no engine that prefills for others, and every turn asks.

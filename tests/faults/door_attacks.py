@@ -135,7 +135,7 @@ async def _rounds(who: Neighbour, sent: bytes, num_answers: int) -> int:
 
 
 async def metrics_and_away(who: Neighbour, rng: random.Random) -> int:
-    """Asked on a connection of its own, and closed behind the answer."""
+    """RequestContext on a connection of its own, and closed behind the answer."""
     with suppress(OSError):
         async with connected(who) as (reader, writer):
             writer.write(METRICS.replace(b"host", b"connection: close\r\nhost"))

@@ -9,13 +9,13 @@ from gateway.base.catalogue import Model
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.lower import count_ask_of
 from gateway.dialects.anthropic.request import decode_messages
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal
 
 WHO = Principal("w", "k", "scope", auto_cache=AutoCache("off"))
-ASKED = Asked(WHO, Model(id="m", display_name="m"), 0.0, removes_nonces=True)
+ASKED = RequestContext(WHO, Model(id="m", display_name="m"), 0.0, removes_nonces=True)
 SHORT: dict[str, str] = {"type": "ephemeral"}
 LONG: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}
 
@@ -39,13 +39,13 @@ def body(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy({**base, **changes})
 
 
-def lowered(request: Any, asked: Asked = ASKED) -> Ask:
+def lowered(request: Any, asked: RequestContext = ASKED) -> Ask:
     """What a body of Messages comes to."""
     raw = request if isinstance(request, bytes) else msgspec.json.encode(request)
     return count_ask_of(decode_messages(raw), asked, "2023-06-01")
 
 
-def lowered_chat(request: Any, asked: Asked = ASKED) -> Ask:
+def lowered_chat(request: Any, asked: RequestContext = ASKED) -> Ask:
     return chat_ask_of(decode_chat(msgspec.json.encode(request)), asked)
 
 

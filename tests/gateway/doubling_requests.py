@@ -36,7 +36,7 @@ from gateway.dialects.anthropic.response import MessageWriter
 from gateway.dialects.collector import Findings
 from gateway.dialects.gemini import lower as gemini
 from gateway.dialects.gemini.request import decode_generate
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai.lower import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.request import decode_chat, decode_completion
 from gateway.dialects.openai.response import ChatWriter
@@ -52,7 +52,7 @@ Json = dict[str, Any]
 
 PRINCIPAL = Principal("workspace", "key", "5" * 32)
 MODEL = Model(id="m", display_name="m")
-ASKED = Asked(PRINCIPAL, MODEL, 0.0, removes_nonces=True)
+ASKED = RequestContext(PRINCIPAL, MODEL, 0.0, removes_nonces=True)
 _COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
 _BLOCKS = BOUNDS.max_blocks - 16
 _BYTES = 8 << 20

@@ -28,8 +28,8 @@ from gateway.dialects.anthropic import request as wire
 from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     HOSTED,
-    Asked,
     Lowering,
+    RequestContext,
     automatic_ttl,
     sampling_of,
     text_in,
@@ -50,7 +50,7 @@ _encode = msgspec.json.Encoder().encode
 
 def ask_of(
     request: wire.MessagesRequest,
-    asked: Asked,
+    context: RequestContext,
     version: wire.Version,
     *,
     comparison: Compared = NOT_COMPARED,
@@ -85,8 +85,8 @@ def ask_of(
         for field, is_set in wrong.items():
             if is_set:
                 raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
-    policy = asked.principal.auto_cache if marks_for_client else None
-    ask = count_ask_of(request, asked, version, policy)
+    policy = context.principal.auto_cache if marks_for_client else None
+    ask = count_ask_of(request, context, version, policy)
     thinking = request.thinking
     return msgspec.structs.replace(
         ask,
@@ -101,19 +101,19 @@ def ask_of(
 
 def count_ask_of(
     request: wire.CountTokensRequest,
-    asked: Asked,
+    context: RequestContext,
     version: wire.Version,
     policy: AutoCache | None = None,
 ) -> Ask:
     """The same checks as for a generation. Fields outside the prompt have their defaults."""
     if request.user_profile_id is not None:
         raise InvalidRequest("user_profile_id: user profiles are not supported")
-    if request.workspace_id not in (None, asked.principal.workspace):
+    if request.workspace_id not in (None, context.principal.workspace):
         raise InvalidRequest("workspace_id: does not match the workspace of the API key")
     names = [tool.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: Tool names must be unique")
-    lowering = _MessagesLowering(asked, version)
+    lowering = _MessagesLowering(context, version)
     notepad = lowering.notepad
     form = request.form
     wire.FIELDS.note(request, notepad)
@@ -142,9 +142,9 @@ def count_ask_of(
     )
 
 
-def plan_of(request: wire.CountTokensRequest, asked: Asked) -> Plan:
+def plan_of(request: wire.CountTokensRequest, context: RequestContext) -> Plan:
     """The prompt alone. Raise InvalidRequest for content that can't be sent to an engine."""
-    return _MessagesLowering(asked, wire.VERSIONS[0]).plan_of(request)
+    return _MessagesLowering(context, wire.VERSIONS[0]).plan_of(request)
 
 
 def _tool_choice(request: wire.CountTokensRequest) -> ToolChoice:
@@ -236,8 +236,8 @@ class _MessagesLowering(Lowering):
     disagreement = "must match the ttl of the marker on its last nested block"
     counts_nested = True
 
-    def __init__(self, asked: Asked, version: wire.Version) -> None:
-        super().__init__(asked)
+    def __init__(self, context: RequestContext, version: wire.Version) -> None:
+        super().__init__(context)
         self._is_strict = version == "2026-10-21"
         self._names: set[str] = set()
         self._deferred: dict[str, Tool] = {}

@@ -29,8 +29,8 @@ from gateway.dialects.bodies import check_json
 from gateway.dialects.gemini import request as wire
 from gateway.dialects.lowering import (
     HOSTED,
-    Asked,
     Lowering,
+    RequestContext,
     sampling_of,
     text_in,
     uncallable,
@@ -66,11 +66,15 @@ class Held:
 
 
 def ask_of(
-    request: wire.GenerateRequest, asked: Asked, *, stream: bool, held: Held | None = None
+    request: wire.GenerateRequest,
+    context: RequestContext,
+    *,
+    stream: bool,
+    held: Held | None = None,
 ) -> Ask:
     """The request, behind what is `held` of a cached content, whose end is marked; without one the
     key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
-    lowering = _GeminiLowering(asked)
+    lowering = _GeminiLowering(context)
     config = request.generation_config
     notepad = lowering.notepad
     thoughts = config.thinking_config
@@ -101,7 +105,7 @@ def ask_of(
             lowering.slots[target] = marked
     lowering.add_prompted(request, "")
     lowering.check_answered()
-    plan = lowering.plan(asked.principal.auto_cache if held is None else None)
+    plan = lowering.plan(context.principal.auto_cache if held is None else None)
     if held is not None:
         points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
         plan = replace(plan, breakpoints=points)
@@ -143,13 +147,13 @@ def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | No
 
 def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
     path = "generationConfig.responseSchema"
-    given = config.response_schema
+    response_schema = config.response_schema
     if config.response_json_schema is not None:
-        if given is not None:
+        if response_schema is not None:
             raise InvalidRequest(f"{path}: excludes responseJsonSchema")
         path = "generationConfig.responseJsonSchema"
     if config.response_mime_type in _TEXT_TYPES:
-        if given is not None or config.response_json_schema is not None:
+        if response_schema is not None or config.response_json_schema is not None:
             raise InvalidRequest(f"{path}: needs the responseMimeType {_JSON_TYPE}")
         return None
     if config.response_mime_type not in (_JSON_TYPE, wire.ENUM_TYPE):
@@ -157,9 +161,13 @@ def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
             f"generationConfig.responseMimeType: only text/plain, {_JSON_TYPE} and {wire.ENUM_TYPE}"
             " are supported"
         )
-    if given is None and config.response_json_schema is None and not config.is_enum:
+    if response_schema is None and config.response_json_schema is None and not config.is_enum:
         return {"type": ["object", "array"]}
-    schema = config.response_json_schema if given is None else json_schema(given, path)
+    schema = (
+        config.response_json_schema
+        if response_schema is None
+        else json_schema(response_schema, path)
+    )
     if config.is_enum:
         words = schema.get("enum") if schema else None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -207,8 +215,8 @@ class _GeminiLowering(Lowering):
     """`_pending` are the calls that await a response, by number, with id and name; every step takes
     constant time over all calls of a request."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
+    def __init__(self, context: RequestContext) -> None:
+        super().__init__(context)
         self._num_calls = 0
         self._pending: dict[int, tuple[str, str]] = {}
         self._numbers: dict[tuple[str, str], deque[int]] = defaultdict(deque)

@@ -415,11 +415,11 @@ def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str,
     for key, item in value.items():
         where = f"{path}.{key}" if path else key
         if key not in fields:
-            shown = key[:_MAX_SHOWN]
+            cut_key = key[:_MAX_SHOWN]
             at = f" at '{path}'" if path else ""
             raise InvalidRequest(
-                f'Invalid JSON payload received. Unknown name "{shown}"{at}: Cannot find field.',
-                f"{path}.{shown}" if path else shown,
+                f'Invalid JSON payload received. Unknown name "{cut_key}"{at}: Cannot find field.',
+                f"{path}.{cut_key}" if path else cut_key,
             )
         if item is None:
             continue

@@ -26,8 +26,8 @@ from gateway.dialects.lowering import (
     HOSTED,
     NATIVE_LOOKBACK,
     NATIVE_TTL,
-    Asked,
     Lowering,
+    RequestContext,
     arguments_of,
     automatic_ttl,
     sampling_of,
@@ -42,7 +42,7 @@ from gateway.prompt.plan import Plan, Slot, make_plan
 _MAX_TOKEN_DIGITS = 9
 
 
-def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
+def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
     """Without a limit the answer may take the rest of the context.
 
     Raise InvalidRequest for content that no engine could be sent.
@@ -85,11 +85,11 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
         automatic = automatic_ttl(request.cache_control)
     elif options and options.mode == "implicit":
         automatic = NATIVE_TTL
-    lowering = _ChatLowering(asked)
+    lowering = _ChatLowering(context)
     wire.CHAT.note(request, lowering.notepad)
     lowering.lay_out(request)
     is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
-    plan = lowering.plan(None if is_marked else asked.principal.auto_cache, automatic)
+    plan = lowering.plan(None if is_marked else context.principal.auto_cache, automatic)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
@@ -103,7 +103,7 @@ def chat_ask_of(request: wire.ChatRequest, asked: Asked) -> Ask:
     return _ask(lowering, request, plan, sampling, bound, choice, _thinks_by(request))
 
 
-def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
+def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) -> Ask:
     prompt = request.prompt
     if isinstance(prompt, list):
         if any(isinstance(item, int | list) for item in prompt):
@@ -114,12 +114,14 @@ def completion_ask_of(request: wire.CompletionRequest, asked: Asked) -> Ask:
     if not prompt:
         raise InvalidRequest("prompt: must not be empty")
     slots = [Slot(path="prompt")]
-    scope = asked.principal.scope
-    adapter = asked.model.weights
-    plan = make_plan(Prompt([], text=prompt), slots, None, scope, adapter=adapter, keep=asked.keep)
+    scope = context.principal.scope
+    adapter = context.model.weights
+    plan = make_plan(
+        Prompt([], text=prompt), slots, None, scope, adapter=adapter, keep=context.keep
+    )
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)
-    return _ask(Lowering(asked), request, plan, sampling, _bound(request))
+    return _ask(Lowering(context), request, plan, sampling, _bound(request))
 
 
 def _sampling(

@@ -428,11 +428,11 @@ def _without_private(fields: Mapping[str, Raw]) -> dict[str, Raw] | None:
         return None
     if not any(name.startswith("_") for message in messages for name in message):
         return None
-    made = [
+    chat_messages = [
         {name: value for name, value in message.items() if not name.startswith("_")}
         for message in messages
     ]
-    return {**fields, "messages": Raw(msgspec.json.encode(made))}
+    return {**fields, "messages": Raw(msgspec.json.encode(chat_messages))}
 
 
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)

@@ -26,8 +26,8 @@ from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     NATIVE_LOOKBACK,
     NATIVE_TTL,
-    Asked,
     Lowering,
+    RequestContext,
     arguments_of,
     sampling_of,
     split_data_url,
@@ -57,15 +57,16 @@ class Prepared:
     """An Ask, its request, and the tools behind the functions of its prompt."""
 
     ask: Ask
-    given: wire.Given
+    decoded: wire.Decoded
     origins: dict[str, Origin]
 
 
-def prepare(given: wire.Given, asked: Asked) -> Prepared:
-    request, notepad = given.request, given.notepad
-    lowering = _ResponsesLowering(asked, notepad)
+def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
+    request = decoded.request
+    notepad = decoded.notepad
+    lowering = _ResponsesLowering(context, notepad)
     lowering.add_tools("tools", request.tools)
-    for path, item in given.items():
+    for path, item in decoded.items():
         if isinstance(item, wire.AdditionalTools):
             lowering.add_tools(f"{path}.tools", item.tools)
     choice = _tool_choice(request, lowering)
@@ -76,7 +77,7 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
     if request.is_prewarm:  # nothing is generated
         choice = ToolChoice()
         schema = None
-    lowering.lay_out(given)
+    lowering.lay_out(decoded)
     if not lowering.messages:
         raise InvalidRequest("input: must have at least one message")
     if lowering.messages[-1].role == "assistant":
@@ -85,16 +86,16 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
         )
     options = request.prompt_cache_options
     is_implicit = options is not None and options.mode == "implicit"
-    policy = asked.principal.auto_cache if options is None else None
+    policy = context.principal.auto_cache if options is None else None
     plan = lowering.plan(policy, NATIVE_TTL if is_implicit else None)
     if wire.LOGPROBS in request.include:
         notepad.wish("include", "this model tells no log probabilities", "logprobs")
     wire.FIELDS.note(request, notepad)
-    if request.store and not asked.keeps_responses:
+    if request.store and not context.keeps_responses:
         notepad.ignore("store", "this server keeps no responses")
     if request.reasoning is not None and request.reasoning.wants_summary:
         notepad.ignore("reasoning.summary", "thinking is given whole")
-    for name in unechoed(given.fields):
+    for name in unechoed(decoded.fields):
         notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
     thinks = request.reasoning is not None and request.reasoning.effort not in (None, "none")
     # A response's id is its turn's, in OpenAI's form.
@@ -119,7 +120,7 @@ def prepare(given: wire.Given, asked: Asked) -> Prepared:
         ),
         name=name_of(request.metadata),
     )
-    return Prepared(ask, given, lowering.origins)
+    return Prepared(ask, decoded, lowering.origins)
 
 
 def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering") -> ToolChoice:
@@ -137,8 +138,8 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
         wanted = _converted(choice, wire.NamedTool)
         found = lowering.find(wanted)
         if not found:
-            shown = (wanted.name or wanted.type)[:64]
-            raise InvalidRequest(f"tool_choice: '{shown}' is not in tools", "tool_choice")
+            tool_name = (wanted.name or wanted.type)[:64]
+            raise InvalidRequest(f"tool_choice: '{tool_name}' is not in tools", "tool_choice")
         return ToolChoice("tool", found[0], parallel=parallel)
     allowed = _converted(choice, wire.AllowedTools)
     names = {name for tool in allowed.tools for name in lowering.find(tool)}
@@ -173,8 +174,8 @@ class _ResponsesLowering(Lowering):
 
     lookback = NATIVE_LOOKBACK
 
-    def __init__(self, asked: Asked, notepad: Notepad) -> None:
-        super().__init__(asked)
+    def __init__(self, context: RequestContext, notepad: Notepad) -> None:
+        super().__init__(context)
         self.notepad = notepad
         self.functions: list[tuple[str, Tool]] = []
         self.origins: dict[str, Origin] = {}
@@ -256,9 +257,9 @@ class _ResponsesLowering(Lowering):
         schema = {"type": "object", "properties": {INPUT: what}, "required": [INPUT]}
         return Tool(name, schema, description)
 
-    def lay_out(self, given: wire.Given) -> None:
+    def lay_out(self, decoded: wire.Decoded) -> None:
         """Raise InvalidRequest for content that no engine could be sent."""
-        request = given.request
+        request = decoded.request
         for path, tool in self.functions:
             self.mark(path)
             self.tools.append(tool)
@@ -286,7 +287,7 @@ class _ResponsesLowering(Lowering):
             raise InvalidRequest(
                 f"No tool output found for function call {missing[0][:64]}.", "input"
             )
-        for path, item in given.items():
+        for path, item in decoded.items():
             match item:
                 case wire.Message(role=role, content=content):
                     where = f"{path}.content"

@@ -330,7 +330,7 @@ class ResponsesRequest(Strict):
         return self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
 
 
-class Given(NamedTuple):
+class Decoded(NamedTuple):
     """A decoded body.
 
     `fields` are those of the body as they came, for the response's echo. `notepad` has what was
@@ -362,7 +362,7 @@ class Given(NamedTuple):
 
     def behind(
         self, earlier: Sequence[Raw], others: Sequence[Raw], bounds: RequestBounds
-    ) -> "Given":
+    ) -> "Decoded":
         """The request behind the items of kept responses, with those of `others` that references
         name in their places. Raise InvalidRequest or TooLarge, as for a body that has all of it."""
         by_id = {id_of(item): item for item in others}
@@ -501,7 +501,7 @@ _raws = msgspec.json.Decoder(list[Raw])
 _open = msgspec.json.Decoder(dict[str, Any])
 
 
-def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Given:
+def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Decoded:
     whole = fields_of(body, bounds)
     notepad = Notepad()
     if "previous_response_id" in whole or "conversation" in whole:
@@ -520,7 +520,7 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Giv
         raise InvalidRequest("conversation: excludes previous_response_id", "conversation")
     if LOGPROBS in request.include:
         bound_output(request, "max_output_tokens", request.top_logprobs + 1, bounds)
-    return Given(request, whole, notepad)
+    return Decoded(request, whole, notepad)
 
 
 def _typed_list(

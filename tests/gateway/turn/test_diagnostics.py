@@ -15,7 +15,7 @@ from gateway.base.catalogue import Model
 from gateway.cli.main import main
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import decode_messages
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.turn.diagnostics import Diagnosis, PromptComparer
 from tests.gateway.bodies import SHORT, body, text, tool
@@ -138,7 +138,7 @@ async def never(turn_id: str, workspace: str) -> bytes | None:
 def comparing(workspace: str, previous: str) -> Ask:
     decoded = decode_messages(msgspec.json.encode(body()))
     who = Principal(workspace, "k", workspace)
-    ask = ask_of(decoded, Asked(who, Model(id="m", display_name="m"), 0.0), "2023-06-01")
+    ask = ask_of(decoded, RequestContext(who, Model(id="m", display_name="m"), 0.0), "2023-06-01")
     return replace(ask, comparison=Compared(is_wanted=True, previous=previous))
 
 

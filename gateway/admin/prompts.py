@@ -1,0 +1,251 @@
+"""One turn's prompt: why it missed, its words, and the turns beside it."""
+
+import asyncio
+import dataclasses
+from typing import Annotated
+
+import msgspec
+from litestar.params import FromPath, QueryParameter
+
+from engine.protocol import Prompt
+from gateway.admin.controller import (
+    AdminController,
+    Deps,
+    removal,
+    view,
+)
+from gateway.base.errors import Forbidden, GatewayError, NotFound
+from gateway.http.auth import AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.reads import turns as queries_turns
+from gateway.prompt.difference import Difference, first_difference
+from gateway.prompt.fingerprint import (
+    Divergence,
+    Fingerprint,
+    compare,
+    conversation,
+    known_to_differ,
+    shared_bytes,
+    unpack,
+)
+from gateway.structs import usage as structs
+
+# How many earlier turns are compared where the query names none.
+_MAX_CANDIDATES = 200
+_MAX_BESIDE = 300
+# By how much the blocks of two prompts may differ in length and still be taken for two versions of
+# one: a date, a name or an id in a block is shorter.
+_ALIKE_BYTES = 32
+_ALIKE_SHARE = 0.02
+
+
+async def turn_of(services: Services, turn_id: str, workspace: str | None) -> structs.Turn:
+    turn = await queries_turns.one(services.queries.ledger, turn_id[:64], workspace)
+    if turn is None:
+        raise NotFound(f"turn: `{turn_id[:64]}`")
+    return turn
+
+
+class DivergenceController(AdminController):
+    path = "/admin/v1/turns/{turn_id:str}/divergence"
+
+    @view("/", "getDivergence", "Where a turn's prompt first differs from an earlier one's.")
+    async def divergence(
+        self,
+        request: AdminRequest,
+        turn_id: FromPath[str],
+        services: Deps,
+        earlier: Annotated[
+            str | None, QueryParameter(name="from", min_length=1, max_length=64)
+        ] = None,
+    ) -> structs.TurnDivergence:
+        """Compare two turns of the ledger, whatever their clients asked for."""
+        workspace = request.user.workspace
+        turn, packed = await _turn(services, turn_id, workspace)
+        later = unpack(packed)
+        if earlier is None:
+            nearest = await _nearest(services, turn, later)
+            if nearest is None:
+                return structs.TurnDivergence(turn=turn_id)
+            before_id, before = nearest
+        else:
+            before_id = earlier
+            before = unpack((await _turn(services, earlier, workspace))[1])
+        tokens = before.num_tokens
+        differs = compare(before, later)
+        exact = None
+        if differs is not None and differs.segment is not None:
+            exact = await _exact(services, turn, before_id)
+        if exact is not None and differs is not None:
+            differs = dataclasses.replace(
+                differs,
+                segment=exact.segment,
+                characters=exact.characters,
+                missed_tokens=max(round(tokens * (1 - exact.share)), 1),
+            )
+        shared = shared_bytes(before, later) / before.num_bytes if before.num_bytes else 0.0
+        if exact is not None:
+            shared = exact.share
+        report = structs.TurnDivergence(
+            turn=turn.id,
+            earlier=before_id,
+            shared_tokens=round(tokens * shared) if tokens and before.num_bytes else None,
+            is_exact=exact is not None,
+            earlier_tokens=tokens or None,
+        )
+        if differs is None:
+            return msgspec.structs.replace(report, is_exact=True)
+        if exact is None:
+            report = _bounded(report, before, later, differs)
+        section, block = _place_of(before, differs)
+        # What reading those tokens would have saved this turn, at its own price.
+        price = services.prices.own.with_id(turn.price or "")
+        lost = None
+        if shared and price is not None and differs.missed_tokens is not None:
+            rates = price.rates_above(turn.prompt_tokens - 1)
+            missed = min(differs.missed_tokens, turn.input_tokens + turn.written_tokens)
+            lost = missed * (rates.input - rates.read)
+        divergence = {name: getattr(differs, name) for name in ("kind", "segment", "missed_tokens")}
+        divergence |= {"section": section, "block": block, "characters": differs.characters}
+        return msgspec.structs.replace(report, **divergence, missed_nano=lost)
+
+
+async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Difference | None:
+    """Where the texts of two turns differ; None where one is not kept, or is too much to open."""
+    keeper = services.turns.keeper
+    try:
+        before, _ = await keeper.read(turn.workspace, earlier)
+        after, _ = await keeper.read(turn.workspace, turn.id)
+    except GatewayError:
+        return None
+
+    def found() -> Difference | None:
+        prompts = (msgspec.convert(content.prompt, Prompt) for content in (before, after))
+        return first_difference(*prompts)
+
+    return await asyncio.to_thread(found)
+
+
+def _bounded(
+    report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, divergence: Divergence
+) -> structs.TurnDivergence:
+    """The report with the place before which the difference stands."""
+    point = known_to_differ(before, later)
+    if point is None:
+        return report
+    below = None
+    if point.segment == divergence.segment and point.characters is not None:
+        below = point.characters
+    tokens = before.num_tokens
+    return msgspec.structs.replace(
+        report,
+        characters_below=below,
+        shared_tokens_below=round(tokens * point.num_bytes / before.num_bytes) if tokens else None,
+    )
+
+
+async def _turn(
+    services: Services, turn_id: str, workspace: str | None
+) -> tuple[structs.Turn, bytes]:
+    turn = await turn_of(services, turn_id, workspace)
+    packed = await services.queries.fingerprint(turn.id)
+    if packed is None:
+        raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
+    return turn, packed
+
+
+async def _nearest(
+    services: Services, turn: structs.Turn, later: Fingerprint
+) -> tuple[str, Fingerprint] | None:
+    """The earlier turn that shares the longest prefix with this one, the latest of equals. Without
+    a shared point (short prompts have few) it is the latest whose tools and system blocks are as
+    many and as long: any other prompt explains nothing."""
+    best: tuple[int, str, Fingerprint] | None = None
+    alike: tuple[str, Fingerprint] | None = None
+    for turn_id, packed in await queries_turns.earlier(
+        services.queries.ledger, turn, _MAX_CANDIDATES
+    ):
+        candidate = unpack(packed)
+        shared = shared_bytes(candidate, later)
+        if shared and (best is None or shared > best[0]):
+            best = shared, turn_id, candidate
+        if alike is None and _is_alike(candidate, later):
+            alike = turn_id, candidate
+    return alike if best is None else (best[1], best[2])
+
+
+def _is_alike(earlier: Fingerprint, other: Fingerprint) -> bool:
+    """Whether the tools and system blocks of two prompts are as many, each about as long, and the
+    messages as many. Of a prompt of messages alone all but the last block are compared."""
+    shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (earlier, other)]
+    fixed = (earlier.num_tools + earlier.num_system) or earlier.points[-1].segment
+    if not fixed or shapes[0] != shapes[1]:
+        return False
+    pairs = zip(_lengths(earlier, fixed), _lengths(other, fixed), strict=False)
+    return all(abs(a - b) <= _ALIKE_BYTES + _ALIKE_SHARE * max(a, b) for a, b in pairs)
+
+
+def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
+    """The bytes up to the end of each of the first `count` segments whose end has a point."""
+    ends = {p.segment: p.num_bytes for p in fingerprint.points if p.characters is None}
+    return [ends[segment] for segment in range(count) if segment in ends]
+
+
+def _place_of(
+    before: Fingerprint, divergence: Divergence
+) -> tuple[structs.Section | None, int | None]:
+    """A block that was added at a section's end belongs to that section, as its next block."""
+    place = divergence.segment
+    if place is None:
+        return None, None
+    if divergence.kind == "tools_changed" or place < before.num_tools:
+        return "tools", place
+    place -= before.num_tools
+    if divergence.kind == "system_changed" or place < before.num_system:
+        return "system", place
+    return "messages", place - before.num_system
+
+
+class ContentController(AdminController):
+    path = "/admin/v1/turns/{turn_id:str}/content"
+
+    @view("/", "getContent", "The prompt and the answer of a turn, where its workspace keeps them.")
+    async def content(
+        self, request: AdminRequest, turn_id: FromPath[str], services: Deps
+    ) -> structs.TurnContent:
+        """For keys of the workspace and for those of scope `admin`."""
+        if request.user.workspace is None and not request.user.may_change:
+            raise Forbidden("what people wrote needs a key of the workspace or of scope `admin`")
+        turn = await turn_of(services, turn_id, request.user.workspace)
+        body, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
+        return structs.TurnContent(
+            turn=turn.id, until_ms=until_ms, prompt=body.prompt, answer=body.answer
+        )
+
+    @removal("/", "deleteContent", "Delete what is kept of a turn's prompt and answer.")
+    async def remove(self, turn_id: FromPath[str], services: Deps) -> structs.Turn:
+        """The turn's counts stay."""
+        turn = await turn_of(services, turn_id, None)
+        await services.turns.keeper.remove(turn.id)
+        return turn
+
+
+class ConversationController(AdminController):
+    path = "/admin/v1/turns/{turn_id:str}/conversation"
+
+    @view("/", "getConversation", "The turns of a turn's conversation, in order.")
+    async def conversation(
+        self, request: AdminRequest, turn_id: FromPath[str], services: Deps
+    ) -> list[structs.Turn]:
+        """Of the key's 300 turns before and after it, as far as they are among the workspace's
+        5,000 there. Each prompt has all of the one before."""
+        ledger = services.queries.ledger
+        turn, _ = await _turn(services, turn_id, request.user.workspace)
+        beside = await queries_turns.around(ledger, turn, _MAX_BESIDE)
+
+        def places() -> list[int]:
+            prompts = [unpack(packed) for _, packed in beside]
+            return conversation(prompts, [prompt for prompt, _ in beside].index(turn.id))
+
+        ids = [beside[place][0] for place in await asyncio.to_thread(places)]
+        return await queries_turns.with_ids(ledger, ids)
