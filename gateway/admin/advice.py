@@ -233,7 +233,8 @@ class Gathering:
             text += ", the newest of the range"
         if self._num_without:
             text += f"; {self._num_without:,} of an earlier version could not be compared"
-        if (left_out := len(self._streams) - MAX_STREAMS) > 0:
+        left_out = len(self._streams) - MAX_STREAMS
+        if left_out > 0:
             text += f"; {left_out:,} smaller groups of key and model are left out"
         advices, kept = reconciled(advices, near)
         nothing = "No request of this range had an answer: there is nothing to advise on."
@@ -337,7 +338,8 @@ async def summarized(
             writers = await newest_writers(ledger, of, line.workspace, _NUM_TURNS_NAMED)
             lines[number] = msgspec.structs.replace(line, turns=writers)
     text = f"The last 7 days: {report.text}" if lines else f"Nothing to advise. {report.text}"
-    if small := sum(stream.num_turns < MIN_TURNS for stream in report.streams):
+    small = sum(stream.num_turns < MIN_TURNS for stream in report.streams)
+    if small:
         groups = counted(small, "group of key and model", "groups of key and model")
         text += f" {groups} with fewer than {MIN_TURNS} requests gave no line."
     if not report.num_turns:

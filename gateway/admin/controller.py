@@ -109,7 +109,8 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
             said = str(error)
             words = (words for pattern, words in IN_WORDS.items() if repr(pattern) in said)
             problems.append(f"{name}: {next(words, said)[:_MAX_REASON]}")
-    if (num_more := len(problems) - _MAX_PROBLEMS) > 0:
+    num_more = len(problems) - _MAX_PROBLEMS
+    if num_more > 0:
         problems[_MAX_PROBLEMS:] = [f"{num_more} more"]
     if problems:
         raise InvalidRequest("; ".join(problems))

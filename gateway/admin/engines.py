@@ -23,6 +23,7 @@ from gateway.admin.controller import (
 )
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
+from gateway.base.rounding import ceil_div
 from gateway.http.auth import AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import named
@@ -280,7 +281,7 @@ async def _largest(
     """The largest entries of all engines, and where they are. Each engine is asked for its part
     first, and for more while its smallest is among the largest."""
     entries_of = dict[Engine, list[EntryInfo]]()
-    limits = {engine: -(-2 * limit // max(len(engines), 1)) for engine in engines}
+    limits = {engine: ceil_div(2 * limit, max(len(engines), 1)) for engine in engines}
     while True:
 
         async def ask(engine: Engine, number: int) -> None:

@@ -146,7 +146,8 @@ def _declared(handler: HTTPRouteHandler, path: str, method: str, id: str) -> Ope
 
 def _replies(handler: HTTPRouteHandler) -> tuple[Any, ...]:
     """The alternative types of the 200, from the return annotation or the declared response."""
-    if declared := (handler.responses or {}).get(200):
+    declared = (handler.responses or {}).get(200)
+    if declared:
         return (declared.data_container,)
     returned = handler.parsed_fn_signature.return_type.raw
     if get_origin(returned) is Response:

@@ -142,7 +142,8 @@ class UsageController(AdminController):
 
     @view("/savings", "getSavings", "What caching saved, and how.")
     async def savings(self, services: Deps, of: NamedDependency[Range]) -> structs.Savings:
-        queries, prices = services.queries, services.prices
+        queries = services.queries
+        prices = services.prices
         sums = await queries.totals_by(of, ("price", "prompt_above"))
         groups = [Priced(price, above, totals) for (price, above), totals in sums.items()]
         by_engine = await queries.totals_by(of, ("engine", "model"))
@@ -243,7 +244,8 @@ async def _usage_of(services: Services, of: Range) -> structs.Usage:
     queries = services.queries
     totals = await queries.totals(of)
     before = await queries.totals(of.before())
-    series, reasons = await queries.series(of), await queries.reasons(of)
+    series = await queries.series(of)
+    reasons = await queries.reasons(of)
     return structs.Usage(
         since_ms=of.since_ms,
         until_ms=of.until_ms,

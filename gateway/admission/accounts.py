@@ -197,7 +197,8 @@ class WorkspaceLimits:
 
     def _put_right(self, turn_id: str, counted: int) -> None:
         """Replace a turn's reservation by its counted tokens. A second call does nothing."""
-        if (reservation := self._reservations.pop(turn_id, None)) is None:
+        reservation = self._reservations.pop(turn_id, None)
+        if reservation is None:
             return
         wanted, reserved = reservation
         account = self.account(wanted.principal.workspace)

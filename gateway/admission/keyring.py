@@ -138,11 +138,13 @@ class KeyRing:
             for number, key in enumerate(directory.keys):
                 if number % _SLICE == _SLICE - 1:
                     await asyncio.sleep(0)
-                if (owner := owners.get(key.workspace)) is not None:
+                owner = owners.get(key.workspace)
+                if owner is not None:
                     known[key.digest] = _entry(key, owner)
             # From here on, look-ups that began earlier no longer count.
             self._generation += 1
-            self._version, self.workspaces = directory.version, directory.workspaces
+            self._version = directory.version
+            self.workspaces = directory.workspaces
             self.is_sample = directory.is_sample
             self._known = known
             self._confirmed = self._loaded = asked_at
@@ -166,7 +168,8 @@ class KeyRing:
         now = self._clock.monotonic()
         if self._wrong.get(digest, 0.0) > now:
             return None
-        if (seconds := self._rate.wait(address, 1)) > 0:
+        seconds = self._rate.wait(address, 1)
+        if seconds > 0:
             message = "too many unknown API keys come from this address"
             raise RateLimited(message=message, retry_after=math.ceil(seconds))
         self._rate.take(address, 1)

@@ -343,7 +343,8 @@ class EngineQueue:
         num_places = num_idle = -self._num_between
         tokens = -self._tokens_between
         for engine in self._engines:
-            description, load = engine.description, engine.load
+            description = engine.description
+            load = engine.load
             if description is None or engine.is_draining:
                 continue
             if not is_served(model, description.model):
@@ -389,7 +390,8 @@ class EngineQueue:
         return self._has_row_left and (not ready or spare > self._num_between)
 
     def _room_for_rows(self, engine: Engine) -> int:
-        load, description = engine.load, engine.description
+        load = engine.load
+        description = engine.description
         if description is None or load.num_unanswered:
             return 0
         most = max(int((description.max_running or _UNTOLD_RUNNING) * _IDLE_SHARE), 1)

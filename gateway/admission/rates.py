@@ -120,7 +120,8 @@ class Counting:
             (self._num_bytes, num_bytes, "bytes in count_tokens per minute"),
         )
         for buckets, amount, what in wanted:
-            if (seconds := buckets.wait(workspace, amount)) > 0:
+            seconds = buckets.wait(workspace, amount)
+            if seconds > 0:
                 raise RateLimited(what, buckets.per_minute, math.ceil(seconds))
         for buckets, amount, _ in wanted:
             buckets.take(workspace, amount)

@@ -206,7 +206,8 @@ def _segments(turn: Observation) -> list[Segment]:
         return []
     tokens = dict(zip(turn.places, turn.tokens, strict=True))
     tokens[-1] = 0
-    unordered, pieces = dict(sketch.unordered), dict(sketch.pieces)
+    unordered = dict(sketch.unordered)
+    pieces = dict(sketch.pieces)
     segments = []
     for index, (content, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
         before = tokens.get(index - 1)

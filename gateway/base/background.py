@@ -47,9 +47,11 @@ class Background:
 
     async def close(self, deadline_seconds: float) -> None:
         """Let running tasks end. Cancel those that still run at the deadline."""
-        if running := set(self._tasks):
+        running = set(self._tasks)
+        if running:
             await asyncio.wait(running, timeout=deadline_seconds)
-        if left := set(self._tasks):
+        left = set(self._tasks)
+        if left:
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=1.0)

@@ -134,7 +134,8 @@ class Catalogue:
         return replace(model, name=name, sees=sees)
 
     def _find(self, requested: str, served: Served) -> Model | None:
-        if (model := self._named(requested, served)) is not None:
+        model = self._named(requested, served)
+        if model is not None:
             return model
         # The alias is for any model of the vendor's, whose ids have no adapter.
         if not requested.startswith(_VENDOR_PREFIX) or ":" in requested:

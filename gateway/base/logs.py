@@ -37,7 +37,8 @@ def bound_request_id() -> str | None:
 def _add_request_id(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    if (request_id := _request_id.get()) is not None:
+    request_id = _request_id.get()
+    if request_id is not None:
         event.setdefault("request_id", request_id)
     return event
 

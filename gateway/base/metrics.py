@@ -139,7 +139,8 @@ class Metrics:
         """`labels()` takes a lock and more time than the counting itself."""
         if not labels:
             return metric
-        if (child := self._known.get((name, labels))) is None:
+        child = self._known.get((name, labels))
+        if child is None:
             child = self._known[name, labels] = metric.labels(*labels)
         return child
 
@@ -197,7 +198,8 @@ class Metrics:
         for token_class, amount in tokens.items():
             if amount:
                 self.count("tokens", token_class, model, amount=amount)
-        if num_tokens := sum(tokens.values()):
+        num_tokens = sum(tokens.values())
+        if num_tokens:
             self.observe("turn_input_tokens", num_tokens - record.output_tokens, model)
             self.observe("turn_output_tokens", record.output_tokens, model)
         if record.decode_seconds is not None and record.output_tokens > 1:

@@ -321,7 +321,8 @@ def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
     problems: list[str] = []
     for name in kind.model_fields:
         variable = PREFIX + name.upper()
-        if value := environ.get(variable):
+        value = environ.get(variable)
+        if value:
             values[name] = value
         elif path := environ.get(f"{variable}_FILE"):
             try:

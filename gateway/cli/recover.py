@@ -136,7 +136,8 @@ async def recover_instance(settings: Settings, instance: str) -> int:
         if records:
             await ledger.insert_turns(records)
         for engine in fleet.ready:
-            if request_ids := [final.request_id for where, final in finals if where is engine]:
+            request_ids = [final.request_id for where, final in finals if where is engine]
+            if request_ids:
                 await engine.ack(request_ids)
         return len(finals)
 

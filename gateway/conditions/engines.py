@@ -103,7 +103,8 @@ def _starting(engine: Engine) -> Finding:
 
 
 def _of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iterator[Finding]:
-    blocks, counters = stats.blocks, stats.counters
+    blocks = stats.blocks
+    counters = stats.counters
     used = blocks.active + blocks.leased
     share = used / blocks.total if blocks.total else 0.0
     if share > NEARLY_FULL_SHARE:

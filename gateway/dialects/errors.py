@@ -155,7 +155,8 @@ def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBo
             message = f"models/{failure.requested} is not found for this server{words}."
         case InvalidRequest():
             param = None if isinstance(failure, DemandRefused) else failure.param
-            if (field := param or _path_in(message)) is not None:
+            field = param or _path_in(message)
+            if field is not None:
                 violation = {"field": field, "description": message}
                 details = [_google("BadRequest", fieldViolations=[violation])]
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):

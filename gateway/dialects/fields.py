@@ -214,7 +214,8 @@ def tools(checking: Checking, value: list[Any], path: str) -> None:
 
 
 def stops(checking: Checking, value: str | list[str], path: str) -> None:
-    bounds, style = checking.bounds, checking.style
+    bounds = checking.bounds
+    style = checking.style
     listed = [value] if isinstance(value, str) else value
     at_most(bounds.max_stop_sequences)(checking, listed, path)
     for index, stop in enumerate(listed):

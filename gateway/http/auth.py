@@ -204,7 +204,8 @@ def _presented_key(scope: Scope) -> str:
                 raise InvalidRequest(f"{name.decode()}: two different values were sent")
     # RFC 9110, 5.5: blanks around a field's value are no part of it.
     for name in (b"x-api-key", GOOGLE_KEY_HEADER):
-        if key := headers.get(name, b"").strip(b" \t"):
+        key = headers.get(name, b"").strip(b" \t")
+        if key:
             return key.decode("latin-1")
     if dialect_of(scope) == "gemini" and (query_key := google_key_in_query(scope)):
         return query_key

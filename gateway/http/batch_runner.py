@@ -118,7 +118,8 @@ def ranked(
             shared = marked[0] if marked is not None else (names[0] if names else "")
             names.insert(0, ask.model.id)
         keys.append((names, shared))
-        if (worked := time.monotonic() - begun) > _PIECE_SECONDS:
+        worked = time.monotonic() - begun
+        if worked > _PIECE_SECONDS:
             time.sleep(worked)
             begun = time.monotonic()
     order = sorted(range(len(rows)), key=lambda position: (keys[position][0], position))
@@ -197,7 +198,8 @@ class BatchRunner:
         for lost in self._running.keys() - {batch.id for batch in owned}:
             self._running[lost].owned_until = now
         for batch in owned:
-            if (running := self._running.get(batch.id)) is not None:
+            running = self._running.get(batch.id)
+            if running is not None:
                 running.status = batch.status
                 running.owned_until = until
                 continue

@@ -29,7 +29,8 @@ class BoundedRequest(Request[Any, Any, Any]):
     async def body(self) -> bytes:
         """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8, or as `_Body`."""
         body: _Body = self.scope["state"]["body"]
-        if not (whole := await body.whole()):
+        whole = await body.whole()
+        if not whole:
             return whole
         kind, _, parameters = (header_of(self.scope, b"content-type") or "").partition(";")
         if kind.strip().lower() != "application/json":
@@ -103,7 +104,8 @@ class _Body:
                 raise ClientGone
             pieces.append(message["body"])
             more = message["more_body"]
-            if num_bytes := len(pieces[-1]):
+            num_bytes = len(pieces[-1])
+            if num_bytes:
                 if self._num_read + num_bytes > self._bounds.most_bytes:
                     raise TooLarge
                 waited = await self.grow(num_bytes, self._declared)

@@ -33,7 +33,8 @@ async def check_query(request: Request[Any, Any, Any]) -> None:
     values: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
         values.setdefault(name, []).append(value)
-    if problems := query_problems(declared.get(route, ()), values):
+    problems = query_problems(declared.get(route, ()), values)
+    if problems:
         raise InvalidRequest("; ".join(problems))
 
 

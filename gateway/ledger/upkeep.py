@@ -24,6 +24,7 @@ from engine.protocol.reports import PrefillSums
 from gateway.base.epochs import EpochReport
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
+from gateway.base.rounding import round_up
 from gateway.ledger import identity, rollups, schema
 from gateway.ledger.access import DEFAULT_WORKSPACE
 from gateway.ledger.database import Ledger
@@ -54,7 +55,7 @@ async def rebuild(ledger: Ledger) -> int:
         for column in (schema.TurnRow.opened_ms, schema.TurnRollupRow.start_ms):
             ends = select(func.min(column), func.max(column))
             moments += [ms for ms in (await connection.execute(ends)).one() if ms is not None]
-        whole = -(-await rollups.horizon_ms(connection) // _DAY_MS) * _DAY_MS
+        whole = round_up(await rollups.horizon_ms(connection), _DAY_MS)
         found = list(rollups.days(max(min(moments), whole), max(moments) + 1)) if moments else []
     for since, until in found:
         async with ledger.transaction() as connection:

@@ -29,6 +29,7 @@ from engine.schedule.request import PrefillChunk, RequestState, SequenceState
 from engine.schedule.runner import SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
+from gateway.base.rounding import ceil_div
 from gateway.planner.requests import ANSWERS, TAILS, PlannedRequest
 
 STEP_TOKENS = 2048
@@ -310,7 +311,7 @@ class SimulatedEngine:
         self._decoding = Decoding(costs.decode)
         self._runner = TimedRunner(costs, unit, block_tokens, self._clock, self._decoding)
         self._cache = _new_cache(capacities, block_tokens)
-        self._min_units = max(-(-capacities.min_cache_tokens // unit), 1)
+        self._min_units = max(ceil_div(capacities.min_cache_tokens, unit), 1)
         step_units = max(costs.step_tokens // unit, 1)
         self.ahead = Ahead(self._clock, costs.decode)
         self.scheduler = Scheduler(
@@ -411,7 +412,7 @@ class SimulatedEngine:
             self.num_refused += 1
             self._frames.append((request, None))
             return
-        num_units = -(-request.output_tokens // self._unit)
+        num_units = ceil_div(request.output_tokens, self._unit)
         num_steps = max(request.output_tokens - 1, 0)
         if num_steps and num_units == 1:
             num_units = 2
@@ -475,11 +476,13 @@ def _new_cache(capacities: Capacities, block_tokens: int) -> PrefixCache:
     hasher = UnitHasher(b"simulation", size)
     host = store = None
     above = [pool]
-    if num_blocks := capacities.host // block_tokens:
+    num_blocks = capacities.host // block_tokens
+    if num_blocks:
         # Copies are not bounded: a step of the simulation may be a whole prompt.
         host = HostTier(pool, num_blocks, max_copies=num_blocks)
         above.append(host.pool)
-    if num_blocks := capacities.disk // block_tokens:
+    num_blocks = capacities.disk // block_tokens
+    if num_blocks:
         store = StoreTier(num_blocks, size, hasher, bytes.hex, lower_than=above)
     entries = Entries(
         pool,

@@ -205,7 +205,8 @@ class Simulation:
     def _on_ended(self, engine: int, request: PlannedRequest, now: float) -> None:
         if self._gateway is not None:
             self._gateway.ended(engine, request)
-        if (rest := self._following.pop(id(request), None)) is not None:
+        rest = self._following.pop(id(request), None)
+        if rest is not None:
             self._go_on(rest, now)
 
     def _on_events(self, engine: int, events: list[Event], now: float) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engine.cache.lookup import Segment, SegmentKind
 from engine.protocol import Breakpoint, HeldName, outlives
+from gateway.base.rounding import ceil_div
 from gateway.planning.traffic import Turn, total_tokens
 from gateway.prompt.names import step_at
 
@@ -64,7 +65,7 @@ def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
     if may_be_exact and prompts <= EXACT_TOKENS and output <= EXACT_OUTPUT:
         return 1
     wanted = max(_UNITS_A_TURN * len(turns), _UNITS)
-    return max(BLOCK_TOKENS, -(-max(prompts, output) // wanted))
+    return max(BLOCK_TOKENS, ceil_div(max(prompts, output), wanted))
 
 
 class Requests:

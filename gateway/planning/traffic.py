@@ -10,6 +10,7 @@ import msgspec
 
 from engine.protocol import Ttl
 from gateway.base.errors import InvalidRequest
+from gateway.base.rounding import ceil_div
 
 MAX_TURNS = 100_000
 DEFAULT_MIN_TOKENS = 1024
@@ -119,7 +120,7 @@ def _of_line(row: _TraceLine, number: int, chains: dict[tuple[int, int], int]) -
             f"trace: line {number}: input_length must be 1 to 10,000,000 and output_length at most"
             " 1,000,000"
         )
-    count = -(-row.input_length // TRACE_UNIT)
+    count = ceil_div(row.input_length, TRACE_UNIT)
     if len(row.hash_ids) < count:
         raise InvalidRequest(
             f"trace: line {number}: hash_ids: {count} ids are needed for {row.input_length} tokens"

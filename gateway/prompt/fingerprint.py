@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from engine.protocol import Ttl
+from gateway.base.rounding import ceil_div
 from gateway.prompt.names import Prefix
 from gateway.prompt.sketch import CHUNK, Sketch
 from gateway.structs.usage import DivergenceKind
@@ -131,7 +132,8 @@ def pack(fingerprint: Fingerprint) -> bytes:
     if len(points) > MAX_POINTS:
         places = [point.place for point in points]
         kept = list(_kept(places, fingerprint.num_tools, fingerprint.num_system))
-        tokens, kinds = fingerprint.tokens, fingerprint.kinds
+        tokens = fingerprint.tokens
+        kinds = fingerprint.kinds
         fingerprint = msgspec.structs.replace(
             fingerprint,
             points=[points[ordinal] for ordinal in kept],
@@ -146,7 +148,7 @@ def _kept(
 ) -> Iterator[int]:
     stride = 1
     dense = len(places) - _DENSE_POINTS
-    while -(-dense // stride) > MAX_POINTS - 2 - _DENSE_POINTS:
+    while ceil_div(dense, stride) > MAX_POINTS - 2 - _DENSE_POINTS:
         stride *= 2
     levels = {(num_tools - 1, None), (num_tools + num_system - 1, None)}
     for ordinal, place in enumerate(places):

@@ -65,7 +65,8 @@ class ImageReader:
             data = data or b64decode(media.data, validate=True)
         except (Base64Error, ValueError):
             raise InvalidRequest(f"{path}: must be base64. {REFUSED}") from None
-        if (size := image_size(data)) is None:
+        size = image_size(data)
+        if size is None:
             raise InvalidRequest(f"{path}: must be a PNG, JPEG, GIF or WebP file. {REFUSED}")
         width, height = size
         if not 0 < width * height <= MAX_IMAGE_PIXELS:

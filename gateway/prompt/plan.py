@@ -172,7 +172,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def approximations(self) -> list[tuple[str, Method, float]]:
         """What may be no exact answer, each with where the request says so and its parameter: what
         is kept of a prefix, that it may be a sibling's, or the documents in order."""
-        if (point := self.asking) is not None:
+        point = self.asking
+        if point is not None:
             path = f"{self.slots[point.segment].path}.cache_control.holdfast"
             path = f"{path}.{'sibling' if point.sibling else 'keep'}"
             where = KEEP_HEADER if self.has_header else path
@@ -190,7 +191,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
         The prompt has fewer tools where some are left out.
         """
-        if (reference := IMAGE_REFERENCE.match(message)) is not None:
+        reference = IMAGE_REFERENCE.match(message)
+        if reference is not None:
             return self.image_paths.get(reference[1], "messages") + message[reference.end() :]
         method_match = _ASKED.match(message)
         approximations = self.approximations

@@ -423,7 +423,8 @@ class Engine:
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
-        if (request_id := bound_request_id()) is not None:
+        request_id = bound_request_id()
+        if request_id is not None:
             sent = {**sent, "x-request-id": request_id}
         try:
             return await self._http.send(method, self.url + path, sent, body, timeouts)

@@ -219,7 +219,8 @@ class PrefixIndex:
         shard = self._shards[self._to_sweep]
         dead = self._dead * _OF_SLOT
         for key in [key for key, bits in shard.items() if bits & dead]:
-            if (left := shard[key] & ~dead) > _DEPTH:
+            left = shard[key] & ~dead
+            if left > _DEPTH:
                 shard[key] = left
             else:
                 del shard[key]
@@ -312,7 +313,8 @@ class PrefixIndex:
         # Documents with the same holders are taken together, and engines that hold as much.
         alike = dict[int, list[int]]()
         for number, document in enumerate(ends.documents):
-            if found := at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT):
+            found = at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT)
+            if found:
                 alike.setdefault(found, []).append(number)
         for found, numbers in alike.items():
             left = _EVERY
@@ -352,7 +354,8 @@ class PrefixIndex:
             unseen &= ~fresh
             size = ends.size(index)
             for field, reached in levels.items():
-                if bits := fresh >> field & _EVERY:
+                bits = fresh >> field & _EVERY
+                if bits:
                     reached.append((bits, size))
         device, leased, host, disk = levels.values()
         covered = dict[int, Coverage]()
@@ -360,7 +363,8 @@ class PrefixIndex:
             # Most engines hold as much as others: they are taken together.
             for bits, on in device:
                 for others, size in leased:
-                    if both := bits & others:
+                    both = bits & others
+                    if both:
                         covered.update(dict.fromkeys(_slots_of(both), Coverage(on, 0, size)))
                         bits ^= both
                 if bits:
@@ -389,7 +393,8 @@ class PrefixIndex:
         shard.clear()
         for place in order[len(gone) :]:
             shard[keys[place]] = values[place]
-        names, forgotten = self.names, self.forgotten
+        names = self.names
+        forgotten = self.forgotten
         for place in gone:
             for slot in known[place][1]:
                 names[slot] -= 1

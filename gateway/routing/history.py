@@ -11,6 +11,7 @@ from datetime import datetime
 
 from engine.protocol.reports import Stats
 from gateway.base.background import pause
+from gateway.base.rounding import ceil_div
 from gateway.routing.engine import Engine
 from gateway.structs.fleet import LoadPoint
 
@@ -79,7 +80,7 @@ class LoadHistory:
 
     def between(self, since_ms: int, until_ms: int, engine: str | None) -> list[LoadPoint]:
         """At most MAX_POINTS points and one, of one engine or of all together, in order of time."""
-        minutes = -(-(until_ms - since_ms) // (MAX_POINTS * _MINUTE_MS))
+        minutes = ceil_div(until_ms - since_ms, MAX_POINTS * _MINUTE_MS)
         width_ms = max(minutes, 1) * _MINUTE_MS
         parts: dict[int, list[_Minute]] = {}
         for minute in self.minutes:
@@ -88,7 +89,8 @@ class LoadHistory:
         points = []
         for start_ms, part in sorted(parts.items()):
             samples = [minute.seen[engine] for minute in part if engine in minute.seen]
-            total, leased = sum(s.total for s in samples), sum(s.leased for s in samples)
+            total = sum(s.total for s in samples)
+            leased = sum(s.leased for s in samples)
             used = leased + sum(seen.active for seen in samples)
             points.append(
                 LoadPoint(

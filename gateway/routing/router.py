@@ -271,11 +271,13 @@ def place(
         fair = mean + max(weights.load_band * mean, weights.band_tokens)
     costs = list[float]()
     available = NOTHING
-    queue_weight, load_weight = weights.queue_weight, weights.load_weight
+    queue_weight = weights.queue_weight
+    load_weight = weights.load_weight
     credits = dict[int, float]()
     since = now - STALE_SECONDS
     for candidate, recent in zip(candidates, recents, strict=True):
-        load, holdings = candidate.load, candidate.holdings
+        load = candidate.load
+        holdings = candidate.holdings
         cost = queue_weight * load.num_waiting_tokens + DECODE_TOKENS * load.num_decoding
         if recent > fair:
             cost += load_weight * (recent - fair)
@@ -444,7 +446,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     # Of many documents each number of recomputed tokens is looked up once.
     paths = {(method, part): path for path, method, part in reversed(ask.plan.approximations)}
     for (method, parameter), path in paths.items():
-        if why := why_refused(description.techniques, method, parameter):
+        why = why_refused(description.techniques, method, parameter)
+        if why:
             raise InvalidRequest(f"{path}: {why}")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.

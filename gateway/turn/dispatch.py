@@ -37,6 +37,7 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
+from gateway.base.rounding import ceil_div
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.prompt.ask import Ask
@@ -97,7 +98,7 @@ class Dispatcher:
                 longest = description.longest_token_bytes
                 most = description.max_context_tokens
         if longest and ask.plan.num_bytes > longest * most:
-            least = -(-ask.plan.sure_bytes // longest)
+            least = ceil_div(ask.plan.sure_bytes, longest)
             if least > most:
                 raise PromptTooLong(least, most)
 

@@ -495,7 +495,8 @@ def _decode(
 
 def _foreign(tool: Raw) -> Tool:
     declared = declared_tool(tool)
-    if (known := described(declared.type)) is not None:
+    known = described(declared.type)
+    if known is not None:
         about, schema = known
         fields = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
         return _tool.decode(_encode({**fields, "description": about, "input_schema": schema}))
@@ -595,7 +596,8 @@ def _explained(what: str, body: bytes) -> str:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         document = None
     path = partial(_path, document)
-    if field := _FIELD.match(what):
+    field = _FIELD.match(what)
+    if field:
         is_missing = field[1] == "missing required"
         name = field[2]
         is_tagged = bool(steps) and (isinstance(steps[-1], int) or steps[-1] in _TAGS)

@@ -391,7 +391,8 @@ def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequ
                 _chat, msgspec.json.encode(typed_fields), "function", _tool.decode, _foreign
             )
         except msgspec.ValidationError:
-            if (bare := _without_private(typed_fields)) is None:
+            bare = _without_private(typed_fields)
+            if bare is None:
                 raise
         return typed(bare)
 
@@ -444,7 +445,8 @@ def explained(complaint: str) -> InvalidRequest:
     """What a type says of a body, in OpenAI's words."""
     what, path = split_complaint(complaint)
     path = path.removeprefix(".")
-    if field := _FIELD.match(what):
+    field = _FIELD.match(what)
+    if field:
         name = field[2][:_MAX_SHOWN]
         where = f"{path}.{name}" if path else name
         if field[1] == "missing required":

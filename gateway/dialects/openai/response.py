@@ -199,7 +199,8 @@ class _OpenAIWriter(Writer[Event, WholeT]):
         chunk = {**head, "choices": choices}
         if self.include_usage:
             chunk["usage"] = self.counted() if is_last else None
-        if (extension := self.take_extension()) is not UNSET:
+        extension = self.take_extension()
+        if extension is not UNSET:
             chunk["holdfast"] = extension
         return chunk
 

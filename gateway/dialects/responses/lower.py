@@ -333,7 +333,8 @@ class _ResponsesLowering(Lowering):
 
     def _add_call(self, path: str, call_id: str, origin: Origin, arguments: dict[str, Any]) -> None:
         """The tool may be one of the prompt no longer."""
-        name, namespace = origin.name, origin.namespace
+        name = origin.name
+        namespace = origin.namespace
         function_name = name if namespace is None else _joined(namespace, name)
         self.mark(path)
         self.add(

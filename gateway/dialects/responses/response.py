@@ -419,7 +419,8 @@ class ResponseWriter(Writer[Event, Response]):
             case protocol.ToolUseStart(id=call_id, name=name):
                 tool_name, namespace, what = self.origins.get(name, (name, None, "function"))
                 yield from self._end("completed")
-                if (kind := _CLIENT_CALLS.get(what)) is not None:
+                kind = _CLIENT_CALLS.get(what)
+                if kind is not None:
                     called: dict[str, Any] = {kind.action: action_of(what, "")}
                 else:
                     kind = _CUSTOM_CALL if what == "custom" else _CALL
@@ -489,7 +490,8 @@ class ResponseWriter(Writer[Event, Response]):
                 yield self._within(f"{self._open.kind.text_events}.delta", delta=text, **more)
 
     def _end(self, status: Status) -> Iterator[Event]:
-        if (opened := self._open) is None:
+        opened = self._open
+        if opened is None:
             return
         kind = opened.kind
         text = opened.text

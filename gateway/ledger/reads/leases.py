@@ -20,6 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from gateway.base.epochs import LEASE_ENDS
+from gateway.base.rounding import round_up
 from gateway.ledger.database import Ledger
 from gateway.ledger.epochs import LEASE_WIDTHS_SECONDS, MINUTE_SECONDS
 from gateway.ledger.reads.sums import Range, parts_of, widen_to_days
@@ -109,7 +110,7 @@ class _Fates:
 def _ends(of: Range) -> list[Any]:
     """The ends of the range, in whole minutes."""
     since = of.since_ms // _MINUTE_MS * _MINUTE_MS
-    until = -(-of.until_ms // _MINUTE_MS) * _MINUTE_MS
+    until = round_up(of.until_ms, _MINUTE_MS)
     table = LeaseEndRow
     queries = []
     for part in parts_of(since, until, LEASE_WIDTHS_SECONDS):

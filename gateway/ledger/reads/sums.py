@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, func, literal, select, text, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest
+from gateway.base.rounding import round_up
 from gateway.ledger import rollups
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import (
@@ -74,7 +75,7 @@ def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
         return [Part(None, since_ms, until_ms)]
     width, *narrower = widths
     step = width * 1000
-    first = -(-since_ms // step) * step
+    first = round_up(since_ms, step)
     last = until_ms // step * step
     if first >= last:
         return parts_of(since_ms, until_ms, narrower)
@@ -117,7 +118,7 @@ async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     if since < horizon:
         since = since // _DAY_MS * _DAY_MS
     if until < horizon:
-        until = -(-until // _DAY_MS) * _DAY_MS
+        until = round_up(until, _DAY_MS)
     return replace(wanted, since_ms=since, until_ms=until)
 
 
@@ -127,7 +128,7 @@ async def _parts(connection: AsyncConnection, of: Range, widths: Sequence[int]) 
     last = (await connection.execute(select(func.max(TurnRow.opened_ms)))).scalar_one_or_none()
     until = of.until_ms
     if until > (last or 0):
-        until = -(-until // _DAY_MS) * _DAY_MS
+        until = round_up(until, _DAY_MS)
     return parts_of(of.since_ms, until, widths)
 
 
