@@ -291,8 +291,10 @@ async def _largest(
                 entries_of[engine] = [e for e in entries if scope in (None, e.scope)]
 
         await asyncio.gather(*(ask(*part) for part in limits.items()))
-        each = ((engine.name, entry) for engine, found in entries_of.items() for entry in found)
-        largest = nsmallest(limit, each, key=lambda pair: (-pair[1].tokens, pair[1].entry))
+        pairs: list[tuple[str, EntryInfo]] = []
+        for engine, entries in entries_of.items():
+            pairs += [(engine.name, entry) for entry in entries]
+        largest = nsmallest(limit, pairs, key=lambda pair: (-pair[1].tokens, pair[1].entry))
         least = largest[-1][1].tokens if len(largest) == limit else 0
         limits = {
             engine: limit

@@ -49,9 +49,12 @@ class LiveController(AdminController):
         )
         memories = await asyncio.gather(*questions)
         names = {services.keyring.scope_of(name): name for name in await services.keys.workspaces()}
-        told = [each for one in memories if one.memory for each in one.memory.holdings]
+        holdings: list[Holding] = []
+        for report in memories:
+            if report.memory is not None:
+                holdings += report.memory.holdings
         named_ones = [
-            holding for holding in told if holding.scope in names and holding.name is not None
+            holding for holding in holdings if holding.scope in names and holding.name is not None
         ]
         kinds = ("active", "leased", "lowered", "best_effort", "cached")
         largest = heapq.nlargest(

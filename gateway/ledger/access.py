@@ -93,11 +93,11 @@ class Workspaces:
         """The cost of the turns since the month's first moment (UTC), in nano-dollars, from the
         sums by day. Turns without a price cost nothing here."""
         row = TurnRollupRow
-        own = row.workspace_id.in_(workspaces), row.start_ms >= int(month.timestamp() * 1000)
+        of_month = row.workspace_id.in_(workspaces), row.start_ms >= int(month.timestamp() * 1000)
         query = select(row.workspace_id, func.sum(row.cost_nano)).group_by(row.workspace_id)
-        query = query.where(*own, row.by_engine == 0, row.width_seconds == DAY_SECONDS)
-        found = {name: int(amount or 0) for name, amount in await self._ledger.rows(query)}
-        return {name: found.get(name, 0) for name in workspaces}
+        query = query.where(*of_month, row.by_engine == 0, row.width_seconds == DAY_SECONDS)
+        spent = {name: int(amount or 0) for name, amount in await self._ledger.rows(query)}
+        return {name: spent.get(name, 0) for name in workspaces}
 
 
 def _check_display_name(values: Mapping[str, Any]) -> None:
@@ -134,10 +134,10 @@ def _workspace(row: Any) -> Workspace:
 
 
 async def _get(connection: AsyncConnection, workspace: str) -> Workspace:
-    found = await find_workspace(connection, workspace)
-    if found is None:
+    workspace_row = await find_workspace(connection, workspace)
+    if workspace_row is None:
         raise NotFound(f"workspace: no workspace `{workspace[:64]}`")
-    return found
+    return workspace_row
 
 
 LOOKUP_SECONDS = 1.0
@@ -197,8 +197,8 @@ class Keys:
             if await find_workspace(connection, workspace) is None:
                 if not re.match(ID_PATTERN, workspace):
                     raise InvalidRequest(f"workspace: {IN_WORDS[ID_PATTERN]}")
-                made = insert(WorkspaceRow).values(id=workspace, created_at=now)
-                await connection.execute(made)
+                insertion = insert(WorkspaceRow).values(id=workspace, created_at=now)
+                await connection.execute(insertion)
             known = _first(await _select(connection, ApiKeyRow.digest == digest_of(key)))
             if known is not None:
                 return known.id
@@ -243,10 +243,10 @@ class Keys:
             if values:
                 changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
                 await connection.execute(changed.values(**values))
-            found = _first(await _select(connection, ApiKeyRow.id == key_id))
-            if found is None:
+            key = _first(await _select(connection, ApiKeyRow.id == key_id))
+            if key is None:
                 raise NotFound(f"key: no key `{key_id[:64]}`")
-            return found
+            return key
 
     async def all(self, workspace: str | None = None) -> list[ApiKey]:
         """All keys, the oldest first; only the workspace's if one is given."""
@@ -268,7 +268,7 @@ class Keys:
         async with self._ledger.transaction(LOOKUP_SECONDS) as connection:
             return await identity.num_changes(connection)
 
-    async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
+    async def directory(self, limit: int, now: datetime, digests_asked: list[str]) -> Directory:
         """The newest keys that work, of workspaces that are not archived, all of one moment. The
         event loop runs between any two pages of keys."""
         async with self._ledger.snapshot() as connection:
@@ -286,15 +286,21 @@ class Keys:
             keys: list[ApiKey] = []
             page = query
             while len(keys) < limit:
-                found = await connection.execute(page.limit(min(_PAGE, limit - len(keys))))
-                made = [_key(row) for row in found.mappings()]
-                keys += made
-                if len(made) < _PAGE:
+                page_rows = await connection.execute(page.limit(min(_PAGE, limit - len(keys))))
+                page_keys = [_key(row) for row in page_rows.mappings()]
+                keys += page_keys
+                if len(page_keys) < _PAGE:
                     break
-                page = query.where(tuple_(*newest) < tuple_(made[-1].created_at, made[-1].id))
+                page = query.where(
+                    tuple_(*newest) < tuple_(page_keys[-1].created_at, page_keys[-1].id)
+                )
 
-            ended = select(ApiKeyRow.digest).where(ApiKeyRow.digest.in_(asked), not_(_works(now)))
-            has_ended = frozenset((await connection.execute(ended)).scalars() if asked else ())
+            ended = select(ApiKeyRow.digest).where(
+                ApiKeyRow.digest.in_(digests_asked), not_(_works(now))
+            )
+            has_ended = frozenset(
+                (await connection.execute(ended)).scalars() if digests_asked else ()
+            )
         return Directory(
             version=version,
             is_sample=is_sample,
@@ -348,8 +354,8 @@ def _key(row: Mapping[Any, Any]) -> ApiKey:
     return ApiKey(**{name: row[name] for name in names}, workspace=row["workspace_id"])
 
 
-def _first(found: list[ApiKey]) -> ApiKey | None:
-    return found[0] if found else None
+def _first(keys: list[ApiKey]) -> ApiKey | None:
+    return keys[0] if keys else None
 
 
 _SECONDS = 1.0
@@ -390,9 +396,9 @@ class SharedLimitsTable:
                 )
             locked = select(_ROW).where(_ROW.c.workspace_id.in_(workspaces))
             locked = locked.order_by(_ROW.c.workspace_id).with_for_update()
-            found = (await connection.execute(locked)).all()
+            locked_rows = (await connection.execute(locked)).all()
             now = await connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
-            page = Exchange(float(now or 0), {name: state for name, state in found})
+            page = Exchange(float(now or 0), {name: state for name, state in locked_rows})
             yield page
             if page.states:
                 changed = [{"name": name, "text": text} for name, text in page.states.items()]

@@ -122,17 +122,17 @@ class Batches:
             if after is not None:
                 query = query.where(tuple_(*place) < tuple_(after.created_at, after.id))
             query = query.order_by(*(column.desc() for column in place))
-        found = [struct_of(Batch, row) for row in await self._ledger.rows(query)]
-        return found[::-1] if before is not None else found
+        batches = [struct_of(Batch, row) for row in await self._ledger.rows(query)]
+        return batches[::-1] if before is not None else batches
 
     async def counts(self, batch_ids: Collection[str]) -> dict[str, dict[str, int]]:
         """How many rows of each batch have each status."""
         keys = BatchItemRow.batch_id, BatchItemRow.status
         query = select(*keys, func.count()).where(BatchItemRow.batch_id.in_(batch_ids))
-        found: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for batch_id, status, count in await self._ledger.rows(query.group_by(*keys)):
-            found.setdefault(batch_id, {})[status] = count
-        return found
+            counts.setdefault(batch_id, {})[status] = count
+        return counts
 
     async def cancel(self, workspace: str, batch_id: str, now: datetime) -> Batch:
         """Ask for the end of a batch that runs. Nothing happens to one that has ended."""
@@ -204,7 +204,7 @@ class Batches:
         query = select(*_ITEM).where(*waiting).order_by(BatchItemRow.rank).limit(limit)
         status = select(BatchRow.status).where(BatchRow.id == batch_id)
         async with self._ledger.transaction() as connection:
-            found = (await connection.execute(status)).scalar_one_or_none() or "ended"
+            status_now = (await connection.execute(status)).scalar_one_or_none() or "ended"
             rows = (await connection.execute(query)).all()
         texts = self._texts.batch(batch_id)
 
@@ -217,7 +217,7 @@ class Batches:
                 for item in items
             ]
 
-        return found, await asyncio.to_thread(opened)
+        return status_now, await asyncio.to_thread(opened)
 
     async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
         """Keep results of rows that are pending. A second result of a row changes nothing."""
@@ -264,9 +264,9 @@ class Batches:
         """Delete some batches that ended before a time."""
         query = select(BatchRow.id).where(BatchRow.status == "ended", BatchRow.ended_at < before)
         async with self._ledger.transaction(_LONG_SECONDS) as connection:
-            found = (await connection.execute(query.limit(10))).scalars().all()
-            if found:
-                await _forget(connection, found)
+            batch_ids = (await connection.execute(query.limit(10))).scalars().all()
+            if batch_ids:
+                await _forget(connection, batch_ids)
 
     async def _check_room(self, connection: AsyncConnection, batch: Batch) -> None:
         total = func.coalesce(func.sum(BatchRow.num_bytes), 0)

@@ -107,16 +107,16 @@ class CachedContents:
     ) -> list[CachedContent]:
         """At most `limit` live ones with ids above `after`, in the order of their ids."""
         row = CachedContentRow
-        own = row.workspace_id == workspace, row.id > after, row.expires_at > now
-        query = select(*_COLUMNS).where(*own).order_by(row.id).limit(limit)
+        live = row.workspace_id == workspace, row.id > after, row.expires_at > now
+        query = select(*_COLUMNS).where(*live).order_by(row.id).limit(limit)
         return [struct_of(CachedContent, row) for row in await self._ledger.rows(query)]
 
     async def move_expiry(
         self, content: CachedContent, expires_at: datetime, held_until: datetime, now: datetime
     ) -> None:
-        one = update(CachedContentRow).where(CachedContentRow.id == content.id)
+        change = update(CachedContentRow).where(CachedContentRow.id == content.id)
         times = {"expires_at": expires_at, "held_until": held_until, "updated_at": now}
-        await self._ledger.run(one.values(times))
+        await self._ledger.run(change.values(times))
 
     async def expired(self, now: datetime) -> list[CachedContent]:
         """Some whose time is over, the oldest first. They are still in the table."""
@@ -134,8 +134,8 @@ class CachedContents:
             return {}
         row = CachedContentRow
         live = row.expires_at > now, row.prefix.in_(prefixes)
-        found = await self._ledger.rows(select(row.workspace_id, row.prefix, row.id).where(*live))
-        return {(workspace, prefix): content_id for workspace, prefix, content_id in found}
+        rows = await self._ledger.rows(select(row.workspace_id, row.prefix, row.id).where(*live))
+        return {(workspace, prefix): content_id for workspace, prefix, content_id in rows}
 
     async def _check_room(
         self, connection: AsyncConnection, workspace: str, num_bytes: int, now: datetime

@@ -49,21 +49,21 @@ class Contents:
 
     async def put(self, workspace: str, turn_id: str, at_ms: int, body: bytes) -> None:
         """Keep a sealed body. A turn has one: a second one changes nothing."""
-        made = postgresql.insert if self._ledger.is_postgres else sqlite.insert
+        insert_into = postgresql.insert if self._ledger.is_postgres else sqlite.insert
         row = {
             self._table.turn_id: turn_id,
             self._table.workspace_id: workspace,
             self._table.at_ms: at_ms,
             self._table.body: body,
         }
-        await self._ledger.run(made(self._table).values(row).on_conflict_do_nothing())
+        await self._ledger.run(insert_into(self._table).values(row).on_conflict_do_nothing())
 
     async def get(self, workspace: str, turn_id: str, now_ms: int) -> tuple[bytes, int]:
         """The sealed body, and when its time is over. Raise NotFound where there is none."""
-        found = await self.find(workspace, [turn_id], now_ms)
-        if not found:
+        bodies = await self.find(workspace, [turn_id], now_ms)
+        if not bodies:
             raise NotFound(f"content: nothing is kept of `{turn_id[:64]}`")
-        return found[turn_id]
+        return bodies[turn_id]
 
     async def find(
         self, workspace: str, ids: Collection[str], now_ms: int
@@ -76,7 +76,7 @@ class Contents:
             select(table.turn_id, table.body, until_ms.label("until_ms"))
             .join(WorkspaceRow, WorkspaceRow.id == table.workspace_id)
             # PostgreSQL refuses NUL in a text, and no id contains it.
-            .where(table.turn_id.in_([one for one in ids if "\0" not in one]))
+            .where(table.turn_id.in_([kept_id for kept_id in ids if "\0" not in kept_id]))
             .where(table.workspace_id == workspace, until_ms > now_ms)
         )
         rows = await self._ledger.rows(query)
@@ -96,14 +96,16 @@ class Contents:
         `now_ms`, or goes on."""
         table = self._table
         at_ms = table.at_ms if now_ms is None else now_ms
-        one = table.turn_id == turn_id, table.workspace_id == workspace
+        of_turn = table.turn_id == turn_id, table.workspace_id == workspace
         async with self._ledger.transaction() as connection:
             # The first statement takes the lock, so that no two change the same one.
-            await connection.execute(update(table).where(*one).values(at_ms=at_ms))
-            body = (await connection.execute(select(table.body).where(*one))).scalar_one_or_none()
+            await connection.execute(update(table).where(*of_turn).values(at_ms=at_ms))
+            body = (
+                await connection.execute(select(table.body).where(*of_turn))
+            ).scalar_one_or_none()
             if body is not None:
-                made = await asyncio.to_thread(make, body)
-                await connection.execute(update(table).where(*one).values(body=made))
+                new_body = await asyncio.to_thread(make, body)
+                await connection.execute(update(table).where(*of_turn).values(body=new_body))
 
     async def remove(self, ids: Collection[str]) -> None:
         await self._ledger.run(delete(self._table).where(self._table.turn_id.in_(ids)))
@@ -126,8 +128,8 @@ class Contents:
     async def _delete(self, workspace: str, last_ms: int) -> None:
         """Some at a time: SQLite has one writer."""
         table = self._table
-        own = table.workspace_id == workspace, table.at_ms <= last_ms
-        some = select(table.turn_id).where(*own).limit(_CONTENTS_AT_ONCE)
+        of_workspace = table.workspace_id == workspace, table.at_ms <= last_ms
+        some = select(table.turn_id).where(*of_workspace).limit(_CONTENTS_AT_ONCE)
         while True:
             async with self._ledger.transaction() as connection:
                 gone = delete(table).where(table.turn_id.in_(some))

@@ -226,12 +226,12 @@ class Ledger:
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
         """The turns of these that the ledger has."""
-        found: set[str] = set()
+        known_ids: set[str] = set()
         async with self.snapshot() as connection:
             for start in range(0, len(turn_ids), _IDS):
                 query = select(TurnRow.id).where(TurnRow.id.in_(turn_ids[start : start + _IDS]))
-                found.update((await connection.execute(query)).scalars())
-        return found
+                known_ids.update((await connection.execute(query)).scalars())
+        return known_ids
 
     async def analyze(self) -> None:
         """Update the planner's statistics, after many rows were loaded at once."""
@@ -292,11 +292,11 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
-        found = _translated(error)
-        if type(found) not in (LedgerDamaged, LedgerNotMigrated):
+        failure = _translated(error)
+        if type(failure) not in (LedgerDamaged, LedgerNotMigrated):
             line = str(getattr(error, "orig", None) or error).splitlines()[0]
-            found = LedgerUnavailable(f"{LedgerUnavailable.default}: {line}")
-        raise found from error
+            failure = LedgerUnavailable(f"{LedgerUnavailable.default}: {line}")
+        raise failure from error
 
 
 async def with_ledger(

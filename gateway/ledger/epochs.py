@@ -44,9 +44,9 @@ async def record_epochs(connection: AsyncConnection, reports: Sequence[EpochRepo
         ]
         if rows:
             await connection.execute(_ends(connection.dialect.name), rows)
-        own = EpochReportRow.engine == report.engine, EpochReportRow.epoch == report.epoch
+        of_epoch = EpochReportRow.engine == report.engine, EpochReportRow.epoch == report.epoch
         await connection.execute(
-            sa.update(EpochReportRow).where(*own).values(_changed(row, report))
+            sa.update(EpochReportRow).where(*of_epoch).values(_changed(row, report))
         )
 
 
@@ -71,12 +71,12 @@ async def _row_of(connection: AsyncConnection, report: EpochReport) -> Row:
 
 def _changed(row: Row, report: EpochReport) -> dict[str, Any]:
     """The row's columns with the report."""
-    told = report.ended | {
+    ends = report.ended | {
         "granted": report.granted,
         "restored_leases": report.restored_leases,
         "lost_leases": report.lost_leases,
     }
-    changed: dict[str, Any] = {name: max(row[name], told.get(name, 0)) for name in _GROWING}
+    changed: dict[str, Any] = {name: max(row[name], ends.get(name, 0)) for name in _GROWING}
     changed["model"] = report.model
     changed["device"] = report.device
     changed["kind"] = report.kind

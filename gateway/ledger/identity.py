@@ -111,7 +111,7 @@ def is_damage(error: BaseException) -> bool:
 
 def _file_id(path: str) -> FileId | None:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino

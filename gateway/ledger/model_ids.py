@@ -38,8 +38,8 @@ class ModelIdsTable:
         """Add these ids. One that is there keeps its model."""
         rows = [_row(entry) for entry in owned]
         if rows:
-            made = postgresql.insert if self._ledger.is_postgres else sqlite.insert
-            await self._ledger.run(made(ModelIdRow).on_conflict_do_nothing(), rows)
+            insert_into = postgresql.insert if self._ledger.is_postgres else sqlite.insert
+            await self._ledger.run(insert_into(ModelIdRow).on_conflict_do_nothing(), rows)
 
     async def learn(self, before: OwnedId, after: OwnedId) -> None:
         """Take `after` in the place of `before`, unless the id has changed meanwhile."""
@@ -55,12 +55,12 @@ class ModelIdsTable:
         """Forget these ids, and add those, in one transaction."""
         rows = [_row(entry) for entry in owned]
         gone = {*ids, *(str(row["id"]) for row in rows)}
-        made = postgresql.insert if self._ledger.is_postgres else sqlite.insert
+        insert_into = postgresql.insert if self._ledger.is_postgres else sqlite.insert
         async with self._ledger.transaction() as connection:
             await connection.execute(delete(ModelIdRow).where(ModelIdRow.id.in_(gone)))
             # Another gateway may add one of them between the two.
             for row in rows:
-                statement = made(ModelIdRow).values(row)
+                statement = insert_into(ModelIdRow).values(row)
                 changed = {name: value for name, value in row.items() if name != "id"}
                 await connection.execute(
                     statement.on_conflict_do_update(index_elements=["id"], set_=changed)

@@ -79,13 +79,13 @@ class RefusalsTable:
         [(requests,)] = await self._ledger.rows(select(total).where(*within))
         counts = [
             RefusalCount(
-                minute_ms=found.minute_ms,
-                workspace=found.workspace_id or None,
-                key=found.key_id or None,
-                reason=found.reason,
-                requests=int(found.requests),
+                minute_ms=row.minute_ms,
+                workspace=row.workspace_id or None,
+                key=row.key_id or None,
+                reason=row.reason,
+                requests=int(row.requests),
             )
-            for found in await self._ledger.rows(query)
+            for row in await self._ledger.rows(query)
         ]
         return RefusalCounts(requests=int(requests), counts=counts)
 

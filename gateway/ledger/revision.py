@@ -40,8 +40,8 @@ def revision_of(connection: Connection) -> str | None:
     """The revision that the database says it has; None where it says none."""
     if not inspect(connection).has_table(_VERSIONS):
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalars().all()  # noqa: S608
-    return ", ".join(sorted(found)) or None
+    revisions = connection.execute(text(f"SELECT version_num FROM {_VERSIONS}")).scalars().all()  # noqa: S608
+    return ", ".join(sorted(revisions)) or None
 
 
 def check_upgrade(
@@ -50,19 +50,19 @@ def check_upgrade(
     """Raise SchemaRefused for a database that can't be upgraded. `revisions` are all that this
     version knows, the first one first; `made_by` says what columns the first one makes, and the one
     that the database says it has, if it is known."""
-    found = revision_of(connection)
+    revision = revision_of(connection)
     columns = columns_of(connection)
-    if found is None and not columns:
+    if revision is None and not columns:
         return
-    if found is not None and found in made_by and columns == made_by[found]:
+    if revision is not None and revision in made_by and columns == made_by[revision]:
         return
     first = made_by[revisions[0]]
     # Later revisions add to the first one. What lacks a part of it is of before.
-    is_newer = found not in revisions and all(
+    is_newer = revision not in revisions and all(
         table in columns and names <= columns[table] for table, names in first.items()
     )
-    said = f"revision {found}" if found is not None else "no revision"
-    if is_newer and found is not None:
+    said = f"revision {revision}" if revision is not None else "no revision"
+    if is_newer and revision is not None:
         raise SchemaRefused(
             f"the database has {said} of the schema, and the newest that this version knows is"
             f" {revisions[-1]}: start the version that migrated it, or restore the backup from"
@@ -77,19 +77,19 @@ def check_upgrade(
     )
 
 
-def problem_of(found: str | None, columns: Columns) -> str | None:
+def problem_of(revision: str | None, columns: Columns) -> str | None:
     """Why a gateway of this version can't use a database of this revision, with these columns;
     None where it can."""
     migrate = "`python -m gateway migrate` with the settings of `serve`"
-    if found is None:
+    if revision is None:
         return (
             f"the database has no schema, and this version works with revision {REVISION}: run"
             f" {migrate}"
         )
-    if found != REVISION:
-        is_older = found.isdecimal() and found < REVISION
+    if revision != REVISION:
+        is_older = revision.isdecimal() and revision < REVISION
         return (
-            f"the database has revision {found} of the schema, and this version works with"
+            f"the database has revision {revision} of the schema, and this version works with"
             f" {REVISION}: "
             + (f"run {migrate}" if is_older else f"{migrate} says whose it is, and the way on")
             + "; turns wait in the journal"
@@ -104,8 +104,8 @@ def problem_of(found: str | None, columns: Columns) -> str | None:
     if not lacking:
         return None
     return (
-        f"the database says revision {found} of the schema and lacks `{lacking[0]}`: {migrate} says"
-        " what it is, and the way on; turns wait in the journal"
+        f"the database says revision {revision} of the schema and lacks `{lacking[0]}`: {migrate}"
+        " says what it is, and the way on; turns wait in the journal"
     )
 
 
@@ -134,10 +134,10 @@ class SchemaWatch:
     async def _read(self) -> tuple[str | None, Columns | None]:
         """The revision, and the columns where it is new."""
         async with self._ledger.transaction(is_any_schema=True) as connection:
-            found = await connection.run_sync(revision_of)
-            if found is not None and found == self._found:
-                return found, None
-            return found, await connection.run_sync(columns_of)
+            revision = await connection.run_sync(revision_of)
+            if revision is not None and revision == self._found:
+                return revision, None
+            return revision, await connection.run_sync(columns_of)
 
     async def run(self, stopping: asyncio.Event) -> None:
         await repeat(stopping, LOOK_SECONDS, self.look, "schema_not_looked_at")

@@ -201,14 +201,14 @@ is shorter than an hour goes with its turns."""
 def interval_sums(where: sa.ColumnElement[bool]) -> dict[IntervalTable, Any]:
     """By table, the select of its rows over the turns that `where` leaves. The turns are read once
     for each table, and summed over its shortest interval; the rows are sums of these sums."""
-    own = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
+    keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
     bins = {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
     count = {"requests": sa.func.count()}
     is_timed = TurnRow.first_token_seconds.is_not(None)
     return {
         TurnRollupRow: _interval_rows(TurnRollupRow, dimensions(), measures(), where),
-        ReasonRollupRow: _interval_rows(ReasonRollupRow, own, count, where, reasons()),
-        LatencyRollupRow: _interval_rows(LatencyRollupRow, own | bins, count, where & is_timed),
+        ReasonRollupRow: _interval_rows(ReasonRollupRow, keys, count, where, reasons()),
+        LatencyRollupRow: _interval_rows(LatencyRollupRow, keys | bins, count, where & is_timed),
     }
 
 
@@ -259,8 +259,8 @@ def _grouped(columns: dict[str, Any], sums: dict[str, Any]) -> sa.Select[Any]:
 def _start(ms: Any, width_seconds: int) -> sa.ColumnElement[int]:
     """The beginning of the interval in which a moment lies."""
     step = width_seconds * 1000
-    found: sa.ColumnElement[int] = ms // step * step
-    return found
+    bucket: sa.ColumnElement[int] = ms // step * step
+    return bucket
 
 
 def intervals(
@@ -296,13 +296,13 @@ def is_postgres(connection: AsyncConnection | sa.Connection) -> bool:
 
 def _are_new(turn_id: Any, on_postgres: bool) -> sa.ColumnElement[bool]:
     """Whether a turn is one of the parameter `turn_ids`, a JSON array of any length."""
-    given: Any = sa.bindparam("turn_ids", type_=sa.Text)
+    ids: Any = sa.bindparam("turn_ids", type_=sa.Text)
     if on_postgres:
-        given = sa.func.json_array_elements_text(sa.cast(given, postgresql.JSON)).column_valued()
+        ids = sa.func.json_array_elements_text(sa.cast(ids, postgresql.JSON)).column_valued()
     else:
-        given = sa.func.json_each(given).table_valued("value").c.value
-    found: sa.ColumnElement[bool] = turn_id.in_(sa.select(given))
-    return found
+        ids = sa.func.json_each(ids).table_valued("value").c.value
+    is_among: sa.ColumnElement[bool] = turn_id.in_(sa.select(ids))
+    return is_among
 
 
 @cache
@@ -326,7 +326,7 @@ def gap_changes(on_postgres: bool) -> Any:
     following = if_old.where(there > place).order_by(other.opened_ms, other.id)
     after = following.limit(1).scalar_subquery()
     earlier = near.where(there < place, sa.not_(is_new)).order_by(*backwards).limit(1)
-    found = (
+    changes_found = (
         sa.select(
             TurnRow.workspace_id,
             TurnRow.prefix,
@@ -343,18 +343,22 @@ def gap_changes(on_postgres: bool) -> Any:
     def grown(above: int, up_to: int) -> sa.ColumnElement[int]:
         counts = [
             sa.case((gap.between(above + 1, up_to), sign), else_=0)
-            for gap, sign in ((found.c.own, 1), (found.c.next, 1), (found.c.former, -1))
+            for gap, sign in (
+                (changes_found.c.own, 1),
+                (changes_found.c.next, 1),
+                (changes_found.c.former, -1),
+            )
         ]
         return sa.func.sum(counts[0] + counts[1] + counts[2])
 
     return (
         sa.select(
-            found.c.workspace_id,
-            found.c.prefix,
+            changes_found.c.workspace_id,
+            changes_found.c.prefix,
             grown(-1, FIVE_MINUTES_MS).label("more_5m"),
             grown(FIVE_MINUTES_MS, HOUR_MS).label("more_1h"),
         )
-        .group_by(found.c.workspace_id, found.c.prefix)
+        .group_by(changes_found.c.workspace_id, changes_found.c.prefix)
         .subquery()
     )
 
@@ -362,9 +366,9 @@ def gap_changes(on_postgres: bool) -> Any:
 def _with_gaps(changes: Any) -> Any:
     """Add `more_5m` and `more_1h` of each prefix to its counts of gaps."""
     row = PrefixRow
-    own = row.workspace_id == changes.c.workspace_id, row.prefix == changes.c.prefix
+    of_prefix = row.workspace_id == changes.c.workspace_id, row.prefix == changes.c.prefix
     more = {f"gaps_{ttl}": getattr(row, f"gaps_{ttl}") + changes.c[f"more_{ttl}"] for ttl in _GAPS}
-    return sa.update(row).where(*own).values(more)
+    return sa.update(row).where(*of_prefix).values(more)
 
 
 @cache
@@ -397,12 +401,12 @@ deadlock."""
 async def rebuild_whole(connection: AsyncConnection) -> None:
     """Replace the sums of all prefixes and epochs by those of the turns that are there."""
     await _lock(connection, *WHOLE)
-    own = (TurnRow.workspace_id, TurnRow.prefix)
+    prefix_key = (TurnRow.workspace_id, TurnRow.prefix)
     on_postgres = is_postgres(connection)
     place = (TurnRow.opened_ms, TurnRow.id)
-    before = sa.func.lag(TurnRow.opened_ms).over(partition_by=own, order_by=place)
+    before = sa.func.lag(TurnRow.opened_ms).over(partition_by=prefix_key, order_by=place)
     gap = (TurnRow.opened_ms - before).label("gap")
-    gaps = sa.select(*own, gap).where(TurnRow.prefix.is_not(None)).subquery()
+    gaps = sa.select(*prefix_key, gap).where(TurnRow.prefix.is_not(None)).subquery()
     keys = gaps.c.workspace_id, gaps.c.prefix
     counts = sa.select(
         *keys,
@@ -419,8 +423,8 @@ async def rebuild_whole(connection: AsyncConnection) -> None:
 
 async def horizon_ms(connection: AsyncConnection) -> int:
     """The moment from which the turns are complete. 0 if none were deleted."""
-    found = (await connection.execute(sa.select(HorizonRow.turns_ms))).scalar_one_or_none()
-    return found or 0
+    horizon = (await connection.execute(sa.select(HorizonRow.turns_ms))).scalar_one_or_none()
+    return horizon or 0
 
 
 async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:

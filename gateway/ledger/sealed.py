@@ -74,11 +74,11 @@ def mark_of(master: SecretStr) -> int:
 async def is_known_master(ledger: Ledger, master: SecretStr) -> bool:
     """Whether the database was begun with this master secret. The first one is kept as its own.
     Raise LedgerUnavailable."""
-    made = postgresql.insert if ledger.is_postgres else sqlite.insert
+    insert_into = postgresql.insert if ledger.is_postgres else sqlite.insert
     row = {"name": MASTER, "value": mark_of(master)}
     query = select(WatermarkRow.value).where(WatermarkRow.name == MASTER)
     async with ledger.transaction() as connection:
-        await connection.execute(made(WatermarkRow).values(row).on_conflict_do_nothing())
+        await connection.execute(insert_into(WatermarkRow).values(row).on_conflict_do_nothing())
         return (await connection.execute(query)).scalar_one() == row["value"]
 
 
@@ -187,8 +187,8 @@ class Sealing:
         row = BatchItemRow
         plain = or_(_is_plain(row.params.expression), _is_plain(row.result.expression))
         query = select(row.batch_id, row.position, row.status, row.params, row.result)
-        found = (await connection.execute(query.where(plain).limit(_ROWS))).all()
-        for batch_id, position, status, params, result in found:
+        rows = (await connection.execute(query.where(plain).limit(_ROWS))).all()
+        for batch_id, position, status, params, result in rows:
             texts = self._texts.batch(batch_id)
             values: dict[str, bytes] = {}
             if params.startswith(PLAIN):
@@ -198,17 +198,17 @@ class Sealing:
                 values["result"] = sealed
             place = row.batch_id == batch_id, row.position == position, row.status == status
             await connection.execute(update(row).where(*place).values(values))
-        return len(found)
+        return len(rows)
 
     async def _seal_contents(self, connection: AsyncConnection) -> int:
         row = CachedContentRow
         query = select(row.id, row.workspace_id, row.body).where(_is_plain(row.body.expression))
-        found = (await connection.execute(query.limit(_ROWS))).all()
-        for content_id, workspace, body in found:
+        rows = (await connection.execute(query.limit(_ROWS))).all()
+        for content_id, workspace, body in rows:
             seal = self._texts.sealed_content
             sealed = await asyncio.to_thread(seal, workspace, content_id, body)
             await connection.execute(update(row).where(row.id == content_id).values(body=sealed))
-        return len(found)
+        return len(rows)
 
     async def _empty_log(self) -> None:
         """SQLite's log still has the pages of before. PostgreSQL's rows of before go with its own

@@ -56,14 +56,14 @@ async def rebuild(ledger: Ledger) -> int:
             ends = select(func.min(column), func.max(column))
             moments += [ms for ms in (await connection.execute(ends)).one() if ms is not None]
         whole = round_up(await rollups.horizon_ms(connection), _DAY_MS)
-        found = list(rollups.days(max(min(moments), whole), max(moments) + 1)) if moments else []
-    for since, until in found:
+        days = list(rollups.days(max(min(moments), whole), max(moments) + 1)) if moments else []
+    for since, until in days:
         async with ledger.transaction() as connection:
             await rollups.rebuild_interval(connection, since, until)
         await asyncio.sleep(_PAUSE_SECONDS)
     async with ledger.transaction() as connection:
         await rollups.rebuild_whole(connection)
-    return len(found)
+    return len(days)
 
 
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
@@ -149,9 +149,9 @@ async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
     """Insert made-up turns into a claimed database and sum them up. Return their number."""
     total = 0
     epochs = dict[tuple[str, str], EpochReport]()
-    told = map(partial(_observe, epochs), records)
-    made = map(rollups.row_of, told)
-    while rows := list(islice(made, _ROWS)):
+    observed = map(partial(_observe, epochs), records)
+    rows_made = map(rollups.row_of, observed)
+    while rows := list(islice(rows_made, _ROWS)):
         async with ledger.transaction() as connection:
             if not await identity.is_sample(connection):
                 raise InvalidRequest("the database is not marked as one of sample data")
@@ -200,8 +200,8 @@ _SUMS = Totals.__struct_fields__
 def line(cells: Iterable[object]) -> str:
     """A text gets an apostrophe in front of what could begin a formula; numbers stay numbers."""
     written = io.StringIO()
-    told = ("" if cell is None else cell for cell in cells)
-    safe = (_FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell for cell in told)
+    texts = ("" if cell is None else cell for cell in cells)
+    safe = (_FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell for cell in texts)
     csv.writer(written).writerow(safe)
     return written.getvalue()
 
@@ -240,8 +240,8 @@ async def usage_lines(
             part = replace(
                 of, since_ms=max(since, of.since_ms), until_ms=min(since + _WEEK_MS, of.until_ms)
             )
-            found = await sums.totals_by(connection, part, _KEYS, step_seconds)
-            for (start, *keys), totals in sorted(found.items()):
+            sums_found = await sums.totals_by(connection, part, _KEYS, step_seconds)
+            for (start, *keys), totals in sorted(sums_found.items()):
                 counts = [getattr(totals, name) for name in _SUMS]
                 yield line((moment(start), *keys, *counts, totals.saved_nano))
 
@@ -256,13 +256,13 @@ async def turn_lines(
     after: Cursor | None = None
     async with ledger.snapshot(seconds) as connection:
         while True:
-            found = await page_of(connection, of, TurnFilter(), _PAGE, after)
-            for turn in found.turns:
+            page = await page_of(connection, of, TurnFilter(), _PAGE, after)
+            for turn in page.turns:
                 values: list[Any] = [getattr(turn, name) for name in names]
                 yield line((moment(turn.opened_ms), *values))
-            if found.next is None:
+            if page.next is None:
                 return
-            after = Cursor.parse(found.next)
+            after = Cursor.parse(page.next)
 
 
 async def _with_turns(connection: AsyncConnection, of: sums.Range) -> sums.Range:

@@ -41,7 +41,7 @@ from gateway.base.catalogue import Model
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
-from gateway.dialects.lowering import Asked
+from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.ledger.database import Ledger, with_ledger
@@ -127,7 +127,7 @@ def ask_of(digests: Sequence[str], template: list[Ask], num_documents: int = 0) 
     """A turn whose prompt has these names, NAME_TOKENS apart. The last names are documents'."""
     if not template:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-        request = Asked(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
+        request = RequestContext(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
         template.append(chat_ask_of(decode_chat(msgspec.json.encode(body)), request))
     names = [Name(digest, 0, number) for number, digest in enumerate(digests)]
     lengths = [4 * NAME_TOKENS * (number + 1) for number in range(len(digests))]

@@ -135,7 +135,9 @@ def _epochs(engine: str | None) -> sa.Select[Any]:
     def following(column: Any, name: str) -> Any:
         return sa.func.lead(column).over(**order).label(name)
 
-    told = sum((getattr(table, reason) for reason in LEASE_ENDS[1:]), getattr(table, LEASE_ENDS[0]))
+    num_ended = sum(
+        (getattr(table, reason) for reason in LEASE_ENDS[1:]), getattr(table, LEASE_ENDS[0])
+    )
     query = sa.select(
         table.engine,
         table.epoch,
@@ -146,9 +148,9 @@ def _epochs(engine: str | None) -> sa.Select[Any]:
         following(table.first_ms, "next_ms"),
         following(table.restored_leases, "next_restored"),
         following(table.lost_leases, "next_lost"),
-        (table.granted - told).label("untold"),
+        (table.granted - num_ended).label("untold"),
     )
     if engine is not None:
         query = query.where(table.engine == engine)
-    found = query.subquery()
-    return sa.select(*found.c).where(found.c.untold > 0)
+    ended = query.subquery()
+    return sa.select(*ended.c).where(ended.c.untold > 0)

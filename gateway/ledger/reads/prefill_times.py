@@ -33,20 +33,20 @@ class _Told(NamedTuple):
 class TokenTimes:
     """The time of a token by engine and model."""
 
-    def __init__(self, told: dict[str, list[_Told]]) -> None:
-        self._told = told
+    def __init__(self, by_engine: dict[str, list[_Told]]) -> None:
+        self._told = by_engine
 
     def of(self, engine: str | None, model: str) -> TokenTime | None:
         """None where it is not known. A name that is no engine's model is an alias of its only
         one."""
         epochs = self._told.get(engine or "", [])
-        of_model = [told for told in epochs if told.model == model]
-        if not of_model and len({told.model for told in epochs}) == 1:
+        of_model = [epoch for epoch in epochs if epoch.model == model]
+        if not of_model and len({epoch.model for epoch in epochs}) == 1:
             of_model = epochs
-        seconds = slope(added(told.sums for told in of_model))
+        seconds = slope(added(epoch.sums for epoch in of_model))
         if seconds is None:
             return None
-        devices = {told.device for told in of_model if told.device}
+        devices = {epoch.device for epoch in of_model if epoch.device}
         return TokenTime(seconds, bool(devices) and "cpu" not in devices)
 
 
@@ -55,11 +55,11 @@ async def token_times(ledger: Ledger, name_of: Callable[[str], str]) -> TokenTim
     table = EpochReportRow
     columns = table.engine, table.model, table.device, table.prefill_times
     query = select(*columns).where(table.prefill_times.is_not(None))
-    told: dict[str, list[_Told]] = {}
+    by_engine: dict[str, list[_Told]] = {}
     for row in await ledger.rows(query):
         sums = observed(row.prefill_times)
-        told.setdefault(row.engine, []).append(_Told(name_of(row.model), row.device, sums))
-    return TokenTimes(told)
+        by_engine.setdefault(row.engine, []).append(_Told(name_of(row.model), row.device, sums))
+    return TokenTimes(by_engine)
 
 
 def avoided(engine: str | None, model: str, read_tokens: int, time: TokenTime | None) -> Avoided:

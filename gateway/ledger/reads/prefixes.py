@@ -37,13 +37,15 @@ async def _reports(
         .limit(1)
         .scalar_subquery()
     )
-    own = tuple_(PrefixRow.workspace_id, PrefixRow.prefix)
+    key = tuple_(PrefixRow.workspace_id, PrefixRow.prefix)
     looks = {}
     for start in range(0, len(rows), _BATCH):
         keys = [(row["workspace_id"], row["prefix"]) for row in rows[start : start + _BATCH]]
-        ids = (await connection.execute(select(newest).where(own.in_(keys)))).scalars().all()
-        found = select(TurnRow.__table__).where(TurnRow.id.in_([each for each in ids if each]))
-        turns = (await connection.execute(found)).all()
+        ids = (await connection.execute(select(newest).where(key.in_(keys)))).scalars().all()
+        query = select(TurnRow.__table__).where(
+            TurnRow.id.in_([turn_id for turn_id in ids if turn_id])
+        )
+        turns = (await connection.execute(query)).all()
         told = await asyncio.to_thread(list, map(_look, turns))
         for turn, look in zip(turns, told, strict=True):
             looks[turn.workspace_id, turn.prefix] = look
@@ -78,14 +80,14 @@ async def prefixes(
 ) -> list[PrefixReport]:
     """The prefixes last used in the range, by requests; each workspace's most used one comes before
     any has its next. The engine filter does not apply."""
-    found = select(*PrefixRow.__table__.columns).where(
+    query = select(*PrefixRow.__table__.columns).where(
         text("requests > 1"), PrefixRow.last_ms >= of.since_ms, PrefixRow.last_ms < of.until_ms
     )
     # Of one that was too short to be held, nothing was ever written or read.
-    found = found.where(PrefixRow.cache_read_tokens + written_tokens(PrefixRow) > 0)
+    query = query.where(PrefixRow.cache_read_tokens + written_tokens(PrefixRow) > 0)
     if of.model is not None:
-        found = found.where(PrefixRow.model == of.model)
-    found = found.order_by(PrefixRow.requests.desc(), PrefixRow.prefix.desc()).limit(limit)
+        query = query.where(PrefixRow.model == of.model)
+    query = query.order_by(PrefixRow.requests.desc(), PrefixRow.prefix.desc()).limit(limit)
     known = select(PrefixRow.workspace_id).where(text("requests > 1")).distinct()
     if of.workspace is not None:
         known = known.where(PrefixRow.workspace_id == of.workspace)
@@ -93,10 +95,12 @@ async def prefixes(
         # Each workspace's most used ones: the index has them in that order.
         ranked: list[tuple[int, int, str, Any]] = []
         for workspace in (await connection.execute(known)).scalars().all():
-            own = await connection.execute(found.where(PrefixRow.workspace_id == workspace))
-            rows = own.mappings().all()
+            of_workspace = await connection.execute(
+                query.where(PrefixRow.workspace_id == workspace)
+            )
+            rows = of_workspace.mappings().all()
             ranked += [(n, -row["requests"], workspace, row) for n, row in enumerate(rows)]
-        ranked.sort(key=lambda one: one[:3])
+        ranked.sort(key=lambda candidate: candidate[:3])
         reports = await _reports(connection, [row for *_, row in ranked[:limit]], prices)
     return sorted(reports, key=lambda report: (-report.requests, report.workspace, report.prefix))
 
@@ -106,7 +110,7 @@ async def named(
 ) -> dict[tuple[str, str], PrefixReport]:
     """The known prefixes of these, by workspace and prefix."""
     names = sorted({prefix for _, prefix in keys})
-    found = {}
+    reports = {}
     async with ledger.snapshot() as connection:
         for start in range(0, len(names), _BATCH):
             query = select(*PrefixRow.__table__.columns).where(
@@ -115,8 +119,8 @@ async def named(
             )
             rows = (await connection.execute(query)).mappings().all()
             for report in await _reports(connection, rows, prices):
-                found[report.workspace, report.prefix] = report
-    return {key: report for key, report in found.items() if key in keys}
+                reports[report.workspace, report.prefix] = report
+    return {key: report for key, report in reports.items() if key in keys}
 
 
 _SEARCHED_TURNS = 20
@@ -124,15 +128,15 @@ _SEARCHED_TURNS = 20
 
 async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """The key id of each prefix's newest turn that wrote, among its newest 20."""
-    found = dict[tuple[str, str], str]()
+    key_ids = dict[tuple[str, str], str]()
     wanted = sorted(keys)
     columns = TurnRow.workspace_id, TurnRow.prefix, TurnRow.key_id, TurnRow.opened_ms, TurnRow.id
     async with ledger.snapshot() as connection:
         for start in range(0, len(wanted), _LOOKS):
             parts = []
             for workspace, prefix in wanted[start : start + _LOOKS]:
-                own = TurnRow.prefix == prefix, TurnRow.workspace_id == workspace
-                turns = select(*columns, written_tokens(TurnRow).label("written")).where(*own)
+                of_prefix = TurnRow.prefix == prefix, TurnRow.workspace_id == workspace
+                turns = select(*columns, written_tokens(TurnRow).label("written")).where(*of_prefix)
                 turns = turns.order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
                 newest = turns.limit(_SEARCHED_TURNS).subquery().c
                 writer = select(newest.workspace_id, newest.prefix, newest.key_id)
@@ -140,8 +144,8 @@ async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tup
                 writer = writer.order_by(newest.opened_ms.desc(), newest.id.desc())
                 parts.append(select(writer.subquery()))
             for row in await connection.execute(union_all(*parts)):
-                found[row.workspace_id, row.prefix] = row.key_id
-    return found
+                key_ids[row.workspace_id, row.prefix] = row.key_id
+    return key_ids
 
 
 class PrefixUse(NamedTuple):
@@ -166,12 +170,12 @@ async def last_use(ledger: Ledger, workspace: str, prefixes: Sequence[str]) -> P
     for prefix in prefixes:
         newest = select(*columns).where(TurnRow.prefix == prefix, TurnRow.epoch.is_not(None))
         # By the prefix's index alone, as `rollups.gap_changes`.
-        own = func.coalesce(TurnRow.workspace_id, "") == workspace
-        newest = newest.where(own, TurnRow.engine.is_not(None))
+        of_workspace = func.coalesce(TurnRow.workspace_id, "") == workspace
+        newest = newest.where(of_workspace, TurnRow.engine.is_not(None))
         newest = newest.order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc()).limit(1)
         parts.append(select(newest.subquery()))
     rows = await ledger.rows(union_all(*parts)) if parts else []
-    row = max(rows, key=lambda each: each.opened_at, default=None)
+    row = max(rows, key=lambda turn: turn.opened_at, default=None)
     if row is None:
         return None
     seconds = TTLS[row.prefix_ttl or "5m"].seconds
@@ -199,7 +203,7 @@ def _report(
         discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None
     better = min(costs, key=lambda ttl: costs[ttl], default=None)
-    own = costs.get(row["ttl"])
+    cost = costs.get(row["ttl"])
     return PrefixReport(
         **values,
         workspace=row["workspace_id"],
@@ -208,7 +212,7 @@ def _report(
         nano_with_5m=costs.get("5m"),
         nano_with_1h=costs.get("1h"),
         better_ttl=better,
-        better_ttl_saves_nano=None if own is None or better is None else own - costs[better],
+        better_ttl_saves_nano=None if cost is None or better is None else cost - costs[better],
         reads_to_pay_back=to_pay_back,
         look=looks.get((row["workspace_id"], row["prefix"])),
     )

@@ -224,13 +224,13 @@ class Queries:
             shortest = widths_for(of, (), None)[-1]
             if width_seconds is None and width < shortest and await _has_many(connection, of):
                 width = shortest
-            found = await totals_by(connection, of, (), width)
+            sums = await totals_by(connection, of, (), width)
         step = width * 1000
         buckets = [
             structs.Bucket(
                 start_ms=start,
                 is_partial=start < of.since_ms or start + step > of.until_ms,
-                totals=(totals := found.get((start,), structs.Totals())),
+                totals=(totals := sums.get((start,), structs.Totals())),
                 saved_nano=totals.saved_nano,
             )
             for start in range(of.since_ms // step * step, of.until_ms, step)
@@ -288,8 +288,8 @@ async def totals_by(
     query = union_all(*(_sums_of(of, part, by, step_seconds) for part in parts))
     added: dict[tuple[Any, ...], Counter[str]] = {}
     for row in (await connection.execute(query)).mappings() if parts else ():
-        own = added.setdefault(tuple(row[name] for name in names), Counter())
-        own.update({name: int(row[name]) for name in structs.Totals.__struct_fields__})
+        group = added.setdefault(tuple(row[name] for name in names), Counter())
+        group.update({name: int(row[name]) for name in structs.Totals.__struct_fields__})
     return {key: structs.Totals(**counted) for key, counted in added.items() if counted["requests"]}
 
 
@@ -301,13 +301,13 @@ class Priced(NamedTuple):
     totals: structs.Totals
 
 
-def waterfall(groups: Iterable[Priced], own: PriceSheets) -> structs.Waterfall:
+def waterfall(groups: Iterable[Priced], sheets: PriceSheets) -> structs.Waterfall:
     premium = discount = actual = counterfactual = undelivered = unexplained = 0
     for group in groups:
         if group.price == structs.NOT_DELIVERED:
             undelivered += group.totals.requests
             continue
-        price = own.with_id(group.price)
+        price = sheets.with_id(group.price)
         totals = group.totals
         if price is None:
             unexplained += totals.requests
@@ -334,7 +334,7 @@ def comparisons(
 ) -> list[structs.HostedCost]:
     """The whole traffic at each hosted model's price of that day, the cheapest first. What was not
     delivered costs nothing there either."""
-    found = []
+    comparisons_found = []
     as_of = hosted.as_of.isoformat() if hosted.as_of else None
     for price in hosted.current(on):
         costs = [
@@ -342,7 +342,7 @@ def comparisons(
             for name, above, totals in groups
             if name != structs.NOT_DELIVERED
         ]
-        found.append(
+        comparisons_found.append(
             structs.HostedCost(
                 model=price.model,
                 price=price.id,
@@ -352,7 +352,7 @@ def comparisons(
                 nano_without_cache=sum(cost.without_cache for cost in costs),
             )
         )
-    return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
+    return sorted(comparisons_found, key=lambda comparison: (comparison.nano, comparison.model))
 
 
 # Longer ranges have daily intervals.
@@ -426,13 +426,13 @@ async def _mixed(connection: AsyncConnection, of: Range) -> list[str]:
     for engine, model in await totals_by(connection, of, ("engine", "model")):
         if engine:
             by_model.setdefault(model, set()).update(kinds.get(engine, {engine}))
-    return sorted(model for model, found in by_model.items() if len(found) > 1)
+    return sorted(model for model, names in by_model.items() if len(names) > 1)
 
 
 def percentiles(bins: Mapping[int, int]) -> structs.Percentiles:
-    found = {p: percentile(bins, p / 100) for p in (50, 95, 99)}
+    percentiles = {p: percentile(bins, p / 100) for p in (50, 95, 99)}
     return structs.Percentiles(
-        requests=sum(bins.values()), p50=found[50], p95=found[95], p99=found[99]
+        requests=sum(bins.values()), p50=percentiles[50], p95=percentiles[95], p99=percentiles[99]
     )
 
 

@@ -131,13 +131,13 @@ async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byte
     it, in order of time. Of each side the workspace's MAX_AROUND turns are looked at: no index has
     the key."""
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
-    own = tuple_(turn.opened_ms, turn.id)
+    position = tuple_(turn.opened_ms, turn.id)
     order = TurnRow.opened_ms, TurnRow.id
-    reverse = [each.desc() for each in order]
+    reverse = [column.desc() for column in order]
     near = select(TurnRow.id).where(TurnRow.workspace_id == turn.workspace).limit(MAX_AROUND)
-    before = near.where(TurnRow.opened_ms <= turn.opened_ms, place <= own).order_by(*reverse)
-    after = near.where(TurnRow.opened_ms >= turn.opened_ms, place > own).order_by(*order)
-    found: list[tuple[str, bytes]] = []
+    before = near.where(TurnRow.opened_ms <= turn.opened_ms, place <= position).order_by(*reverse)
+    after = near.where(TurnRow.opened_ms >= turn.opened_ms, place > position).order_by(*order)
+    fingerprints: list[tuple[str, bytes]] = []
     async with ledger.snapshot() as connection:
         for side, by, most in ((before, reverse, limit + 1), (after, order, limit)):
             rows = await connection.execute(
@@ -147,8 +147,8 @@ async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byte
                 .order_by(*by)
                 .limit(most)
             )
-            found = [*found[::-1], *((row.id, row.fingerprint) for row in rows)]
-    return found
+            fingerprints = [*fingerprints[::-1], *((row.id, row.fingerprint) for row in rows)]
+    return fingerprints
 
 
 async def with_ids(ledger: Ledger, ids: Sequence[str]) -> list[Turn]:
@@ -162,8 +162,8 @@ async def first_ms(ledger: Ledger, workspace: str | None) -> int | None:
     query = select(func.min(TurnRow.opened_ms))
     if workspace is not None:
         query = query.where(TurnRow.workspace_id == workspace)
-    ((found,),) = await ledger.rows(query)
-    return None if found is None else int(found)
+    ((number,),) = await ledger.rows(query)
+    return None if number is None else int(number)
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
@@ -257,7 +257,7 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
             ids = (await connection.execute(lowest)).scalars().all()
         query = select(*_COLUMNS).where(TurnRow.id.in_(ids))
         rows = await connection.execute(query.where(TurnRow.first_token_seconds.is_not(None)))
-    return sorted((_sample(row) for row in rows), key=lambda each: (each.opened_ms, each.id))
+    return sorted((_sample(row) for row in rows), key=lambda sample: (sample.opened_ms, sample.id))
 
 
 def _sample(row: Any) -> Sample:
@@ -288,7 +288,7 @@ async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
     lost_by = func.coalesce(TurnRow.engine, ""), func.coalesce(TurnRow.epoch, "")
     within = TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms
     missed = select(*lost_by, *sums).where(TurnRow.miss_reason == "engine_restart", *within)
-    found: dict[str, list[Epoch]] = {}
+    epochs: dict[str, list[Epoch]] = {}
     async with ledger.snapshot() as connection:
         rows: Sequence[Any] = (await connection.execute(spans)).all()
         counted = await connection.execute(missed.group_by(*lost_by))
@@ -298,9 +298,11 @@ async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
         }
     for (before, _, _, last_ms), (engine, epoch, first_ms, _) in pairwise(rows):
         if engine == before and first_ms >= of.since_ms:
-            own = lost.get((engine, epoch), Lost(requests=0, written_tokens=0))
+            loss = lost.get((engine, epoch), Lost(requests=0, written_tokens=0))
             moments = {"last_ms": last_ms, "first_ms": first_ms}
-            restart = Epoch(engine=engine, epoch=epoch, lost=own, **moments)
-            found.setdefault(engine, []).append(restart)
-    kept = [one for each in found.values() for one in each[-limit:]]
-    return sorted(kept, key=lambda each: (-each.first_ms, each.engine))
+            restart = Epoch(engine=engine, epoch=epoch, lost=loss, **moments)
+            epochs.setdefault(engine, []).append(restart)
+    newest: list[Epoch] = []
+    for of_engine in epochs.values():
+        newest += of_engine[-limit:]
+    return sorted(newest, key=lambda epoch: (-epoch.first_ms, epoch.engine))
