@@ -38,6 +38,7 @@ def draw() -> None:
                 default=each.name == first,
             )
             for each in found
+            if session.workspace is None or not each.is_shared
         ]
         for section, found in SECTIONS.items()
     }

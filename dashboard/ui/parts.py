@@ -22,6 +22,10 @@ from dashboard.ui.charts import Row, Rows
 from gateway.structs.fleet import Definition
 from gateway.structs.usage import Savings
 
+CARD_HEIGHT = 100
+"""Pixels of a row of cards: a label, a number, and what compares it."""
+TREND_HEIGHT = 140
+"""The same with a line over time below the number."""
 NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""
 START = "scripts/run"
@@ -55,6 +59,7 @@ _STATES = {
 }
 # Columns of ids of requests. Each leads to its request.
 _IDS = {"Id", "Last request", "Request id"}
+READS_PER_WRITE = "Tokens read per token written"
 REQUESTS_OF = "Its requests"
 """The column of addresses of what has the requests of a row."""
 
@@ -224,13 +229,6 @@ def placeholder_prices() -> None:
         )
 
 
-def admins_only(why: str) -> bool:
-    """Whether the viewer sees all workspaces; says why the page needs that where they don't."""
-    if not viewer.is_admin():
-        empty(f"{why}: this page needs an admin key.", ":material/key:")
-    return viewer.is_admin()
-
-
 def table(
     rows: Rows,
     key: str,
@@ -331,7 +329,7 @@ def _column(name: str, rows: Rows) -> Any:
     if name.endswith("($)"):
         # Enough digits for small amounts, and none that say nothing.
         return made.NumberColumn(format="%.6g")
-    if name.endswith("(s)"):
+    if name.endswith("(s)") or name == READS_PER_WRITE:
         return made.NumberColumn(format="%.4g")
     if name.endswith("MiB"):
         return made.NumberColumn(format="%.1f")

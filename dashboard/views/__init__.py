@@ -12,6 +12,8 @@ class PageEntry:
     name: str
     title: str
     filters: frozenset[str] = EVERY_FILTER
+    is_shared: bool = False
+    """Whether it shows what all workspaces share, which a workspace's own key may not see."""
 
 
 # The first has no heading: Streamlit puts it above the others.
@@ -23,8 +25,8 @@ SECTIONS = {
     ],
     "Cache": [
         PageEntry("prefixes", "Prefixes and leases", frozenset({"workspace", "engine"})),
-        PageEntry("memory", "Memory", frozenset({"engine"})),
-        PageEntry("fleet", "Fleet", frozenset({"range", "engine", "model"})),
+        PageEntry("memory", "Memory", frozenset({"engine"}), is_shared=True),
+        PageEntry("fleet", "Fleet", frozenset({"range", "engine", "model"}), is_shared=True),
         PageEntry("plan", "Plan", frozenset({"range", "workspace", "model"})),
     ],
     "Requests": [

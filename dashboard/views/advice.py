@@ -112,7 +112,7 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
     saves = stream.saves
     with st.container(border=True, key="advice_stream_box"):
         st.text(stream.text)
-        with st.grid(4, min_column_width=170, row_height=132):
+        with st.grid(4, min_column_width=170, row_height=parts.CARD_HEIGHT):
             parts.card("advice_nano", formats.dollars(saves.nano), label="Saves")
             parts.card("advice_multiples", f"{saves.multiples:,.0f}", label="Saves, input tokens")
             seconds = saves.prefill_seconds

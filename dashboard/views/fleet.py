@@ -99,7 +99,7 @@ def draw_cards(view: View) -> None:
     held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
     parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
     busy = f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
-    with st.grid(4, min_column_width=190, row_height=132):
+    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
         told = "Engines that answer and have their model loaded, as this gateway sees them."
         parts.card("engines_ready", f"{ready} of {len(view.engines)}", told=told)
         told = "Sequences that are computed now, and those that wait for blocks."
@@ -336,5 +336,4 @@ def draw_attribution(history: FleetHistory) -> None:
 
 if __name__ == "__main__":
     parts.title("Fleet", "Are the engines well, what did restarts cost, where are hits lost?")
-    if parts.admins_only("Engines serve all workspaces"):
-        live.show("fleet", read, draw)
+    live.show("fleet", read, draw)

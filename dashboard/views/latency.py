@@ -117,7 +117,7 @@ def draw_cards(view: View) -> None:
         parts.hero(
             "**No comparison yet**: it takes prompts of about one length with and without a read."
         )
-    with st.grid(4, min_column_width=190, row_height=132):
+    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
         first_token_cards(found, lambda side: f"95 % within {formats.seconds(side.p95)}")
         times = f"{sooner:.2g}×" if sooner else formats.NO_VALUE
         told = f"{found.length} tokens" if found else TOO_FEW

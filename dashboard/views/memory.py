@@ -76,28 +76,29 @@ def draw(view: View, chosen: Selection) -> None:
         return
     draw_silent(rows)
     found = [engine.stats for engine in answering if engine.stats is not None]
-    draw_cards(answering, found, whose=" of the engines that answer" if rows else "")
-    if len(answering) > 1:
-        draw_pools(answering)
+    draw_sentence(answering, whose=" of the engines that answer" if rows else "")
+    draw_pools(answering)
     draw_holders(answering)
-    stores = store_rows(answering)
-    told = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
-    told = f"Stores on disk: {told}."
-    parts.section("Store on disk", stores, "stores", told, number="store_bytes")
     # One engine in full at a time, so that the page stays short.
     shown = answering[0]
     if len(answering) > 1:
         names = [engine.name for engine in answering]
         name = st.selectbox("Engine in full", names, key="memory_engine", width=260)
         shown = next((engine for engine in answering if engine.name == name), shown)
+    draw_map(shown)
+    with st.expander("Details", key="memory_details"):
+        draw_details(answering, shown, found)
+
+
+def draw_map(shown: EngineMemory) -> None:
     parts.heading("Block map")
     st.text(f"{shown.name} · {shown.backend} · {shown.model}")
-    stats, memory = shown.stats, shown.memory
+    stats = shown.stats
+    memory = shown.memory
     assert stats is not None
     if memory is None:
         parts.empty("This engine does not tell what is in its memory.")
-        return
-    if memory.cells:
+    elif memory.cells:
         told = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(shown).items())
         parts.chart(
             block_map(memory, charts.BLOCKS[viewer.theme()]),
@@ -111,6 +112,21 @@ def draw(view: View, chosen: Selection) -> None:
             " are. The counts below are its own.",
             ":material/map:",
         )
+
+
+def draw_details(
+    answering: Sequence[EngineMemory], shown: EngineMemory, found: list[Stats]
+) -> None:
+    """What stands behind a click: amounts, stores, and one engine in full."""
+    draw_cards(answering, found)
+    stores = store_rows(answering)
+    told = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
+    told = f"Stores on disk: {told}."
+    parts.section("Store on disk", stores, "stores", told, number="store_bytes")
+    stats = shown.stats
+    memory = shown.memory
+    if stats is None or memory is None:
+        return
     left, right = st.columns(2, gap="large")
     with left:
         draw_endings(shown.name, stats.counters)
@@ -165,21 +181,29 @@ def pool_of(engine: EngineMemory) -> dict[str, int]:
     return {**found, "Free": blocks.total - sum(found.values())}
 
 
-def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> None:
-    total = max(sum(stats.blocks.total for stats in found), 1)
+def shares_of(engines: Sequence[EngineMemory]) -> dict[str, str]:
+    """The share of all pools together that each kind of holder has, in words; `In use` is what runs
+    and what is promised."""
     pools = [pool_of(engine) for engine in engines]
-    share = {
-        name: formats.percent(sum(pool.get(name, 0) for pool in pools) / total)
-        for name in (*HELD, "Free")
-    }
-    used = sum(pool["Active"] + pool["Leased"] for pool in pools)
-    in_use = formats.percent(used / total)
+    total = max(sum(engine.stats.blocks.total for engine in engines if engine.stats), 1)
+    counts = {name: sum(pool.get(name, 0) for pool in pools) for name in (*HELD, "Free")}
+    counts["In use"] = counts["Active"] + counts["Leased"]
+    return {name: formats.percent(count / total) for name, count in counts.items()}
+
+
+def draw_sentence(engines: Sequence[EngineMemory], whose: str) -> None:
+    share = shares_of(engines)
     parts.hero(
-        f"**{in_use}** of the KV memory{whose} is in use, **{share['Leased']}** is promised to"
-        f" leases. {share['Best effort']} is best effort, and {share['Without an entry']} is"
-        " content without an entry: both make way for what needs the room."
-        f" {share['Free']} is free."
+        f"**{share['In use']}** of the KV memory{whose} is in use, **{share['Leased']}** is"
+        f" promised to leases. {share['Best effort']} is best effort, and"
+        f" {share['Without an entry']} is content without an entry: both make way for what needs"
+        f" the room. {share['Free']} is free."
     )
+
+
+def draw_cards(engines: Sequence[EngineMemory], found: list[Stats]) -> None:
+    share = shares_of(engines)
+    pools = [pool_of(engine) for engine in engines]
     host = sum(stats.host_blocks for stats in found)
     host_used = sum(stats.host_blocks_used for stats in found)
     demoted = sum(stats.counters.demoted_blocks for stats in found)
@@ -188,9 +212,9 @@ def draw_cards(engines: list[EngineMemory], found: list[Stats], whose: str) -> N
     room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
     unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
     lowered = sum(pool.get("Leased in the store", 0) for pool in pools)
-    with st.grid(3, min_column_width=190, row_height=132):
+    with st.grid(3, min_column_width=190, row_height=parts.CARD_HEIGHT):
         told = f"{formats.percent(foreign)} by other clients" if foreign else None
-        parts.card("pool_in_use", in_use, delta=told)
+        parts.card("pool_in_use", share["In use"], delta=told)
         told = f"{share['Leased in the store']} more in the store" if lowered else None
         parts.card("pool_leased", share["Leased"], delta=told)
         parts.card("pool_best_effort", share["Best effort"])
@@ -480,5 +504,4 @@ def draw_rests(name: str, lifetimes: Lifetimes) -> None:
 
 if __name__ == "__main__":
     parts.title("Memory", "What holds the engines' blocks, and what was lost for want of room?")
-    if parts.admins_only("Memory is shared by all workspaces"):
-        live.show("memory", read, draw, refresh_seconds=REFRESH_SECONDS)
+    live.show("memory", read, draw, refresh_seconds=REFRESH_SECONDS)

@@ -112,7 +112,7 @@ def draw(view: View, chosen: Selection) -> None:
     usage = view.usage
     found = compared(view.latency)
     refused = view.refused.requests
-    with st.grid(3, min_column_width=190, row_height=132):
+    with st.grid(3, min_column_width=190, row_height=parts.CARD_HEIGHT):
         told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=told)
         length = f"{found.length} tokens, {found.model}" if found else TOO_FEW
@@ -133,18 +133,17 @@ def draw_cards(view: View) -> None:
     """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
     usage = view.usage
     series = view.usage.series
-    whole = [bucket.totals for bucket in series if not bucket.is_partial]
+    # All lines are over the same intervals, those that had traffic: a pause is no rate of zero.
+    asked = [each for each in series if each.totals.prompt_tokens and not each.is_partial]
     saved = usage.saved_nano if usage.totals.is_priced else None
     before = usage.saved_nano_before if usage.before.is_priced else None
-    with st.grid(4, min_column_width=190, row_height=176):
-        # Of each interval that had traffic: a pause is no rate of zero.
-        asked = [each for each in whole if each.prompt_tokens]
-        rates = [each.cache_read_tokens / each.prompt_tokens for each in asked]
+    with st.grid(4, min_column_width=190, row_height=parts.TREND_HEIGHT):
+        rates = [each.totals.cache_read_tokens / each.totals.prompt_tokens for each in asked]
         draw_rate(usage, "token_hit_rate", trend=rates)
         parts.card(
             "prefill_seconds_avoided",
             formats.seconds(view.savings.prefill_seconds_avoided),
-            trend=[each.cache_read_tokens for each in whole],
+            trend=[each.totals.cache_read_tokens for each in asked],
             chart="bar",
             delta=parts.tokens_spared(view.savings),
         )
@@ -152,7 +151,7 @@ def draw_cards(view: View) -> None:
         parts.money_card(
             "saved_nano",
             saved,
-            trend=[n / formats.NANO for n in accumulate(bucket.saved_nano for bucket in series)],
+            trend=[nano / formats.NANO for nano in accumulate(each.saved_nano for each in asked)],
             delta=formats.change(saved, before, is_comparable=is_comparable(usage)),
             is_good=_is_good(saved, before) if is_comparable(usage) else None,
         )
@@ -230,6 +229,15 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
     return found
 
 
+def first_shown(usage: Usage) -> int:
+    """Where a chart over time begins, in milliseconds: with the first request, where most of the
+    range came before it."""
+    starts = (bucket.start_ms for bucket in usage.series if bucket.totals.requests)
+    first = max(next(starts, usage.since_ms), usage.since_ms)
+    is_mostly_empty = 2 * (first - usage.since_ms) > usage.until_ms - usage.since_ms
+    return first if is_mostly_empty else usage.since_ms
+
+
 def tokens_by_class(usage: Usage) -> list[Row]:
     """One row for each interval and class, stacked."""
     return [
@@ -256,7 +264,7 @@ def draw_tokens(usage: Usage) -> None:
         tokens_by_class(usage),
         TOKENS[viewer.theme()],
         title=f"Prompt tokens {per_bucket(usage.bucket_seconds)}",
-        x=moment(usage.since_ms, usage.until_ms),
+        x=moment(first_shown(usage), usage.until_ms),
         height=CHART_HEIGHT + 40,
     )
     parts.chart(

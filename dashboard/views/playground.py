@@ -396,7 +396,7 @@ def draw_sent() -> None:
     if sent.turn is not None:
         # The three numbers that a second send changes.
         first = sent.first if sent.number > 1 else None
-        with st.grid(3, min_column_width=150, row_height=128):
+        with st.grid(3, min_column_width=150, row_height=parts.CARD_HEIGHT):
             for number, label, field, write in (
                 (
                     "sampled_first_token",

@@ -21,7 +21,7 @@ NUM_LEASES = 500
 _COLUMNS = (
     "Prefix",
     "Net saved ($)",
-    "Tokens read per token written",
+    parts.READS_PER_WRITE,
     parts.REQUESTS_OF,
     "Workspace",
     "Model",
@@ -103,7 +103,7 @@ def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
         st.caption(f"Without what {count} may hold that can't say so now.")
     if len(leases) >= NUM_LEASES:
         st.caption(f"Of the {NUM_LEASES:,} largest that are held: there may be more.")
-    with st.grid(4, min_column_width=190, row_height=132):
+    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
         told = f"{len(leases) - len(held)} more best effort" if leases else None
         is_known = bool(held) or not silent
         count = formats.compact(len(held)) if is_known else formats.NO_VALUE
@@ -180,9 +180,7 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
         {
             "Prefix": lease_label(lease),
             "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
-            "Tokens read per token written": reads_per_write(lease.prefix)
-            if lease.prefix
-            else None,
+            parts.READS_PER_WRITE: reads_per_write(lease.prefix) if lease.prefix else None,
             parts.REQUESTS_OF: parts.requests_of(entry.name, lease.workspace) if look else None,
             "Workspace": lease.workspace,
             "Model": lease.prefix.model if lease.prefix else None,

@@ -12,7 +12,7 @@ from dashboard.ui.charts import CHART_HEIGHT, MONEY, TEXT, Row, bars_over_time, 
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import NANO, dollars
 from dashboard.ui.parts import in_dollars
-from dashboard.views.overview import intervals
+from dashboard.views.overview import first_shown, intervals
 from gateway.structs.usage import Group, PrefixLook, PrefixReport, Savings, Usage, Waterfall
 
 NUM_PREFIXES = 100
@@ -98,7 +98,7 @@ def draw_cards(view: View, chosen: Selection) -> None:
         parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
     else:
         parts.hero(f"Caching saved {spared}**{dollars(own.saved_nano)}** in {chosen.words}.")
-    with st.grid(6, min_column_width=160, row_height=120):
+    with st.grid(6, min_column_width=160, row_height=parts.CARD_HEIGHT):
         told = parts.tokens_spared(view.savings)
         parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=told)
         whole = own.counterfactual_nano
@@ -129,7 +129,7 @@ def draw_money(view: View) -> None:
             saved_over_time(usage),
             {name: MONEY[theme][name] for name in ("Saved", "Lost")},
             title=f"Dollars {per_bucket(usage.bucket_seconds)}",
-            x=charts.moment(usage.since_ms, usage.until_ms),
+            x=charts.moment(first_shown(usage), usage.until_ms),
             unit="$",
             height=CHART_HEIGHT,
         )
@@ -276,7 +276,7 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
         {
             "Prefix": prefix_label(each.look, each.prefix) if each.look else DELETED,
             "Net ($)": in_dollars(each.saved_nano),
-            "Tokens read per token written": reads_per_write(each),
+            parts.READS_PER_WRITE: reads_per_write(each),
             parts.REQUESTS_OF: parts.requests_of(each.prefix, each.workspace),
             "Workspace": each.workspace,
             "Model": each.model,

@@ -272,7 +272,7 @@ def draw_difference(found: TurnDivergence) -> None:
         where = f"block {found.block + 1}"
         where += _characters(found)
     whole = found.earlier_tokens
-    with st.grid(4, min_column_width=170, row_height=132):
+    with st.grid(4, min_column_width=170, row_height=parts.CARD_HEIGHT):
         parts.card("first_difference", section, delta=where)
         told = None if whole is None else f"of {whole:,} in the earlier prompt"
         shared = formats.whole(found.shared_tokens)

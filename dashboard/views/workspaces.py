@@ -17,12 +17,16 @@ from dashboard.ui.charts import Row
 from dashboard.ui.filters import CUSTOM, Selection
 from dashboard.ui.parts import in_dollars
 from dashboard.views.savings import group_table
-from gateway.structs.fleet import KeyInfo, KeyScope, Workspace
+from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl, KeyInfo, KeyScope, Workspace
 from gateway.structs.usage import Group, Limited
 
 _SCOPES = get_args(KeyScope)
 _GRACES = {"1 day": 86_400.0, "1 hour": 3600.0, "none: it ends now": 0.0}
 _NO_LIMIT = "no limit"
+_INSTALLATION = ""
+"""Chosen in a form: the installation's setting holds."""
+# How many forms were filled in and taken. The next one is new and empty.
+_NUM_TAKEN = "num_forms_taken"
 
 
 class View(NamedTuple):
@@ -110,7 +114,7 @@ def draw_cards(view: View, shown: list[Workspace], chosen: Selection) -> None:
         )
     else:
         parts.hero(f"**No workspace** sent a request in {chosen.words}.")
-    with st.grid(4, min_column_width=190, row_height=132):
+    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
         parts.card("workspaces", f"{sum(w.archived_at is None for w in shown):,}")
         parts.card("active_workspaces", f"{len(view.groups):,}")
         for label, pick in (("Best net saved", max), ("Worst net saved", min)):
@@ -210,9 +214,14 @@ def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
             for each in keys
             if not each.revoked_at
         }
-        with make, st.form("new_workspace", clear_on_submit=True, border=False):
-            name = st.text_input("Id", max_chars=64, placeholder="support-desk", key="new_id")
-            title = st.text_input("Name (optional)", max_chars=128, key="new_name").strip()
+        number = st.session_state.get(_NUM_TAKEN, 0)
+        with make, st.form(f"new_workspace_{number}", border=False):
+            name = st.text_input(
+                "Id", max_chars=64, placeholder="support-desk", key=f"new_id_{number}"
+            )
+            title = st.text_input(
+                "Name (optional)", max_chars=128, key=f"new_name_{number}"
+            ).strip()
             if st.form_submit_button("Create workspace") and name.strip():
                 body = {"id": name.strip()} | ({"display_name": title} if title else {})
                 said = f"The workspace {name.strip()} was made."
@@ -255,6 +264,19 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
             placeholder="none is kept",
             step=1,
         )
+        for field, label, options, value in (
+            ("auto_cache", "Marks added to requests without any", AutoCacheMode, now.auto_cache),
+            ("auto_cache_ttl", "TTL of added marks", AutoCacheTtl, now.auto_cache_ttl),
+        ):
+            words = [_INSTALLATION, *get_args(options)]
+            picked = st.selectbox(
+                label,
+                words,
+                words.index(value or _INSTALLATION),
+                format_func=lambda word: word or "as the installation has it",
+                key=f"{field}_{chosen}",
+            )
+            body[field] = picked or None
         body["may_approximate"] = st.checkbox(
             "May ask that only a part of a prefix is kept (approximate answers)",
             now.may_approximate,
@@ -266,9 +288,12 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
 
 def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
     left, right = st.columns(2, gap="large")
-    with left, st.form("new_key", clear_on_submit=True, border=False):
+    number = st.session_state.get(_NUM_TAKEN, 0)
+    with left, st.form(f"new_key_{number}", border=False):
         owner = st.selectbox("Workspace of the new key", ids, key="key_workspace")
-        name = st.text_input("Its name", max_chars=64, placeholder="unnamed", key="key_name")
+        name = st.text_input(
+            "Its name", max_chars=64, placeholder="unnamed", key=f"key_name_{number}"
+        )
         scope = st.selectbox("Its scope", _SCOPES, key="key_scope")
         if st.form_submit_button("Create key") and owner:
             body: dict[str, Any] = {"workspace": owner, "scope": scope}
@@ -322,12 +347,14 @@ def _is_confirmed(key: str, label: str, warning: str) -> bool:
 
 
 def _change(path: str, body: dict[str, Any], said: str) -> None:
-    """Ask the gateway, and tell the outcome above the forms on the next run."""
+    """Ask the gateway, and tell the outcome above the forms on the next run. What it refuses stays
+    in its form."""
     key = ""
     session = viewer.session()
     try:
         # Of all answers, those that make a key have one.
         key = session.client.change("POST", path, dict[str, Any], body).get("key", "")
+        st.session_state[_NUM_TAKEN] = st.session_state.get(_NUM_TAKEN, 0) + 1
     except ClientError as error:
         said = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
         st.toast("Nothing was changed.")

@@ -158,6 +158,17 @@ def test_a_prefix_leads_to_its_requests(site: Site, admin: Visit) -> None:
     assert page.get_by_label("Prefix id").input_value() == turn["prefix"]
 
 
+def test_a_workspaces_key_is_offered_only_pages_that_it_may_see(
+    site: Site, visits: list[Visit]
+) -> None:
+    visit = Visit(site.browser, site.url, site.theirs)
+    visits.append(visit)
+    page = visit.open("/")
+    offered = page.get_by_test_id("stSidebarNavLink").all_inner_texts()
+    assert {"Overview", "Prefixes and leases", "Workspaces"} <= set(offered)
+    assert not {"Memory", "Fleet"} & set(offered)
+
+
 def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     # Prefixes are named every 8,192 characters: these two share the first name.
     site.ask(BOOK * 2 + " Today is Sunday.")

@@ -60,13 +60,6 @@ def test_a_gateway_that_is_away_is_said(page: Page, admin: FakeAdmin, name: str)
     assert not app.error and not app.warning
 
 
-@pytest.mark.parametrize("name", ["memory", "fleet"])
-def test_what_all_workspaces_share_is_for_admins(page: Page, admin: FakeAdmin, name: str) -> None:
-    app = page(name, mine())
-    assert "needs an admin key" in app.info[0].value
-    assert not any("/engines/memory" in path for path in admin.asked)
-
-
 def test_memory_shows_shares_and_waste(page: Page) -> None:
     app = page("memory", answers("one bucket"))
     assert any("a recurrent state of 3 blocks" in caption.value for caption in app.caption)

@@ -31,13 +31,17 @@ def works(gateway: str, key: str) -> bool:
 
 
 def test_a_workspace_is_made_limited_archived_and_restored(page: AppTest, admin: Admin) -> None:
-    page.text_input(key="new_id").set_value("desk")
+    page.text_input(key="new_id_0").set_value("desk")
     press(page, "Create workspace")
     assert "desk" in [each["id"] for each in admin.get("workspaces")]
     page.selectbox(key="limit_workspace").set_value("desk").run()
     page.number_input[0].set_value(60)
+    page.selectbox(key="auto_cache_desk").set_value("prefix")
     press(page, "Set limits")
-    assert admin.get("workspaces/desk")["workspace"]["requests_per_minute"] == 60
+    limited = admin.get("workspaces/desk")["workspace"]
+    assert limited["requests_per_minute"] == 60
+    assert limited["auto_cache"] == "prefix"
+    assert limited["auto_cache_ttl"] is None
     page.selectbox(key="archive_id").set_value("desk").run()
     assert page.button(key="do_archive_desk").disabled, "not before it is confirmed"
     page.checkbox(key="sure_archive_desk").set_value(True).run()
@@ -52,7 +56,7 @@ def test_a_key_is_shown_once_rotated_and_revoked(page: AppTest, admin: Admin, ga
     admin.workspace("keys")
     page.run()
     page.selectbox(key="key_workspace").set_value("keys")
-    page.text_input(key="key_name").set_value("robot")
+    page.text_input(key="key_name_0").set_value("robot")
     press(page, "Create key")
     made = page.code[0].value
     assert works(gateway, made)
@@ -79,8 +83,11 @@ def test_a_key_is_shown_once_rotated_and_revoked(page: AppTest, admin: Admin, ga
 
 
 def test_what_the_gateway_refuses_is_said_as_plain_text(page: AppTest, admin: Admin) -> None:
-    page.text_input(key="new_id").set_value("not an id :red[x]")
+    page.text_input(key="new_id_0").set_value("not an id :red[x]")
+    page.text_input(key="new_name_0").set_value("A desk")
     press(page, "Create workspace")
+    assert page.text_input(key="new_id_0").value == "not an id :red[x]", "it clears nothing"
+    assert page.text_input(key="new_name_0").value == "A desk"
     assert any("id" in each.value and "400" in each.value for each in page.text)
     assert not any(":red[x]" in str(each.value) for each in (*page.markdown, *page.error))
 
