@@ -229,13 +229,19 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
     return found
 
 
+LEAST_SHOWN = 0.1
+"""The part of a range that a chart over time spans at least."""
+
+
 def first_shown(usage: Usage) -> int:
     """Where a chart over time begins, in milliseconds: with the first request, where most of the
     range came before it."""
+    span = usage.until_ms - usage.since_ms
     starts = (bucket.start_ms for bucket in usage.series if bucket.totals.requests)
-    first = max(next(starts, usage.since_ms), usage.since_ms)
-    is_mostly_empty = 2 * (first - usage.since_ms) > usage.until_ms - usage.since_ms
-    return first if is_mostly_empty else usage.since_ms
+    first = next(starts, usage.since_ms)
+    if 2 * (first - usage.since_ms) <= span:
+        return usage.since_ms
+    return min(first, usage.until_ms - int(LEAST_SHOWN * span))
 
 
 def tokens_by_class(usage: Usage) -> list[Row]:

@@ -17,7 +17,7 @@ from dashboard.ui.filters import RANGES, Selection, first_range
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
-from dashboard.views.overview import is_comparable
+from dashboard.views.overview import first_shown, is_comparable
 from dashboard.views.playground import model_names
 from dashboard.views.requests import turn_amounts, turn_facts
 from dashboard.views.savings import saved_over_time
@@ -150,6 +150,19 @@ def test_intervals_that_the_range_cuts_are_drawn_as_wide_as_they_are() -> None:
     assert drawn[0]["start"].minute == 30 and drawn[-1]["end"].minute == 50
     assert [row["part"] != "" for row in drawn] == [True, False, True]
     assert [row["class"] for row in drawn] == ["Saved", "Lost", "Saved"]
+
+
+@pytest.mark.parametrize(
+    ("first", "minutes"), [(None, 30), (0, 30), (4, 30), (7, 7 * 60), (9, 8 * 60 + 54)]
+)
+def test_a_chart_begins_with_the_first_request_where_most_came_before_it(
+    first: int | None, minutes: int
+) -> None:
+    """It spans a tenth of the range at least: 56 minutes of these 9 hours and 20 minutes."""
+    found = usage(*([0] * 10))
+    if first is not None:
+        found.series[first].totals.requests = 1
+    assert first_shown(found) == minutes * 60_000
 
 
 def test_a_cell_that_begins_like_a_formula_is_text() -> None:
