@@ -19,6 +19,17 @@ KV_DTYPES = (*DTYPE_BYTES, "fp8_e4m3", "int8", "int4")
 _INT4_GROUP = 32
 GIB = 2**30
 
+
+def blocks_for(amount: int, block_size: int) -> int:
+    """How many blocks hold so many tokens, or bytes; the last block may not be full."""
+    return (amount + block_size - 1) // block_size
+
+
+def aligned(amount: int, alignment: int) -> int:
+    """The least multiple of the alignment that is no less than the amount."""
+    return blocks_for(amount, alignment) * alignment
+
+
 # The names of one field in different model families, the usual one first.
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _NUM_HEADS = ("num_attention_heads", "n_head")

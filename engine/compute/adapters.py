@@ -38,23 +38,24 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """`digest` is that of its files, `layers` go by modules' names.
+    """Low-rank weights that are added to those of some layers."""
 
-    It acts behind the first token of the last `invocation` in a prompt, that one included; where
-    there is no invocation, on all of it.
-    """
-
+    # Of its files.
     digest: str
     rank: int
     num_bytes: int
+    # The adapter acts from the first token of the last invocation in a prompt on; without an
+    # invocation it acts on the whole prompt.
     invocation: Sequence[int]
+    # By the names of modules.
     layers: Mapping[str, LowRank]
 
 
 def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
     """Read and check a PEFT directory. Raise StartRefused, which names what is not supported."""
     files = read_files(directory)
-    config, invocation = files.config, files.invocation
+    config = files.config
+    invocation = files.invocation
     if any(not 0 <= token < model.config.vocab_size for token in invocation):
         raise ModelRefused("`alora_invocation_tokens`: an id that the model does not have")
     modules = dict(model.named_modules())
@@ -65,25 +66,26 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
     except SafetensorError as error:
         raise ModelRefused(f"{WEIGHTS}: damaged: {error}") from error
     for name, tensor in tensors.items():
-        found = _WEIGHT.fullmatch(name)
-        if found is None:
+        weight_name = _WEIGHT.fullmatch(name)
+        if weight_name is None:
             raise ModelRefused(f"`{name[:128]}`: no weight of LoRA's")
-        name = found["module"]
+        name = weight_name["module"]
         module = modules.get(name)
         parent = modules.get(name.rpartition(".")[0])
         is_embedding = module is not None and (module is head or isinstance(module, nn.Embedding))
         beside = parent.children() if parent is not None else ()
-        for is_wrong, what in (
-            (is_embedding, "embeddings and of the head"),
-            (".experts." in f"{name}.", "experts"),
-            (any(isinstance(one, nn.Conv1d) for one in beside), "recurrent layers"),
-            (module is not None and name.endswith(".kv_b_proj"), "what latents go through"),
-        ):
-            if is_wrong:
-                raise ModelRefused(f"`{name}`: adapters of {what} are not supported")
+        unsupported = {
+            "embeddings and of the head": is_embedding,
+            "experts": ".experts." in f"{name}.",
+            "recurrent layers": any(isinstance(child, nn.Conv1d) for child in beside),
+            "what latents go through": module is not None and name.endswith(".kv_b_proj"),
+        }
+        for kind, is_kind in unsupported.items():
+            if is_kind:
+                raise ModelRefused(f"`{name}`: adapters of {kind} are not supported")
         if type(module) is not nn.Linear:
             raise ModelRefused(f"`{name[:128]}`: the base model has no such linear layer")
-        sides.setdefault(name, {})[found["side"]] = tensor
+        sides.setdefault(name, {})[weight_name["side"]] = tensor
     if not sides:
         raise ModelRefused(f"{WEIGHTS}: no weights")
     ranks = files.ranks(list(sides))
@@ -142,13 +144,14 @@ class Adapters:
         for work in works:
             begin = end
             end = end + len(work.token_ids)
-            if (use := work.adapter) is not None:
+            use = work.adapter
+            if use is not None:
                 acting = range(max(begin, begin + use.start - work.start), end)
                 rows.setdefault(use.digest, []).extend(acting)
         added: dict[str, list[tuple[LowRank, torch.Tensor]]] = {}
-        for digest, own in rows.items():
-            if own:
-                index = torch.tensor(own, device=device)
+        for digest, row_indexes in rows.items():
+            if row_indexes:
+                index = torch.tensor(row_indexes, device=device)
                 for name, layer in self._held[digest].layers.items():
                     added.setdefault(name, []).append((layer, index))
 
@@ -158,11 +161,11 @@ class Adapters:
             inputs: tuple[torch.Tensor, ...],
             output: torch.Tensor,
         ) -> torch.Tensor:
-            given = inputs[0].reshape(-1, inputs[0].shape[-1])
-            assert len(given) == end, "the layer's rows are not the step's tokens"
+            flat_inputs = inputs[0].reshape(-1, inputs[0].shape[-1])
+            assert len(flat_inputs) == end, "the layer's rows are not the step's tokens"
             flat = output.reshape(end, -1)
             for (a, b, scale), index in parts:
-                flat.index_add_(0, index, (given[index] @ a.T @ b.T) * scale)
+                flat.index_add_(0, index, (flat_inputs[index] @ a.T @ b.T) * scale)
             return flat.view_as(output)
 
         hooks = [

@@ -14,6 +14,7 @@ import torch
 
 from engine.compute.attention.tiles import Run, Shared, Table, Tiles, cut
 from engine.schedule.runner import Work
+from engine.sizing import blocks_for
 
 # Below this number the extra calls cost more than reading the shared blocks once per sequence.
 _MIN_SAVED_TOKENS = 512
@@ -23,33 +24,35 @@ _MAX_GATHERED_BLOCKS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeGroup:
-    """Sequences with one new token each.
+    """Sequences with one new token each."""
 
-    `rows` (sequences) are their places in the packed row. `positions` (sequences) are the new
-    tokens' positions; `earliest` is the least of them. `blocks` (sequences, most blocks of any) are
-    their tables, padded with the first block.
-    """
-
+    # (sequences): their places in the packed row.
     rows: torch.Tensor
+    # (sequences): the new tokens' positions.
     positions: torch.Tensor
+    # The least position.
     earliest: int
+    # (sequences, most blocks of any): their tables, padded with the first block.
     blocks: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`slots` (tokens) are where the new keys and values go; `sampled` indexes the tokens
-    behind which is drawn. `positions` count a sequence's slots, `rotary` its prompt's tokens: more
-    behind a compressed prefix.
+    """A packed row of tokens.
 
-    Either there are `tiles` for the paged kernel, or `chunks`, with their blocks, and groups.
+    Either there are tiles for the paged kernel, or chunks and groups for torch's functions.
     """
 
     token_ids: torch.Tensor
+    # Each token's place among its sequence's slots.
     positions: torch.Tensor
+    # Each token's place in its prompt: later than `positions` behind a compressed prefix.
     rotary: torch.Tensor
+    # Where each token's keys and values go.
     slots: torch.Tensor
+    # The indexes of the tokens behind which is drawn.
     sampled: torch.Tensor
+    # Sequences with several new tokens, each with its blocks.
     chunks: Sequence[tuple[Run, torch.Tensor]] = ()
     decode_groups: Sequence[DecodeGroup] = ()
     tiles: Tiles | None = None
@@ -81,17 +84,19 @@ def build_batch(
         if not count:
             raise ValueError("a work has no tokens")
         end = begin + count
-        needed = -(-(work.start + count) // block_size)
+        needed = blocks_for(work.start + count, block_size)
         if len(work.block_table) < needed:
             raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
         table: Table = np.array(work.block_table[:needed], dtype=np.int64)
         token_ids.extend(work.token_ids)
-        (decoding if count == 1 else runs).append(Run(begin, count, work.start, table))
+        run = Run(begin, count, work.start, table)
         if count == 1:
+            decoding.append(run)
             positions[begin] = work.start
             block, slot = divmod(work.start, block_size)
             slots[begin] = table[block] * block_size + slot
         else:
+            runs.append(run)
             span = np.arange(work.start, work.start + count)
             positions[begin:end] = span
             slots[begin:end] = table[span // block_size] * block_size + span % block_size
@@ -136,11 +141,12 @@ def _find_shared(decoding: Sequence[Run], block_size: int) -> tuple[list[Shared]
         groups.append(Shared([run], run.start // block_size))
     shared = list[Shared]()
     single = list[Run]()
-    for one in groups:
-        if (len(one.runs) - 1) * one.num_blocks * block_size >= _MIN_SAVED_TOKENS:
-            shared.append(one)
+    for candidate in groups:
+        num_saved = (len(candidate.runs) - 1) * candidate.num_blocks * block_size
+        if num_saved >= _MIN_SAVED_TOKENS:
+            shared.append(candidate)
         else:
-            single.extend(one.runs)
+            single.extend(candidate.runs)
     return shared, single
 
 

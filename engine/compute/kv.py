@@ -13,7 +13,7 @@ import torch
 
 from engine.cache.ids import BlockId
 from engine.cache.store_tier import Payload
-from engine.sizing import head_bytes, int4_groups
+from engine.sizing import aligned, blocks_for, head_bytes, int4_groups
 
 KvDtype = Literal["model", "float16", "bfloat16", "fp8_e4m3", "int8", "int4"]
 """`model`: the type that the model computes in."""
@@ -138,30 +138,29 @@ PIECE_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """The shape of one token's keys and values in all layers.
+    """The shape of one token's keys and values in all layers."""
 
-    `dtype` is what the model computes in, `kv_dtype` what they are kept in. `num_layers` have keys
-    and values of their own. `head_dim` and `num_kv_heads` are the most of any layer's keys or
-    values. `place_of` an attention layer's index is its place among them; layers that share keys
-    and values have one place.
-
-    With multi-head latent attention `latent_rank` is the latents' width. A token's one head is the
-    latent with the rotated part of the key behind it, `head_dim` together, and there are no values.
-
-    `state_parts` are what linear layers keep of a sequence, whatever its length.
-    """
-
+    # Layers that have keys and values of their own.
     num_layers: int
+    # The most of any layer.
     num_kv_heads: int
+    # The most of any layer's keys or values.
     head_dim: int
+    # The type that the model computes in.
     dtype: torch.dtype
+    # The type that keys and values are kept in.
     kv_dtype: KvDtype = "model"
+    # The latents' width with multi-head latent attention. A token's one head is then the latent
+    # with the rotated part of the key behind it, `head_dim` together, and there are no values.
     latent_rank: int | None = None
+    # By attention layer (`place_of`); None where each has its own place.
     places: Mapping[int, int] | None = None
+    # What linear layers keep of a sequence, whatever its length.
     state_parts: Sequence[StatePart] = ()
 
     @property
     def place_of(self) -> Mapping[int, int] | range:
+        """An attention layer's place in the pool; layers that share keys and values have one."""
         return range(self.num_layers) if self.places is None else self.places
 
     @property
@@ -192,11 +191,11 @@ class KvLayout:
     @property
     def state_bytes(self) -> int:
         """One sequence's recurrent state; 0 for a model without linear layers."""
-        return sum(-(-part.num_bytes // STATE_ALIGNED) * STATE_ALIGNED for part in self.state_parts)
+        return sum(aligned(part.num_bytes, STATE_ALIGNED) for part in self.state_parts)
 
     def state_blocks(self, block_size: int) -> int:
         """The blocks that a recurrent state takes."""
-        return -(-self.state_bytes // self.bytes_per_block(block_size))
+        return blocks_for(self.state_bytes, self.bytes_per_block(block_size))
 
 
 class KvPool:
@@ -254,7 +253,8 @@ class KvPool:
         torch.index_select(self.values[layer], 0, blocks, out=values)
         if self._codec is not None:
             dtype = self.layout.dtype
-            keys, values = self._codec.decode(keys, dtype), self._codec.decode(values, dtype)
+            keys = self._codec.decode(keys, dtype)
+            values = self._codec.decode(values, dtype)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def slots(self, blocks: torch.Tensor) -> torch.Tensor:

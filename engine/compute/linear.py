@@ -8,6 +8,7 @@ it they are written to theirs, as bytes: a state is exact whatever keys and valu
 
 from collections.abc import Callable, Sequence
 from inspect import signature
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from engine.cache.recurrent import StateMove
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import STATE_ALIGNED, KvPool, StatePart
 from engine.schedule.runner import Work
+from engine.sizing import aligned
 
 _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
@@ -38,11 +40,11 @@ def state_parts(cache: Cache) -> list[StatePart]:
                     parts.append(
                         StatePart(index, is_convolution, number, shape, state.dtype, start)
                     )
-                    start += -(-parts[-1].num_bytes // STATE_ALIGNED) * STATE_ALIGNED
+                    start += aligned(parts[-1].num_bytes, STATE_ALIGNED)
     return parts
 
 
-class _Own(Cache):
+class _RunStates(Cache):
     """The states of some sequences, as the linear layers find them."""
 
     def __init__(self, num_layers: int, parts: Sequence[StatePart], states: torch.Tensor | None):
@@ -62,15 +64,15 @@ class _Own(Cache):
             else:
                 self.update_recurrent_state(state, part.layer, part.number)
 
-    def states(self, parts: Sequence[StatePart], num_bytes: int) -> torch.Tensor:
+    def joined(self, parts: Sequence[StatePart], num_bytes: int) -> torch.Tensor:
         """(sequences, `num_bytes`), with zeros behind the last part."""
-        found: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         for part in parts:
             layer: Any = self.layers[part.layer]
             kept = layer.conv_states if part.is_convolution else layer.recurrent_states
-            found.append(kept[part.number].to(part.dtype).contiguous())
-        states = found[0].new_zeros((len(found[0]), num_bytes), dtype=torch.uint8)
-        for part, state in zip(parts, found, strict=True):
+            tensors.append(kept[part.number].to(part.dtype).contiguous())
+        states = tensors[0].new_zeros((len(tensors[0]), num_bytes), dtype=torch.uint8)
+        for part, state in zip(parts, tensors, strict=True):
             states[:, part.start : part.start + part.num_bytes] = state.flatten(1).view(torch.uint8)
         return states
 
@@ -80,7 +82,7 @@ class _Run(NamedTuple):
 
     rows: slice | torch.Tensor
     moves: list[StateMove]
-    own: _Own
+    states: _RunStates
 
 
 class StepStates:
@@ -108,16 +110,16 @@ class StepStates:
     def _run(self, rows: slice | torch.Tensor, moves: list[StateMove], num_layers: int) -> _Run:
         states = None
         if moves[0].source is not None:
-            blocks = [block for move in moves for block in move.source or ()]
-            states = self._pool.read_bytes(blocks).view(len(moves), -1)
-        return _Run(rows, moves, _Own(num_layers, self._parts, states))
+            blocks = chain.from_iterable(move.source or () for move in moves)
+            states = self._pool.read_bytes(list(blocks)).view(len(moves), -1)
+        return _Run(rows, moves, _RunStates(num_layers, self._parts, states))
 
     def keep(self) -> None:
         """Write the states behind the step to their blocks."""
         for run in self.runs:
-            blocks = [block for move in run.moves for block in move.target]
+            blocks = list(chain.from_iterable(move.target for move in run.moves))
             num_bytes = len(run.moves[0].target) * self._pool.block_bytes
-            states = run.own.states(self._parts, num_bytes)
+            states = run.states.joined(self._parts, num_bytes)
             self._pool.write_bytes(blocks, states.view(len(blocks), -1))
 
 
@@ -154,18 +156,19 @@ def wrap_linear_layers(model: PreTrainedModel, parts: Sequence[StatePart]) -> No
     A layer that was wrapped before stays so.
     """
     layers = {part.layer for part in parts}
-    found = set()
+    wrapped = set()
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
         if index in layers and any(isinstance(child, nn.Conv1d) for child in module.modules()):
             names = signature(type(module).forward).parameters
-            name = next((one for one in _CACHE_ARGUMENTS if one in names), None)
+            name = next((argument for argument in _CACHE_ARGUMENTS if argument in names), None)
             if name is None or "hidden_states" not in names:
                 continue
-            found.add(index)
+            wrapped.add(index)
             if "forward" not in vars(module):
                 module.forward = _by_sequence(module.forward, name)
-    if lacking := sorted(layers - found):
+    lacking = sorted(layers - wrapped)
+    if lacking:
         raise ModelRefused(f"layer {lacking[0]} keeps a state in a way that is not known")
 
 
@@ -179,11 +182,11 @@ def _by_sequence(plain: Callable[..., torch.Tensor], name: str) -> Callable[...,
             return plain(*args, **kwargs)
         whole: torch.Tensor = bound.arguments["hidden_states"]
         output: torch.Tensor | None = None
-        for rows, moves, own in cache.states.runs:
+        for rows, moves, run_states in cache.states.runs:
             # (sequences, tokens of each, width)
             part = whole[0, rows].view(len(moves), -1, whole.shape[-1])
             bound.arguments["hidden_states"] = part
-            bound.arguments[name] = own
+            bound.arguments[name] = run_states
             computed = plain(*bound.args, **bound.kwargs)
             if output is None:
                 output = computed.new_empty((1, whole.shape[1], computed.shape[-1]))

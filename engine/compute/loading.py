@@ -6,6 +6,7 @@ configuration is checked first. Then a short prompt is computed both ways and co
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -132,7 +133,7 @@ def load_model(
         report("weights", 0.1)
         is_text = config.get_text_config(decoder=True) is config
         auto: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
-        made: Any = auto.from_pretrained(
+        whole, report_of_load = auto.from_pretrained(
             model,
             config=config,
             dtype=DTYPES[dtype],
@@ -150,33 +151,36 @@ def load_model(
             f"`model`: {model} has a damaged safetensors file, perhaps a download that was cut off:"
             f" {error}"
         ) from error
-    loaded: PreTrainedModel = made[0]
-    if missing := sorted(made[1]["missing_keys"]):
+    missing = sorted(report_of_load["missing_keys"])
+    if missing:
         # The library would make them up at random.
         raise ModelRefused(
             f"`model`: {model} has no weights for {missing[0]} ({len(missing)} missing in all)"
         )
-    if not is_text:
-        # The text decoder inside a model that also sees or hears. The rest is let go.
-        whole: Any = loaded
-        name = type(loaded).__name__
-        inner = whole.get_decoder()
-        auto = AutoModelForCausalLM
-        try:
-            with torch.device("meta"):
-                decoder: Any = auto.from_config(whole.config.get_text_config(decoder=True))
-        except ValueError:
-            decoder = None
-        if decoder is None or type(decoder.base_model) is not type(inner):
-            raise ModelRefused(f"{name} has no text decoder that stands alone")
-        setattr(decoder, decoder.base_model_prefix, inner)
-        decoder.set_output_embeddings(whole.get_output_embeddings())
-        loaded = decoder
+    loaded: PreTrainedModel = whole if is_text else _text_decoder(whole)
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
     prepared = prepare_model(loaded, attention, kv_dtype)
     report("ready", 1.0)
     return prepared
+
+
+def _text_decoder(whole: Any) -> PreTrainedModel:
+    """The text decoder inside a model that also sees or hears. The rest is let go.
+
+    Raises ModelRefused where it does not stand alone.
+    """
+    inner = whole.get_decoder()
+    auto: Any = AutoModelForCausalLM
+    decoder: Any = None
+    with suppress(ValueError), torch.device("meta"):
+        decoder = auto.from_config(whole.config.get_text_config(decoder=True))
+    if decoder is None or type(decoder.base_model) is not type(inner):
+        raise ModelRefused(f"{type(whole).__name__} has no text decoder that stands alone")
+    setattr(decoder, decoder.base_model_prefix, inner)
+    decoder.set_output_embeddings(whole.get_output_embeddings())
+    text_model: PreTrainedModel = decoder
+    return text_model
 
 
 def prepare_model(
@@ -376,9 +380,9 @@ def check_config(config: PretrainedConfig) -> None:
     needed = ("vocab_size", "num_hidden_layers", "num_attention_heads")
     if not all(isinstance(getattr(config, attribute, None), int) for attribute in needed):
         raise ModelRefused(f"`{name}` models are no text decoders")
-    if sparse := sorted(
-        one for one in vars(config) if one.startswith("index_") and getattr(config, one)
-    ):
+    indexing = [attribute for attribute in vars(config) if attribute.startswith("index_")]
+    sparse = sorted(attribute for attribute in indexing if getattr(config, attribute))
+    if sparse:
         # A short check can't see which keys a long prompt leaves out.
         raise ModelRefused(f"`{name}` models pick the keys that they attend to: {sparse[0]}")
     layer_types = set(getattr(config, "layer_types", None) or ())
@@ -388,7 +392,8 @@ def check_config(config: PretrainedConfig) -> None:
     # One set of parameters, or one per layer type.
     ropes = getattr(config, "rope_parameters", None)
     sets = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
-    for kind in (one.get("rope_type") for one in sets if isinstance(one, dict)):
+    for parameters in sets:
+        kind = parameters.get("rope_type") if isinstance(parameters, dict) else None
         if isinstance(kind, str) and kind in _LENGTH_DEPENDENT_ROPES:
             raise ModelRefused(f"rotary embedding that depends on the length: {kind}")
 
@@ -429,20 +434,22 @@ def kv_layout(model: PreTrainedModel) -> KvLayout:
         )
     if not probe.layers:
         raise ModelRefused(f"{type(model).__name__} keeps its own attention")
-    own = [seen for seen in probe.layers if seen.source == seen.layer]
+    # Layers with keys and values of their own.
+    layers = [layer for layer in probe.layers if layer.source == layer.layer]
     if rank is not None:
         width = rank + config.qk_rope_head_dim
-        own = [replace(seen, kv_heads=1, width=width) for seen in own]
-    places = {seen.layer: place for place, seen in enumerate(own)}
-    num_kv_heads = max(seen.kv_heads for seen in own)
-    if odd := [seen.layer for seen in own if num_kv_heads % seen.kv_heads]:
+        layers = [replace(layer, kv_heads=1, width=width) for layer in layers]
+    places = {layer.layer: place for place, layer in enumerate(layers)}
+    num_kv_heads = max(layer.kv_heads for layer in layers)
+    odd = [layer.layer for layer in layers if num_kv_heads % layer.kv_heads]
+    if odd:
         raise ModelRefused(f"layer {odd[0]} has no part of the largest layer's KV heads")
     return KvLayout(
-        num_layers=len(own),
+        num_layers=len(layers),
         num_kv_heads=num_kv_heads,
-        head_dim=max(seen.width for seen in own),
+        head_dim=max(layer.width for layer in layers),
         dtype=parameter.dtype,
         latent_rank=rank,
-        places={seen.layer: places[seen.source] for seen in probe.layers},
+        places={layer.layer: places[layer.source] for layer in probe.layers},
         state_parts=state_parts(cache) if cache is not None else (),
     )

@@ -39,6 +39,28 @@ class Kernel(Protocol):
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend: ...
 
 
+def _draw_plain(
+    logits: torch.Tensor, drawing: Sequence[tuple[int, SampleParams, Work]]
+) -> dict[int, TokenId]:
+    """By row a token of each work's first row, where neither a grammar nor a bias changes it.
+
+    All of them are drawn at once. `logits` are (rows, vocabulary).
+    """
+    rows: list[int] = []
+    params_of_rows: list[SampleParams] = []
+    positions: list[int] = []
+    for row, params, work in drawing:
+        if is_greedy(params) or work.allowed is not None or work.bias:
+            continue
+        rows.append(row)
+        params_of_rows.append(params)
+        positions.append(work.next_position)
+    if not rows:
+        return {}
+    row_logits = logits if len(rows) == len(logits) else logits[rows]
+    return dict(zip(rows, sample_rows(row_logits, params_of_rows, positions), strict=True))
+
+
 class TorchRunner:
     """An `engine.schedule.runner.Runner` over a transformers model and a KV pool.
 
@@ -61,12 +83,15 @@ class TorchRunner:
         self._windows = windows
         self.num_heads: int = model.config.get_text_config().num_attention_heads
         self.adapters = Adapters(model)
-        self.copy_blocks, self.clear_blocks = pool.copy_blocks, pool.clear_blocks
-        self.demote, self.promote = host.demote, host.promote
-        self.save, self.load = pool.save, pool.load
+        self.copy_blocks = pool.copy_blocks
+        self.clear_blocks = pool.clear_blocks
+        self.demote = host.demote
+        self.promote = host.promote
+        self.save = pool.save
+        self.load = pool.load
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        told = self.visit(works)[0]  # the model's own
+        model_logits = self.logits(works)
         if all(work.sample is None for work in works):
             # A draw waits for the device. Nothing else here does, and the caller times the step.
             self.pool.wait()
@@ -79,28 +104,16 @@ class TorchRunner:
         ]
         # A work that has a repetition penalty has no draft.
         logits = penalized(
-            told,
+            model_logits,
             {
                 row: (work.seen, params.repetition_penalty)
                 for row, params, work in drawing
                 if work.seen is not None
             },
         )
-        # What can be drawn of all rows at once is: the most likely tokens, and a token of each
-        # work's first row where neither a grammar nor a bias changes it.
         is_wanted = any(is_greedy(params) for _, params, _ in drawing)
         best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
-        plain = [
-            (row, params, work.next_position)
-            for row, params, work in drawing
-            if not (is_greedy(params) or work.allowed is not None or work.bias)
-        ]
-        rows = [row for row, _, _ in plain]
-        token_of = dict[int, TokenId]()
-        if rows:
-            chosen = logits if len(rows) == len(logits) else logits[rows]
-            drawn = sample_rows(chosen, [one[1] for one in plain], [one[2] for one in plain])
-            token_of = dict(zip(rows, drawn, strict=True))
+        token_of = _draw_plain(logits, drawing)
 
         def draw(row: int, params: SampleParams, position: int, work: Work) -> TokenId:
             if is_greedy(params) and work.allowed is None and not work.bias:
@@ -110,14 +123,15 @@ class TorchRunner:
             else:
                 token = sample(biased(logits[row], work.bias), params, position, work.allowed)
             if work.probs is not None:
-                tell_probs(told[row], token, work.probs)
+                tell_probs(model_logits[row], token, work.probs)
             return token
 
         tokens: list[TokenId | None] = [None] * len(works)
         for index, (row, work) in enumerate(zip(firsts, works, strict=False)):
             if work.sample is None:
                 continue
-            tokens[index] = token = draw(row, work.sample, work.next_position, work)
+            token = draw(row, work.sample, work.next_position, work)
+            tokens[index] = token
             # Behind the proposed ones that were drawn.
             for place, proposed in enumerate(work.draft, 1):
                 if token != proposed:

@@ -60,8 +60,8 @@ def sample_rows(
     """
     num_kept = logits.shape[-1] if num_kept is None else num_kept
     by_top_k = defaultdict(list)
-    for index, one in enumerate(params):
-        by_top_k[one.top_k if one.top_k < num_kept else 0].append(index)
+    for index, row_params in enumerate(params):
+        by_top_k[row_params.top_k if row_params.top_k < num_kept else 0].append(index)
     tokens = [0] * len(params)
     rows_at_once = max(_MAX_NUMBERS // logits.shape[-1], 1)
     column = partial(torch.tensor, dtype=torch.float64, device=logits.device)

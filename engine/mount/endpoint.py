@@ -98,7 +98,7 @@ class MountedEngine:
             worker,
             os.path.basename(names[0].rstrip("/")),
             is_owner=False,
-            adapters={one.name: one.path for one in self._args.lora_modules or ()},
+            adapters={module.name: module.path for module in self._args.lora_modules or ()},
         )
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -118,7 +118,8 @@ class MountedEngine:
         """Our part failed, maybe in another thread: gateways see it, vLLM's own users don't."""
 
         def note_end(abandoned: "Future[None]") -> None:
-            if not abandoned.cancelled() and (error := abandoned.exception()) is not None:
+            error = None if abandoned.cancelled() else abandoned.exception()
+            if error is not None:
                 log.error("the engine could not be ended whole", error=type(error).__name__)
 
         if self._backend is not None:

@@ -81,7 +81,7 @@ class ServedEngine:
     @property
     def readiness(self) -> Readiness:
         """Of this moment."""
-        failing = [each.loop for each in self.supervisor.failing]
+        failing = [failure.loop for failure in self.supervisor.failing]
         is_ready = self._readiness.ready and not failing
         return replace(self._readiness, ready=is_ready, failing=failing)
 
@@ -92,12 +92,12 @@ class ServedEngine:
         """
         self._fail(error=type(error).__name__, trace=trace_of(error))
 
-    def _fail(self, **told: str) -> None:
+    def _fail(self, **facts: str) -> None:
         if self._readiness.stage != "failed":
             self._readiness.ready = False
             self._readiness.stage = "failed"
-            self._readiness.error = told["error"]
-            log.error("engine failed", **told)
+            self._readiness.error = facts["error"]
+            log.error("engine failed", **facts)
             self._on_failure()
 
     def end_readiness(self) -> None:
@@ -124,13 +124,13 @@ class ServedEngine:
                 gc.collect()
                 gc.freeze()
             self.note_loaded()
-            told = backend.describe()
+            description = backend.describe()
             log.info(
                 "ready",
-                backend=told.backend,
-                model=told.model,
-                blocks=told.num_blocks,
-                block_size=told.block_size,
-                context=told.max_context_tokens,
-                **({"attention": told.attention} if told.attention else {}),
+                backend=description.backend,
+                model=description.model,
+                blocks=description.num_blocks,
+                block_size=description.block_size,
+                context=description.max_context_tokens,
+                **({"attention": description.attention} if description.attention else {}),
             )

@@ -287,8 +287,8 @@ def create_app(
     wanted = f"Bearer {secret}".encode()
 
     def check_secret(asking: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        given = asking.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, wanted):
+        authorization = asking.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(authorization, wanted):
             raise Unauthorized("the engine secret is missing or wrong")
 
     @asynccontextmanager
@@ -326,20 +326,20 @@ def with_request_id(app: Application) -> Application:
 
     async def call(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            given = next(
+            request_id = next(
                 (value for name, value in scope["headers"] if name == b"x-request-id"), b""
             )
-            if _REQUEST_ID.fullmatch(given):
-                bind_contextvars(request_id=given.decode())
+            if _REQUEST_ID.fullmatch(request_id):
+                bind_contextvars(request_id=request_id.decode())
         await app(scope, receive, send)
 
     return call
 
 
-def note_call(scope: Any, told: dict[str, Any]) -> None:
+def note_call(scope: Any, facts: dict[str, Any]) -> None:
     """Log an answered call of the protocol. Probes and metrics have no line.
 
     A call without an id is the gateway's own: polls and acknowledgements.
     """
     if scope["path"].startswith("/v1/") and "request_id" in get_contextvars():
-        log.debug("call", **told)
+        log.debug("call", **facts)

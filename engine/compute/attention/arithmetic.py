@@ -44,7 +44,8 @@ def attend_decodes(
     begin = first * pool.block_size
     num_keys = blocks.shape[1] * pool.block_size
     shape = (num_sequences, num_keys, *keys.shape[1:])
-    keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+    keys = keys.view(shape).transpose(1, 2)
+    values = values.view(shape).transpose(1, 2)
     positions = torch.arange(begin, begin + num_keys, device=keys.device)
     mask = visible(group.positions[:, None], positions[None, :], layer.window)[:, None, None, :]
     by_kv_head = query.transpose(0, 1).reshape(num_sequences, keys.shape[1], -1, head_dim)

@@ -47,7 +47,7 @@ class PagedKernel:
         """What attends one step; `positions` (rows) are on the device."""
         arrays = (tiles.rows, tiles.table, tiles.wide, tiles.narrow, tiles.offsets, tiles.parts)
         rows_of, table, wide, narrow, offsets, parts = (
-            torch.from_numpy(one).to(positions.device, non_blocking=True) for one in arrays
+            torch.from_numpy(array).to(positions.device, non_blocking=True) for array in arrays
         )
         places = positions.to(torch.int32)
 
@@ -55,23 +55,19 @@ class PagedKernel:
             num_heads, num_rows, head_dim = query.shape
             query = query if query.stride(2) == 1 else query.contiguous()
             kv_heads = pool.layout.num_kv_heads
-            keys, values = pool.keys[layer.index], pool.values[layer.index]
             outputs = query.new_empty((len(parts), num_heads, head_dim), dtype=torch.float32)
             log_sums = query.new_empty((len(parts), num_heads), dtype=torch.float32)
             group = _padded(num_heads // kv_heads)
             padded_dim = max(_padded(head_dim), _LEAST)
-            num_keys = max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
-            if query.dtype == torch.float32:
-                # Exact products have no tensor cores: they are unrolled into registers.
-                num_keys = _LEAST
+            num_keys = _keys_at_once(padded_dim, query.dtype)
             for kind, rows in ((wide, self.tile_rows), (narrow, 1)):
                 if not len(kind):
                     continue
                 scores = max(rows * group, _LEAST)
                 attend_tile[(len(kind), kv_heads)](
                     query,
-                    keys,
-                    values,
+                    pool.keys[layer.index],
+                    pool.values[layer.index],
                     outputs,
                     log_sums,
                     kind,
@@ -134,6 +130,14 @@ def tried_kernel(layout: KvLayout, num_heads: int, device: torch.device) -> Page
         why = str(error).strip().partition("\n")[0]
         raise NotCompiled(f"the kernel in Triton does not run on this device: {why}") from error
     return kernel
+
+
+def _keys_at_once(padded_dim: int, dtype: torch.dtype) -> int:
+    """How many keys a tile takes at a time."""
+    if dtype == torch.float32:
+        # Exact products have no tensor cores: they are unrolled into registers.
+        return _LEAST
+    return max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
 
 
 def _padded(number: int) -> int:

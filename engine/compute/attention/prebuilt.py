@@ -8,6 +8,7 @@ the libraries in `BUILT`.
 """
 
 import sys
+from itertools import product
 from pathlib import Path
 
 from engine.compute.compiler import Constants, build
@@ -32,10 +33,10 @@ def constants_of(head_dim: int, element: str, lanes: int = LANES) -> Constants:
 
 def main(arguments: list[str]) -> int:
     (folder,) = arguments
-    variants = [constants_of(head_dim, element) for head_dim in HEAD_DIMS for element in ELEMENTS]
-    made = build(SOURCE, variants, Path(folder))
-    size = sum(path.stat().st_size for path in made)
-    print(f"{len(made)} libraries, {size / 1e6:.1f} MB, in {folder}")
+    variants = [constants_of(*shape) for shape in product(HEAD_DIMS, ELEMENTS)]
+    libraries = build(SOURCE, variants, Path(folder))
+    size = sum(path.stat().st_size for path in libraries)
+    print(f"{len(libraries)} libraries, {size / 1e6:.1f} MB, in {folder}")
     return 0
 
 

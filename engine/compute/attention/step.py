@@ -44,22 +44,21 @@ _HARMLESS_ARGUMENTS = set(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """What one forward's attention layers share.
-
-    `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
-    counts the layers whose attention ran, for the check at load. `written` are the places of layers
-    whose keys and values are in the pool. `attend` is the paged kernel, where it is used. With
-    `replay` nothing is written, and it attends. Behind the keys and values of `depth` layers
-    DepthReached ends the forward.
-    """
+    """What one forward's attention layers share."""
 
     pool: KvPool
     batch: Batch
+    # Each layer's sliding window in tokens, as the configuration has it.
     windows: Sequence[int | None]
+    # The layers whose attention ran, for the check at load.
     visited: list[int] = field(default_factory=list)
+    # The places of layers whose keys and values are in the pool.
     written: set[int] = field(default_factory=set)
+    # The paged kernel, where it is used.
     attend: Attend | None = None
+    # Attends instead of all else; nothing is written then.
     replay: Replay | None = None
+    # DepthReached ends the forward behind the keys and values of so many layers.
     depth: int | None = None
 
 
@@ -87,6 +86,42 @@ def paged_attention(
         return query.new_zeros((*query.shape[:1], *query.shape[2:0:-1], value.shape[-1])), None
     if not isinstance(step, AttentionStep):
         raise ModelRefused("the model does not hand its forward arguments to its attention")
+    if attention_mask is not None:
+        raise ModelRefused("the model brings an attention mask of its own")
+    layer = _checked_layer(step, module, query, arguments)
+    layout = step.pool.layout
+    if step.replay is not None:
+        output = step.replay.attend(query, key, value, layer)
+        return output.transpose(1, 2).contiguous(), None
+    if layout.latent_rank is not None:
+        output = _attend_latents(module, query[0], step, layer, layout.latent_rank)
+        return output.transpose(0, 1).unsqueeze(0).contiguous(), None
+    if layer.index not in step.written:  # else its keys and values are an earlier layer's
+        step.written.add(layer.index)
+        # A layer with fewer KV heads than the widest has each of them several times.
+        more = layout.num_kv_heads // key.shape[1]
+        keys = _widened(key[0], layout.head_dim).transpose(0, 1)
+        values = _widened(value[0], layout.head_dim).transpose(0, 1)
+        step.pool.write(
+            layer.index,
+            step.batch.slots,
+            keys.repeat_interleave(more, dim=1),
+            values.repeat_interleave(more, dim=1),
+        )
+    if len(step.visited) == step.depth:
+        raise DepthReached
+    # What is narrower than the widest is kept with zeros behind it, which add nothing to a product.
+    output = _attend_rows(_widened(query[0], layout.head_dim), step, layer)
+    return output[..., : value.shape[-1]].transpose(0, 1).unsqueeze(0).contiguous(), None
+
+
+def _checked_layer(
+    step: AttentionStep, module: torch.nn.Module, query: torch.Tensor, arguments: dict[str, Any]
+) -> Layer:
+    """The layer that a model's call is of, noted as visited.
+
+    Raises ModelRefused for arguments that are not implemented.
+    """
     scaling = arguments.pop("scaling", None)
     window = arguments.pop("sliding_window", None)
     softcap = arguments.pop("softcap", None)
@@ -95,10 +130,9 @@ def paged_attention(
         raise ModelRefused("attention with dropout: the model is not in evaluation mode")
     if arguments.pop("is_causal", None) is False or not getattr(module, "is_causal", True):
         raise ModelRefused("attention that is not causal")
-    if attention_mask is not None:
-        raise ModelRefused("the model brings an attention mask of its own")
-    told = {name for name, value in arguments.items() if value is not None}
-    if unknown := sorted(told - _HARMLESS_ARGUMENTS):
+    set_arguments = {name for name, value in arguments.items() if value is not None}
+    unknown = sorted(set_arguments - _HARMLESS_ARGUMENTS)
+    if unknown:
         raise ModelRefused(f"attention arguments that are not implemented: {unknown}")
     index = getattr(module, "layer_idx", None)
     if not isinstance(index, int) or not 0 <= index < len(step.windows):
@@ -112,37 +146,26 @@ def paged_attention(
     if sinks is not None:
         sinks = sinks.detach().float().contiguous()
     step.visited.append(index)
-    pool = step.pool
-    layout = step.pool.layout
-    layer = Layer(layout.place_of[index], scaling, window, softcap, sinks)
-    if step.replay is not None:
-        output = step.replay.attend(query, key, value, layer)
-        return output.transpose(1, 2).contiguous(), None
-    if (rank := layout.latent_rank) is not None:
-        # Its keys and values are in the pool, as latents (`LatentCache`). The projection from a
-        # latent to a head's keys is taken to the queries' side, and the one to its values behind
-        # the sum, so that all heads share one KV head (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
-        expand: Any = module.kv_b_proj
-        nope: Any = module.qk_nope_head_dim
-        if not isinstance(expand, torch.nn.Linear) or getattr(expand, "bias", None) is not None:
-            raise ModelRefused("latents that are expanded in another way")
-        heads = expand.weight.view(query.shape[1], -1, rank)
-        query = query[0]
-        absorbed = torch.cat([query[..., :nope] @ heads[:, :nope], query[..., nope:]], dim=-1)
-        output = _attend_rows(absorbed, step, layer)[..., :rank] @ heads[:, nope:].transpose(1, 2)
-        return output.transpose(0, 1).unsqueeze(0).contiguous(), None
-    value_dim = value.shape[-1]
-    # What is narrower than the widest is kept with zeros behind it, which add nothing to a product.
-    query = _widened(query[0], layout.head_dim)
-    if layer.index not in step.written:  # else its keys and values are an earlier layer's
-        step.written.add(layer.index)
-        rows = (_widened(each[0], layout.head_dim).transpose(0, 1) for each in (key, value))
-        more = layout.num_kv_heads // key.shape[1]
-        pool.write(layer.index, step.batch.slots, *(r.repeat_interleave(more, dim=1) for r in rows))
-    if len(step.visited) == step.depth:
-        raise DepthReached
-    output = _attend_rows(query, step, layer)[..., :value_dim]
-    return output.transpose(0, 1).unsqueeze(0).contiguous(), None
+    return Layer(step.pool.layout.place_of[index], scaling, window, softcap, sinks)
+
+
+def _attend_latents(
+    module: Any, query: torch.Tensor, step: AttentionStep, layer: Layer, rank: int
+) -> torch.Tensor:
+    """Rows (heads, rows, width) to latents of a width of `rank`, which `LatentCache` wrote.
+
+    The projection from a latent to a head's keys is taken to the queries' side, and the one to its
+    values behind the sum, so that all heads share one KV head (DeepSeek-V2, arXiv 2405.04434,
+    2.1.2).
+    """
+    expand = module.kv_b_proj
+    nope = module.qk_nope_head_dim
+    if not isinstance(expand, torch.nn.Linear) or getattr(expand, "bias", None) is not None:
+        raise ModelRefused("latents that are expanded in another way")
+    heads = expand.weight.view(query.shape[0], -1, rank)
+    absorbed = torch.cat([query[..., :nope] @ heads[:, :nope], query[..., nope:]], dim=-1)
+    output = _attend_rows(absorbed, step, layer)[..., :rank]
+    return output @ heads[:, nope:].transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +221,8 @@ class LatentCache(PackedCache):
 
 def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torch.Tensor:
     """All rows of the step (heads, rows, width) to what is in the pool; the same shape."""
-    pool, batch = step.pool, step.batch
+    pool = step.pool
+    batch = step.batch
     if step.attend is not None:
         return step.attend(query, pool, layer)
     output = torch.empty_like(query)
@@ -208,7 +232,7 @@ def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torc
         first = first_visible_block(run.start, layer.window, pool.block_size)
         gathered = pool.gather(layer.index, blocks[first:])
         begin = first * pool.block_size
-        keys, values = (each[: end - begin].transpose(0, 1)[None] for each in gathered)
+        keys, values = (rows_of[: end - begin].transpose(0, 1)[None] for rows_of in gathered)
         query_positions = torch.arange(run.start, end, device=query.device)
         key_positions = torch.arange(begin, end, device=query.device)
         mask = visible(query_positions[:, None], key_positions[None, :], layer.window)

@@ -100,8 +100,8 @@ def cut(
         begin = group.num_blocks * block_size
         places = [place(run.table) for run in group.runs]
         add_split(np.array([run.begin for run in group.runs]), places[0], 0, begin)
-        for run, own in zip(group.runs, places, strict=True):
-            add_split(np.array([run.begin]), own, begin, run.start + 1)
+        for run, table_begin in zip(group.runs, places, strict=True):
+            add_split(np.array([run.begin]), table_begin, begin, run.start + 1)
     rows = np.concatenate(cut_rows)
     counts = np.bincount(rows, minlength=num_rows)
     return Tiles(

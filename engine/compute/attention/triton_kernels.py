@@ -47,8 +47,8 @@ def attend_tile(
     head = kv_head * HEADS_OF_EACH + member
     is_row = (place < num_rows) & (member < HEADS_OF_EACH)
     is_there = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-    asked = head.to(tl.int64) * query_head_stride + row.to(tl.int64) * query_row_stride
-    q = tl.load(query + asked[:, None] + dim[None, :], mask=is_there, other=0.0)
+    query_begin = head.to(tl.int64) * query_head_stride + row.to(tl.int64) * query_row_stride
+    q = tl.load(query + query_begin[:, None] + dim[None, :], mask=is_there, other=0.0)
     end = tl.minimum(end, tl.max(position, 0) + 1)
     if WINDOW > 0:
         earliest = tl.min(tl.where(place < num_rows, position, 2147483647), 0)
@@ -136,8 +136,8 @@ def merge_parts(
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         shrink = tl.exp(largest - base)
         weight = tl.exp(log_sum - base)
-        own = tl.load(outputs + part * HEAD_DIM + dim, mask=is_dim, other=0.0)
-        output = output * shrink + own * weight
+        part_output = tl.load(outputs + part * HEAD_DIM + dim, mask=is_dim, other=0.0)
+        output = output * shrink + part_output * weight
         total = total * shrink + weight
         largest = new_largest
     place = (head.to(tl.int64) * num_rows + row) * HEAD_DIM
