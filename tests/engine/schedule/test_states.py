@@ -38,12 +38,16 @@ def test_a_mark_in_front_of_what_is_read_writes_no_entry() -> None:
 
 
 def test_a_leased_state_is_held_against_a_flood() -> None:
+    """The flood leaves states of its own, in the same scope: without the lease it takes the blocks.
+
+    A prompt without a mark keeps no state and no content that could be read, so it takes nothing.
+    """
     engine = Harness(state_blocks=3, num_blocks=48)
     engine.done(words(0, 20), words(100, 4), marks={0: "1h"})
     (entry,) = engine.entries.live()
     assert entry.is_leased and len(entry.blocks) == 5 + 3
     for number in range(8):
-        engine.done(words(1000 * (number + 1), 60), scope="flood")
+        engine.done(words(1000 * (number + 1), 60), marks={0: "1h"}, hold=False)
     again = engine.done(words(0, 20), words(200, 4), marks={0: "1h"})
     assert again.usage.cache_read_tokens == 20
 
