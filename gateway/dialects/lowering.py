@@ -53,6 +53,9 @@ from gateway.prompt.plan import (
 NATIVE_TTL: Ttl = "30m"
 NATIVE_LOOKBACK = 80
 """The latest breakpoints of a conversation that one of OpenAI's may read. Four are written."""
+HELD_BY_TTL = "a prefix is held for the TTL of its breakpoint, from its last use on"
+IN_MEMORY = "in_memory", "in-memory"
+"""Values of `prompt_cache_retention` that ask for no more than a breakpoint's TTL."""
 HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 HOSTED = "only its vendor's servers run this tool: the model is told nothing of it"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}

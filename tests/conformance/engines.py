@@ -304,7 +304,9 @@ class Refused(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"{status} {body!r}")
         self.status = status
-        self.reply: dict[str, Any] = msgspec.json.decode(body)
+        # A server that is cut off in its stop answers in plain text.
+        is_json = body.startswith(b"{")
+        self.reply: dict[str, Any] = msgspec.json.decode(body) if is_json else {}
 
 
 @contextmanager

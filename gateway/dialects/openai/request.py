@@ -32,6 +32,7 @@ from gateway.dialects.bodies import (
     split_complaint,
 )
 from gateway.dialects.fields import Fields, Style, rules_of
+from gateway.dialects.lowering import HELD_BY_TTL, IN_MEMORY
 from gateway.prompt.ignored import Notepad
 
 
@@ -304,6 +305,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: fields.Count | None = None
     parallel_tool_calls: bool = True
     prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: fields.Word | None = None
     prediction: Any = None
     reasoning: Reasoning | None = None
     reasoning_effort: fields.Word | None = None
@@ -324,9 +326,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 _STYLE = Style("messages: more than {} content parts and tool calls")
-_SILENT = frozenset(
-    {"guided_decoding_backend", "prompt_cache_retention", "request_id", "safety_identifier", "user"}
-)
+_SILENT = frozenset({"guided_decoding_backend", "request_id", "safety_identifier", "user"})
 _NEVER = "allowed_token_ids cache_salt guided_grammar prompt_logprobs truncate_prompt_tokens"
 _SHARED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
@@ -352,6 +352,7 @@ CHAT = Fields(
     },
     undone={
         "verbosity": ("this model has one verbosity", "medium"),
+        "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
         "prediction": ("nothing is predicted: it would only be faster",),
         "store": ("no answer is kept", False),
         "service_tier": ("there is one tier", "auto", "default"),
@@ -363,7 +364,7 @@ CHAT = Fields(
 COMPLETIONS = Fields(
     style=_STYLE,
     rules=rules_of(CompletionRequest),
-    silent=_SILENT,
+    silent=_SILENT | {"prompt_cache_retention"},
     refused={
         **_SHARED,
         "add_special_tokens": (True,),

@@ -17,7 +17,7 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheTtl, Strict
 from gateway.dialects.bodies import bound_output, check_values, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
-from gateway.dialects.lowering import HELD_SHORTER, HOSTED
+from gateway.dialects.lowering import HELD_BY_TTL, HELD_SHORTER, HOSTED, IN_MEMORY
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.dialects.responses.client_tools import runs_at_client
 from gateway.prompt.ignored import Notepad
@@ -308,6 +308,7 @@ class ResponsesRequest(Strict):
     previous_response_id: Id | None = None
     prompt_cache_key: Key | None = None
     prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: fields.Word | None = None
     reasoning: ReasoningOptions | None = None
     store: bool | None = None
     stream: bool = False
@@ -434,9 +435,7 @@ def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
 LOGPROBS = "message.output_text.logprobs"
 REASONING = "reasoning.encrypted_content"
 """What `include` says where log probabilities, or sealed thoughts, are wanted."""
-_SILENT = (
-    "access_programs client_metadata prompt_cache_retention safety_identifier service_tier user"
-)
+_SILENT = "access_programs client_metadata safety_identifier service_tier user"
 FIELDS = Fields(
     style=Style("input: more than {} items and content parts"),
     rules=rules_of(ResponsesRequest),
@@ -458,6 +457,7 @@ FIELDS = Fields(
     undone={
         "truncation": ("this server leaves nothing out of a prompt", "disabled"),
         "text.verbosity": ("this model knows no verbosity", "medium"),
+        "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
         "prompt_cache_options.ttl": (HELD_SHORTER, "30m"),
         "reasoning.context": ("the model's template decides what it sees", "auto"),
         "reasoning.mode": ("there is one mode", "standard"),

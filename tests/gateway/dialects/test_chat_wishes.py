@@ -62,6 +62,7 @@ def test_an_image_in_a_tools_result_has_a_placeholder(stack: Stack) -> None:
         ({"extra_body": {"search_parameters": {"mode": "auto"}}}, "search_parameters"),
         ({"store": True}, "store"),
         ({"service_tier": "priority"}, "service_tier"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
     ],
 )
 def test_what_only_asks_for_better_is_told_by_name(stack: Stack, changes: Any, path: str) -> None:

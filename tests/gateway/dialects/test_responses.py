@@ -681,6 +681,10 @@ def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
         "input[0].content[0].prompt_cache_breakpoint.ttl",
         "prompt_cache_options.ttl",
     ]
+    short = asked(stack, input=TALK, prompt_cache_retention="in_memory")
+    assert "ignored" not in short["holdfast"]
+    day = asked(stack, input=TALK, prompt_cache_retention="24h")
+    assert [told["path"] for told in day["holdfast"]["ignored"]] == ["prompt_cache_retention"]
     error = refused(stack, input=[{"role": "user", "content": [marked("")]}])
     assert error["param"] == "input[0].content[0]"
 
