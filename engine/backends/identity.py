@@ -4,6 +4,7 @@ A gateway compares what two engines of one name say, so all that is here is the 
 process, with every version of torch, vLLM and tokenizers.
 """
 
+import math
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -60,7 +61,7 @@ def weights_digest(folder: Path | None) -> str:
 
 def _piece_starts(size: int, total: int) -> Iterator[int]:
     """Where the pieces of a file of `size` bytes begin: its first bytes and its last are in one."""
-    num_pieces = -(-size // _PIECE_BYTES)
+    num_pieces = math.ceil(size / _PIECE_BYTES)
     if total > MAX_READ_BYTES:
         num_pieces = max(num_pieces * MAX_READ_BYTES // total, 2)
     last = max(size - _PIECE_BYTES, 0)

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import math
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -97,6 +98,7 @@ from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from engine.settings import Settings
+from engine.sizing import blocks_for
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -534,7 +536,7 @@ class LoopedBackend(EngineBackend):
         """A part of the pool between two steps, so that none waits long for it."""
         loaded = self._ready()
         pool, host = loaded.cache.pool, loaded.cache.host
-        blocks_per_cell = -(-pool.num_blocks // MAX_CELLS)
+        blocks_per_cell = math.ceil(pool.num_blocks / MAX_CELLS)
         owners = await self._owners(loaded)
         parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
         held = sum((part.held for part in parts), start=Count())
@@ -626,8 +628,11 @@ def query_of(
         why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
         raise FieldRefused(KEEP_FIELD, why)
     # The prefix and the prompt behind what is kept of it are in memory at once.
-    needed = 2 - (how.cut - len(tokens)) // (size := description.block_size) - -end // size
-    if needed > (most := cache.pool.num_blocks):
+    block_size = description.block_size
+    prompt_blocks = blocks_for(len(tokens) - how.cut, block_size)
+    needed = prompt_blocks + blocks_for(end, block_size) + 2
+    most = cache.pool.num_blocks
+    if needed > most:
         raise FieldRefused(KEEP_FIELD, f"the prefix and the prompt take {needed} blocks, of {most}")
     return compressed(query, cache, how)
 
@@ -642,7 +647,7 @@ def _placed(
     """The prompt with its documents. Raise FieldRefused."""
     size = description.block_size
     found = list[tuple[Document, int, int]]()
-    needed = -(-len(query.tokens) // size)
+    needed = blocks_for(len(query.tokens), size)
     for number, one in enumerate(request.documents):
         if why := why_refused(description.techniques, "blocks", one.recompute):
             raise FieldRefused(f"documents[{number}]", why)
@@ -660,11 +665,12 @@ def _placed(
         if end - start < least:
             why = f"a block has at least {least} tokens, this one has {end - start} tokens"
             raise FieldRefused(f"documents[{number}]", why)
-        needed += -(-(end - start) // size) + 2
+        needed += blocks_for(end - start, size) + 2
         found.append((one, start, end))
     if len({start for _, start, _ in found}) < len(found):
         raise FieldRefused("documents[0]", "two documents stand in one place")
-    if needed > (most := cache.pool.num_blocks):
+    most = cache.pool.num_blocks
+    if needed > most:
         raise FieldRefused(
             "documents[0]", f"it, the others and the prompt take {needed} blocks, of {most}"
         )

@@ -24,6 +24,7 @@ from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
 from engine.schedule.runner import Runner
 from engine.settings import Settings
+from engine.sizing import aligned
 from engine.store.files import (
     BlockReader,
     StoreDirectory,
@@ -67,7 +68,7 @@ def plan_store(
     if not settings.store or facts is None:
         return None
     payload_bytes = len(runner.save([BlockId(0)])[0])
-    file_bytes = -(-(header_bytes(block_size) + payload_bytes) // PAGE_BYTES) * PAGE_BYTES
+    file_bytes = aligned(header_bytes(block_size) + payload_bytes, PAGE_BYTES)
     num_blocks = min(settings.store_bytes // file_bytes, MAX_BLOCKS)
     if num_blocks < MIN_BLOCKS:
         message = f"ENGINE_STORE_BYTES is too small for {MIN_BLOCKS} blocks of {file_bytes} bytes"

@@ -36,6 +36,7 @@ from engine.cache.lookup import Mark, Piece, Segment, eligible, longest_hit, win
 from engine.cache.prefix_cache import CacheQuery, Found, Placed, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable
 from engine.protocol import SHARE_PARTS, Breakpoint, ChainHeld, Document, HeldName, Tier
+from engine.sizing import blocks_for
 
 LEAST_TOKENS = 64
 """A shorter document is computed sooner than it is copied."""
@@ -258,7 +259,7 @@ def with_sibling(query: CacheQuery, cache: PrefixCache) -> CacheQuery:
     size = cache.pool.block_size
     if entry is not None and entry.tokens > most:
         # The sibling's blocks and the copies are in memory at once.
-        num_blocks = -(-len(query.tokens) // size) + len(entry.blocks) + 2
+        num_blocks = blocks_for(len(query.tokens), size) + len(entry.blocks) + 2
         if num_blocks <= cache.pool.num_blocks:
             best = _behind(query, cache, min(entry.tokens, len(query.tokens) - 1), entry)
     return best

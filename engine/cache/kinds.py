@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.cache.digests import ActiveAdapter, PromptDigests
 from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
+from engine.sizing import aligned
 
 LEAST_KEPT = 64
 """Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
@@ -49,7 +50,7 @@ def new_compression(
     """None where too little would be left of so short a prefix, or nothing cut from it."""
     assert LEAST_KEEP <= keep < 1
     parts = round(keep * _SCALE)
-    kept = -(-(num_tokens * parts // _SCALE) // block_size) * block_size
+    kept = aligned(num_tokens * parts // _SCALE, block_size)
     is_worth_it = LEAST_KEPT <= kept < num_tokens
     return Compression(scorer, parts / _SCALE, num_tokens, kept) if is_worth_it else None
 

@@ -32,6 +32,7 @@ from engine.protocol import (
     Receipt,
     Tier,
 )
+from engine.sizing import blocks_for
 
 MAX_SCOPES = 4096
 """Whose names a cache remembers, for reports."""
@@ -265,7 +266,7 @@ class PrefixCache:
             # The last token is always computed, because its logits give the first output token.
             position = state_position(hit) if self.state_blocks else hit.tokens
             found.read = min(position, len(query.tokens) - 1)
-            found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
+            found.held = list(hit.blocks[: blocks_for(found.read, self.pool.block_size)])
             if self.state_blocks:
                 found.state = list(hit.blocks[-self.state_blocks :])
             _acquire([*found.held, *found.state])
@@ -274,7 +275,7 @@ class PrefixCache:
                 own = Found([], one.entry, 0, None)
                 if one.entry is not None:
                     own.read = one.end
-                    own.held = list(one.entry.blocks[: -(-one.end // self.pool.block_size)])
+                    own.held = list(one.entry.blocks[: blocks_for(one.end, self.pool.block_size)])
                     _acquire(own.held)
                 found.documents.append(own)
             if any(one.hit is not None for one in found.documents):
@@ -482,7 +483,7 @@ class PrefixCache:
             index
             for one in query.placed
             if one.is_chosen and not _has(sources, one, size)
-            for index in range(one.begin // size, -(-one.end // size))
+            for index in range(one.begin // size, blocks_for(one.end, size))
             if index in sources
             and index * size + sources[index].num_tokens > num_held * size + tail
         ]:
@@ -516,7 +517,7 @@ class PrefixCache:
 
         A state is the entry's if it has taken in as many of its tokens.
         """
-        blocks = table.blocks[: -(-entry.tokens // self.pool.block_size)]
+        blocks = table.blocks[: blocks_for(entry.tokens, self.pool.block_size)]
         if table.state is None:
             return blocks
         state = table.state.kept.get(state_position(entry))
@@ -526,11 +527,11 @@ class PrefixCache:
         self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
     ) -> BreakpointReport:
         if table.state is None:
-            blocks = table.blocks[: -(-mark.tokens // self.pool.block_size)]
+            blocks = table.blocks[: blocks_for(mark.tokens, self.pool.block_size)]
         elif (known := self.entries.find(query.digests, mark.tokens, now)) is not None:
             blocks = self._blocks_of(known, table)
         elif (state := table.state.of_entry(mark.tokens)) is not None:
-            blocks = [*table.blocks[: -(-mark.tokens // self.pool.block_size)], *state]
+            blocks = [*table.blocks[: blocks_for(mark.tokens, self.pool.block_size)], *state]
         else:  # the prompt went on from a state behind it
             return BreakpointReport(
                 segment=mark.segment, state="none", tokens=mark.tokens, reason="no_boundary"
@@ -653,7 +654,7 @@ def _has(sources: Mapping[int, Source], placed: Placed, size: int) -> bool:
     """Whether these blocks of a prompt have all that is copied into it."""
     wanted = {
         index: min(size, placed.end - index * size)
-        for index in range(placed.begin // size, -(-placed.end // size))
+        for index in range(placed.begin // size, blocks_for(placed.end, size))
     }
     return all(i in sources and sources[i].num_tokens >= num for i, num in wanted.items())
 

@@ -18,6 +18,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.digests import pack
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
+from engine.sizing import blocks_for
 
 _AT_END = pack([2**32 - 1])
 _ONE_BEFORE = pack([2**32 - 2])
@@ -94,7 +95,7 @@ class RecurrentState:
         if (tokens := self.plan.get(num_tokens)) is None:
             return
         marker = (_AT_END if tokens == num_tokens else _ONE_BEFORE) * self._pool.block_size
-        for place, block in enumerate(self._current, -(-tokens // self._pool.block_size)):
+        for place, block in enumerate(self._current, blocks_for(tokens, self._pool.block_size)):
             block.index = place
             self._pool.append(block, marker)
             self._pool.acquire(block)

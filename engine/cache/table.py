@@ -17,6 +17,7 @@ from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState
 from engine.protocol import Tier
+from engine.sizing import blocks_for
 
 
 class BlockCopy(NamedTuple):
@@ -214,7 +215,7 @@ class BlockTable:
 
     def origin(self, num_tokens: int) -> Tier:
         """The lowest tier from which blocks of the first `num_tokens` were brought back."""
-        num_blocks = -(-num_tokens // self._pool.block_size)
+        num_blocks = blocks_for(num_tokens, self._pool.block_size)
         tiers = {tier for index, tier in self._origins.items() if index < num_blocks}
         return "disk" if "disk" in tiers else "host" if "host" in tiers else "device"
 
@@ -225,7 +226,7 @@ class BlockTable:
         """
         assert num_tokens <= self.num_tokens and not self.beyond
         twin = BlockTable(self._pool, self._hasher, self._root, adapter=self.adapter)
-        shared = self.blocks[: -(-num_tokens // self._pool.block_size)]
+        shared = self.blocks[: blocks_for(num_tokens, self._pool.block_size)]
         for block in shared:
             self._pool.acquire(block)
         if self.state is not None:
@@ -335,4 +336,4 @@ class BlockTable:
         return bool(offset) and not self._pool.can_append(self.blocks[tail], offset)
 
     def _blocks_for(self, num_tokens: int) -> int:
-        return -(-(self.num_tokens + num_tokens) // self._pool.block_size)
+        return blocks_for(self.num_tokens + num_tokens, self._pool.block_size)

@@ -1,5 +1,6 @@
 """Copies from one prompt to another in the KV pool: what is kept of a prefix, or a document."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, SINKS, WINDOW, choose, pieces
 from engine.schedule.runner import Blend, Move, Work
+from engine.sizing import blocks_for
 
 CHECKED_LAYER = 1
 """Where values are compared with those of a document by itself."""
@@ -46,7 +48,9 @@ class KvCompressor:
     @torch.inference_mode()
     def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
         pool = self._runner.pool
-        blocks = torch.tensor(move.sources[: -(-how.of // pool.block_size)], device=pool.device)
+        blocks = torch.tensor(
+            move.sources[: blocks_for(how.of, pool.block_size)], device=pool.device
+        )
         slots = pool.slots(blocks)[: how.of]
         into = self._slots(move.targets)
         scores: dict[int, torch.Tensor] = {}
@@ -95,7 +99,7 @@ class KvCompressor:
             work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
             self._runner.write_layers([work], layer + 1)
             pool.wait()
-            yield -(-(stop - start) // pool.layout.num_layers)
+            yield math.ceil((stop - start) / pool.layout.num_layers)
         values = pool.values[layer].flatten(0, 1)
         for one in documents:
             alone = self._slots(one.blocks)

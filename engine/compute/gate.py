@@ -19,6 +19,7 @@ from engine.compute.runner import TorchRunner
 from engine.protocol import LEAST_KEEP, SCORERS, Document, Method
 from engine.protocol.reports import Technique
 from engine.schedule.runner import Blend, Move, SampleParams, Work
+from engine.sizing import aligned
 
 MAX_KL = 0.5
 """Nats. Beyond it, or below the agreement, a technique is refused."""
@@ -83,7 +84,7 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
     exact = [behind(text, text.blocks, prefix) for text in texts]
     for scorer in SCORERS:
         for keep in KEEPS:
-            kept = -(-int(prefix * keep) // _BLOCK_SIZE) * _BLOCK_SIZE
+            kept = aligned(int(prefix * keep), _BLOCK_SIZE)
             how = Compression(scorer, keep, prefix, kept)
             found = []
             for text in texts:

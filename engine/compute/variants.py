@@ -7,6 +7,7 @@ goes on with texts of its own, and its distributions are compared with exact one
 those of the gate for compressed prefixes.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
     mine, theirs = (one(prefix, use_cache=True).past_key_values.layers for one in (own, sibling))
     exact = list[torch.Tensor]()
     found = list[Technique]()
-    counts = {*range(0, len(mine), -(-len(mine) // MOST_COUNTS)), len(mine)}
+    counts = {*range(0, len(mine), math.ceil(len(mine) / MOST_COUNTS)), len(mine)}
     for count in sorted(counts, reverse=True):
         cache = DynamicCache()
         for place, layer in enumerate([*mine[:count], *theirs[count:]]):

@@ -335,7 +335,7 @@ def _batch(rows: list[Json]) -> Work:
     services: Any = SimpleNamespace(
         bounds=Tuning(),
         find_model=lambda _: MODEL,
-        asked=lambda who, model, arrived: ASKED,
+        context_of=lambda user, model, arrived: ASKED,
         auto_cache_messages=False,
         clock=Clock(),
     )

@@ -3,6 +3,7 @@
 What one request may ask for is checked before anything that costs more than reading it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
@@ -445,7 +446,7 @@ class Preparer:
             num_bytes = sum(len(text.encode()) for text in texts)
             room = self._description.max_context_tokens - 1
             if num_bytes > room * longest:
-                raise PromptTooLong(-(-num_bytes // longest), room)
+                raise PromptTooLong(math.ceil(num_bytes / longest), room)
         self._images.check(prompt.images)
         return self._renderer.render(
             prompt, thinking=request.thinking, scope=request.scope, days=days
