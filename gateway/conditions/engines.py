@@ -137,8 +137,8 @@ def _of_store(name: str, store: StoreStats) -> Iterator[Finding]:
     if store.refused is not None:
         yield Finding("store_off", about, _REFUSED_STORES[store.refused], name)
     elif not store.is_up:
-        failed = f"{counted(store.failed_writes, 'write')} failed"
-        cause = failed if store.problem is None else f"{store.problem}: {failed}"
+        # Without a count, which goes on: every place tells the same.
+        cause = "writes failed" if store.problem is None else f"{store.problem}: writes failed"
         yield Finding("store_not_written", about, cause, name)
     elif store.blocks and store.held_blocks >= STORE_FULL_SHARE * store.blocks:
         cause = f"{store.held_blocks:,} of {counted(store.blocks, 'block')} are held"

@@ -147,6 +147,8 @@ def test_a_new_key_is_there_after_a_reload(site: Site) -> None:
         page = visit.open("/workspaces?range=1h")
         page.get_by_text("Make and change workspaces and keys").click()
         page.get_by_role("tab", name="New or rotated key").click()
+        # A click while the page refreshes is lost.
+        visit.wait_until_still()
         page.get_by_role("button", name="Create key").click()
         shown = page.get_by_text("The key is shown this once")
         shown.wait_for(timeout=WAIT_MS)
