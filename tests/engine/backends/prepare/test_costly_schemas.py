@@ -113,7 +113,7 @@ async def test_scopes_with_costly_schemas_leave_the_last_worker_to_others() -> N
                 await engine.open(held_to(costly_schema(rng), scope))
             num_ended += 1
 
-        attacks = [asyncio.create_task(attack(scope * 32)) for scope in "aabbdd"]
+        attacks = [asyncio.create_task(attack(scope * 32)) for scope in "aaabbbddd"]
         num_turns = 0
         while num_ended < 3:
             await finish(engine, request(scope="c" * 32))
