@@ -17,7 +17,6 @@ import structlog
 from pydantic import ValidationError
 from uvicorn.config import STARTUP_FAILURE
 
-from engine.asgi import misspelt
 from engine.backends.base import Parts, Progress
 from engine.backends.looped import EngineBackend, LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
@@ -26,6 +25,7 @@ from engine.serve.connections import Server
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import PREFIX, Settings, problems_of
+from engine.variables import misspelt
 
 log = structlog.get_logger()
 

@@ -1,12 +1,10 @@
-"""What both servers share: an access log, callers that leave, descriptors, memory that goes back
-to the system, misspelt settings."""
+"""What both servers share: an access log, callers that leave, descriptors, memory given back."""
 
 import asyncio
 import ctypes
 import resource
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from difflib import get_close_matches
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvicorn
@@ -121,16 +119,3 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
-    """One line for each variable that is called almost like a known setting. Other names may be
-    meant for other programs."""
-    prefixes = tuple({name.partition("_")[0] + "_" for name in known})
-    found = []
-    for variable in sorted(environ):
-        name = variable.removesuffix("_FILE")
-        if variable.startswith(prefixes) and not {variable, name} & {*known}:
-            close = get_close_matches(name, known, n=1, cutoff=0.9)
-            found += [f"{variable} is no setting: did you mean {one}?" for one in close]
-    return found

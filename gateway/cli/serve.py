@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from uvicorn.config import STARTUP_FAILURE
 
-from engine.asgi import misspelt, raise_descriptor_limit
+from engine.asgi import raise_descriptor_limit
+from engine.variables import misspelt
 from gateway.admission.workers import SWITCH_SECONDS
 from gateway.app import create_app
 from gateway.base.logs import configure, get_logger

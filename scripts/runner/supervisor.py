@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from engine.asgi import misspelt
+from engine.variables import misspelt
 from scripts.runner.data import (
     Running,
     Secrets,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.asgi import misspelt
 from engine.settings import DEMO_MODEL
+from engine.variables import misspelt
 from scripts.runner.data import Running, owning, prepare_data, read_running
 from scripts.runner.options import ENGINES_ABOVE, known_settings
 from scripts.stack import StartError
@@ -127,3 +127,10 @@ def test_a_data_directory_has_one_owner_at_a_time_and_nobody_else_reads_it(tmp_p
     assert read_running(data) is None
     with owning(data, RUNNING):
         pass
+
+
+def test_a_new_clone_reads_the_command_before_anything_is_installed() -> None:
+    """Python without its packages: `scripts/run` installs them itself."""
+    command = [sys.executable, "-S", "-c", "import scripts.runner.supervisor"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

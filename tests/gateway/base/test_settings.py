@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.asgi import misspelt
+from engine.variables import misspelt
 from gateway.base.settings import PREFIX, EnginePlace, Settings, SettingsError, load
 from scripts.stack import ROOT, free_port
 from tests.gateway.admin.test_wrong_values import URLS
