@@ -9,8 +9,8 @@ from typing import Any
 class LineLogger:
     """A logger for structlog that writes lines to a file descriptor, each at once.
 
-    A full disk, or a pipe that nobody reads, is no reason to end what was to be logged. The lines
-    that failed are counted, and the next one that works is preceded by their number.
+    A full disk, or a pipe whose reader has gone, ends nothing that is logged. The lines that failed
+    are counted, and the next line that works stands behind their number.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -46,7 +46,7 @@ class LostTurns:
     _incomplete_since: float | None = None
 
     async def look(self, counted: Sequence[Counted], *, is_whole: bool) -> None:
-        """Take in what all engines that answered keep; `is_whole`: none did not. Raise
+        """Take in what the engines that answered keep. `is_whole`: all engines answered. Raise
         LedgerUnavailable and JournalUnavailable."""
         now = self.monotonic()
         self._note_strangers(counted, now)

@@ -4,8 +4,8 @@ gateway's errors."""
 import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import aiohttp
@@ -41,6 +41,8 @@ A larger count comes from a broken engine. The ledger's sums (64 bits) must hold
 _frame = msgspec.json.Decoder(Frame)
 _KEEPALIVE_SECONDS = 30.0
 _LARGE_BYTES = 1 << 20
+_LEAST_BYTES_PER_SECOND = 1 << 20
+"""A request's body may take so long to be sent: pictures have many megabytes."""
 _GRACE_SECONDS = 2.0
 """A wait that has lasted its time lasts this much longer.
 
@@ -67,46 +69,84 @@ class Timeouts(NamedTuple):
     connect_seconds: float
 
 
-@contextmanager
-def _bounded_wait(seconds: float) -> Iterator[asyncio.Timeout]:
-    """A timeout, to be entered, which ends what it surrounds _GRACE_SECONDS after `seconds`.
+@asynccontextmanager
+async def _bounded_wait(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError inside, _GRACE_SECONDS after `seconds`.
 
     The first of both timers only sets the second: it may be late by any time in which the process
     stood still.
     """
     loop = asyncio.get_running_loop()
-    timeout = asyncio.timeout(None)
-    last_chance = loop.call_later(seconds, lambda: timeout.reschedule(loop.time() + _GRACE_SECONDS))
-    try:
-        yield timeout
-    finally:
-        last_chance.cancel()
+    async with asyncio.timeout(None) as timeout:
+        last_chance = loop.call_later(
+            seconds, lambda: timeout.reschedule(loop.time() + _GRACE_SECONDS)
+        )
+        try:
+            yield
+        finally:
+            last_chance.cancel()
 
 
 class EngineResponse:
     """The status and the body of one answer: what has arrived, at most PIECE_BYTES at a time.
-    Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent."""
+
+    Reading raises EngineLost if the connection breaks, EngineTimeout if nothing comes for
+    `read_seconds`. One timer watches all waits of an answer, because a timer for each piece would
+    cost three times as much.
+    """
 
     def __init__(self, response: aiohttp.ClientResponse, read_seconds: float) -> None:
+        self.status = response.status
         self._response = response
         self._read_seconds = read_seconds
-        self.status = response.status
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        # When the wait for the next piece began; None while nobody waits.
+        self._waiting_since: float | None = None
+        # The beginning of the wait that has lasted its time: it has the grace left.
+        self._overdue_since: float | None = None
+        self._is_silent = False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
+        self._waiting_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._read_seconds, self._look)
         try:
-            with _bounded_wait(self._read_seconds) as wait:
-                async with wait:
-                    piece = await self._response.content.read(PIECE_BYTES)
-        except TimeoutError:
-            raise EngineTimeout from None
+            piece = await self._response.content.read(PIECE_BYTES)
         except aiohttp.ClientError:
-            raise EngineLost from None
+            self._stop_watching()
+            raise (EngineTimeout if self._is_silent else EngineLost) from None
+        finally:
+            self._waiting_since = None
         if not piece:
+            self._stop_watching()
             raise StopAsyncIteration
         return piece
+
+    def _look(self) -> None:
+        """End a wait that has lasted its time and the grace. Where nobody waits, the next wait sets
+        the timer again."""
+        self._timer = None
+        since = self._waiting_since
+        if since is None:
+            return
+        rest = since + self._read_seconds - self._loop.time()
+        if rest <= 0:
+            if self._overdue_since == since:
+                self._is_silent = True
+                self._response.close()
+                return
+            self._overdue_since = since
+            rest = _GRACE_SECONDS
+        self._timer = self._loop.call_later(rest, self._look)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def read(self) -> bytes:
         """The whole body. Its connection is free afterwards."""
@@ -115,6 +155,7 @@ class EngineResponse:
     def close(self) -> None:
         """End the connection, so that the engine sees that we left. A body that was read to its
         end has given its connection back before."""
+        self._stop_watching()
         self._response.close()
 
 
@@ -154,16 +195,16 @@ class EngineHttp:
         try:
             session = self._polls if method == "GET" else self._turns
             connecting = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
-            with _bounded_wait(sum(timeouts)) as wait:
-                async with wait:
-                    response = await session.request(
-                        method,
-                        url,
-                        headers=headers,
-                        data=data,
-                        timeout=connecting,
-                        allow_redirects=False,
-                    )
+            seconds = sum(timeouts) + len(body or b"") / _LEAST_BYTES_PER_SECOND
+            async with _bounded_wait(seconds):
+                response = await session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    data=data,
+                    timeout=connecting,
+                    allow_redirects=False,
+                )
         except aiohttp.ConnectionTimeoutError:
             raise CannotConnect from None
         except aiohttp.ClientConnectorError as error:

@@ -377,6 +377,11 @@ def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str, widt
 
 def test_signing_out_ends_what_is_open_elsewhere(admin: Visit) -> None:
     page = admin.open("/")
+    # The advice comes late, and the browser loads what draws its links: not without a session.
+    page.locator(".st-key-week_body:not(:has([data-testid='stSkeleton']))").wait_for(
+        timeout=WAIT_MS
+    )
+    page.wait_for_load_state("networkidle", timeout=WAIT_MS)
     other = admin.context.new_page()
     other.goto(f"{admin.url}/savings")
     other.get_by_text("Updated").wait_for(timeout=WAIT_MS)

@@ -48,6 +48,44 @@ async def test_what_falls_silent_is_a_timeout_and_what_breaks_is_a_lost_engine()
         await told(HEAD + b"3\r\none\r\n5\r\ntw")
 
 
+async def test_a_large_body_has_the_time_that_it_takes_to_be_sent() -> None:
+    body = bytes(12 << 20)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(6.0)
+        await reader.readexactly(len(body))
+        writer.write(HEAD + b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1 << 16)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, aclosing(EngineHttp()) as http:
+        response = await http.send("POST", url, {}, body, Timeouts(0.5, 0.5))
+        assert await response.read() == b""
+
+
+async def test_a_reader_that_pauses_hears_no_silence() -> None:
+    """Only a wait for the engine counts: what has arrived may lie here for any time."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, aclosing(EngineHttp()) as http:
+        response = await http.send("GET", url, {}, None, Timeouts(0.2, 2.0))
+        text = b""
+        async for piece in response:
+            text += piece
+            await asyncio.sleep(3.0)
+        assert text == b"onetwo"
+
+
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_a_name_that_is_not_found_or_an_address_that_is_silent_makes_no_engine_down(
     is_found: bool,
