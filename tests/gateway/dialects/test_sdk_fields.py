@@ -215,7 +215,7 @@ def test_every_type_of_tool_but_custom_is_given_left_out_and_told_or_refused(too
         assert made.notes.ignored[0].path == "tools.0"
 
 
-def decoded(**asked: Any) -> responses.Given:
+def decoded(**asked: Any) -> responses.Decoded:
     return responses.decode_responses(msgspec.json.encode({"model": "m", "input": "x", **asked}))
 
 
