@@ -150,6 +150,12 @@ class MirrorCache(PrefixCache):
         usable = (len(query.tokens) - 1) // size * size
         return hit is None or found.read >= min(hit.tokens, usable)
 
+    def _lost(self, found: Found) -> None:
+        """A part of the hit was gone: so are the breakpoints behind what was read of it."""
+        for mark in found.marks:
+            if mark.tokens > found.read:
+                found.missed.setdefault(mark.segment, "best_effort_evicted")
+
     def _mirror(self, query: CacheQuery, table: BlockTable) -> None:
         table.blocks = self.pool.mirror(query.digests)
         table.num_tokens = len(query.tokens)

@@ -8,6 +8,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from engine.cache.block import Block, Entry, Refresh
 from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
 from engine.cache.entries import Entries
@@ -15,6 +17,7 @@ from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
 from engine.cache.kinds import Compression, Sibling, SiblingAsked
 from engine.cache.lookup import Mark, Piece, Segment, asks_for, bill, eligible, longest_hit
+from engine.cache.misses import Misses
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState, state_position
 from engine.cache.store_tier import StoreTier
@@ -129,7 +132,8 @@ class Found:
 
     So are those of its recurrent `state`. `refreshes` are permanent from `write` on. Another
     sequence was computing `raced` tokens of the prompt when this request could have run. Each of
-    the prompt's `documents` was looked up too.
+    the prompt's `documents` was looked up too. `missed` has the reason of each breakpoint that was
+    not read, by its segment.
     """
 
     marks: list[Mark]
@@ -142,6 +146,7 @@ class Found:
     reused: int = 0
     raced: int = 0
     documents: "list[Found]" = field(default_factory=list)
+    missed: dict[int, MissReason] = field(default_factory=dict)
 
     @property
     def all(self) -> "list[Found]":
@@ -252,11 +257,11 @@ class PrefixCache:
             lambda tokens: self._find_readable(query, tokens, now),
             query.lookback_to,
         )
-        reason = self._miss_reason(query, marks, hit)
         touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
         if hit not in touched:
             touched.append(hit)
-        found = Found(marks, hit, 0, reason)
+        found = Found(marks, hit, 0, None)
+        self._explain(query, found)
         found.refreshes = [
             self.entries.refresh(entry, now, hold=asks_for(marks, entry.tokens))
             for entry in touched
@@ -280,6 +285,7 @@ class PrefixCache:
                 found.documents.append(own)
             if any(one.hit is not None for one in found.documents):
                 found.miss_reason = None
+                found.missed = {}
             return found
         if query.compression is None:
             found.documents = [self.look_up(one.origin) for one in query.placed]
@@ -357,7 +363,7 @@ class PrefixCache:
         )
         found.hit = hit
         found.read = hit.tokens if hit is not None else 0
-        found.miss_reason = self._miss_reason(query, found.marks, hit)
+        self._explain(query, found)
         if hit is not None:
             hold = asks_for(found.marks, hit.tokens)
             found.refreshes.append(self.entries.refresh(hit, now, hold=hold))
@@ -399,7 +405,10 @@ class PrefixCache:
         if found.hit is not None:
             found.hit.reads += 1
             self.entries.bring_back(found.hit, self._blocks_of(found.hit, table))
-        reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
+        missed = self._missed(query, found, now)
+        last = found.marks[-1].segment if found.marks else None
+        is_race = last is not None and missed.get(last) == "in_progress_race"
+        reason = "in_progress_race" if is_race else found.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
         cut = query.cut
         receipt, held = self._hold_names(query, table, now)
@@ -414,7 +423,10 @@ class PrefixCache:
                 pieces,
             ),
             breakpoints=[
-                reports.get(point.segment) or self._not_written(query, point)
+                msgspec.structs.replace(
+                    reports.get(point.segment) or self._not_written(query, point),
+                    missed=missed.get(point.segment),
+                )
                 for point in sorted(query.breakpoints, key=lambda point: point.segment)
             ],
             receipt=receipt,
@@ -446,14 +458,21 @@ class PrefixCache:
                 spare += len(one.origin.tokens) // size + 2 - here
         return spare
 
-    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
-        """Whether another request wrote or computed the last mark's prefix after the look-up."""
-        last = found.marks[-1].tokens if found.marks else 0
-        if not last or (found.hit is not None and found.hit.tokens >= last):
+    def _missed(self, query: CacheQuery, found: Found, now: float) -> dict[int, MissReason]:
+        """The reasons of the breakpoints that were not read, as they are known at the write."""
+        missed = dict(found.missed)
+        for mark in found.marks:
+            if self._was_overtaken(query, found, mark.tokens, now):
+                missed[mark.segment] = "in_progress_race"
+        return missed
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, tokens: int, now: float) -> bool:
+        """Whether another request wrote or computed this prefix after the look-up."""
+        if found.hit is not None and found.hit.tokens >= tokens:
             return False
-        if found.raced and found.raced >= last - last % self.pool.block_size:
+        if found.raced and found.raced >= tokens - tokens % self.pool.block_size:
             return True
-        return self._find_readable(query, last, now) is not None
+        return self._find_readable(query, tokens, now) is not None
 
     def _sources(
         self, query: CacheQuery, digests: PromptDigests, found: Found | None = None
@@ -620,34 +639,18 @@ class PrefixCache:
             return receipt, None
         return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
 
-    def _miss_reason(
-        self, query: CacheQuery, marks: Sequence[Mark], hit: Entry | None
-    ) -> MissReason | None:
-        """Why the last breakpoint was not read in full.
-
-        None if it was, or if the prefix merely grew.
-        """
-        if not query.breakpoints:
-            return "no_breakpoint"
-        if not marks:
-            ends = [query.segments[point.segment].end for point in query.breakpoints]
-            return "below_minimum" if any(end is not None for end in ends) else "no_boundary"
-        if hit is not None and hit.tokens >= marks[-1].tokens:
-            return None
-        now = query.arrived_at
-        if self.state_blocks and self.entries.find(query.digests, marks[-1].tokens, now):
-            return "no_boundary"  # its state has taken in the prompt's last token
-        read = 0 if hit is None else hit.tokens
-        for mark in reversed([mark for mark in marks if mark.tokens > read]):
-            reason = self.entries.why_missing(query.digests.at(mark.tokens), now)
-            if reason is not None:
-                return reason
-        if hit is not None:
-            return None
-        for segment in query.segments[: marks[-1].segment + 1]:
-            if segment.end and self.entries.find(query.digests, segment.end, now):
-                return "lookback_exceeded"
-        return "cold"
+    def _explain(self, query: CacheQuery, found: Found) -> None:
+        """Note why the breakpoints beyond the hit were not read."""
+        misses = Misses(
+            entries=self.entries,
+            digests=query.digests,
+            segments=query.segments,
+            breakpoints=query.breakpoints,
+            now=query.arrived_at,
+            has_states=bool(self.state_blocks),
+        )
+        found.missed = misses.by_segment(found.marks, found.hit)
+        found.miss_reason = misses.of_request(found.marks, found.hit, found.missed)
 
 
 def _has(sources: Mapping[int, Source], placed: Placed, size: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 PROTOCOL_VERSION = 1
 SCOPE_HEADER = "x-scope"
@@ -117,7 +117,9 @@ MissReason = Literal[
     "in_progress_race",
     "not_told",
     "damaged",
+    "grew",
 ]
+"""`grew`: of a breakpoint alone. What was read ends before it, and nothing ever stood there."""
 BestEffortReason = Literal[
     "automatic", "over_budget", "sacrificed", "yielded", "on_host", "on_disk", "no_hold"
 ]
@@ -563,7 +565,8 @@ class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one breakpoint.
 
     `expires_in_seconds` is a promise: only a `leased` one has it. `reason` says why there is no
-    entry, or why nothing holds it.
+    entry, or why nothing holds it. `missed` says why what stands up to it was not read; None where
+    it was. Engines of before did not tell it.
     """
 
     segment: int
@@ -572,6 +575,7 @@ class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl | None = None
     expires_in_seconds: float | None = None
     reason: MissReason | BestEffortReason | None = None
+    missed: MissReason | UnsetType | None = UNSET
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -208,9 +208,11 @@ class UpstreamCache(MirrorCache):
         if hit is not None and reused is None:
             found.hit = None
             found.miss_reason = "not_told"
+            found.missed |= {mark.segment: "not_told" for mark in found.marks}
         elif hit is not None and not is_whole:
             self.entries.lose(hit)
             found.miss_reason = "best_effort_evicted"
+            self._lost(found)
             if not found.read:
                 found.hit = None
         self._unwritten = set()
@@ -221,8 +223,9 @@ class UpstreamCache(MirrorCache):
             self._unwritten = {mark.segment for mark in found.marks}
             found.marks = []
 
-    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
-        return found.miss_reason != "not_told" and super()._was_overtaken(query, found, now)
+    def _was_overtaken(self, query: CacheQuery, found: Found, tokens: int, now: float) -> bool:
+        is_told = found.miss_reason != "not_told"
+        return is_told and super()._was_overtaken(query, found, tokens, now)
 
 
 class UpstreamLoop(ExternalLoop):

@@ -281,9 +281,10 @@ class HeldCache(MirrorCache):
 
             hit = found.hit = longest_hit(query.segments, found.marks, covered, query.lookback_to)
             found.read = 0 if hit is None else min(hit.tokens, reused)
-            found.miss_reason = self._miss_reason(query, found.marks, hit)
+            self._explain(query, found)
             if found.miss_reason is None and hit is None:
                 found.miss_reason = "best_effort_evicted"
+            self._lost(found)
         states = {Digest(bytes.fromhex(held.key)): held.state for held in report.held}
         written = [
             mark
