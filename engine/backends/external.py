@@ -14,6 +14,7 @@ from engine.cache.block import Block
 from engine.cache.digests import ChainHasher, PromptDigests, common_blocks
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest, TokenId
+from engine.cache.lookup import Mark
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
 from engine.cache.table import BlockTable
@@ -155,6 +156,11 @@ class MirrorCache(PrefixCache):
         for mark in found.marks:
             if mark.tokens > found.read:
                 found.missed.setdefault(mark.segment, "best_effort_evicted")
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, mark: Mark, now: float) -> bool:
+        """What our books had at the look-up, and the other program lost, nobody overtook."""
+        was_there = found.missed.get(mark.segment) in ("best_effort_evicted", "not_told")
+        return not was_there and super()._was_overtaken(query, found, mark, now)
 
     def _mirror(self, query: CacheQuery, table: BlockTable) -> None:
         table.blocks = self.pool.mirror(query.digests)

@@ -1,12 +1,12 @@
 """Why breakpoints were not read: a reason for each of them, and the request's own."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.cache.block import Entry
 from engine.cache.digests import PromptDigests
 from engine.cache.entries import Entries
-from engine.cache.lookup import Mark, Segment
+from engine.cache.lookup import Mark, Segment, window
 from engine.protocol import Breakpoint, MissReason
 
 _NO_TRACE: tuple[MissReason, ...] = ("grew", "cold", "lookback_exceeded", "no_boundary")
@@ -16,7 +16,7 @@ _NO_TRACE: tuple[MissReason, ...] = ("grew", "cold", "lookback_exceeded", "no_bo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misses:
     """Explains one look-up at the moment `now`. `has_states`: a prompt can be gone on with from an
-    entry's own position alone."""
+    entry's own position alone. `lookback_to` is the request's."""
 
     entries: Entries
     digests: PromptDigests
@@ -24,27 +24,29 @@ class Misses:
     breakpoints: Sequence[Breakpoint]
     now: float
     has_states: bool
+    lookback_to: int | None
 
-    def by_segment(self, marks: Sequence[Mark], hit: Entry | None) -> dict[int, MissReason]:
-        """Why what stands up to each breakpoint was not read in full. Breakpoints that were read
-        are not in it. `marks` are those that may have an entry."""
-        read = 0 if hit is None else hit.tokens
+    def by_segment(self, marks: Sequence[Mark], read: int) -> dict[int, MissReason]:
+        """Why what stands up to each breakpoint was not read in full, where an entry of `read`
+        tokens was. Breakpoints that were read are not in it. `marks` are those that may have an
+        entry."""
         able = {mark.segment for mark in marks}
-        nearest = None if hit is not None else self._nearest(marks)
+        live = self._live(marks, read)
         reasons: dict[int, MissReason] = {}
         for point in self.breakpoints:
             end = self.segments[point.segment].end
             if end is None:
                 reasons[point.segment] = "no_boundary"
-            elif end > read:
-                is_able = point.segment in able
-                reasons[point.segment] = (
-                    self._of_mark(point.segment, end, hit, nearest) if is_able else "below_minimum"
-                )
+            elif end <= read:
+                continue
+            elif point.segment not in able:
+                reasons[point.segment] = "below_minimum"
+            else:
+                reasons[point.segment] = self._of_mark(point.segment, end, read, live)
         return reasons
 
     def of_request(
-        self, marks: Sequence[Mark], hit: Entry | None, reasons: Mapping[int, MissReason]
+        self, marks: Sequence[Mark], read: int, reasons: Mapping[int, MissReason]
     ) -> MissReason | None:
         """Why the last breakpoint was not read in full, by the `reasons` of all. None if it was, or
         if the prefix merely grew."""
@@ -60,25 +62,36 @@ class Misses:
             reason = reasons.get(mark.segment)
             if reason is not None and reason not in _NO_TRACE:
                 return reason
-        return last if hit is None else None
+        return None if read else last
 
-    def _of_mark(
-        self, segment: int, end: int, hit: Entry | None, nearest: int | None
-    ) -> MissReason:
-        if self.has_states and self.entries.find(self.digests, end, self.now) is not None:
+    def _of_mark(self, segment: int, end: int, read: int, live: Sequence[int]) -> MissReason:
+        if self.has_states and self._is_live(end, read):
             return "no_boundary"  # its state has taken in the prompt's last token
         known = self.entries.why_missing(self.digests.at(end), self.now)
         if known is not None:
             return known
-        if hit is not None:
-            return "grew"
-        is_behind = nearest is not None and nearest <= segment
-        return "lookback_exceeded" if is_behind else "cold"
+        nearest = bisect_right(live, segment) - 1
+        if nearest < 0:
+            return "grew" if read else "cold"
+        is_reached = live[nearest] in self._reach(segment)
+        return "best_effort_evicted" if is_reached else "lookback_exceeded"
 
-    def _nearest(self, marks: Sequence[Mark]) -> int | None:
-        """The first segment up to the last mark at whose end a live entry stands."""
+    def _reach(self, segment: int) -> Collection[int]:
+        """The segments whose entries a breakpoint at `segment` may read."""
+        if self.lookback_to is not None:
+            return range(self.lookback_to, segment + 1)
+        return set(window(self.segments, segment))
+
+    def _live(self, marks: Sequence[Mark], read: int) -> list[int]:
+        """The segments behind what was read, and up to the last mark, at whose ends live entries
+        stand. One that a mark reaches is not read where its content is gone in the memory of
+        another program, whose books alone have it."""
         last = marks[-1].segment if marks else -1
-        for number, segment in enumerate(self.segments[: last + 1]):
-            if segment.end and self.entries.find(self.digests, segment.end, self.now) is not None:
-                return number
-        return None
+        numbers = range(last + 1)
+        return [number for number in numbers if self._is_live(self.segments[number].end, read)]
+
+    def _is_live(self, end: int | None, read: int) -> bool:
+        """Whether an entry that ends here could be read, and tells more than what was."""
+        if end is None or end <= read:
+            return False
+        return self.entries.find(self.digests, end, self.now) is not None

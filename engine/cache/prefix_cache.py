@@ -284,8 +284,8 @@ class PrefixCache:
                     _acquire(own.held)
                 found.documents.append(own)
             if any(one.hit is not None for one in found.documents):
+                self._explain(query, found, max(one.read for one in found.documents))
                 found.miss_reason = None
-                found.missed = {}
             return found
         if query.compression is None:
             found.documents = [self.look_up(one.origin) for one in query.placed]
@@ -462,12 +462,13 @@ class PrefixCache:
         """The reasons of the breakpoints that were not read, as they are known at the write."""
         missed = dict(found.missed)
         for mark in found.marks:
-            if self._was_overtaken(query, found, mark.tokens, now):
+            if self._was_overtaken(query, found, mark, now):
                 missed[mark.segment] = "in_progress_race"
         return missed
 
-    def _was_overtaken(self, query: CacheQuery, found: Found, tokens: int, now: float) -> bool:
-        """Whether another request wrote or computed this prefix after the look-up."""
+    def _was_overtaken(self, query: CacheQuery, found: Found, mark: Mark, now: float) -> bool:
+        """Whether another request wrote or computed this mark's prefix after the look-up."""
+        tokens = mark.tokens
         if found.hit is not None and found.hit.tokens >= tokens:
             return False
         if found.raced and found.raced >= tokens - tokens % self.pool.block_size:
@@ -639,18 +640,20 @@ class PrefixCache:
             return receipt, None
         return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
 
-    def _explain(self, query: CacheQuery, found: Found) -> None:
-        """Note why the breakpoints beyond the hit were not read."""
+    def _explain(self, query: CacheQuery, found: Found, sibling_read: int = 0) -> None:
+        """Note why the breakpoints beyond the hit, or what is read of a sibling, were not read."""
+        read = found.hit.tokens if found.hit is not None else sibling_read
         misses = Misses(
             entries=self.entries,
             digests=query.digests,
             segments=query.segments,
             breakpoints=query.breakpoints,
             now=query.arrived_at,
-            has_states=bool(self.state_blocks),
+            has_states=self.has_states,
+            lookback_to=query.lookback_to,
         )
-        found.missed = misses.by_segment(found.marks, found.hit)
-        found.miss_reason = misses.of_request(found.marks, found.hit, found.missed)
+        found.missed = misses.by_segment(found.marks, read)
+        found.miss_reason = misses.of_request(found.marks, read, found.missed)
 
 
 def _has(sources: Mapping[int, Source], placed: Placed, size: int) -> bool:

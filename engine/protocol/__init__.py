@@ -565,8 +565,8 @@ class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one breakpoint.
 
     `expires_in_seconds` is a promise: only a `leased` one has it. `reason` says why there is no
-    entry, or why nothing holds it. `missed` says why what stands up to it was not read; None where
-    it was. Engines of before did not tell it.
+    entry, or why nothing holds it. `missed` says why what stands up to it was not read in full;
+    None where it was. Engines of earlier versions leave it out.
     """
 
     segment: int

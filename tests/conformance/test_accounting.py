@@ -104,6 +104,22 @@ def test_breakpoints_look_at_20_positions(engine: Engine, position: int, is_foun
     started = engine.ask(asked, scope, position).started
     assert started.usage.cache_read_tokens == (ends[0] if is_found else 0)
     assert started.miss_reason == (None if is_found else "lookback_exceeded")
+    (report,) = started.breakpoints
+    assert report.missed == ("grew" if is_found else "lookback_exceeded")
+
+
+def test_each_breakpoint_says_why_what_stands_up_to_it_was_not_read(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(*(engine.text(80) for _ in range(3)))
+    first = engine.ask(asked, scope, 0, 1).started
+    assert [report.missed for report in first.breakpoints] == ["cold", "cold"]
+    assert first.miss_reason == "cold"
+    grown = engine.ask(asked, scope, 0, 1, 2).started
+    assert [report.missed for report in grown.breakpoints] == [None, None, "grew"]
+    assert grown.miss_reason is None
+    engine.advance(301)
+    expired = engine.ask(asked, scope, 1, 2).started
+    assert [report.missed for report in expired.breakpoints] == ["ttl_expired", "ttl_expired"]
+    assert expired.miss_reason == "ttl_expired"
 
 
 def test_a_run_of_tool_uses_or_results_is_one_position(engine: Engine) -> None:
@@ -138,7 +154,7 @@ def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) 
         (report,) = started.breakpoints
         assert (report.state, started.usage.cache_read_tokens) == (state, read)
         if state == "none":
-            assert report.reason == started.miss_reason == "below_minimum"
+            assert report.reason == started.miss_reason == report.missed == "below_minimum"
             assert started.usage.input_tokens == started.usage.prompt_tokens
 
 

@@ -226,6 +226,20 @@ class Player:
                 f"seed {self._seed} turn {number}: (input, read, 5m, 1h) {got.usage}, "
                 f"the reference model says {want}"
             )
+        elif want is not None and turn.keep is None and turn.document is None:
+            self._compare_marks(turn, number, got, want[1])
+
+    def _compare_marks(self, turn: Turn, number: int, got: Outcome, read: int) -> None:
+        """A breakpoint has a reason where the reference reads less than what stands up to it."""
+        ends = self.server.machines.sizes(turn).ends
+        marked = sorted(resolved(turn.talk, turn.marks))
+        has_reason = [reason is not None for reason in got.missed]
+        if has_reason != [ends[segment] > read for segment in marked]:
+            self.differences.append(
+                f"seed {self._seed} turn {number}: missed {got.missed}, the reference model reads"
+                f" {read} tokens of marks at {[ends[segment] for segment in marked]}"
+            )
+        self.tally.update(f"mark: {reason}" for reason in got.missed if reason is not None)
 
     def _count(self, turn: Turn, got: Outcome) -> None:
         """The exercised cases, by the server's own report."""

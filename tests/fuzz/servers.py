@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from engine.protocol import CountReply, EntryState, GenerateRequest, Prompt, Started, Ttl
+from engine.protocol import (
+    BreakpointReport,
+    CountReply,
+    EntryState,
+    GenerateRequest,
+    Prompt,
+    Started,
+    Ttl,
+)
 from engine.protocol.reports import EntryInfo
 from scripts.bench.load import headers_of
 from tests.conformance.engines import Engine, Stream, prompt
@@ -34,14 +42,16 @@ class Sizes(NamedTuple):
 class Outcome(NamedTuple):
     """`usage` is (input, read, 5m writes, 1h writes), None where the turn was refused.
 
-    `entries`: what the server says of each breakpoint's entry, in the prompt's order. `document`:
-    how many of its tokens were copied, and how many computed where it stands.
+    `entries`: what the server says of each breakpoint's entry, in the prompt's order, and `missed`
+    why what stands up to it was not read. `document`: how many of its tokens were copied, and how
+    many computed where it stands.
     """
 
     usage: tuple[int, int, int, int] | None
     miss_reason: str | None = None
     entries: tuple[tuple[Ttl | None, EntryState], ...] = ()
     document: tuple[int, int] | None = None
+    missed: tuple[str | None, ...] = ()
 
 
 @dataclass
@@ -65,7 +75,13 @@ def outcome_of(started: Started) -> Outcome:
         usage.cache_write_1h_tokens,
     )
     entries = tuple((report.ttl, report.state) for report in started.breakpoints)
-    return Outcome(counts, started.miss_reason, entries)
+    missed = tuple(told_of(report) for report in started.breakpoints)
+    return Outcome(counts, started.miss_reason, entries, missed=missed)
+
+
+def told_of(report: BreakpointReport) -> str | None:
+    assert not isinstance(report.missed, msgspec.UnsetType), "engines tell of each breakpoint"
+    return report.missed
 
 
 def message_outcome(message: dict[str, Any]) -> Outcome:

@@ -17,6 +17,11 @@ EXERCISED = (
     "cancelled before the first event",
     "miss: ttl_expired",
     "miss: in_progress_race",
+    "mark: cold",
+    "mark: grew",
+    "mark: ttl_expired",
+    "mark: in_progress_race",
+    "mark: below_minimum",
 )
 
 

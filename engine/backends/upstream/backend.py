@@ -223,10 +223,6 @@ class UpstreamCache(MirrorCache):
             self._unwritten = {mark.segment for mark in found.marks}
             found.marks = []
 
-    def _was_overtaken(self, query: CacheQuery, found: Found, tokens: int, now: float) -> bool:
-        is_told = found.miss_reason != "not_told"
-        return is_told and super()._was_overtaken(query, found, tokens, now)
-
 
 class UpstreamLoop(ExternalLoop):
     """`suspect` is called when a connection to the server broke."""

@@ -282,6 +282,10 @@ class World:
         assert usage.prompt_tokens == len(tokens)
         assert usage.cache_read_tokens == life.found.read
         assert usage.computed_tokens == len(tokens) - life.found.reused
+        hit = life.found.hit.tokens if life.found.hit is not None else 0
+        for report in written.breakpoints:
+            end = life.query.segments[report.segment].end or 0
+            assert (report.missed is None) == (end <= hit), "a reason for what was not read alone"
         life.is_started = True
         note_yielded(self, scope, before)
         note_new_leases(self)

@@ -92,7 +92,9 @@ def test_a_prompt_the_server_counts_otherwise_is_no_read(engine: Engine, script:
     scope, asked = engine.scope(), prompt(engine.text(100))
     engine.ask(asked, scope, 0)
     script.fault = Fault(usage={"prompt_tokens": 5})
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == 0
+    counted = engine.ask(asked, scope, 0).started
+    assert counted.usage.cache_read_tokens == 0
+    assert counted.breakpoints[0].missed == counted.miss_reason is not None
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,7 @@ def test_a_server_that_tells_nothing_is_found_and_read_from_by_nobody() -> None:
         assert first.started.breakpoints[0].reason == "no_hold"
         assert again.usage.cache_read_tokens == 0
         assert again.started.miss_reason == "not_told"
+        assert [first.started.breakpoints[0].missed, again.started.breakpoints[0].missed] == [
+            "cold",
+            "not_told",
+        ]

@@ -84,8 +84,22 @@ def test_a_hit_that_was_lost_on_the_way_is_none(books: Books) -> None:
     assert written.usage.cache_read_tokens == 8, "the shorter entry is still there"
     assert written.usage.automatic_tokens == 4
     assert written.miss_reason == "sacrificed"
+    assert [report.missed for report in written.breakpoints] == [None, "sacrificed"]
     (ended,) = books.entries.leases.take_ended()
     assert (ended.reason, ended.names) == ("sacrificed", [NAME])
+
+
+def test_an_entry_of_which_vllm_reused_less_than_the_books_say_was_evicted(books: Books) -> None:
+    books.write()
+    books.ask()
+    written = books.answer(hit_tokens=8)
+    assert written.usage.cache_read_tokens == 8
+    assert written.miss_reason == "best_effort_evicted"
+    assert [report.missed for report in written.breakpoints] == [None, "best_effort_evicted"]
+    books.ask()
+    written = books.answer(hit_tokens=4)
+    assert written.usage.cache_read_tokens == 0
+    assert [report.missed for report in written.breakpoints] == ["best_effort_evicted"] * 2
 
 
 @pytest.mark.parametrize("reason", ["sacrificed", "yielded"])
