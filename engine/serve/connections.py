@@ -1,12 +1,15 @@
 """The engine's uvicorn, with bounds on what a connection may bring, and how it comes to an end.
 
-uvicorn bounds neither heads nor the requests that wait behind another one nor the connections,
-waits for a request for ever, and does not ask for the secret.
+uvicorn bounds neither heads nor the requests that wait behind another one nor the connections, and
+waits for a request for ever. Who does not show the secret keeps no gateway out: its connections
+make way, and its requests get a part of the loop's time (`engine/places.py`).
 """
 
 import asyncio
 import socket
 import sys
+from functools import partial
+from typing import Any
 
 import httptools
 import msgspec
@@ -14,10 +17,18 @@ import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from engine.asgi import AccessLog, TrimmingServer, num_descriptors, raise_descriptor_limit
+from engine.asgi import (
+    AccessLog,
+    Application,
+    TrimmingServer,
+    num_descriptors,
+    raise_descriptor_limit,
+)
+from engine.places import Connections, Split, Strangers, Told, group_of, split
 from engine.protocol import ErrorReply
 from engine.reading import FRAMING_TOLD, SteadyProtocol
 from engine.serve.health import ServedEngine
+from engine.serve.secret import Secret
 from engine.serve.server import note_call
 from engine.settings import Settings
 
@@ -33,16 +44,26 @@ BODY_SECONDS = 60.0
 """Between two bytes of a body. Looked at every HEAD_SECONDS, as is the head's time."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than a gateway keeps idle connections (30 s), since it must be the one who closes."""
-DESCRIPTORS_SHARE = 0.75
-"""Of the process's descriptors, for connections. The store and workers need some too."""
+NO_PLACE_TOLD = "too many connections"
+RETRY_SECONDS = 1
+"""For who lost its place, or got none."""
 
 
-def max_connections() -> int:
-    return int(num_descriptors(sys.maxsize) * DESCRIPTORS_SHARE)
+class Places:
+    """Of all connections to one engine. Those that showed the secret are held by their addresses:
+    each is a gateway's. `parts` are of the process's descriptors."""
+
+    def __init__(self, parts: Split) -> None:
+        self.connections = Connections(parts.places, parts.places, part_of_holder=1.0)
+        self.told = Told(parts.sockets)
 
 
 class BoundedProtocol(SteadyProtocol):
-    """For uvicorn's `http` setting."""
+    """uvicorn's `http` setting is a partial of it: the places are the first argument."""
+
+    def __init__(self, places: Places, **options: Any) -> None:
+        super().__init__(**options)
+        self.places = places
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,11 +74,27 @@ class BoundedProtocol(SteadyProtocol):
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._refusal = ""
-        if len(self.connections) > max_connections():
-            transport.close()
+        self.places.told.make_room(len(self.connections))
+        if not self.places.connections.enter(self, self.client[0] if self.client else ""):
+            self._refuse_place()
+
+    def evict(self) -> None:
+        """Another connection needs its place. A request that has no answer yet has this for one,
+        and of a new connection the first request may be on its way."""
+        cycle = self.cycle
+        is_answered = cycle is not None and cycle.response_complete
+        is_answering = cycle is not None and cycle.response_started and not is_answered
+        if is_answered and not self.pipeline and self._head_since is None and self._body_at is None:
+            self.transport.close()
+        elif self.transport.is_closing() or self.pipeline or is_answering:
+            self.transport.abort()
+        else:
+            self._refuse_place()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()
+        self.places.connections.leave(self)
+        self.places.told.leave(self.transport)
         super().connection_lost(exc)
 
     def feed(self, piece: bytes) -> None:
@@ -83,6 +120,7 @@ class BoundedProtocol(SteadyProtocol):
         if self._head_since is None:
             self._head_since = self.loop.time()
         super().on_message_begin()
+        self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
         self._body_at = self.loop.time()
@@ -120,12 +158,48 @@ class BoundedProtocol(SteadyProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer in the protocol's envelope, unless the request has an answer, and close."""
         if self.cycle is None or not self.cycle.response_started:
-            reply = ErrorReply("invalid_request", self._refusal or "the request is not valid HTTP")
-            body = msgspec.json.encode(reply)
-            head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-            self.transport.write(STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + body)
+            told = self._refusal or "the request is not valid HTTP"
+            self._say(400, ErrorReply("invalid_request", told))
         self.lingering.has_more = True
         self.transport.close()
+
+    def _refuse_place(self) -> None:
+        retry_after = b"retry-after: %d\r\n" % RETRY_SECONDS
+        # A status that every caller knows; 529 is the protocol's own.
+        self._say(503, ErrorReply("overloaded", NO_PLACE_TOLD), retry_after)
+        self.lingering.has_more = True
+        self.transport.close()
+        self.places.told.add(self.transport)
+
+    def _say(self, status: int, reply: ErrorReply, more: bytes = b"") -> None:
+        body = msgspec.json.encode(reply)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        head += more + b"connection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head + body)
+
+
+def front(app: Application, secret: Secret, connections: Connections) -> Application:
+    """The application behind the door: a connection is proved while its last request showed the
+    secret, and other requests wait for their turn."""
+    strangers = Strangers()
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        connection: BoundedProtocol = scope["state"]["connection"]
+        client = scope["client"]
+        address = client[0] if client else ""
+        if secret.is_shown(scope["headers"]):
+            connections.prove(connection, group_of(address))
+            with strangers.known():
+                await app(scope, receive, send)
+        else:
+            connections.doubt(connection)
+            await strangers.wait(address)
+            await app(scope, receive, send)
+
+    return served
 
 
 class Server(TrimmingServer):
@@ -138,18 +212,23 @@ class Server(TrimmingServer):
     def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:
         self._engine = host
         raise_descriptor_limit()
-        super().__init__(
-            uvicorn.Config(
-                AccessLog(app, note_call) if settings.log_level == "debug" else app,
-                host=settings.host,
-                port=settings.port,
-                http=BoundedProtocol,
-                log_level="warning",
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=settings.grace_seconds,
-            )
-        )
+        parts = split(num_descriptors(sys.maxsize))
+        places = Places(parts)
+        served: Application = app
+        if settings.log_level == "debug":
+            served = AccessLog(app, note_call)
+        secret = Secret(settings.secret.get_secret_value())
+        options: dict[str, Any] = {
+            "host": settings.host,
+            "port": settings.port,
+            "http": partial(BoundedProtocol, places),
+            "backlog": parts.backlog,
+            "log_level": "warning",
+            "server_header": False,
+            "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
+            "timeout_graceful_shutdown": settings.grace_seconds,
+        }
+        super().__init__(uvicorn.Config(front(served, secret, places.connections), **options))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.end_events()

@@ -1,7 +1,6 @@
 """The engine's HTTP server: `PROTOCOL.md` over one backend."""
 
 import asyncio
-import hmac
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -50,6 +49,7 @@ from engine.protocol import (
 )
 from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
 from engine.serve.health import ServedEngine
+from engine.serve.secret import Secret
 from engine.supervisor import trace_of
 
 T = TypeVar("T")
@@ -284,11 +284,10 @@ def create_app(
 ) -> Litestar:
     """The application over one backend, which is made and loaded when the server starts."""
 
-    wanted = f"Bearer {secret}".encode()
+    wanted = Secret(secret)
 
     def check_secret(asking: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        authorization = asking.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(authorization, wanted):
+        if not wanted.is_shown(asking.scope["headers"]):
             raise Unauthorized("the engine secret is missing or wrong")
 
     @asynccontextmanager

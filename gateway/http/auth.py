@@ -24,6 +24,7 @@ from litestar.middleware import AbstractAuthenticationMiddleware, Authentication
 from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
+from engine.places import group_of
 from gateway.admission.keyring import KeyRing
 from gateway.admission.rates import ReadKind
 from gateway.base.errors import (
@@ -38,7 +39,6 @@ from gateway.base.errors import (
 )
 from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import request_id
-from gateway.http.places import group_of
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.access import digest_of
 from gateway.prompt.ask import Principal

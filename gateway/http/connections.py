@@ -8,16 +8,16 @@ those before it.
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from engine.places import Connections, Told
 from engine.reading import FRAMING_TOLD, SteadyProtocol
 from gateway.base.errors import GatewayError, HeadTimeout, HeadTooLarge, InvalidRequest, Overloaded
 from gateway.http.errors import reply_without_route
-from gateway.http.places import Connections
 
 # RFC 3986, 3.2.2, and a port: a name, an IPv4 address or an IPv6 address in brackets; or nothing.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
@@ -87,16 +87,13 @@ class ConnectionLimits:
     """The limits of a connection. `request_seconds` is the time for a head, and again for its body.
     `stall_seconds` is the time for a client to read waiting bytes. `refused` is called with the
     reason of every refusal that no route sees, and with the request's id where the client got
-    one. `most_sockets` counts those too that have lost their place and are told so: beyond it these
-    are cut off."""
+    one."""
 
     request_seconds: float
     stall_seconds: float
     refused: Callable[[str, str | None], None]
     connections: Connections
-    most_sockets: int
-    told: "dict[GuardedProtocol, None]" = field(default_factory=dict)
-    """Those that were refused and are still there, in the order in which they were."""
+    told: Told
 
 
 class GuardedProtocol(SteadyProtocol):
@@ -127,13 +124,8 @@ class GuardedProtocol(SteadyProtocol):
         # Called when the client hangs up while a request of it is answered.
         self._on_leave: Callable[[], None] | None = None
         self._arm()
-        refused = self.bounds.told
-        if len(self.connections) > self.bounds.most_sockets and refused:
-            # The rest of the descriptors is the journal's and the engines'. Who was told longest
-            # ago that there is no place has had the most time to read it.
-            oldest = next(iter(refused))
-            del refused[oldest]
-            oldest.transport.abort()
+        # The rest of the descriptors is the journal's and the engines'.
+        self.bounds.told.make_room(len(self.connections))
         if not self.bounds.connections.enter(self, self.client[0] if self.client else ""):
             self._refuse(TooManyConnections())
 
@@ -142,11 +134,12 @@ class GuardedProtocol(SteadyProtocol):
         and its turn ends as if the client had hung up. Of a new connection the first request may be
         on its way."""
         answered = self._answered
-        is_idle = answered is not None and answered.response_complete
-        if is_idle and not self._loose_bytes and not self._is_in_body:
+        is_answered = answered is not None and answered.response_complete
+        is_answering = answered is not None and answered.response_started and not is_answered
+        if is_answered and not self._loose_bytes and not self._is_in_body:
             self.bounds.refused("made_way", None)
             self.transport.close()
-        elif (answered is not None and answered.response_started) or self.transport.is_closing():
+        elif is_answering or self.transport.is_closing():
             self._cut_off("made_way")
         else:
             self._is_deaf = True
@@ -161,7 +154,7 @@ class GuardedProtocol(SteadyProtocol):
         self._disarm()
         self.resume_writing()
         self.bounds.connections.leave(self)
-        self.bounds.told.pop(self, None)
+        self.bounds.told.leave(self.transport)
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -355,4 +348,4 @@ class GuardedProtocol(SteadyProtocol):
         self.bounds.refused(reason, request_id)
         self.lingering.has_more = True
         self.transport.close()
-        self.bounds.told[self] = None
+        self.bounds.told.add(self.transport)

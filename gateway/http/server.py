@@ -21,21 +21,16 @@ from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
 from engine.asgi import AccessLog, Application, TrimmingServer, num_descriptors
+from engine.places import Connections, Strangers, Told, split
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
 from gateway.http.auth import AdminGate
 from gateway.http.connections import SERVER, ConnectionLimits, GuardedProtocol
-from gateway.http.places import Connections, Strangers
 from gateway.prompt.ask import Principal
 
-_MAX_BACKLOG = 2048
-_PLACES_SHARE = 3 / 4
-"""Of the process's descriptors, for clients."""
-_SOCKETS_SHARE = 13 / 16
-"""The same with connections that have lost their place, or never had one, and are told so."""
-_BACKLOG_SHARE = 1 / 16
-"""The last eighth is the journal's, the database's and the engines'."""
+_PART_OF_KEY = 0.5
+"""Of all places, for the connections of one key."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
 
@@ -101,22 +96,21 @@ class Server(TrimmingServer):
                 log = get_logger("access")
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
-        descriptors = num_descriptors(4 * 16_384)
+        parts = split(num_descriptors(4 * 16_384))
         tuning = settings.tuning
-        most = min(tuning.connections, max(int(descriptors * _PLACES_SHARE), 1))
+        most = min(tuning.connections, parts.places)
         limits = ConnectionLimits(
             request_seconds=tuning.request_seconds,
             stall_seconds=tuning.stall_seconds,
             refused=refused,
-            connections=Connections(most, tuning.connections_per_address),
-            most_sockets=max(int(descriptors * _SOCKETS_SHARE), 1),
+            connections=Connections(most, tuning.connections_per_address, _PART_OF_KEY),
+            told=Told(parts.sockets),
         )
         options: dict[str, Any] = {
             "host": settings.host,
             "port": settings.port,
             "http": partial(GuardedProtocol, limits),
-            # All that wait are accepted before one can be refused.
-            "backlog": max(16, min(_MAX_BACKLOG, int(descriptors * _BACKLOG_SHARE))),
+            "backlog": parts.backlog,
             "ws": "none",
             "log_config": None,
             "access_log": False,

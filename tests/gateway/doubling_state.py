@@ -13,11 +13,11 @@ from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import parse_qsl
 
+from engine.places import Connections
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.admission.accounts import Wanted, WorkspaceLimits
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.base.grants import Limits
-from gateway.http.places import Connections
 from gateway.http.query import query_problems
 from gateway.journal import store
 from gateway.journal.store import Journal
@@ -90,7 +90,7 @@ class _Guest:
 
 def _connected(size: int) -> Work:
     """One connection comes and goes among as many of other addresses."""
-    connections = Connections(2 * size, 256)
+    connections = Connections(2 * size, 256, 0.5)
     for number in range(size):
         connections.enter(_Guest(), f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
 

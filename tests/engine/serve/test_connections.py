@@ -5,16 +5,20 @@ import gc
 import json
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import uvicorn
 
+from engine.asgi import num_descriptors
+from engine.places import Split, split
 from engine.reading import FRAMING_TOLD
 from engine.serve import connections
-from engine.serve.connections import MAX_HEAD_BYTES, MAX_PIPELINED, BoundedProtocol
+from engine.serve.connections import MAX_HEAD_BYTES, MAX_PIPELINED, BoundedProtocol, Places
 from tests.conformance.engines import SECRET, Engine, running_engine
 
 PATIENCE = 180
@@ -117,11 +121,10 @@ async def slow_answer(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[int]:
+async def served(parts: Split | None = None) -> AsyncIterator[int]:
     """The port of a server with the engine's bounds."""
-    config = uvicorn.Config(
-        slow_answer, port=0, http=BoundedProtocol, lifespan="off", log_config=None
-    )
+    protocol: Any = partial(BoundedProtocol, Places(parts or split(4096)))
+    config = uvicorn.Config(slow_answer, port=0, http=protocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -188,16 +191,17 @@ async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: b
 
 
 @pytest.mark.anyio
-async def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "max_connections", lambda: 2)
-    async with served() as port, asyncio.timeout(PATIENCE):
+async def test_a_connection_that_gives_way_is_told_so() -> None:
+    """The newcomer was closed without a status, for as long as the others stayed."""
+    async with served(Split(places=2, sockets=4, backlog=16)) as port, asyncio.timeout(PATIENCE):
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read() == b""
-        writer.close()
-        kept[0][1].write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        assert (await kept[0][0].read()).startswith(b"HTTP/1.1 200")
-        for _, each in kept:
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        told = await kept[0][0].read()
+        assert told.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 1\r\n" in told
+        assert json.loads(told.partition(b"\r\n\r\n")[2])["code"] == "overloaded"
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        for _, each in [*kept, (reader, writer)]:
             each.close()
 
 
@@ -206,4 +210,4 @@ def test_an_endless_number_of_descriptors_is_no_bound_of_zero(
     monkeypatch: pytest.MonkeyPatch, soft: int, most: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
-    assert connections.max_connections() >= most
+    assert split(num_descriptors(sys.maxsize)).places >= most

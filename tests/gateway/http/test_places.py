@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.http.places import STRANGERS_SHARE, Strangers
+from engine.places import STRANGERS_SHARE, Strangers
 from scripts.stack import (
     Server,
     free_port,

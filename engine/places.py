@@ -1,0 +1,296 @@
+"""Which connections may stay at either server, and when the requests of strangers begin.
+
+Connections have *holders*: at the gateway an API key, at the engine the address of a gateway that
+showed the secret. Who shows nothing that is known here pays first: with places, and with the loop's
+time.
+"""
+
+import asyncio
+import ipaddress
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+STRANGERS_SHARE = 0.2
+"""Of the loop's time, for requests of strangers while others are answered."""
+NEWCOMERS_SHARE = 1 / 16
+"""Of all places, for connections that are not proved (yet)."""
+_PLACES_SHARE = 3 / 4
+"""Of the process's descriptors, for connections. Files and the process's own connections need the
+others."""
+_SOCKETS_SHARE = 13 / 16
+"""The same with connections that have lost their place, or never had one, and are told so."""
+_BACKLOG_SHARE = 1 / 16
+_MAX_BACKLOG = 2048
+
+
+class Split(NamedTuple):
+    """Parts of a process's descriptors: `places` for connections, `sockets` with those that are
+    told that they have no place, and the `backlog` of those that wait to be accepted."""
+
+    places: int
+    sockets: int
+    backlog: int
+
+
+def split(descriptors: int) -> Split:
+    """All that wait are accepted before one can be refused, so the backlog has a part too."""
+    return Split(
+        places=max(int(descriptors * _PLACES_SHARE), 1),
+        sockets=max(int(descriptors * _SOCKETS_SHARE), 1),
+        backlog=max(16, min(_MAX_BACKLOG, int(descriptors * _BACKLOG_SHARE))),
+    )
+
+
+class Guest(Protocol):
+    """A connection as it is counted."""
+
+    def evict(self) -> None: ...
+
+
+class _Holders:
+    """The connections of each holder in the order in which they were proved, and the holders by how
+    many they have. Each call takes the same time however many there are."""
+
+    def __init__(self) -> None:
+        self._guests: dict[str, OrderedDict[Guest, None]] = {}
+        self._by_count: dict[int, OrderedDict[str, None]] = {}
+        self._most = 0
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    def count(self, holder: str) -> int:
+        return len(self._guests.get(holder, ()))
+
+    @property
+    def most(self) -> int:
+        """How many the holder has that has the most."""
+        return self._most
+
+    def newest_of_most(self) -> Guest:
+        holder = next(iter(self._by_count[self._most]))
+        return next(reversed(self._guests[holder]))
+
+    def add(self, holder: str, guest: Guest) -> None:
+        guests = self._guests.setdefault(holder, OrderedDict())
+        self._forget_count(holder, len(guests))
+        guests[guest] = None
+        self._note_count(holder, len(guests))
+
+    def remove(self, holder: str, guest: Guest) -> None:
+        guests = self._guests[holder]
+        self._forget_count(holder, len(guests))
+        del guests[guest]
+        if guests:
+            self._note_count(holder, len(guests))
+        else:
+            del self._guests[holder]
+        while self._most and self._most not in self._by_count:
+            self._most -= 1
+
+    def _note_count(self, holder: str, count: int) -> None:
+        self._by_count.setdefault(count, OrderedDict())[holder] = None
+        self._most = max(self._most, count)
+
+    def _forget_count(self, holder: str, count: int) -> None:
+        if count:
+            holders = self._by_count[count]
+            del holders[holder]
+            if not holders:
+                del self._by_count[count]
+
+
+class Connections:
+    """Which connections may stay: so many in total, `part_of_holder` of them of each holder, and so
+    many of one address that are not proved. A connection is *proved* while the last request on it
+    showed who holds it. What a holder has beyond its part counts like connections that are not
+    proved.
+
+    Some places (NEWCOMERS_SHARE) are never a proved connection's. So where no place is free, the
+    oldest that is not proved makes way, whatever it does, and who shows nothing keeps nobody out.
+    (The newest of them may be about to show something.) Where all other places are taken, a newly
+    proved connection has the place of the newest one of the holder that has the most, if that is
+    more than an equal part for each holder. Else it stays as one that is not proved."""
+
+    def __init__(self, most: int, most_of_address: int, part_of_holder: float) -> None:
+        self._most = most
+        self._most_of_address = most_of_address
+        self._most_proved = max(most - max(int(most * NEWCOMERS_SHARE), 1), 1)
+        self._most_of_holder = max(int(most * part_of_holder), 1)
+        # The addresses of all; those that are not proved, the oldest first; who holds the others.
+        self._groups: dict[Guest, str] = {}
+        self._unproved: OrderedDict[Guest, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[Guest, None]] = {}
+        self._holder_of: dict[Guest, str] = {}
+        self._holders = _Holders()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def enter(self, guest: Guest, address: str) -> bool:
+        """Whether the newcomer may stay; another connection may have been evicted for it."""
+        group = group_of(address)
+        of_address = self._by_address.get(group, OrderedDict())
+        if len(of_address) >= self._most_of_address:
+            self._evict(next(iter(of_address)))
+        if len(self) >= self._most:
+            if not self._unproved:
+                return False
+            self._evict(next(iter(self._unproved)))
+        self._groups[guest] = group
+        self.doubt(guest)
+        return True
+
+    def prove(self, guest: Guest, holder: str) -> None:
+        """A request on it showed who holds it; another connection may have been evicted for it."""
+        if guest not in self._groups or self._holder_of.get(guest) == holder:
+            return
+        self._take_from_holder(guest)
+        if self._has_room_for(holder):
+            self._take_from_address(guest)
+            self._holder_of[guest] = holder
+            self._holders.add(holder, guest)
+        else:
+            self._put_by_address(guest)
+
+    def doubt(self, guest: Guest) -> None:
+        """A request on it did not show who holds it."""
+        if guest in self._groups:
+            self._take_from_holder(guest)
+            self._put_by_address(guest)
+
+    def leave(self, guest: Guest) -> None:
+        self._take_from_holder(guest)
+        self._take_from_address(guest)
+        self._groups.pop(guest, None)
+
+    def _put_by_address(self, guest: Guest) -> None:
+        if guest not in self._unproved:
+            self._unproved[guest] = None
+            self._by_address.setdefault(self._groups[guest], OrderedDict())[guest] = None
+
+    def _take_from_address(self, guest: Guest) -> None:
+        if guest not in self._unproved:
+            return
+        del self._unproved[guest]
+        group = self._groups[guest]
+        del self._by_address[group][guest]
+        if not self._by_address[group]:
+            del self._by_address[group]
+
+    def _take_from_holder(self, guest: Guest) -> None:
+        holder = self._holder_of.pop(guest, None)
+        if holder is not None:
+            self._holders.remove(holder, guest)
+
+    def _has_room_for(self, holder: str) -> bool:
+        """Whether one more of this holder's may be proved. Another holder's newest may be evicted
+        for it."""
+        count = self._holders.count(holder)
+        if count >= self._most_of_holder:
+            return False
+        if len(self._holder_of) < self._most_proved:
+            return True
+        num_holders = len(self._holders) + (count == 0)
+        equal_part = max(self._most_proved // num_holders, 1)
+        if self._holders.most <= max(equal_part, count + 1):
+            return False
+        self._evict(self._holders.newest_of_most())
+        return True
+
+    def _evict(self, guest: Guest) -> None:
+        self.leave(guest)
+        guest.evict()
+
+
+def group_of(address: str) -> str:
+    """What counts as one address: of IPv6 the network of 64 bits, which is one customer's."""
+    if ":" not in address:
+        return address
+    try:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False))
+    except ValueError:
+        return address
+
+
+class Told:
+    """Connections that have lost their place, or never had one, while they are told so. Where they
+    take too many descriptors the one that was told first is cut off: it has had the most time to
+    read its answer."""
+
+    def __init__(self, most_sockets: int) -> None:
+        self._most_sockets = most_sockets
+        self._transports: OrderedDict[asyncio.Transport, None] = OrderedDict()
+
+    def add(self, transport: asyncio.Transport) -> None:
+        self._transports[transport] = None
+
+    def leave(self, transport: asyncio.Transport) -> None:
+        self._transports.pop(transport, None)
+
+    def make_room(self, num_sockets: int) -> None:
+        """There are so many sockets, of all connections."""
+        if num_sockets > self._most_sockets and self._transports:
+            oldest, _ = self._transports.popitem(last=False)
+            oldest.abort()
+
+
+class Strangers:
+    """When requests of strangers begin: one at a time, in turn between addresses. While requests
+    with a known key or secret are answered, each is followed by a pause, so that all together take
+    STRANGERS_SHARE of the loop's time. What a request takes is its first step, up to where it
+    waits: answers to strangers wait for nothing."""
+
+    def __init__(self) -> None:
+        self._num_known = 0
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._timer: asyncio.Handle | None = None
+        self._began = 0.0
+
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """A request that is no stranger's is answered."""
+        self._num_known += 1
+        try:
+            yield
+        finally:
+            self._num_known -= 1
+
+    async def wait(self, address: str) -> None:
+        """Until a request of this address may begin."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(group_of(address), deque()).append(turn)
+        if self._timer is None:
+            self._begin_next()
+        await turn
+
+    def _begin_next(self) -> None:
+        self._timer = None
+        turn = self._next()
+        if turn is None:
+            return
+        # These three run behind one another in the loop's next round, with nothing in between.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._note_beginning)
+        turn.set_result(None)
+        self._timer = loop.call_soon(self._pause)
+
+    def _note_beginning(self) -> None:
+        self._began = asyncio.get_running_loop().time()
+
+    def _pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = (loop.time() - self._began) * (1 / STRANGERS_SHARE - 1)
+        self._timer = loop.call_later(seconds if self._num_known else 0.0, self._begin_next)
+
+    def _next(self) -> asyncio.Future[None] | None:
+        while self._waiting:
+            address, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[address] = turns  # behind the other addresses
+            if not turn.done():
+                return turn
+        return None
