@@ -41,6 +41,16 @@ NUM_SHORT = 40
 NUM_SYSTEMS = 5
 SYSTEM_BLOCKS = 15
 SHORT_TOKENS = 312
+FLOODED_BLOCK = 16
+FLOODED_MEMORY = 2048
+FLOOD_BLOCKS = 64
+FLOODS = (0.25, 0.5, 0.75, 1.0, 2.0)
+"""Between two turns of a conversation, as parts of the memory."""
+FLOODED_TURNS = 12
+FLOODED_FIRST_BLOCKS = 256
+FLOODED_TURN_BLOCKS = 4
+FLOODED_PAUSE_SECONDS = 600.0
+"""Between two conversations: no lease of 5 minutes outlives it."""
 
 
 class TraceMissing(Exception):
@@ -215,8 +225,34 @@ def starved() -> Trace:
     return new_trace(STARVED_BLOCK, prompts())
 
 
+def flooded() -> Trace:
+    """A conversation for each of FLOODS, one behind the other, in one workspace.
+
+    Between two turns come prompts that nobody sends again, as large together as the flood says. A
+    conversation's first turn, and the floods, are in the group of chats.
+    """
+
+    def prompts() -> Iterator[Prompt]:
+        at = 0.0
+        for part in FLOODS:
+            at += FLOODED_PAUSE_SECONDS
+            for turn in range(FLOODED_TURNS):
+                num_blocks = FLOODED_FIRST_BLOCKS + turn * FLOODED_TURN_BLOCKS
+                names: list[object] = [("conversation", part, place) for place in range(num_blocks)]
+                group = f"flood of {part:.2f}" if turn else "chats"
+                at += 1.0
+                yield Prompt(at, names, FLOODED_BLOCK * num_blocks, group=group)
+                for number in range(int(part * FLOODED_MEMORY) // FLOOD_BLOCKS):
+                    flood = [("flood", part, turn, number, place) for place in range(FLOOD_BLOCKS)]
+                    at += 0.1
+                    yield Prompt(at, flood, FLOODED_BLOCK * FLOOD_BLOCKS, group="chats")
+
+    return new_trace(FLOODED_BLOCK, prompts())
+
+
 SIZES = {
     "starved": (2048,),
+    "flooded": (FLOODED_MEMORY,),
     "strangers": (256, 1024, 2048),
     "tenants": (4000, 8000),
     "parting": (1100, 2200),
@@ -241,6 +277,8 @@ def load(name: str, folder: Path) -> Trace:
             return strangers()
         case "starved":
             return starved()
+        case "flooded":
+            return flooded()
     raise TraceMissing(f"{name}: no such trace")
 
 
