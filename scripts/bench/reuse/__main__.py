@@ -8,12 +8,12 @@ minutes at its end. `unmarked`: every prompt has an automatic one there. `off`: 
 Prompts of fewer than 1,024 tokens get no entry, and are a row of their own too. Beside it stand
 plain LRU over the same memory, and Belady's bound, which knows the future.
 
-*starved*: short prompts before and after 14 chats that never come back. *flooded*: conversations with
-a part of the memory between two turns. *strangers*: short prompts among many such chats. *tenants*, *parting*, *sessions*: the conversations of scripts.simulate, in
-an eighth and a quarter of the memory that would hold them all. *conversations*: Mooncake's trace.
-*agents*: sessions of coding agents. DIR has the last two as `conversation_trace.jsonl` and
-`agentic/trace_NNNN.json`; README.md of scripts/bench says where they are to be had. Without DIR the
-others are replayed.
+*starved*: short prompts before and after 14 chats that never come back. *flooded*: conversations
+with a part of the memory between two turns. *strangers*: short prompts among many such chats.
+*tenants*, *parting*, *sessions*: the conversations of scripts.simulate, in an eighth and a quarter
+of the memory that would hold them all. *conversations*: Mooncake's trace. *agents*: sessions of
+coding agents. DIR has the last two as `conversation_trace.jsonl` and `agentic/trace_NNNN.json`;
+README.md of scripts/bench says where they are to be had. Without DIR the others are replayed.
 
 With `--before` the same is replayed by the engine of another checkout that has this benchmark. Its
 figures stand in columns of their own.
