@@ -33,6 +33,8 @@ class Findings:
 
     engine: str = ""
     miss_reason: str | None = None
+    # By a breakpoint's segment why it was not read; None where it was.
+    missed: dict[int, str | None] = field(default_factory=dict)
     # The fields of the request that were not done.
     ignored: list[Ignored] = field(default_factory=list)
     # The policy that marked a request without markers.
@@ -56,7 +58,9 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one marker. `expires_in_seconds` is there only if it is leased.
 
     `is_exact` is false, and else not there, where the entry ends before the marked text does: a
-    token that begins in the text could be another with other text behind it.
+    token that begins in the text could be another with other text behind it. `missed` says why what
+    stands up to the marker was not read in full; None where it was, and not there where the engine
+    does not tell. `grew`: what was read ends in front of the marker, and nothing ever stood there.
     """
 
     path: str
@@ -65,6 +69,7 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl | None = None
     expires_in_seconds: float | None = None
     reason: str | None = None
+    missed: str | UnsetType | None = UNSET
     is_exact: bool | UnsetType = UNSET
 
 
@@ -113,6 +118,7 @@ def extension_of(
                 ttl=report.ttl,
                 expires_in_seconds=report.expires_in_seconds,
                 reason=report.reason,
+                missed=findings.missed.get(report.segment, UNSET),
                 is_exact=False if report.segment in started.inexact else UNSET,
             )
             for report in started.breakpoints

@@ -23,13 +23,13 @@ from gateway.ledger.reads.prefixes import PrefixUse
 from gateway.prompt.ask import Ask
 from gateway.prompt.fingerprint import (
     Diagnosis,
+    Divergence,
     Fingerprint,
     compare,
     pack,
     shared_bytes,
     unpack,
 )
-from gateway.structs.usage import DivergenceKind
 
 MAX_TURNS = 10_000
 MAX_NAMES_KNOWN = 100_000
@@ -119,7 +119,7 @@ class PromptComparer:
             self.of_keys.popitem(last=False)
         return packed
 
-    def changed_since(self, key_id: str, later: Fingerprint) -> DivergenceKind | None:
+    def changed_since(self, key_id: str, later: Fingerprint) -> Divergence | None:
         """What changed since that of the key's newest prompts which begins most like this one:
         tools or the system prompt. None where no such prompt shares a named prefix with it, so
         that it may be another prompt altogether, and where only messages differ: that may be
@@ -132,7 +132,7 @@ class PromptComparer:
             return None
         divergence = compare(nearest, later)
         is_known = divergence is not None and divergence.kind in ("tools_changed", "system_changed")
-        return divergence.kind if divergence is not None and is_known else None
+        return divergence if is_known else None
 
     def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self.recent[turn_id] = workspace, packed
@@ -224,9 +224,13 @@ class LastHolders:
         self, engine: str, model: str, epoch: str, digests: Sequence[str], now: float
     ) -> Explanation | None:
         """Why `engine`, in this epoch, may not hold these prefixes for `model`. They are given
-        deepest first. None if this gateway has no better reason than the engine."""
+        deepest first, and the first that is known decides. None if this gateway has no better
+        reason than the engine."""
         for digest in digests:
             holder = self.holders.get((model, digest))
+            if holder is None and self.models.get(digest, model) != model:
+                # No two models share a prefix, wherever it stands.
+                return "model_changed"
             if holder is None:
                 continue
             current = epoch if holder.engine == engine else self.epoch_of(holder.engine)
@@ -237,5 +241,4 @@ class LastHolders:
             if current is not None and holder.epoch != current:
                 return "engine_restart"
             return "routed_elsewhere"
-        # No two models share a prefix, wherever it stands.
-        return "model_changed" if self.knows(digests) else None
+        return None

@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from engine.protocol import Done, Frame, Started
@@ -365,6 +366,7 @@ class Dispatcher:
         turn.attempts.take_back(turn.engine.url)
         turn.leg = None
         turn.prefilled = prefilled
+        turn.prefilled_by = turn.engine.name if prefilled is not None else ""
 
     def _failed(self, turn: Turn, error: GatewayError) -> None:
         """Note the failure for its engine. Raise it, unless another engine may be tried."""
@@ -413,10 +415,11 @@ def _epoch_of(engine: Engine) -> str:
 
 
 def over_legs(frames: list[Frame], first: Started | None) -> list[Frame]:
-    """The answering engine's frames, with the first leg's usage and times in Started."""
+    """The answering engine's frames, with the first leg's usage, reasons and times in Started."""
     if first is None:
         return frames
     joined = list(frames)
+    missed = {report.segment: report.missed for report in first.breakpoints}
     for index, frame in enumerate(frames):
         if isinstance(frame, Started):
             computed = first.usage.computed_tokens + frame.usage.computed_tokens
@@ -424,6 +427,10 @@ def over_legs(frames: list[Frame], first: Started | None) -> list[Frame]:
                 frame,
                 usage=replace(first.usage, computed_tokens=computed),
                 miss_reason=first.miss_reason,
+                breakpoints=[
+                    replace(report, missed=missed.get(report.segment, UNSET))
+                    for report in frame.breakpoints
+                ],
                 read_tier=first.read_tier,
                 bring_back_seconds=first.bring_back_seconds,
                 queue_seconds=first.queue_seconds + frame.queue_seconds,

@@ -184,6 +184,7 @@ class Turn:
     # The first leg while it runs, and what came of it (`dispatch.py`).
     leg: FirstLeg | None = None
     prefilled: Started | None = None
+    prefilled_by: str = ""
     outcome: str = GatewayError.type
     stop_reason: str | None = None
     # The head of a stream went out.

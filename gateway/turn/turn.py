@@ -30,6 +30,7 @@ from gateway.structs.usage import KEPT, NOT_BEGUN, UNFINISHED
 from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
+from gateway.turn.misses import Missed, Misses
 from gateway.turn.state import (
     HEARTBEAT,
     OK,
@@ -231,10 +232,9 @@ class TurnService:
         fingerprint = ask.fingerprint(started.usage.prompt_tokens, tokens)
         if turn.comparison is not None:
             findings.diagnosis = turn.comparison.diagnosis(fingerprint)
-        reason: str | None = started.miss_reason
-        if reason == "cold":
-            reason = self._why_cold(turn, started, fingerprint)
-        record.miss_reason = findings.miss_reason = reason
+        missed = self._missed(turn, started, fingerprint)
+        record.miss_reason = findings.miss_reason = missed.request
+        findings.missed = missed.marks
         record.fingerprint = self.diagnostics.remember(
             record.workspace, record.id, fingerprint, record.key_id
         )
@@ -252,27 +252,26 @@ class TurnService:
         if use is not None:
             self.residency.recall(use, self.clock.wall(), self.clock.monotonic())
 
-    def _why_cold(self, turn: Turn, started: Started, fingerprint: Fingerprint) -> str:
-        """The reason of a turn of whose prefixes its engine knew nothing."""
-        findings = turn.findings
+    def _missed(self, turn: Turn, started: Started, fingerprint: Fingerprint) -> Missed:
+        """Why the turn's breakpoints were not read."""
         record = turn.record
-        changed = findings.diagnosis.divergence if findings.diagnosis else None
-        if changed is not None and changed.kind == "model_changed":
-            return changed.kind
-        held = self.residency.explain(
-            turn.engine.name,
-            record.engine_model or "",
-            started.epoch,
-            list(turn.ask.plan.marked_prefixes()),
-            turn.ask.arrived,
+        computed_by = turn.prefilled_by or turn.engine.name
+        misses = Misses(
+            holders=self.residency,
+            engine=computed_by,
+            model=record.engine_model or "",
+            epoch=turn.prefilled.epoch if turn.prefilled is not None else started.epoch,
+            arrived=turn.ask.arrived,
+            plan=turn.ask.plan,
+            started=started,
         )
-        if held is not None:
-            return held
-        if changed is not None and changed.missed_tokens is not None:
-            return changed.kind
-        if findings.diagnosis is not None:
-            return "cold"
-        return self.diagnostics.changed_since(record.key_id, fingerprint) or "cold"
+        diagnosis = turn.findings.diagnosis
+        change = None
+        if diagnosis is not None:
+            change = diagnosis.divergence
+        elif misses.may_be_changed_head:
+            change = self.diagnostics.changed_since(record.key_id, fingerprint)
+        return misses.explain(change)
 
     def _leave(self, turn: Turn) -> None:
         """Handle every other end of a turn. This never awaits: it may run while the client's task

@@ -172,6 +172,7 @@ def _started(request: Asked) -> protocol.Started:
             tokens=PROMPT_TOKENS,
             ttl=point.ttl,
             expires_in_seconds=300.0,
+            missed=None,
         )
         for point in request.breakpoints
     ]

@@ -46,6 +46,49 @@ def reason(fleet: Fleet, *said: Any, **changes: Any) -> str | None:
     return found
 
 
+def talk(*marked: str) -> dict[str, Any]:
+    """Of a body, the system prompt and messages, each text of which is marked."""
+    parts = [
+        {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in marked
+    ]
+    question = [{"type": "text", "text": "Why?"}]
+    return {"system": parts[:1], "messages": [{"role": "user", "content": parts[1:] + question}]}
+
+
+def told_of(gateway: Gateway, *marked: str, **changes: Any) -> tuple[str | None, list[str | None]]:
+    """The reason of a request, and those of its markers."""
+    reply = gateway.send(**talk(*marked), max_tokens=4, **changes)
+    assert reply.status_code == 200, reply.text
+    told = reply.json()["holdfast"]
+    return told["miss_reason"], [point["missed"] for point in told["breakpoints"]]
+
+
+def test_each_marker_has_its_own_reason(steady: Fleet) -> None:
+    gateway = steady.gateway
+    book, first, second = (handbook(20) for _ in range(3))
+    assert told_of(gateway, book, first) == ("cold", ["cold", "cold"])
+    assert told_of(gateway, book, first) == (None, [None, None])
+    assert told_of(gateway, book, first, second) == (None, [None, None, "grew"])
+    steady.advance(301)
+    assert told_of(gateway, book, first) == ("ttl_expired", ["ttl_expired"] * 2)
+    steady.kill()
+    eventually(lambda: steady.num_ready() == 1)
+    steady.restart()
+    eventually(lambda: steady.num_ready() == 2)
+    assert told_of(gateway, book) == ("engine_restart", ["engine_restart"])
+    assert told_of(gateway, book, first) == ("engine_restart", [None, "engine_restart"])
+
+
+def test_a_changed_message_is_told_of_the_markers_behind_it(steady: Fleet) -> None:
+    gateway = steady.gateway
+    book, first, second = (handbook(20) for _ in range(3))
+    body = talk(book, first, second)
+    begun = gateway.send(**body, max_tokens=4, diagnostics={"previous_message_id": None}).json()
+    asked = {"diagnostics": {"previous_message_id": begun["id"]}}
+    said = told_of(gateway, book, first, handbook(20), **asked)
+    assert said == ("messages_changed", [None, None, "messages_changed"])
+
+
 def test_cold_then_read_and_the_ledger_says_the_same(steady: Fleet) -> None:
     text, gateway = handbook(20), steady.gateway
     for expected in ("cold", None):

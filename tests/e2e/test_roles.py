@@ -126,6 +126,7 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
         assert 0 < decoded <= usage["input_tokens"] + 16
         assert told["computed_tokens"] == prefilled + decoded
         assert told["miss_reason"] == "cold" and "read_tier" not in told
+        assert [point["missed"] for point in told["breakpoints"]] == ["cold"]
         assert fleet.stats(DECODE)["store"]["peer_read_bytes"] > 0
         row = gateway.recorded(answer["id"])
         assert row["engine"] == "engine-1"

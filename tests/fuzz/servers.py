@@ -96,7 +96,8 @@ def message_outcome(message: dict[str, Any]) -> Outcome:
     entries = tuple((point.get("ttl"), point["state"]) for point in extension["breakpoints"])
     told = extension.get("approximate") or {}
     document = (told["reused"], told["recomputed"]) if told.get("kind") == "blocks" else None
-    return Outcome(counts, extension["miss_reason"], entries, document)
+    missed = tuple(point["missed"] for point in extension["breakpoints"])
+    return Outcome(counts, extension["miss_reason"], entries, document, missed)
 
 
 @dataclass

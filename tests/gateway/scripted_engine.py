@@ -230,6 +230,7 @@ class ScriptedEngine:
                 tokens=tokens,
                 ttl=b.ttl,
                 expires_in_seconds=300.0,
+                missed=None if tokens <= read else "grew" if read else "cold",
             )
             for b, tokens, _ in marked
         ]

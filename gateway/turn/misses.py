@@ -1,0 +1,116 @@
+"""Why breakpoints were not read: what the gateway knows beyond the engine. Pure.
+
+An engine knows its own entries. The gateway knows which engine and which model had a prefix, and
+how the prompt differs from an earlier one. So it has better words for what an engine calls `cold`
+or `grew`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import UnsetType
+
+from engine.protocol import BreakpointReport, Started
+from gateway.prompt.fingerprint import Divergence
+from gateway.prompt.plan import Plan
+from gateway.turn.diagnostics import LastHolders
+
+_UNEXPLAINED = ("cold", "grew")
+_UNABLE = ("below_minimum", "no_boundary")
+"""Reasons of breakpoints that take no part in a look-up."""
+
+
+class Missed(NamedTuple):
+    """`request`: why the last breakpoint was not read; None where it was, or where the prompt
+    merely grew. `marks` has the reason of each breakpoint by its segment, None where it was read.
+    Those of which the engine told nothing are not in it."""
+
+    request: str | None
+    marks: dict[int, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misses:
+    """Explains one answer. `engine` computed the prompt, in its `epoch`, for `model`. `arrived` is
+    on the monotonic clock."""
+
+    holders: LastHolders
+    engine: str
+    model: str
+    epoch: str
+    arrived: float
+    plan: Plan
+    started: Started
+
+    @cached_property
+    def read_to(self) -> int:
+        """The last segment that was surely read in full; -1 where none was."""
+        read = self.started.usage.cache_read_tokens
+        if not read:
+            return -1
+        names = zip(self.plan.names, self.started.receipt.name_tokens, strict=False)
+        ends = (
+            name.segment for name, tokens in names if name.characters is None and 0 < tokens <= read
+        )
+        marks = (report.segment for report in self.started.breakpoints if report.missed is None)
+        return max(-1, max(ends, default=-1), max(marks, default=-1))
+
+    @property
+    def may_be_changed_head(self) -> bool:
+        """Whether a mark was missed that a change of the tools or the system prompt explains."""
+        prompt = self.plan.prompt
+        num_head = len(prompt.tools) + len(prompt.system)
+        is_unexplained = self.started.miss_reason == "cold" or any(
+            report.missed in _UNEXPLAINED for report in self.started.breakpoints
+        )
+        return is_unexplained and self.read_to < num_head - 1
+
+    def explain(self, change: Divergence | None) -> Missed:
+        """`change` is where the prompt first differs from an earlier one."""
+        marks = {
+            report.segment: self._of_mark(report.segment, report.missed, change)
+            for report in self.started.breakpoints
+            if not isinstance(report.missed, UnsetType)
+        }
+        return Missed(self._of_request(marks, change), marks)
+
+    def _of_request(self, marks: dict[int, str | None], change: Divergence | None) -> str | None:
+        reason = self.started.miss_reason
+        if reason not in (None, "cold"):
+            return reason
+        able = [report for report in self.started.breakpoints if report.missed not in _UNABLE]
+        if not able:
+            return reason
+        last = max(able, key=_segment)
+        if reason == "cold":
+            return self._of_mark(last.segment, reason, change)
+        of_last = marks.get(last.segment)
+        return None if of_last == "grew" else of_last
+
+    def _of_mark(self, segment: int, missed: str | None, change: Divergence | None) -> str | None:
+        """The best reason of what stands up to a segment, and is told as `missed`."""
+        if missed not in _UNEXPLAINED:
+            return missed
+        is_other_model = change is not None and change.kind == "model_changed"
+        if change is not None and is_other_model and self.read_to < 0:
+            return change.kind
+        digests = list(self._unread_prefixes(segment))
+        held = self.holders.explain(self.engine, self.model, self.epoch, digests, self.arrived)
+        if held is not None:
+            return held
+        place = None if change is None else change.segment
+        if change is not None and place is not None and self.read_to < place <= segment:
+            return change.kind
+        return missed
+
+    def _unread_prefixes(self, segment: int) -> Iterator[str]:
+        """Digests of the prefixes behind what was read and up to this segment, deepest first."""
+        for name in reversed(self.plan.names):
+            if name.characters is None and self.read_to < name.segment <= segment:
+                yield name.digest
+
+
+def _segment(report: BreakpointReport) -> int:
+    return report.segment
