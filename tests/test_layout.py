@@ -74,6 +74,13 @@ BROAD_EXCEPT_ALLOWED = {
 }
 
 
+# "displaced" and a copied block are words of exact prompts.
+APPROXIMATE_WORD = re.compile(
+    r"approximat|compress|document|sibling|scorer|(?<!dis)plac(?:ed|ing)",
+    re.IGNORECASE,
+)
+
+
 IMPORT = re.compile(
     r"^ *(?:from (?P<of>[\w.]+) import (?P<names>\([^)]*\)|[^\n]+)|import (?P<modules>[^\n(]+))",
     re.M,
@@ -255,6 +262,28 @@ def test_an_import_brings_no_heavy_library(module: str, absent: list[str]) -> No
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("room", ["engine/cache/", "engine/schedule/"])
+def test_a_room_of_exact_prompts_has_no_word_of_approximate_ones(room: str) -> None:
+    """The words of `engine/approximate`. To the rooms below it a chain has a kind, and a token's
+    position may lie behind its slot."""
+    modules = {name: text for name, text in sources().items() if name.startswith(room)}
+    assert modules
+    found = [
+        f"{name}: {match.group()}"
+        for name, text in modules.items()
+        for match in APPROXIMATE_WORD.finditer(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["placed_from", "num_documents", "with_sibling", "Compressor", "is_approximate", "Placings"],
+)
+def test_a_word_of_approximate_prompts_is_known_in_a_name(text: str) -> None:
+    assert APPROXIMATE_WORD.search(text)
 
 
 def test_nothing_names_the_machine_it_was_written_on() -> None:

@@ -2,21 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterParts
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
-from engine.cache.kinds import Sibling
 from engine.errors import InvalidRequest
 from engine.protocol import Capability, CountRequest, Done, Failed, Frame, GenerateRequest, Prompt
 from engine.protocol.reports import Description, Guarantee
 from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
-from engine.schedule.runner import Compressor, Runner
+from engine.schedule.runner import Runner
 from engine.text.rendered import KnownDays, RenderedPrompt
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Parts:
     depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
     proposes a choice's next tokens; None without speculation. A recurrent state takes
     `state_blocks`; 0 for a model without linear layers. `adapters` are those of the settings.
-    `compressor` is there where prefixes may be compressed. The entries of a `sibling` may be read.
+    `approximate` says what it can do of approximate prompts.
     """
 
     runner: Runner
@@ -121,8 +121,7 @@ class Parts:
     new_drafter: Callable[[], Drafter] | None = None
     state_blocks: int = 0
     adapters: AdapterParts | None = None
-    compressor: Compressor | None = None
-    sibling: Sibling | None = None
+    approximate: Approximations = field(default_factory=Approximations)
 
 
 def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:

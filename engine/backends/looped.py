@@ -9,7 +9,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from itertools import chain
@@ -20,6 +20,8 @@ from zlib import crc32
 import msgspec
 import structlog
 
+from engine.approximate.asking import Approximations, Asked, asks_for_any
+from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import (
     Body,
@@ -46,30 +48,24 @@ from engine.backends.reports import (
     pool_stats,
 )
 from engine.backends.storing import OpenStore, new_memory
-from engine.cache.approximate import LEAST_COPIED, LEAST_TOKENS, compressed, with_documents
 from engine.cache.block import Block, Entry
 from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest, TokenId
-from engine.cache.kinds import LEAST_KEPT, SiblingAsked, new_compression
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import (
-    FieldRefused,
     InvalidRequest,
     NotFound,
     NotReady,
     Unsupported,
 )
 from engine.protocol import (
-    KEEP_FIELD,
     MAX_CELLS,
     NEUTRAL,
-    SIBLING_FIELD,
     TTLS,
     ChainHeld,
     CountReply,
-    Document,
     DropReply,
     DropRequest,
     EventFrame,
@@ -87,7 +83,6 @@ from engine.protocol.reports import (
     Memory,
     Stats,
     StoreStats,
-    why_refused,
 )
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
@@ -98,7 +93,6 @@ from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from engine.settings import Settings
-from engine.sizing import blocks_for
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -132,6 +126,7 @@ class Loaded:
     loop: Loop
     store: OpenStore | None = None
     store_stats: Callable[[], StoreStats | None] = lambda: None
+    approximate: Approximations = field(default_factory=Approximations)
 
 
 class EngineBackend:
@@ -212,10 +207,25 @@ class EngineBackend:
             self._adapters.acting,
             arrived_at=received_at - request.age_seconds,
         )
+        adapter = query.digests.adapter
+        new_request: Callable[..., RequestState] = RequestState
+        if asks_for_any(request):
+            asked = Asked(
+                request=request,
+                query=query,
+                begins=answer.begins,
+                has_images=bool(answer.keys),
+            )
+            approximate = loaded.approximate
+            prompt = await asyncio.to_thread(approximate.prompt_of, asked, loaded.cache)
+            query = prompt.query
+            new_request = partial(
+                ApproximateRequest, prompt=prompt, compressor=approximate.compressor
+            )
         generation = Generation(
             self._event_loop, cancel=partial(self._cancel_soon, loaded, request.request_id)
         )
-        state = RequestState(
+        state = new_request(
             request=request,
             query=query,
             parsers=await self._parsers(loaded, request),
@@ -230,7 +240,7 @@ class EngineBackend:
         samples = new_samples(request, loaded.description)
 
         def submit() -> None:
-            self._adapters.check_held(state.query.adapter)
+            self._adapters.check_held(adapter)
             loaded.loop.submit(state, samples)
 
         def take_back(submitted: "Future[None]") -> None:
@@ -490,15 +500,23 @@ class LoopedBackend(EngineBackend):
             parts.runner,
             max_waiting=settings.max_waiting,
             store=disk,
-            compressor=parts.compressor,
         )
         if store is not None:
             # Let the engine's thread take what the store's threads did.
             store.wake_by(partial(loop.call, lambda: None))
         pool = new_pool(parts.renderer, parts.worker, description, settings, self._days)
-        stats = memory.store_stats
         self._begin(
-            Loaded(description, parts.renderer, pool, cache, accounting, loop, store, stats)
+            Loaded(
+                description,
+                parts.renderer,
+                pool,
+                cache,
+                accounting,
+                loop,
+                store,
+                memory.store_stats,
+                parts.approximate,
+            )
         )
 
     async def stats(self) -> Stats:
@@ -574,10 +592,9 @@ def query_of(
     tokens = array("I", prepared.token_ids).tolist()
     least = request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
-    asked = [point for point in request.breakpoints if point.keep is not None]
-    if asked or request.documents:
+    if asks_for_any(request):
         keys = []  # an approximate prompt has digests of its own
-    query = CacheQuery(
+    return CacheQuery(
         scope=request.scope,
         tokens=tokens,
         digests=cache.digests(request.scope, keys, acting(request.adapter, tokens)),
@@ -589,92 +606,6 @@ def query_of(
         lease_share=request.lease_share,
         lookback_to=request.lookback_to,
     )
-    if borrowing := [point for point in request.breakpoints if point.sibling]:
-        sibling = cache.sibling
-        if sibling is None:
-            raise FieldRefused(SIBLING_FIELD, "this engine does not read entries of a sibling")
-        if len(borrowing) > 1 or asked or request.documents or request.adapter or prepared.keys:
-            raise FieldRefused(
-                SIBLING_FIELD,
-                "in one marker of a request, not beside `keep`, `block`, adapters or images",
-            )
-        theirs = cache.digests(request.scope, tokens, sibling.domain)
-        return replace(
-            query, asked=SiblingAsked(sibling, borrowing[0].segment, query.digests, theirs)
-        )
-    if request.documents:
-        if asked:
-            raise FieldRefused(KEEP_FIELD, "not beside a block from anywhere")
-        return _placed(query, request, prepared, cache, description)
-    if not asked:
-        return query
-    if len(asked) > 1 or request.adapter or prepared.keys:
-        raise FieldRefused(
-            KEEP_FIELD, "in one marker of a request, and in none with an adapter or images"
-        )
-    keep, scorer = asked[0].keep, asked[0].scorer
-    assert keep is not None
-    if (why := why_refused(description.techniques, scorer, keep)) is not None:
-        raise FieldRefused(KEEP_FIELD, why)
-    end = query.segments[asked[0].segment].end
-    if end is None:
-        raise FieldRefused(KEEP_FIELD, "the marked prefix has no end in tokens")
-    least = query.min_tokens
-    if not least <= end < len(tokens):
-        why = f"a marked prefix has {least} to {len(tokens) - 1} tokens, this one has {end}"
-        raise FieldRefused(KEEP_FIELD, why)
-    how = new_compression(scorer, keep, end, description.block_size)
-    if how is None:
-        why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
-        raise FieldRefused(KEEP_FIELD, why)
-    # The prefix and the prompt behind what is kept of it are in memory at once.
-    block_size = description.block_size
-    prompt_blocks = blocks_for(len(tokens) - how.cut, block_size)
-    needed = prompt_blocks + blocks_for(end, block_size) + 2
-    most = cache.pool.num_blocks
-    if needed > most:
-        raise FieldRefused(KEEP_FIELD, f"the prefix and the prompt take {needed} blocks, of {most}")
-    return compressed(query, cache, how)
-
-
-def _placed(
-    query: CacheQuery,
-    request: GenerateRequest,
-    prepared: Prepared,
-    cache: PrefixCache,
-    description: Description,
-) -> CacheQuery:
-    """The prompt with its documents. Raise FieldRefused."""
-    size = description.block_size
-    found = list[tuple[Document, int, int]]()
-    needed = blocks_for(len(query.tokens), size)
-    for number, one in enumerate(request.documents):
-        if why := why_refused(description.techniques, "blocks", one.recompute):
-            raise FieldRefused(f"documents[{number}]", why)
-        if request.adapter or prepared.keys:
-            raise FieldRefused(f"documents[{number}]", "not with an adapter or images")
-        # The first token is what documents stand behind; the last one is always computed.
-        start = max(prepared.begins[number], 1)
-        end = query.segments[one.segment].end
-        end = None if end is None else min(end, len(query.tokens) - 1)
-        least = max(LEAST_TOKENS, one.num_recomputed(LEAST_TOKENS) + LEAST_COPIED)
-        if end is None or end <= start:
-            raise FieldRefused(
-                f"documents[{number}]", "only a text stands anywhere, no tool and no call"
-            )
-        if end - start < least:
-            why = f"a block has at least {least} tokens, this one has {end - start} tokens"
-            raise FieldRefused(f"documents[{number}]", why)
-        needed += blocks_for(end - start, size) + 2
-        found.append((one, start, end))
-    if len({start for _, start, _ in found}) < len(found):
-        raise FieldRefused("documents[0]", "two documents stand in one place")
-    most = cache.pool.num_blocks
-    if needed > most:
-        raise FieldRefused(
-            "documents[0]", f"it, the others and the prompt take {needed} blocks, of {most}"
-        )
-    return with_documents(query, cache, sorted(found, key=lambda one: one[1]))
 
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import structlog
 
+from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterParts
 from engine.backends.base import Parts, Progress
 from engine.backends.identity import identity_of
@@ -72,20 +73,21 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     progress("loading tokenizer", 0.95)
     worker = chat_worker(settings)
     renderer = chat_renderer(worker)
-    compressor = None
+    approximate = Approximations()
     techniques: list[Technique] = []
     if settings.approximate:
         check_compressible(loaded)
         phrases = told_by(renderer)
         compressor = KvCompressor(runner, phrases, find_turns(loaded))
+        approximate.compressor = compressor
         for technique in measure(loaded, phrases, compressor.turns):
             progress("measuring approximations", 0.96)
             techniques.append(technique)
     facts = store_facts(loaded, renderer, settings.block_size) if settings.store else None
-    sibling = None
     if settings.sibling and facts is not None:
-        sibling, measured_before = read_sibling(settings.sibling, facts)
+        approximate.sibling, measured_before = read_sibling(settings.sibling, facts)
         techniques += measured_before
+    approximate.techniques = techniques
     return Parts(
         runner=runner,
         renderer=renderer,
@@ -98,8 +100,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         block_bytes=loaded.layout.bytes_per_block(settings.block_size),
         state_blocks=state_blocks,
         adapters=_adapters(settings, runner, renderer),
-        compressor=compressor,
-        sibling=sibling,
+        approximate=approximate,
         description=_description(settings, loaded, renderer, num_blocks, techniques),
     )
 

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.cache.approximate import is_placing
+from engine.approximate.kinds import compression_of, told_of
 from engine.cache.block import Block, Entry
-from engine.cache.kinds import compression_of, is_siblings
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import (
@@ -212,15 +211,7 @@ def entry_infos(
                 is_stored=entry.outlives_restarts,
                 own_tokens=max(entry.tokens - (len(entry.blocks) - own[entry]) * block_size, 0),
                 shared_by=deepest.ref_count - deepest.lease_count,
-                approximate=(
-                    "blocks"
-                    if is_placing(entry.adapter)
-                    else "sibling"
-                    if is_siblings(entry.adapter)
-                    else how.told
-                    if how
-                    else None
-                ),
+                approximate=told_of(entry.adapter, how),
             )
         )
     return infos

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr, ValidationError
 
+from engine.approximate.kinds import Sibling
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
-from engine.cache.kinds import Sibling
 from engine.compute.compress import check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel, load_model, model_facts

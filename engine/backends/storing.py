@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import structlog
 
+from engine.approximate.kinds import Sibling
 from engine.backends.base import Parts
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
-from engine.cache.kinds import Sibling
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
@@ -183,7 +183,9 @@ def _new_tiers(
         )
         tier = new_tier(lower_than=above)
         if settings.store_shared:
-            models = [None] if parts.sibling is None else [None, parts.sibling]
+            models = (
+                [None] if parts.approximate.sibling is None else [None, parts.approximate.sibling]
+            )
             others = [(model, new_tier(lower_than=[*above, tier.pool])) for model in models]
     entries = Entries(
         pool,
@@ -193,9 +195,7 @@ def _new_tiers(
         store=tier,
     )
     peer_tiers = [peer_tier for _, peer_tier in others]
-    cache = PrefixCache(
-        pool, entries, hasher, host, tier, peer_tiers, parts.state_blocks, parts.sibling
-    )
+    cache = PrefixCache(pool, entries, hasher, host, tier, peer_tiers, parts.state_blocks)
     return _Tiers(cache, above, others)
 
 

@@ -6,16 +6,14 @@ the contract is silent, PROTOCOL.md decides. Pure: entries are asked for through
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from engine.cache.block import Entry
 from engine.protocol import (
-    TTLS,
     WRITE_FIELDS,
     Breakpoint,
     InputUsage,
     Ttl,
-    outlives,
     split_writes,
 )
 
@@ -55,14 +53,11 @@ class Mark:
 def eligible(
     segments: Sequence[Segment], breakpoints: Sequence[Breakpoint], min_tokens: int
 ) -> list[Mark]:
-    """The breakpoints that have a boundary at or above the minimum, in order.
-
-    One that is to be compressed, and is not, has none.
-    """
+    """The breakpoints that have a boundary at or above the minimum, in order."""
     marks = []
     for point in sorted(breakpoints, key=lambda point: point.segment):
         end = segments[point.segment].end
-        if end is not None and end >= min_tokens and point.keep is None:
+        if end is not None and end >= min_tokens:
             marks.append(Mark(point.segment, end, point.ttl, point.seconds, point.hold))
     return marks
 
@@ -117,47 +112,13 @@ def longest_hit(
     return best
 
 
-class Piece(NamedTuple):
-    """Tokens [start, end) of a prompt that were copied from a document's entry.
-
-    That was written with this TTL; None: it was read.
-    """
-
-    start: int
-    end: int
-    ttl: Ttl | None
-
-
-def bill(
-    marks: Sequence[Mark],
-    prompt_tokens: int,
-    read: int,
-    reused: int,
-    pieces: Iterable[Piece] = (),
-) -> InputUsage:
+def bill(marks: Sequence[Mark], prompt_tokens: int, read: int, reused: int) -> InputUsage:
     """Split the prompt by class: what was read, the writes with the longest TTL first, then input.
 
-    `read` is the longest hit. `reused` is all that came from memory, with or without an entry (at
-    least `read`, and what was read of the `pieces`, which lie behind it).
+    `read` is the longest hit. `reused` is all that came from memory, with or without an entry, at
+    least `read`.
     """
     writes = split_writes(((mark.tokens, mark.ttl) for mark in marks), read)
-    end = read
-    classes: list[tuple[int, int, Ttl]] = []
-    for ttl in reversed(TTLS):
-        classes.append((end, end + writes[ttl], ttl))
-        end += writes[ttl]
-    for start, stop, own in pieces:
-        moved = stop - start
-        for begin, behind, ttl in classes:
-            both = max(min(stop, behind) - max(start, begin), 0)
-            if own is None or outlives(own, ttl):
-                writes[ttl] -= both
-            else:  # an entry of the prompt has it for as long
-                moved -= both
-        if own is None:
-            read += moved
-        else:
-            writes[own] += moved
     return InputUsage(
         input_tokens=prompt_tokens - read - sum(writes.values()),
         cache_read_tokens=read,

@@ -5,7 +5,7 @@ Sampling, scheduling and clocks are not known here; times are handed in.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -15,20 +15,16 @@ from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
-from engine.cache.kinds import Compression, Sibling, SiblingAsked
-from engine.cache.lookup import Mark, Piece, Segment, asks_for, bill, eligible, longest_hit
+from engine.cache.lookup import Mark, Segment, asks_for, bill, eligible, longest_hit
 from engine.cache.misses import Misses
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState, state_position
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
-    Approximation,
-    Blocks,
     Breakpoint,
     BreakpointReport,
     ChainHeld,
-    FromSibling,
     HeldName,
     InputUsage,
     MissReason,
@@ -43,87 +39,26 @@ MAX_SCOPES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheQuery:
-    """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
-
-    The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
-    `lookback_to` is the request's. Of an approximate prompt (`approximate.py`) `placed` is what is
-    copied into it: documents, or what is kept by `compression`, behind which all counts are slots.
-    Tokens stand for that there, and `real` are the whole prompt's own. With `asked` it is what a
-    sibling wrote, where there is such (`approximate.with_sibling`).
-    """
+    """One prompt as the cache sees it. Its digests have the kind of its chain."""
 
     scope: str
+    # A token a slot.
     tokens: Sequence[TokenId]
     digests: PromptDigests
+    # Their ends are floored to the granularity.
     segments: Sequence[Segment]
     breakpoints: Sequence[Breakpoint]
+    # They have their slots, and are shortest first.
     names: Sequence[HeldName]
     min_tokens: int
     arrived_at: float
+    # None is the common share.
     lease_share: float | None = None
+    # The request's.
     lookback_to: int | None = None
-    compression: Compression | None = None
-    placed: "Sequence[Placed]" = ()
-    real: Sequence[TokenId] = ()
-    asked: SiblingAsked | None = None
-
-    @property
-    def adapter(self) -> ActiveAdapter | None:
-        """The adapter that acts on some of the tokens."""
-        return None if self.is_approximate else self.digests.adapter
-
-    @property
-    def is_approximate(self) -> bool:
-        return bool(self.placed)
-
-    @property
-    def cut(self) -> int:
-        """By how many slots later tokens lie before their positions."""
-        return self.compression.cut if self.compression is not None else 0
-
-    @property
-    def told(self) -> Approximation | None:
-        """What the answer is computed behind; None where nothing else than exact was asked for."""
-        if self.asked is not None:
-            sibling = self.asked.sibling
-            reused = sum(one.end for one in self.placed)
-            layers = (sibling.own_layers, sibling.num_layers) if reused else (0, 0)
-            return FromSibling(reused=reused, recomputed_layers=layers[0], of_layers=layers[1])
-        if self.compression is not None:
-            return self.compression.told
-        if not self.placed:
-            return None
-        return Blocks(
-            documents=len(self.placed),
-            reused=sum(one.end - one.copied for one in self.placed),
-            recomputed=sum(one.copied - one.start for one in self.placed),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """What stands at positions [start, end) of a prompt, and the exact prompt that it is by itself.
-
-    Tokens stand `shift` positions behind those of the `origin`. Of that the last one stands behind
-    what is copied, because a prompt's last token is never read; a document's first one is the
-    prompt's. All but `copied - start` tokens are copied: not the first ones, or what `is_chosen`
-    later. Of a compressed prefix all `of` tokens are needed. What a sibling wrote is its `entry`'s;
-    without one it is in the prompt's own blocks.
-    """
-
-    origin: CacheQuery
-    start: int
-    copied: int
-    end: int
-    shift: int = 0
-    is_chosen: bool = False
-    of: int = 0
-    entry: Entry | None = None
-
-    @property
-    def begin(self) -> int:
-        """Where what is copied begins."""
-        return self.start if self.is_chosen else self.copied
+    # Of all tokens behind the first ones positions are so much greater than slots. Counts are told
+    # in positions.
+    cut: int = 0
 
 
 @dataclass(slots=True)
@@ -131,9 +66,8 @@ class Found:
     """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
 
     So are those of its recurrent `state`. `refreshes` are permanent from `write` on. Another
-    sequence was computing `raced` tokens of the prompt when this request could have run. Each of
-    the prompt's `documents` was looked up too. `missed` has the reason of each breakpoint that was
-    not read, by its segment.
+    sequence was computing `raced` tokens of the prompt when this request could have run. `missed`
+    has the reason of each breakpoint that was not read, by its segment.
     """
 
     marks: list[Mark]
@@ -145,12 +79,7 @@ class Found:
     refreshes: list[Refresh] = field(default_factory=list)
     reused: int = 0
     raced: int = 0
-    documents: "list[Found]" = field(default_factory=list)
     missed: dict[int, MissReason] = field(default_factory=dict)
-
-    @property
-    def all(self) -> "list[Found]":
-        return [self, *self.documents]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +89,9 @@ class CacheResult:
     usage: InputUsage
     breakpoints: list[BreakpointReport]
     receipt: Receipt
-    held: ChainHeld | None
+    held: Sequence[ChainHeld]
     miss_reason: MissReason | None
     read_tier: Tier | None = None
-    approximate: Approximation | None = None
 
 
 class PrefixCache:
@@ -176,9 +104,8 @@ class PrefixCache:
         store: StoreTier | None = None,
         peers: Sequence[StoreTier] = (),
         state_blocks: int = 0,
-        sibling: Sibling | None = None,
     ) -> None:
-        """`peers`: what other engines' members of a shared store have, and those of a sibling.
+        """`peers`: what other engines have in a shared store.
 
         `state_blocks`: the blocks that one recurrent state takes; 0 for a model without linear
         layers. A model with such a state reads whole entries alone: nothing else is reused.
@@ -197,7 +124,6 @@ class PrefixCache:
         self.entries = entries
         self.scopes: dict[Digest, str] = {}
         self.hasher = hasher
-        self.sibling = sibling
 
     def digests(
         self, scope: str, tokens: Sequence[TokenId], adapter: ActiveAdapter | None = None
@@ -261,7 +187,7 @@ class PrefixCache:
         if hit not in touched:
             touched.append(hit)
         found = Found(marks, hit, 0, None)
-        self._explain(query, found)
+        self.explain(query, found)
         found.refreshes = [
             self.entries.refresh(entry, now, hold=asks_for(marks, entry.tokens))
             for entry in touched
@@ -275,31 +201,29 @@ class PrefixCache:
             if self.state_blocks:
                 found.state = list(hit.blocks[-self.state_blocks :])
             _acquire([*found.held, *found.state])
-        if query.asked is not None:
-            for one in query.placed:  # hold the sibling's entry that the prompt is to read
-                own = Found([], one.entry, 0, None)
-                if one.entry is not None:
-                    own.read = one.end
-                    own.held = list(one.entry.blocks[: blocks_for(one.end, self.pool.block_size)])
-                    _acquire(own.held)
-                found.documents.append(own)
-            if any(one.hit is not None for one in found.documents):
-                self._explain(query, found, max(one.read for one in found.documents))
-                found.miss_reason = None
-            return found
-        if query.compression is None:
-            found.documents = [self.look_up(one.origin) for one in query.placed]
-        if query.placed and not query.breakpoints:
-            reasons = (one.miss_reason for one in found.documents)
-            found.miss_reason = next((one for one in reasons if one is not None), None)
         return found
+
+    def explain(self, query: CacheQuery, found: Found, read: int = 0) -> None:
+        """Note why the breakpoints beyond the hit were not read; without a hit, beyond `read`."""
+        if found.hit is not None:
+            read = found.hit.tokens
+        misses = Misses(
+            entries=self.entries,
+            digests=query.digests,
+            segments=query.segments,
+            breakpoints=query.breakpoints,
+            now=query.arrived_at,
+            has_states=self.has_states,
+            lookback_to=query.lookback_to,
+        )
+        found.missed = misses.by_segment(found.marks, read)
+        found.miss_reason = misses.of_request(found.marks, read, found.missed)
 
     def let_go(self, found: Found) -> None:
         """Release the blocks of a look-up."""
-        for one in found.all:
-            _release([*one.held, *one.state])
-            one.held = []
-            one.state = []
+        _release([*found.held, *found.state])
+        found.held = []
+        found.state = []
 
     def give_up(self, found: Found) -> None:
         """Release the blocks of a look-up that will be repeated. Its refreshes stay."""
@@ -308,18 +232,26 @@ class PrefixCache:
 
     def take_back(self, found: Found) -> None:
         """The response never began. The look-up's refreshes are taken back."""
-        for one in found.all:
-            for refresh in one.refreshes:
-                self.entries.take_back(refresh)
-            one.refreshes = []
+        for refresh in found.refreshes:
+            self.entries.take_back(refresh)
+        found.refreshes = []
 
-    def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
+    def begin(
+        self,
+        query: CacheQuery,
+        found: Found,
+        table: BlockTable,
+        sources: dict[int, Source] | None = None,
+        num_spare: int = 0,
+    ) -> list[BlockCopy]:
         """Fill an empty table with the reused blocks, and allocate the prompt's other blocks.
 
         Full blocks behind the entry are reused too if they are in memory (automatic reuse), also
-        behind a hole. Raises NoFreeBlocks; then only the order of reuse has changed.
+        behind a hole. Given `sources`, these are reused and no others. Raises NoFreeBlocks, also
+        where not `num_spare` blocks more are free; then only the order of reuse has changed.
         """
-        sources = self._sources(query, query.digests, found)
+        if sources is None:
+            sources = self.sources(query.digests, found)
         # The hold's blocks and their references are passed to the table.
         kept = {
             i for i, block in enumerate(found.held) if i in sources and sources[i].block is block
@@ -329,8 +261,9 @@ class PrefixCache:
         _acquire(acquired)
         _release(unused)
         try:
-            spare = self._num_spare(query, sources)
-            copies = table.fill(sources, query.digests.full, len(query.tokens), found.state, spare)
+            copies = table.fill(
+                sources, query.digests.full, len(query.tokens), found.state, num_spare
+            )
         except NoFreeBlocks:
             _acquire(unused)
             _release(acquired)
@@ -363,43 +296,35 @@ class PrefixCache:
         )
         found.hit = hit
         found.read = hit.tokens if hit is not None else 0
-        self._explain(query, found)
+        self.explain(query, found)
         if hit is not None:
             hold = asks_for(found.marks, hit.tokens)
             found.refreshes.append(self.entries.refresh(hit, now, hold=hold))
 
     def resume(
-        self, query: CacheQuery, tokens: Sequence[TokenId], table: BlockTable
+        self,
+        query: CacheQuery,
+        tokens: Sequence[TokenId],
+        table: BlockTable,
+        sources: dict[int, Source] | None = None,
+        num_spare: int = 0,
     ) -> list[BlockCopy]:
         """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
-        digests = self.digests(query.scope, tokens, query.digests.adapter)
-        sources = self._sources(query, digests)
-        if (asked := query.asked) is not None:
-            lacking = [one for one in query.placed if not _has(sources, one, self.pool.block_size)]
-            if lacking:  # what a sibling wrote is not copied again: it goes on as an exact prompt
-                table.adapter = asked.exact.adapter
-                digests = self.digests(query.scope, tokens, table.adapter)
-                sources = self._sources(query, digests)
+        digests = self.digests(query.scope, tokens, table.adapter)
+        if sources is None:
+            sources = self.sources(digests)
         acquired = [source.block for source in sources.values()]
         _acquire(acquired)
         try:
-            spare = 0 if asked is not None else self._num_spare(query, sources)
-            return table.fill(sources, digests.full, len(tokens), num_spare=spare)
+            return table.fill(sources, digests.full, len(tokens), num_spare=num_spare)
         except NoFreeBlocks:
             _release(acquired)
             raise
 
-    def write(
-        self,
-        query: CacheQuery,
-        found: Found,
-        table: BlockTable,
-        now: float,
-        pieces: Sequence[Piece] = (),
-    ) -> CacheResult:
+    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> CacheResult:
         """Write the breakpoints' entries and tie the names to the blocks.
 
-        The counters are final. `pieces` were copied from entries of documents.
+        The counters are final.
         """
         self._confirm(found)
         if found.hit is not None:
@@ -420,7 +345,6 @@ class PrefixCache:
                 len(query.tokens) + cut,
                 found.read and found.read + cut,
                 found.reused,
-                pieces,
             ),
             breakpoints=[
                 msgspec.structs.replace(
@@ -430,33 +354,40 @@ class PrefixCache:
                 for point in sorted(query.breakpoints, key=lambda point: point.segment)
             ],
             receipt=receipt,
-            held=held,
+            held=[] if held is None else [held],
             miss_reason=reason,
             read_tier=table.origin(found.read) if found.read else None,
-            approximate=query.told,
         )
+
+    def sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
+        """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
+
+        The last token is left out, since it is always computed. A full block replaces a hold's
+        tail.
+        """
+        size = self.pool.block_size
+        num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
+        sources: dict[int, Source] = {}
+        for index in range(max((digests.num_tokens - 1) // size, num_held + bool(tail))):
+            block: Block | None = None
+            if found is not None and index < num_held:
+                block = found.held[index]
+                if block.is_away:
+                    block = self._find_full(digests, index) or block
+            elif (index + 1) * size < digests.num_tokens:
+                block = self._find_full(digests, index)
+            if block is not None:
+                sources[index] = Source(block, size)
+            elif found is not None and tail and index == num_held:
+                sources[index] = Source(found.held[index], tail)
+        return sources
 
     # Inside.
 
     def _confirm(self, found: Found) -> None:
-        for one in found.all:
-            for refresh in one.refreshes:
-                self.entries.confirm(refresh)
-            one.refreshes = []
-
-    def _num_spare(self, query: CacheQuery, sources: Mapping[int, Source]) -> int:
-        """The most blocks that what is copied takes besides, where these sources lack it."""
-        size = self.pool.block_size
-        spare = 0
-        for one in query.placed:
-            is_copied = query.asked is None or one.entry is not None
-            if is_copied and not _has(sources, one, size):
-                # What a look-up holds or a lease is there already. Each block counts by itself: of
-                # two copies of a prompt either may have the blocks that are found.
-                blocks = map(self.pool.peek, one.origin.digests.full)
-                here = sum(block is not None and block.ref_count > 0 for block in blocks)
-                spare += len(one.origin.tokens) // size + 2 - here
-        return spare
+        for refresh in found.refreshes:
+            self.entries.confirm(refresh)
+        found.refreshes = []
 
     def _missed(self, query: CacheQuery, found: Found, now: float) -> dict[int, MissReason]:
         """The reasons of the breakpoints that were not read, as they are known at the write."""
@@ -474,45 +405,6 @@ class PrefixCache:
         if found.raced and found.raced >= tokens - tokens % self.pool.block_size:
             return True
         return self._find_readable(query, tokens, now) is not None
-
-    def _sources(
-        self, query: CacheQuery, digests: PromptDigests, found: Found | None = None
-    ) -> dict[int, Source]:
-        """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
-
-        The last token is left out, since it is always computed. A full block replaces a hold's
-        tail. What is chosen of a document is chosen of all of it.
-        """
-        size = self.pool.block_size
-        num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
-        sources: dict[int, Source] = {}
-        for index in range(max((digests.num_tokens - 1) // size, num_held + bool(tail))):
-            block: Block | None = None
-            if found is not None and index < num_held:
-                block = found.held[index]
-                if block.is_away:
-                    block = self._find_full(digests, index) or block
-            elif (index + 1) * size < digests.num_tokens:
-                block = self._find_full(digests, index)
-            if block is not None:
-                sources[index] = Source(block, size)
-            elif found is not None and tail and index == num_held:
-                sources[index] = Source(found.held[index], tail)
-        # One that two documents share is lacking of the other too.
-        while dropped := [
-            index
-            for one in query.placed
-            if one.is_chosen and not _has(sources, one, size)
-            for index in range(one.begin // size, blocks_for(one.end, size))
-            if index in sources
-            and index * size + sources[index].num_tokens > num_held * size + tail
-        ]:
-            for index in set(dropped):
-                if found is not None and tail and index == num_held:
-                    sources[index] = Source(found.held[index], tail)
-                else:
-                    del sources[index]
-        return sources
 
     def _find_readable(self, query: CacheQuery, tokens: int, now: float) -> Entry | None:
         """The entry at this offset, if this prompt can be gone on with from it."""
@@ -628,41 +520,14 @@ class PrefixCache:
                 break
         num_unanchored = 0 if self.has_states else num_held - len(held)
         receipt = Receipt(
-            name_tokens=[
-                name.tokens for name in (query.placed[0].origin if query.cut else query).names
-            ],
+            name_tokens=[name.tokens for name in query.names],
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,
-            copied=[] if query.cut else [(one.copied, one.end) for one in query.placed],
         )
         if not held or not (is_news or num_leased):
             return receipt, None
         return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
-
-    def _explain(self, query: CacheQuery, found: Found, sibling_read: int = 0) -> None:
-        """Note why the breakpoints beyond the hit, or what is read of a sibling, were not read."""
-        read = found.hit.tokens if found.hit is not None else sibling_read
-        misses = Misses(
-            entries=self.entries,
-            digests=query.digests,
-            segments=query.segments,
-            breakpoints=query.breakpoints,
-            now=query.arrived_at,
-            has_states=self.has_states,
-            lookback_to=query.lookback_to,
-        )
-        found.missed = misses.by_segment(found.marks, read)
-        found.miss_reason = misses.of_request(found.marks, read, found.missed)
-
-
-def _has(sources: Mapping[int, Source], placed: Placed, size: int) -> bool:
-    """Whether these blocks of a prompt have all that is copied into it."""
-    wanted = {
-        index: min(size, placed.end - index * size)
-        for index in range(placed.begin // size, blocks_for(placed.end, size))
-    }
-    return all(i in sources and sources[i].num_tokens >= num for i, num in wanted.items())
 
 
 def _acquire(blocks: Iterable[Block]) -> None:

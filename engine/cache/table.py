@@ -63,7 +63,7 @@ class BlockTable:
         self._order: deque[int] = deque()
         self._arrivals: deque[int] = deque()
         self._arriving_state: list[Block] = []
-        # Ranges behind the frontier whose keys and values were copied here, and what stands there.
+        # Ranges behind the frontier whose content is here by other means than a step, with tokens.
         self._given: deque[tuple[int, Sequence[TokenId]]] = deque()
         # Where arrived blocks came from, by logical index.
         self._origins: dict[int, Tier] = {}
@@ -160,8 +160,8 @@ class BlockTable:
             yield position, end
 
     def give(self, ranges: Iterable[tuple[int, int]], tokens: Sequence[TokenId]) -> None:
-        """Keys and values of these ranges of a prompt's `tokens` were copied here: the frontier
-        passes over them. They are in order, and nothing of them was here."""
+        """Keys and values of these ranges of a prompt's `tokens` were written here by other means
+        than a step: the frontier passes over them. They are in order, and were lacking."""
         self._given.extend((start, tokens[start:end]) for start, end in ranges)
         self._pass_over()
 

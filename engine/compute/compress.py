@@ -6,15 +6,16 @@ from typing import NamedTuple
 
 import torch
 
+from engine.approximate.copying import Blend, Move
+from engine.approximate.kinds import Compression
 from engine.cache.ids import TokenId
-from engine.cache.kinds import Compression
 from engine.compute.attention.replay import Replay
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import SCORE_ATTENDED, SCORE_KEYS, SINKS, WINDOW, choose, pieces
-from engine.schedule.runner import Blend, Move, Work
+from engine.schedule.runner import Work
 from engine.sizing import blocks_for
 
 CHECKED_LAYER = 1

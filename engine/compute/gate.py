@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.approximate.copying import Blend, Move
+from engine.approximate.kinds import Compression
 from engine.cache.ids import BlockId, TokenId
-from engine.cache.kinds import Compression
 from engine.compute.compress import KvCompressor, Told
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
 from engine.protocol import LEAST_KEEP, SCORERS, Document, Method
 from engine.protocol.reports import Technique
-from engine.schedule.runner import Blend, Move, SampleParams, Work
+from engine.schedule.runner import SampleParams, Work
 from engine.sizing import aligned
 
 MAX_KL = 0.5

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.cache.approximate import write_documents
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lifetimes import ValueCounts
 from engine.cache.prefix_cache import PrefixCache
@@ -31,7 +30,6 @@ from engine.protocol import (
     KeptRecord,
     LeaseEnded,
     Started,
-    Tier,
 )
 from engine.protocol.reports import (
     SECONDS_PER_TOKEN,
@@ -44,7 +42,6 @@ from engine.schedule.runner import SampleParams
 
 MAX_UNACKNOWLEDGED = 65_536
 MAX_RECORDS_BYTES = 64 << 20
-_TIERS: Sequence[Tier | None] = (None, "device", "host", "disk")
 
 
 Publish = Callable[[list[Event]], None]
@@ -94,13 +91,11 @@ class Accounting:
         self.expire(self.clock.now())
         request.look_up(self._cache)
         request.sequences = [
-            SequenceState(
-                request,
+            request.new_sequence(
                 choice,
                 self._cache.new_table(request.query, may_fork=len(request.parsers) > 1),
                 parser,
                 sample[choice],
-                list(request.query.tokens),
             )
             for choice, parser in enumerate(request.parsers)
         ]
@@ -141,19 +136,16 @@ class Accounting:
         request = sequence.request
         if request.started_at is not None:
             return
-        assert request.found is not None and request.began_at is not None
-        now = request.started_at = self.clock.now()
-        query, found = request.query, request.found
-        pieces, tiers, held = write_documents(self._cache, query, found, sequence.placings, now)
-        written = self._cache.write(query, found, sequence.table, now, pieces)
-        sequence.let_placings_go()
-        read_tier = max((written.read_tier, *tiers), key=_TIERS.index)
+        assert request.began_at is not None
+        now = self.clock.now()
+        request.started_at = now
+        written = request.write(self._cache, sequence, now)
+        read_tier = written.read_tier
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)
-        held += [written.held] if written.held is not None else []
-        if held:
+        if written.held:
             # What went before is told before, since it may have been the same names.
-            self._events += [*self._cache.pool.changes.take(), *held]
+            self._events += [*self._cache.pool.changes.take(), *written.held]
         brought = 0.0
         if read_tier not in (None, "device") and request.brought_at is not None:
             brought = max(request.brought_at - request.began_at, 0.0)
@@ -172,7 +164,6 @@ class Accounting:
                 inexact=list(request.inexact),
                 read_tier=read_tier,
                 bring_back_seconds=brought,
-                approximate=written.approximate,
                 leases_granted=self._cache.entries.leases.num_granted,
             )
         )
@@ -287,8 +278,7 @@ class Accounting:
             sequence.finish = "too_costly" if code == "too_costly" else "failed"
             self.ended(sequence)
             return
-        if request.found is not None:
-            self._cache.take_back(request.found)
+        request.take_back(self._cache)
         request.leader.finish = "cancelled" if code == "cancelled" else "failed"
         del self._requests[request.request_id]
         if self._counts_prefill:

@@ -6,7 +6,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import MaskPool, SampledTokens
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
-from engine.schedule.runner import Blend, Compressor, Move, Runner, SampleParams, Work
+from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -51,7 +51,6 @@ class EngineLoop:
         max_waiting: int,
         masks: MaskPool | None = None,
         store: StoreWork | None = None,
-        compressor: Compressor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.accounting = accounting
@@ -60,7 +59,6 @@ class EngineLoop:
         self._max_waiting = max_waiting
         self._masks = masks or MaskPool()
         self._store = store
-        self._compressor = compressor
         self._num_arrived = 0
         self._is_idle = False
         self._sampled = SampledTokens(accounting.clock, accounting.token)
@@ -99,17 +97,12 @@ class EngineLoop:
         # One that must be looked up again has no blocks any more.
         chunks = [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
         begun = self._clock.now()
-        works = [self._work(chunk) for chunk in chunks]
+        works = [chunk.sequence.work(chunk) for chunk in chunks]
         tokens = self._runner.execute(works) if works else []
         self.scheduler.computed(chunks, self._clock.now() - begun)
-        # Do a part of the work for one prompt of which what is copied is computed.
-        if (copier := self.scheduler.next_to_copy()) is not None:
-            copier.copying = copier.copying or self._parts(copier)
-            if (num_tokens := next(copier.copying, None)) is not None:
-                self.scheduler.charge(copier, num_tokens)
-            else:
-                copier.copying = None
-                self.scheduler.copied(copier)
+        needy = self.scheduler.next_to_prepare()
+        if needy is not None:
+            self.scheduler.prepare(needy)
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
         is_shared = self.scheduler.is_shared
@@ -123,7 +116,7 @@ class EngineLoop:
             self.accounting.ended(sequence)
         if self._store is not None:
             self._store.after_step(self._clock.now())
-        self._is_idle = not (chunks or self._num_arrived or copier)
+        self._is_idle = not (chunks or self._num_arrived or needy)
         self.accounting.publish()
         self._learn(chunks, self._clock.now() - now)
 
@@ -143,11 +136,9 @@ class EngineLoop:
         assert sequence.table.num_tokens == chunk.start
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
         if sequence.request.started_at is None:
-            start = chunk.start + work.cut
-            if sequence.is_exact_part and (placing := sequence.placing) is not None:
-                start += placing.placed.shift  # the first token is the prompt's, which counts once
-            sequence.request.computed.add(start, start + chunk.count)
-        if sequence.is_exact_part:
+            position = sequence.position_of(chunk.start)
+            sequence.request.computed.add(position, position + chunk.count)
+        if sequence.is_preparing:
             return
         # All prompt tokens but the last are computed. From here the other choices share them.
         request = sequence.request
@@ -166,73 +157,11 @@ class EngineLoop:
                     sequence.drafter.verified(len(chunk.draft), len(work.behind))
                 self._sampled.add(sequence, [token, *work.behind])
 
-    def _parts(self, sequence: SequenceState) -> Iterator[int]:
-        """What is left to do where a prompt that is copied is computed: copy all behind the last.
-
-        Before that is chosen what of them is computed after all.
-        """
-        query = sequence.request.query
-        placings = sequence.placings
-        compressor = self._compressor
-        assert compressor is not None and sequence.own is not None
-        if sequence.placing is not placings[-1]:
-            return
-        own = sequence.own[1].block_ids
-        blends = list[Blend]()
-        for one in placings:
-            assert one.table is not None
-            placed = one.placed
-            sources = one.table.block_ids
-            if placed.is_chosen:
-                num = placed.copied - placed.start
-                blends.append(Blend(placed.start, placed.end, num, sources, one.chosen))
-        if blends:
-            gaps = list(sequence.own[1].gaps(blends[-1].end))
-            yield from compressor.choose(query.real, gaps, blends, own)
-        for one in placings:
-            assert one.table is not None
-            move = Move(one.ranges, one.table.block_ids, own)
-            if query.asked is not None:
-                yield from compressor.take_over(query.asked.sibling.own_layers, query.real, move)
-            elif query.compression is None:
-                yield from compressor.place(one.placed.shift, move)
-            else:
-                tokens = one.placed.origin.tokens
-                yield from compressor.compress(query.compression, tokens, move)
-
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
         """Give back the blocks of choices that end."""
         for sequence in sequences:
             if self.scheduler.has(sequence):
                 self.scheduler.remove(sequence)
-
-    def _work(self, chunk: PrefillChunk) -> Work:
-        sequence, start = chunk.sequence, chunk.start
-        query = sequence.request.query
-        is_exact = sequence.is_exact_part
-        samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
-        samples = samples and not is_exact
-        end = start + chunk.count
-        token_ids = sequence.tokens[start:end]
-        if query.placed and not (is_exact or query.cut):  # of a document its own ones are computed
-            token_ids = [
-                *query.real[start:end],
-                *sequence.tokens[max(start, len(query.real)) : end],
-            ]
-        return Work(
-            token_ids=[*token_ids, *chunk.draft] if chunk.draft else token_ids,
-            start=start,
-            block_table=sequence.table.block_ids,
-            sample=sequence.sample if samples else None,
-            allowed=sequence.parser.allowed if samples else None,
-            bias=sequence.bias if samples else None,
-            seen=sequence.seen if samples else None,
-            probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
-            draft=chunk.draft,
-            state=sequence.table.state.move() if sequence.table.state else None,
-            adapter=query.adapter,
-            cut=0 if is_exact else query.cut,
-        )
 
     # Requests, on the engine's thread.
 

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.cache.approximate import Placing, with_sibling
 from engine.cache.ids import TokenId
-from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
-from engine.cache.table import BlockTable
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
+from engine.cache.table import BlockCopy, BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, Image, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
-from engine.schedule.runner import SampleParams
+from engine.schedule.runner import SampleParams, Work
 
 NEVER = -1e9
 """The bias of a token that is not to be drawn while any other may be: infinity would leave none
@@ -60,36 +59,34 @@ Emit = Callable[[Frame], None]
 class SequenceState:
     """One choice.
 
-    `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
-    is added to the logits by token. It has the request's biases and the penalties for the tokens in
-    `sampled`, and rules out `ends` before `min_tokens`; None without any of them. `seen` is
-    `Work`'s, None without a repetition penalty. `last_output_at` is when the last token came, in
-    seconds of the engine's clock; None before the first. `logprobs` is there if the request wants
-    them. `draft` are tokens that the `drafter` proposes next, which is there with speculation.
-
-    Of an approximate prompt the exact prompts that are copied are computed first, where that is not
-    in memory: `tokens` and the table are those of that `origin` then, and the choice's are its
-    `own`. The own blocks get what is copied of the `placings` by `copying`, a part at a time.
+    A sequence may be made of other prompts than its own, and compute these first (`is_preparing`).
+    Such a one answers the questions below in its own way. Here they are answered for all others.
     """
 
     request: "RequestState"
     choice: int
+    # It has the keys and values of a prefix of `tokens`.
     table: BlockTable
     parser: OutputParser
     sample: SampleParams
+    # The prompt's and the sampled ones.
     tokens: list[TokenId]
     finish: FinishReason | None = None
+    # When the last token came, in seconds of the engine's clock; None before the first.
     last_output_at: float | None = None
+    # What is added to the logits, by token: the request's biases, the penalties for the tokens in
+    # `sampled`, and what rules out an end before `min_tokens`. None without any of them.
     bias: dict[TokenId, float] | None = None
     sampled: set[TokenId] = field(default_factory=set)
+    # `Work`'s, None without a repetition penalty.
     seen: bytearray | None = None
+    # There if the request wants them.
     logprobs: LogProbs | None = None
+    # Tokens that the `drafter` proposes next, which is there with speculation.
     draft: list[TokenId] = field(default_factory=list)
     drafter: Drafter | None = None
-    origin: CacheQuery | None = None
-    own: tuple[list[TokenId], BlockTable] | None = None
-    placings: list[Placing] = field(default_factory=list)
-    copying: Iterator[int] | None = None
+    # The work between two steps that it has begun, in bounded parts.
+    parts: Iterator[int] | None = None
 
     def __post_init__(self) -> None:
         num_top = self.request.request.sampling.logprobs
@@ -102,7 +99,7 @@ class SequenceState:
         if self.bias is not None and is_early:
             self.bias |= dict.fromkeys(self.parser.end_token_ids, NEVER)
         if sample.repetition_penalty != 1:
-            tokens = self.request.query.real or self.tokens
+            tokens = self.request.prompt_tokens
             self.seen = bytearray(max(tokens, default=-1) + 1)
             for token in tokens:
                 self.seen[token] = 1
@@ -123,50 +120,90 @@ class SequenceState:
         self.tokens.append(token)
         self.draft = []
 
-    def go_back(self) -> None:
-        """Go on with the choice's own."""
-        if self.own is not None:
-            self.tokens, self.table = self.own
-        self.own = self.origin = None
+    def begin(self, cache: PrefixCache) -> list[BlockCopy]:
+        """Fill its empty table with what is in memory, and allocate the other blocks.
 
-    def let_placings_go(self) -> None:
-        for placing in self.placings:
-            if placing.table is not None:
-                placing.table.release()
-        self.placings = []
+        Return the copies to make before anything is written. Raises NoFreeBlocks, with nothing
+        changed.
+        """
+        request = self.request
+        if not self.is_new:
+            return cache.resume(request.query, self.tokens, self.table)
+        assert request.found is not None
+        request.found.raced = request.raced
+        return cache.begin(request.query, request.found, self.table)
 
     def release(self) -> None:
         """Give all blocks back."""
         self.table.release()
-        self.go_back()
-        self.table.release()
-        self.let_placings_go()
-        self.copying = None
+
+    def work(self, chunk: "PrefillChunk") -> Work:
+        """What the runner is to compute for a chunk."""
+        request = self.request
+        samples = chunk.is_last and request.request.sampling.max_tokens != 0
+        token_ids = self.tokens[chunk.start : chunk.start + chunk.count]
+        return Work(
+            token_ids=[*token_ids, *chunk.draft] if chunk.draft else token_ids,
+            start=chunk.start,
+            block_table=self.table.block_ids,
+            sample=self.sample if samples else None,
+            allowed=self.parser.allowed if samples else None,
+            bias=self.bias if samples else None,
+            seen=self.seen if samples else None,
+            probs=self.logprobs.probs if samples and self.logprobs else None,
+            draft=chunk.draft,
+            state=self.table.state.move() if self.table.state else None,
+            adapter=request.query.digests.adapter,
+            cut=request.query.cut,
+        )
+
+    def position_of(self, slot: int) -> int:
+        """The position in the prompt of what is computed at a slot."""
+        return slot + self.request.query.cut
 
     @property
-    def is_exact_part(self) -> bool:
-        """Whether it computes an exact prompt that is not its own."""
-        return self.own is not None
+    def boundaries(self) -> Sequence[int]:
+        """The slots at which its prefill chunks must end, in order."""
+        return self.request.boundaries
 
     @property
-    def placing(self) -> Placing | None:
-        """What it computes or copies."""
-        return next((one for one in self.placings if one.table is self.table), None)
-
-    @property
-    def is_to_copy(self) -> bool:
-        """Whether that is computed, and is copied now."""
-        return self.own is not None and not (self.num_pending or self.own[1].incoming)
-
-    @property
-    def tables(self) -> list[BlockTable]:
-        """Those that content is brought to. Its own comes first: others are copied behind it."""
-        return [self.table] if self.own is None else [self.own[1], self.table]
+    def tables(self) -> Sequence[BlockTable]:
+        """Those that content is brought to."""
+        return [self.table]
 
     @property
     def num_computed(self) -> int:
-        """The tokens, or slots of a compressed prompt, that are there."""
-        return 0 if self.is_exact_part else self.table.num_tokens
+        """How many slots of its prompt are there."""
+        return self.table.num_tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it goes on only with all that it was admitted with: no block is computed in a
+        lost one's place."""
+        return False
+
+    # Of a sequence that is made of other prompts.
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether it computes another prompt now, of which its own is made."""
+        return False
+
+    @property
+    def is_part_due(self) -> bool:
+        """Whether it waits for a part of work that is done between two steps."""
+        return False
+
+    def new_parts(self) -> Iterator[int]:
+        """That work, in bounded parts. Each gives the tokens of prefill that take about as long."""
+        return iter(())
+
+    def go_on(self, cache: PrefixCache) -> list[BlockCopy]:
+        """The work is done: begin the next prompt, or go on with its own.
+
+        Return the copies to make. Raises NoFreeBlocks, and may be called again then.
+        """
+        return []
 
     @property
     def scope(self) -> str:
@@ -197,8 +234,7 @@ class SequenceState:
 
     @property
     def num_output(self) -> int:
-        own = self.tokens if self.own is None else self.own[0]
-        return len(own) - len(self.request.query.tokens)
+        return len(self.tokens) - len(self.request.query.tokens)
 
     @property
     def num_pending(self) -> int:
@@ -226,28 +262,27 @@ class Shown:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One turn. `found` is None while nothing is held for it (before look-up, after preemption).
-
-    `twin` is the sequence that it waits for, `raced` the most tokens of its prompt that it waited
-    for. `spelled` says what a token stands for. `computed` are the positions of its prompt that
-    went through the model. `num_overtaken` later requests were admitted before it, because it did
-    not fit and needed `num_needed` free blocks then, or for what they reused: those computed
-    `overtaken_tokens` (`waiting.py`). With images the prompt is also there as it is `shown`.
-    """
+    """One turn."""
 
     request: GenerateRequest
     query: CacheQuery
     parsers: Sequence[OutputParser]
     emit: Emit
     submitted_at: float
+    # What a token stands for.
     spelled: Callable[[TokenId], Spelled] = unspelled
     unheld: Sequence[UnheldTool] = ()
     folded: Sequence[int] = ()
     inexact: Sequence[int] = ()
+    # With images the prompt is also there like this.
     shown: Shown | None = None
+    # None while nothing is held for it: before its look-up, and after preemption.
     found: Found | None = None
+    # The sequence that it waits for, and the most tokens of its prompt that it waited for.
     twin: Twin | None = None
     raced: int = 0
+    # So many later requests were admitted before it, because it did not fit and needed `num_needed`
+    # free blocks then, or for what they reused: those computed `overtaken_tokens` (`waiting.py`).
     num_overtaken: int = 0
     overtaken_tokens: int = 0
     num_needed: int = 0
@@ -257,6 +292,7 @@ class RequestState:
     started_at: float | None = None
     brought_at: float | None = None
     usage: InputUsage | None = None
+    # The positions of its prompt that went through the model.
     computed: Ranges = field(default_factory=Ranges)
     is_forked: bool = False
     num_finished: int = 0
@@ -264,17 +300,44 @@ class RequestState:
     output_tokens: int = 0
 
     def look_up(self, cache: PrefixCache) -> None:
-        """Find and hold what it may read. One that may read a sibling's entries is exact if there
-        is none."""
-        if self.query.asked is not None:
-            before = self.query
-            self.query = with_sibling(self.query, cache)
-            if self.query.digests.adapter != before.digests.adapter:
-                self.twin = None
-                self.raced = 0
-            for leader in self.sequences[:1]:
-                leader.table = cache.new_table(self.query)
+        """Find and hold what it may read."""
         self.found = cache.look_up(self.query)
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether a look-up's blocks are held for it."""
+        return self.found is not None and bool(self.found.held)
+
+    def let_go(self, cache: PrefixCache) -> None:
+        """Release what is held for it, at its end."""
+        if self.found is not None:
+            cache.let_go(self.found)
+
+    def give_up(self, cache: PrefixCache) -> None:
+        """Release what is held for it, to be looked up again. Refreshes stay."""
+        if self.found is not None:
+            cache.give_up(self.found)
+            self.found = None
+
+    def take_back(self, cache: PrefixCache) -> None:
+        """Its response never began: take the look-up's refreshes back."""
+        if self.found is not None:
+            cache.take_back(self.found)
+
+    def write(self, cache: PrefixCache, sequence: SequenceState, now: float) -> CacheResult:
+        """Write its entries: its prompt is computed, by this sequence."""
+        assert self.found is not None
+        return cache.write(self.query, self.found, sequence.table, now)
+
+    def new_sequence(
+        self, choice: int, table: BlockTable, parser: OutputParser, sample: SampleParams
+    ) -> SequenceState:
+        return SequenceState(self, choice, table, parser, sample, list(self.query.tokens))
+
+    @property
+    def prompt_tokens(self) -> Sequence[TokenId]:
+        """All tokens of the prompt as it was asked."""
+        return self.query.tokens
 
     @property
     def request_id(self) -> str:
@@ -313,9 +376,7 @@ def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChun
     """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
     if (left := budget) <= 0:
         return
-    boundaries = sequence.request.boundaries
-    if sequence.origin is not None:
-        boundaries = sorted(_marked_ends(sequence.origin))
+    boundaries = sequence.boundaries
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
         if left < budget and start in boundaries:
             return  # other choices may begin here, and share the block
@@ -337,7 +398,7 @@ def new_boundaries(request: RequestState) -> list[int]:
     chunks as without it (bitwise equal results). One is before the last token if several choices
     start there. A recurrent state is kept at some of them, and at no other place.
     """
-    boundaries = _marked_ends(request.query)
+    boundaries = marked_ends(request.query)
     if request.request.sampling.num_choices > 1:
         boundaries.add(len(request.query.tokens) - 1)
     if (state := request.leader.table.state) is not None:
@@ -345,6 +406,7 @@ def new_boundaries(request: RequestState) -> list[int]:
     return sorted(boundaries)
 
 
-def _marked_ends(query: CacheQuery) -> set[int]:
+def marked_ends(query: CacheQuery) -> set[int]:
+    """The slots at which a prompt's breakpoints stand."""
     ends = {query.segments[point.segment].end for point in query.breakpoints}
     return {end for end in ends if end}

@@ -1,12 +1,11 @@
 """The interface between the scheduler and the model: the work of one step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import BlockId, TokenId
-from engine.cache.kinds import Compression
 from engine.cache.recurrent import StateMove
 from engine.cache.store_tier import Payload
 
@@ -53,8 +52,8 @@ class DrawnProbs:
 class Work:
     """One sequence's share of a step.
 
-    The keys and values of positions [0, start) are in `block_table` already; those of `token_ids`,
-    at positions start, start + 1, …, are to be computed and written through it. The table covers
+    The keys and values of slots [0, start) are in `block_table` already; those of `token_ids`,
+    at slots start, start + 1, …, are to be computed and written through it. The table covers
     all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
     tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
     `bias` is added to the logits of its tokens. Where there are `probs`, the runner fills them.
@@ -67,7 +66,7 @@ class Work:
     `state` says where the recurrent state behind [0, start) is, and where the new one is written,
     for models with linear layers. `adapter` acts on the tokens from its start on.
 
-    Behind a compressed prefix `start` counts the slots before: positions are `cut` more.
+    `start` counts slots. The tokens' positions are `cut` more.
     """
 
     token_ids: Sequence[TokenId]
@@ -88,58 +87,6 @@ class Work:
     def next_position(self) -> int:
         """That of the first token that is drawn."""
         return self.start + len(self.token_ids) - len(self.draft)
-
-
-class Blend(NamedTuple):
-    """A document at positions [start, end) of a prompt: `num` of them are to be computed there.
-
-    `blocks` have it by itself, behind one token. `chosen` gets the positions, in order.
-    """
-
-    start: int
-    end: int
-    num: int
-    blocks: Sequence[int]
-    chosen: list[int]
-
-
-class Move(NamedTuple):
-    """A copy to these ranges of the table `targets`, from the table `sources`."""
-
-    ranges: Sequence[tuple[int, int]]
-    sources: Sequence[int]
-    targets: Sequence[int]
-
-
-class Compressor(Protocol):
-    """Copies from one prompt to another in the KV memory. Parts of its work are bounded: each item
-    is so many tokens of prefill, which take about as long."""
-
-    def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
-        """Copy what is kept of the prefix of these tokens, to ranges of slots."""
-        ...
-
-    def place(self, shift: int, move: Move) -> Iterator[int]:
-        """Copy the keys and values of positions, less `shift`, turned to their new positions."""
-        ...
-
-    def choose(
-        self,
-        tokens: Sequence[TokenId],
-        gaps: Sequence[tuple[int, int]],
-        documents: Sequence[Blend],
-        targets: Sequence[int],
-    ) -> Iterator[int]:
-        """Choose what of each document differs most from the copy, of a prompt of these tokens.
-
-        `targets` lack the gaps, and what is written there is not kept.
-        """
-        ...
-
-    def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
-        """Copy a sibling's keys and values of these positions of a prompt, and compute those of
-        the first layers. What the prompt has before is in `targets`."""
-        ...
 
 
 class Runner(Protocol):

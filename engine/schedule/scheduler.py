@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from engine.cache.approximate import Placing, begin_placing, new_placings
 from engine.cache.digests import common_blocks
 from engine.cache.ids import BlockId
 from engine.cache.pool import NoFreeBlocks
@@ -96,8 +95,8 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting[sequence.is_batch].remove(sequence)
-        if sequence is sequence.request.leader and sequence.request.found is not None:
-            self._cache.let_go(sequence.request.found)
+        if sequence is sequence.request.leader:
+            sequence.request.let_go(self._cache)
         sequence.release()
 
     def schedule(self, now: float) -> list[PrefillChunk]:
@@ -117,7 +116,7 @@ class Scheduler:
         room = self._pace.new_room(len(chunks))
         chunks += self._prefills(room, now, is_batch=False)
         num_interactive = len(chunks)
-        is_busy = chunks or any(one.is_to_copy and not one.is_batch for one in self.running)
+        is_busy = chunks or any(one.is_part_due and not one.is_batch for one in self.running)
         allows = self._batch_share.allows(self.running, self.waiting, now)
         self._has_batch_turn = allows or not is_busy
         if self._has_batch_turn:
@@ -174,7 +173,7 @@ class Scheduler:
                 store = next(one for one in self._cache.stores if one.pool is block.home)
                 if store.is_lost(block):
                     request = sequence.request
-                    if self._cache.state_blocks or request.query.is_approximate:
+                    if self._cache.state_blocks or sequence.is_whole:
                         # Its entry is read whole or not at all: look it up again.
                         self._preempt(sequence)
                         break
@@ -244,7 +243,7 @@ class Scheduler:
         usable = (digests.num_tokens - 1) // size
         for other in self.running:
             # A batch sequence may be paused: an interactive request does not wait for it.
-            is_done = other.num_pending < size and not other.is_exact_part
+            is_done = other.num_pending < size and not other.is_preparing
             if is_done or other.is_batch > request.leader.is_batch:
                 continue
             shared = min(common_blocks(digests, other.request.query.digests), usable) * size
@@ -261,7 +260,7 @@ class Scheduler:
         chunks = []
         for sequence in [one for one in self.running if one.is_batch == is_batch]:
             if sequence.table.incoming:
-                continue  # a document's last token may be on its way
+                continue  # its last token may be on its way
             # Get blocks for one more token, by preempting the youngest sequence if necessary.
             while sequence.num_pending == 1 and sequence.can_sample and sequence in self.running:
                 try:
@@ -359,7 +358,7 @@ class Scheduler:
         request = sequence.request
         while True:
             try:
-                self._begin(sequence)
+                self.copies += sequence.begin(self._cache)
             except NoFreeBlocks as lack:
                 request.num_needed = lack.num_needed
                 if self._preempt_batch(sequence):
@@ -376,39 +375,42 @@ class Scheduler:
         self.running.append(sequence)
         return sequence.finish is None
 
-    def _begin(self, sequence: SequenceState) -> None:
-        request = sequence.request
-        table = sequence.table
-        found = None
-        if sequence.is_new:
-            found = request.found
-            assert found is not None
-            found.raced = request.raced
-            self.copies += self._cache.begin(request.query, found, table)
-        else:
-            self.copies += self._cache.resume(request.query, sequence.tokens, table)
-        sequence.placings = new_placings(request.query, table, found)
-        if sequence.placings:
-            self._begin_placing(sequence, sequence.placings[0])
+    # Work between two steps.
 
-    def _begin_placing(self, sequence: SequenceState, placing: Placing) -> None:
-        """Begin with an exact prompt that is copied."""
-        self.copies += begin_placing(self._cache, placing)
-        assert placing.table is not None
-        sequence.own = sequence.own or (sequence.tokens, sequence.table)
-        sequence.origin = placing.placed.origin
-        sequence.table = placing.table
-        sequence.tokens = list(sequence.origin.tokens[:-1])
+    def next_to_prepare(self) -> SequenceState | None:
+        """The sequence of whose work a part is done before the next step: one of a class until it
+        is done.
 
-    def copied(self, sequence: SequenceState) -> None:
-        """A prompt is copied into a running sequence: go on with the next, or behind them."""
-        request, placings = sequence.request, sequence.placings
-        waits = next((one for one in placings if one.table is None), None)
-        while waits is not None:
+        A batch sequence only behind steps that compute such. There it goes first, for its floor.
+        """
+        turn = self._has_batch_turn
+        due = [one for one in self.running if one.is_part_due and one.is_batch <= turn]
+        return min(
+            due,
+            key=lambda one: (
+                one.is_batch != turn,
+                one.parts is None,
+                self.waiting[one.is_batch].served(one),
+            ),
+            default=None,
+        )
+
+    def prepare(self, sequence: SequenceState) -> None:
+        """Do a part of its work, for which its scope pays. After the last part it goes on."""
+        if sequence.parts is None:
+            sequence.parts = sequence.new_parts()
+        num_tokens = next(sequence.parts, None)
+        if num_tokens is not None:
+            if sequence.is_batch:
+                self._batch_share.computed()
+            self.waiting[sequence.is_batch].charge({sequence.scope: num_tokens})
+            return
+        sequence.parts = None
+        while sequence.finish is None:
             try:
-                self._begin_placing(sequence, waits)
+                self.copies += sequence.go_on(self._cache)
             except NoFreeBlocks as lack:
-                request.num_needed = lack.num_needed
+                sequence.request.num_needed = lack.num_needed
                 if len(self.running) > 1:
                     self._preempt(sequence)
                 elif self._free_what_nobody_runs_on():
@@ -416,35 +418,6 @@ class Scheduler:
                 else:
                     sequence.finish = "context"
             return
-        sequence.go_back()
-        sequence.table.give((part for one in placings for part in one.copied), sequence.tokens)
-        if sequence.is_new and request.found is not None:
-            request.found.reused += sum(one.num_reused for one in placings)
-        if request.query.compression is not None or not sequence.is_new:
-            sequence.let_placings_go()
-
-    def next_to_copy(self) -> SequenceState | None:
-        """The sequence of which this step copies a part: one of a class until it is done.
-
-        A batch sequence only in steps that compute such. There it goes first, for its floor.
-        """
-        turn = self._has_batch_turn
-        due = [one for one in self.running if one.is_to_copy and one.is_batch <= turn]
-        return min(
-            due,
-            key=lambda one: (
-                one.is_batch != turn,
-                one.copying is None,
-                self.waiting[one.is_batch].served(one),
-            ),
-            default=None,
-        )
-
-    def charge(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Its scope pays for work as for so many tokens."""
-        if sequence.is_batch:
-            self._batch_share.computed()
-        self.waiting[sequence.is_batch].charge({sequence.scope: num_tokens})
 
     def _preempt(self, sequence: SequenceState) -> None:
         """Give the sequence's blocks back and put it first in the queue.
@@ -454,10 +427,8 @@ class Scheduler:
         self.num_preempted += 1
         self.running.remove(sequence)
         sequence.release()
-        request = sequence.request
-        if sequence is request.leader and request.started_at is None and request.found is not None:
-            self._cache.give_up(request.found)
-            request.found = None
+        if sequence.is_new:
+            sequence.request.give_up(self._cache)
         self.waiting[sequence.is_batch].put_back(sequence)
 
     def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
@@ -466,9 +437,8 @@ class Scheduler:
         The holds of waiting requests go first, then leases, one at a time.
         """
         for sequence in reversed(list(self.waiting)):
-            found = sequence.request.found
-            if sequence is not besides and found and any(one.held for one in found.all):
-                self._cache.give_up(found)
-                sequence.request.found = None
+            request = sequence.request
+            if sequence is not besides and request.holds_blocks:
+                request.give_up(self._cache)
                 return True
         return self._cache.entries.leases.sacrifice()

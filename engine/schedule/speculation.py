@@ -68,7 +68,7 @@ class Speculation:
             if (most := sequence.request.request.sampling.max_tokens) is not None:
                 room = min(room, most - sequence.num_output - 1)
             draft = sequence.draft[: max(room, 0)]
-            if chunk.count == 1 and chunk.is_last and draft and not sequence.is_exact_part:
+            if chunk.count == 1 and chunk.is_last and draft and not sequence.is_preparing:
                 needed = table.blocks_needed(1 + len(draft))
                 if not needed or needed + len(chunks) <= pool.num_reclaimable:
                     copies.extend(table.prepare(1 + len(draft)))

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 from transformers import AutoTokenizer
 
+from engine.approximate.copying import Move
+from engine.approximate.kinds import new_compression
 from engine.cache.ids import BlockId
-from engine.cache.kinds import new_compression
 from engine.compute.compress import KvCompressor, Told, check_compressible
 from engine.compute.gate import RECOMPUTES, compute_apart, stand
 from engine.compute.loading import load_model
@@ -30,7 +31,7 @@ from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
 from engine.compute.scorers import REPEAT, REPEAT_PART
 from engine.protocol import SCORERS, Scorer
-from engine.schedule.runner import Move, SampleParams, Work
+from engine.schedule.runner import SampleParams, Work
 from engine.settings import DEMO_MODEL
 from scripts.bench.report import table
 from scripts.bench.tasks import TASKS, samples

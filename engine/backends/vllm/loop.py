@@ -281,7 +281,7 @@ class HeldCache(MirrorCache):
 
             hit = found.hit = longest_hit(query.segments, found.marks, covered, query.lookback_to)
             found.read = 0 if hit is None else min(hit.tokens, reused)
-            self._explain(query, found)
+            self.explain(query, found)
             if found.miss_reason is None and hit is None:
                 found.miss_reason = "best_effort_evicted"
             self._lost(found)

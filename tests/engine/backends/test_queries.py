@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from engine.approximate.asking import Approximations, Asked, asks_for_any
+from engine.approximate.kinds import Sibling
+from engine.approximate.prompt import ApproximatePrompt
 from engine.backends.looped import new_samples, query_of
 from engine.backends.prepare.preparer import new_segments, prepare
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
-from engine.cache.kinds import Sibling
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import InvalidRequest, PromptTooLong
@@ -37,25 +39,42 @@ METHODS: dict[Method, int | float] = {"keydiff": 0.1, "blocks": 4}
 MEASURED: dict[str, Any] = {"kl": 0.0, "agreement": 1.0, "tokens": 256, "is_allowed": True}
 
 
-def query(
-    asked: GenerateRequest, num_blocks: int = 64, sibling: Sibling | None = None
-) -> CacheQuery:
+def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
     described = description(
         max_context_tokens=1000,
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         min_cache_tokens=7,
+    )
+    cache = new_cache(num_blocks)
+    rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
+    prepared = prepare(asked, rendered, described, asked)
+    return query_of(asked, prepared, cache, described, lambda *_: None, arrived_at=5.0)
+
+
+def new_cache(num_blocks: int) -> PrefixCache:
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    entries, hasher = Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE)
+    return PrefixCache(pool, entries, hasher)
+
+
+def prompt_of(
+    asked: GenerateRequest, num_blocks: int = 64, sibling: Sibling | None = None
+) -> ApproximatePrompt:
+    """The prompt of a request that asks for an approximate one."""
+    assert asks_for_any(asked)
+    rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
+    prepared = prepare(asked, rendered, description(max_context_tokens=1000), asked)
+    approximations = Approximations(
+        sibling=sibling,
         techniques=[
             Technique(method=method, parameter=least, **MEASURED)
             for method, least in METHODS.items()
         ],
     )
-    pool = BlockPool(num_blocks, BLOCK_SIZE)
-    entries, hasher = Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK_SIZE)
-    cache = PrefixCache(pool, entries, hasher, sibling=sibling)
-    rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
-    prepared = prepare(asked, rendered, described, asked)
-    return query_of(asked, prepared, cache, described, lambda *_: None, arrived_at=5.0)
+    exact = query(asked, num_blocks)
+    said = Asked(request=asked, query=exact, begins=prepared.begins)
+    return approximations.prompt_of(said, new_cache(num_blocks))
 
 
 def ask(text: str, *names: Name, **fields: object) -> GenerateRequest:
@@ -134,8 +153,8 @@ def test_what_cannot_be_compressed_or_placed_is_refused(
     num_tokens: int, fields: dict[str, Any], num_blocks: int, why: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
-        query(ask("a" * 4 * num_tokens, **fields), num_blocks)
-    assert query(ask("a" * 4 * 200, **keeping(0.5)), 128).compression is not None
+        prompt_of(ask("a" * 4 * num_tokens, **fields), num_blocks)
+    assert prompt_of(ask("a" * 4 * 200, **keeping(0.5)), 128).compression is not None
 
 
 def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
@@ -143,7 +162,7 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
     with pytest.raises(
         InvalidRequest, match="breakpoints: sibling: this engine does not read entries"
     ):
-        query(ask("a", breakpoints=[asking]))
+        prompt_of(ask("a", breakpoints=[asking]))
     half = Breakpoint(1, "5m", keep=0.5, scorer="keydiff")
     for wrong in (
         ask("a", breakpoints=[asking, Breakpoint(1, "5m", sibling=True)]),
@@ -152,9 +171,9 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
         ask("a", breakpoints=[asking], adapter="ab"),
     ):
         with pytest.raises(InvalidRequest, match="breakpoints: sibling: in one marker"):
-            query(wrong, sibling=sibling)
-    found = query(ask("a", breakpoints=[asking]), sibling=sibling)
-    assert found.asked is not None and not found.is_approximate
+            prompt_of(wrong, sibling=sibling)
+    found = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
+    assert found.asked is not None and not found.placed
     kinds = [sibling.domain, sibling.domain_of(5), sibling.domain_of(6), None]
     kinds += [Sibling(b"m" * 16, 2, 3).domain_of(5), Sibling(b"n" * 16, 1, 3).domain_of(5)]
     hasher = ChainHasher(b"k", BLOCK_SIZE)
@@ -163,8 +182,9 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
 
 def test_a_document_is_a_segments_text() -> None:
     asked = ask("a" * 4 * 200, documents=[Document(0, "1h", 20)])
-    exact, found = query(ask("a" * 4 * 200), 256), query(asked, 256)
-    (one,) = found.placed
+    exact, prompt = query(ask("a" * 4 * 200), 256), prompt_of(asked, 256)
+    found = prompt.query
+    (one,) = prompt.placed
     assert (one.copied - one.start, one.shift) == (20, one.start - 1)
     assert found.segments[0].end == one.end
     assert one.origin.tokens[1:-1] == exact.tokens[one.start : one.end]
@@ -172,4 +192,4 @@ def test_a_document_is_a_segments_text() -> None:
     assert found.tokens[one.end :] == exact.tokens[one.end :]
     twice = ask("a" * 4 * 200, documents=[Document(0), Document(0)])
     with pytest.raises(InvalidRequest, match="two documents stand in one place"):
-        query(twice, 256)
+        prompt_of(twice, 256)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from engine.approximate.copying import Move
+from engine.approximate.kinds import Compression, compression_of, new_compression
 from engine.cache.ids import BlockId
-from engine.cache.kinds import Compression, compression_of, new_compression
 from engine.compute import compress
 from engine.compute.attention.replay import Replay
 from engine.compute.compress import KvCompressor, Told, check_compressible
@@ -23,7 +24,7 @@ from engine.compute.loading import prepare_model
 from engine.compute.scorers import SCORE_KEYS, SINKS, choose, h2o, pieces, snapkv
 from engine.protocol import SCORERS, Scorer
 from engine.protocol.reports import why_refused
-from engine.schedule.runner import Move, Work
+from engine.schedule.runner import Work
 from tests.engine.compute.tiny import (
     GREEDY,
     TinyModel,

@@ -8,7 +8,8 @@ request must answer however it was scheduled.
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
@@ -16,12 +17,19 @@ from zlib import crc32
 
 import msgspec
 
-from engine.cache.approximate import compressed, with_documents
+from engine.approximate.copying import Blend, Move
+from engine.approximate.kinds import Compression, Sibling
+from engine.approximate.prompt import (
+    ApproximatePrompt,
+    asking_sibling,
+    compressed,
+    with_documents,
+)
+from engine.approximate.request import ApproximateRequest, ApproximateSequence
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId, TokenId
-from engine.cache.kinds import Compression, SiblingAsked
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -52,7 +60,7 @@ from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
 from engine.schedule.request import Drafter, RequestState
-from engine.schedule.runner import Blend, Move, Runner, SampleParams, Work
+from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
 from engine.schedule.waiting import WaitingClasses
@@ -217,17 +225,21 @@ def chosen(tokens: Sequence[TokenId], how: Compression) -> list[TokenId]:
     return [tokens[place * how.of // how.kept] for place in range(how.kept)]
 
 
-def in_memory(query: CacheQuery) -> list[TokenId]:
+def in_memory(state: RequestState) -> list[TokenId]:
     """What stands in the memory of a prompt."""
-    if query.compression is not None:
-        kept = chosen(query.real, query.compression)
-        return [*kept, *query.tokens[query.compression.kept :]]
-    tokens = list(query.real or query.tokens)
-    for one in query.placed:
+    query = state.query
+    if not isinstance(state, ApproximateRequest):
+        return list(query.tokens)
+    prompt = state.prompt
+    if prompt.compression is not None:
+        kept = chosen(prompt.real, prompt.compression)
+        return [*kept, *query.tokens[prompt.compression.kept :]]
+    tokens = list(prompt.real or query.tokens)
+    for one in prompt.placed:
         num = one.copied - one.start
         again = range(one.start, one.copied)
         if one.is_chosen:
-            again = blended(query.real, one.start, one.end, num)
+            again = blended(prompt.real, one.start, one.end, num)
         for position in set(range(one.start, one.end)).difference(again):
             tokens[position] += TURN * (one.shift + 1)
     return tokens
@@ -289,12 +301,14 @@ class Sent:
     def answer(self, choice: int = 0) -> list[TokenId]:
         """The tokens a choice sampled, as its sequence has them."""
         sequence = self.state.sequences[choice]
-        own = sequence.tokens if sequence.own is None else sequence.own[0]
-        return own[len(self.state.query.tokens) :]
+        tokens = sequence.tokens
+        if isinstance(sequence, ApproximateSequence) and sequence.own is not None:
+            tokens = sequence.own[0]
+        return tokens[len(self.state.query.tokens) :]
 
     def wanted(self, choice: int = 0) -> list[TokenId]:
         sequence = self.state.sequences[choice]
-        prompt = in_memory(self.state.query)
+        prompt = in_memory(self.state)
         return expected(prompt, sequence.sample.seed, len(self.answer(choice)))
 
 
@@ -318,6 +332,7 @@ class Harness:
         store: StoreWork | None = None,
         new_drafter: Callable[[], Drafter] | None = None,
         state_blocks: int = 0,
+        sibling: Sibling | None = None,
     ) -> None:
         """`cache`, where it is given, has the tiers and entries; `store` does the store's work."""
         self.clock = clock or ManualClock()
@@ -364,8 +379,8 @@ class Harness:
             runner or self.runner,
             max_waiting=max_waiting,
             store=store,
-            compressor=self.runner,
         )
+        self._sibling = sibling
         self._num_sent = 0
         self._scaffold = scaffold
 
@@ -414,10 +429,11 @@ class Harness:
             min_tokens=1,
             arrived_at=self.clock.now(),
         )
+        prompt: ApproximatePrompt | None = None
         if keep is not None and (end := spans[keep[0]].end) is not None:
             size = self.pool.block_size
             kept = max(int(end * keep[1]) // size, 1) * size
-            query = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
+            prompt = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
         if documents:
             placed = [
                 (
@@ -427,11 +443,14 @@ class Harness:
                 )
                 for index, ttl in sorted(documents.items())
             ]
-            query = with_documents(query, self.cache, placed)
-        if sibling is not None and (known := self.cache.sibling) is not None:
-            theirs = self.cache.digests(scope, tokens, known.domain)
-            query = replace(query, asked=SiblingAsked(known, sibling, query.digests, theirs))
-        state = RequestState(
+            prompt = with_documents(query, self.cache, placed)
+        if sibling is not None and self._sibling is not None:
+            prompt = asking_sibling(query, self.cache, self._sibling, sibling)
+        new_request: Callable[..., RequestState] = RequestState
+        if prompt is not None:
+            query = prompt.query
+            new_request = partial(ApproximateRequest, prompt=prompt, compressor=self.runner)
+        state = new_request(
             request=GenerateRequest(
                 request_id=f"r{self._num_sent}",
                 scope=scope,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
+from engine.approximate.request import ApproximateRequest
 from engine.cache.block import Block
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
@@ -160,7 +161,7 @@ def read_in_a_random_life(
     read = [0, 0]
     for one in sent:
         if one.started is not None:
-            read[one.state.query.is_approximate] += one.usage.cache_read_tokens
+            read[isinstance(one.state, ApproximateRequest)] += one.usage.cache_read_tokens
     return read[0], read[1]
 
 
@@ -277,7 +278,7 @@ def test_a_step_compresses_a_part_of_one_prompt_and_batches_come_last() -> None:
         engine.step()
         assert parts <= before + 1
         if parts > before and any(one.started is None for one in sents[2:]):
-            assert all(one.state.leader.copying is None for one in sents[:2])
+            assert all(one.state.leader.parts is None for one in sents[:2])
     assert parts == 20
     engine.finish(*sents)
 

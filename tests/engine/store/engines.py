@@ -12,10 +12,11 @@ from typing import Any, ClassVar, cast
 
 from pydantic import SecretStr
 
+from engine.approximate.asking import Approximations
+from engine.approximate.kinds import Sibling
 from engine.backends.base import Parts
 from engine.backends.storing import new_memory
 from engine.cache.ids import Digest, TokenId
-from engine.cache.kinds import Sibling
 from engine.clock import Clock, ManualClock
 from engine.protocol import Started
 from engine.protocol.reports import StoreStats
@@ -69,7 +70,7 @@ class StoredEngine(Harness):
             facts={"weights": model},
             block_bytes=BLOCK_SIZE * 8,
             state_blocks=0,
-            sibling=sibling,
+            approximate=Approximations(sibling=sibling),
         )
         clock = clock or ManualClock()
         told = description(block_size=BLOCK_SIZE, num_blocks=num_blocks)
@@ -85,6 +86,7 @@ class StoredEngine(Harness):
             cache=cache,
             store=disk,
             max_step_tokens=64,
+            sibling=sibling,
         )
 
     @property

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.cache.approximate import new_placings
-from engine.cache.kinds import Sibling
+from engine.approximate.kinds import Sibling
+from engine.approximate.placing import new_placings
+from engine.approximate.request import ApproximateRequest, ApproximateSequence
 from engine.protocol import FromSibling
 from engine.store.files import fingerprint
 from tests.engine.schedule.harness import Sent, words
@@ -170,10 +171,11 @@ def test_what_is_gone_since_the_answer_began_is_computed_and_never_taken_for_the
     pair: Pair,
 ) -> None:
     pair.write(PREFIX)
-    query = pair.ask(PREFIX, QUESTION).state.query
-    table = pair.own.cache.new_table(query)
-    assert query.placed and list(table.gaps(22)) == [(0, 22)]
-    assert new_placings(query, table, None) == []
+    state = pair.ask(PREFIX, QUESTION).state
+    assert isinstance(state, ApproximateRequest)
+    table = pair.own.cache.new_table(state.query)
+    assert state.prompt.placed and list(table.gaps(22)) == [(0, 22)]
+    assert new_placings(state.prompt, table, ()) == []
 
 
 def test_it_is_preempted_and_goes_on_as_it_began(tmp_path: Path) -> None:
@@ -205,16 +207,19 @@ def test_an_answer_whose_beginning_is_gone_goes_on_exact_and_needs_no_room_for_a
     pair: Pair, tmp_path: Path
 ) -> None:
     pair.write(PREFIX)
-    query = pair.ask(PREFIX, QUESTION).state.query
-    table = pair.own.cache.new_table(query)
-    pair.own.cache.resume(query, query.tokens, table)
-    assert table.adapter == SIBLING.domain_of(22) and not list(table.gaps(22))
-    table.release()
+    begun = pair.ask(PREFIX, QUESTION).state.leader
+    assert isinstance(begun, ApproximateSequence)
+    query = begun.request.query
+    begun.tokens = list(query.tokens)
+    begun.table = pair.own.cache.new_table(query)
+    begun.begin(pair.own.cache)
+    assert begun.table.adapter == SIBLING.domain_of(22) and not list(begun.table.gaps(22))
+    begun.release()
     # Where nothing of it is in memory any more, there is just room for the prompt.
     empty = StoredEngine(tmp_path / "empty", model="own", num_blocks=8)
-    table = empty.cache.new_table(query)
-    empty.cache.resume(query, query.tokens, table)
-    assert table.adapter is None and list(table.gaps(22)) == [(0, 22)]
+    begun.table = empty.cache.new_table(query)
+    begun.begin(empty.cache)
+    assert begun.table.adapter is None and list(begun.table.gaps(22)) == [(0, 22)]
 
 
 def test_a_prompt_below_one_block_is_exact(pair: Pair) -> None:

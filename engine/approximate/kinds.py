@@ -2,14 +2,16 @@
 found for them, or they for that. Pure."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from engine.cache.digests import ActiveAdapter, PromptDigests
+from engine.cache.digests import ActiveAdapter
 from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
 from engine.sizing import aligned
 
 LEAST_KEPT = 64
 """Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
 _MAGIC = b"compress"
+_BLOCKS = b"blocks 1"
 _SCALE = 10_000
 _THEIRS = b"sibling\0"
 _OURS = b"variant\0"
@@ -94,17 +96,27 @@ class Sibling:
         return ActiveAdapter(packed.ljust(32, b"\0").hex(), 0)
 
 
+def blocks_domain(start: int) -> ActiveAdapter:
+    """That of prompts with documents in them, of which what is copied begins at `start`."""
+    return ActiveAdapter(_BLOCKS.ljust(32, b"\0").hex(), start)
+
+
+def is_placing(domain: ActiveAdapter | None) -> bool:
+    """Whether a chain of this domain has documents in it."""
+    return domain is not None and bytes.fromhex(domain.digest).startswith(_BLOCKS)
+
+
 def is_siblings(domain: ActiveAdapter | None) -> bool:
     """Whether a chain of this domain has a sibling's keys and values."""
     return domain is not None and bytes.fromhex(domain.digest)[:8] in (_THEIRS, _OURS)
 
 
-@dataclass(frozen=True, slots=True)
-class SiblingAsked:
-    """The breakpoint at `segment` may read the sibling's entries. The digests are those of the
-    exact prompt, and of what the sibling wrote of it."""
-
-    sibling: Sibling
-    segment: int
-    exact: PromptDigests
-    theirs: PromptDigests
+def told_of(
+    domain: ActiveAdapter | None, compression: Compression | None
+) -> Compressed | Literal["blocks", "sibling"] | None:
+    """What a report says of an entry of this domain; `compression` is `compression_of` it."""
+    if is_placing(domain):
+        return "blocks"
+    if is_siblings(domain):
+        return "sibling"
+    return compression.told if compression is not None else None

@@ -1,0 +1,147 @@
+"""What an engine can do of approximate prompts, and what a request asks of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.approximate.copying import Compressor
+from engine.approximate.kinds import LEAST_KEPT, Sibling, new_compression
+from engine.approximate.prompt import (
+    LEAST_COPIED,
+    LEAST_TOKENS,
+    ApproximatePrompt,
+    asking_sibling,
+    compressed,
+    with_documents,
+)
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.errors import FieldRefused
+from engine.protocol import KEEP_FIELD, SIBLING_FIELD, Breakpoint, Document, GenerateRequest
+from engine.protocol.reports import Technique, why_refused
+from engine.sizing import blocks_for
+
+
+def asks_for_any(request: GenerateRequest) -> bool:
+    """Whether its answer may be computed behind anything else than the exact prompt."""
+    return bool(request.documents) or any(point.is_approximate for point in request.breakpoints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request, with what else decides of its prompt."""
+
+    request: GenerateRequest
+    # Its exact prompt.
+    query: CacheQuery
+    # The tokens in front of the texts of its documents.
+    begins: Sequence[int] = ()
+    has_images: bool = False
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its keys and values depend on more than tokens."""
+        return bool(self.request.adapter) or self.has_images
+
+
+@dataclass(slots=True, kw_only=True)
+class Approximations:
+    """What one engine can do. Without any of it all that is asked for is refused."""
+
+    compressor: Compressor | None = None
+    # Whose entries may be read.
+    sibling: Sibling | None = None
+    # What was measured. It says what may be asked for.
+    techniques: Sequence[Technique] = ()
+
+    def prompt_of(self, asked: Asked, cache: PrefixCache) -> ApproximatePrompt:
+        """The prompt of a request that asks for any. Raise FieldRefused."""
+        points = asked.request.breakpoints
+        kept = [point for point in points if point.keep is not None]
+        borrowing = [point for point in points if point.sibling]
+        if borrowing:
+            return self._of_sibling(asked, cache, borrowing, is_alone=not kept)
+        if asked.request.documents:
+            if kept:
+                raise FieldRefused(KEEP_FIELD, "not beside a block from anywhere")
+            return self._of_documents(asked, cache)
+        return self._compressed(asked, cache, kept)
+
+    def _of_sibling(
+        self, asked: Asked, cache: PrefixCache, points: Sequence[Breakpoint], *, is_alone: bool
+    ) -> ApproximatePrompt:
+        if self.sibling is None:
+            raise FieldRefused(SIBLING_FIELD, "this engine does not read entries of a sibling")
+        is_alone = is_alone and not asked.request.documents and not asked.is_mixed
+        if len(points) > 1 or not is_alone:
+            raise FieldRefused(
+                SIBLING_FIELD,
+                "in one marker of a request, not beside `keep`, `block`, adapters or images",
+            )
+        return asking_sibling(asked.query, cache, self.sibling, points[0].segment)
+
+    def _compressed(
+        self, asked: Asked, cache: PrefixCache, points: Sequence[Breakpoint]
+    ) -> ApproximatePrompt:
+        if len(points) > 1 or asked.is_mixed:
+            raise FieldRefused(
+                KEEP_FIELD, "in one marker of a request, and in none with an adapter or images"
+            )
+        query = asked.query
+        num_tokens = len(query.tokens)
+        keep = points[0].keep
+        scorer = points[0].scorer
+        assert keep is not None
+        why = why_refused(self.techniques, scorer, keep)
+        if why is not None:
+            raise FieldRefused(KEEP_FIELD, why)
+        end = query.segments[points[0].segment].end
+        if end is None:
+            raise FieldRefused(KEEP_FIELD, "the marked prefix has no end in tokens")
+        least = query.min_tokens
+        if not least <= end < num_tokens:
+            why = f"a marked prefix has {least} to {num_tokens - 1} tokens, this one has {end}"
+            raise FieldRefused(KEEP_FIELD, why)
+        block_size = cache.pool.block_size
+        how = new_compression(scorer, keep, end, block_size)
+        if how is None:
+            why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
+            raise FieldRefused(KEEP_FIELD, why)
+        # The prefix and the prompt behind what is kept of it are in memory at once.
+        prompt_blocks = blocks_for(num_tokens - how.cut, block_size)
+        needed = prompt_blocks + blocks_for(end, block_size) + 2
+        most = cache.pool.num_blocks
+        if needed > most:
+            why = f"the prefix and the prompt take {needed} blocks, of {most}"
+            raise FieldRefused(KEEP_FIELD, why)
+        return compressed(query, cache, how)
+
+    def _of_documents(self, asked: Asked, cache: PrefixCache) -> ApproximatePrompt:
+        query = asked.query
+        size = cache.pool.block_size
+        places: list[tuple[Document, int, int]] = []
+        needed = blocks_for(len(query.tokens), size)
+        for number, document in enumerate(asked.request.documents):
+            field = f"documents[{number}]"
+            why = why_refused(self.techniques, "blocks", document.recompute)
+            if why is not None:
+                raise FieldRefused(field, why)
+            if asked.is_mixed:
+                raise FieldRefused(field, "not with an adapter or images")
+            # The first token is what documents stand behind; the last one is always computed.
+            start = max(asked.begins[number], 1)
+            end = query.segments[document.segment].end
+            end = None if end is None else min(end, len(query.tokens) - 1)
+            if end is None or end <= start:
+                raise FieldRefused(field, "only a text stands anywhere, no tool and no call")
+            least = max(LEAST_TOKENS, document.num_recomputed(LEAST_TOKENS) + LEAST_COPIED)
+            if end - start < least:
+                why = f"a block has at least {least} tokens, this one has {end - start} tokens"
+                raise FieldRefused(field, why)
+            needed += blocks_for(end - start, size) + 2
+            places.append((document, start, end))
+        if len({start for _, start, _ in places}) < len(places):
+            raise FieldRefused("documents[0]", "two documents stand in one place")
+        most = cache.pool.num_blocks
+        if needed > most:
+            why = f"it, the others and the prompt take {needed} blocks, of {most}"
+            raise FieldRefused("documents[0]", why)
+        return with_documents(query, cache, sorted(places, key=lambda place: place[1]))

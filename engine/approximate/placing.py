@@ -1,0 +1,145 @@
+"""What is copied into one sequence: from an exact prompt's table, to ranges of its own."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.approximate.prompt import ApproximatePrompt, Placed
+from engine.cache.digests import PromptDigests
+from engine.cache.prefix_cache import Found, PrefixCache
+from engine.cache.table import BlockCopy, BlockTable, Source
+from engine.sizing import blocks_for
+
+Range = tuple[int, int]
+Sources = dict[int, Source]
+"""A prompt's blocks in memory, by logical block, ascending."""
+
+
+@dataclass(slots=True, eq=False)
+class Placing:
+    """One exact prompt that is copied into a sequence."""
+
+    placed: Placed
+    # The exact prompt's look-up.
+    found: Found
+    # The sequence's positions, or slots of a compressed prompt, that it is copied to.
+    ranges: list[Range]
+    # What has the exact prompt. None before it is its turn to be computed.
+    table: BlockTable | None = None
+    # What of the ranges went through the model for it.
+    computed: list[Range] = field(default_factory=list)
+    # The positions, in order, that are computed after all.
+    chosen: list[int] = field(default_factory=list)
+
+    @property
+    def copied(self) -> Iterator[Range]:
+        """The ranges without what is computed after all."""
+        for start, end in self.ranges:
+            for position in self.chosen[slice(*self._places(start, end))]:
+                if start < position:
+                    yield start, position
+                start = position + 1
+            if start < end:
+                yield start, end
+
+    @property
+    def num_reused(self) -> int:
+        """The copied tokens that did not go through the model for it."""
+        again = (stop - start for start, stop in (self._places(*span) for span in self.computed))
+        return _total(self.copied) - _total(self.computed) + sum(again)
+
+    def begin(self, cache: PrefixCache) -> list[BlockCopy]:
+        """Fill a table for the exact prompt. Raises NoFreeBlocks like `PrefixCache.begin`."""
+        placed = self.placed
+        table = cache.new_table(placed.origin)
+        copies = cache.begin(placed.origin, self.found, table)
+        self.table = table
+        shift = placed.shift
+        ranges = [(0, placed.of)] if placed.of else self.ranges
+        moved = ((start - shift, end - shift) for start, end in ranges)
+        gaps = (gap for start, end in moved for gap in table.gaps(end, start))
+        self.computed = [(start + shift, end + shift) for start, end in gaps]
+        return copies
+
+    def _places(self, start: int, end: int) -> Range:
+        return bisect_left(self.chosen, start), bisect_left(self.chosen, end)
+
+
+def new_placings(
+    prompt: ApproximatePrompt, table: BlockTable, documents: Sequence[Found]
+) -> list[Placing]:
+    """What a prompt's table lacks of what is copied. `documents` are the look-ups of what is
+    placed; none where they are let go."""
+    placings: list[Placing] = []
+    for number, placed in enumerate(prompt.placed):
+        found = documents[number] if documents else Found([], None, 0, None)
+        # What a sibling wrote is read or not there: it is never computed in its place.
+        if prompt.asked is not None and found.hit is None:
+            continue
+        ranges = list(table.gaps(placed.end, placed.begin))
+        if ranges:
+            placings.append(Placing(placed, found, ranges))
+    return placings
+
+
+def usable_sources(
+    cache: PrefixCache,
+    prompt: ApproximatePrompt,
+    digests: PromptDigests,
+    found: Found | None = None,
+) -> Sources:
+    """The blocks in memory that a prompt goes on from.
+
+    What is chosen of a document is chosen of all of it: its copy is reused whole or not at all.
+    """
+    size = cache.pool.block_size
+    sources = cache.sources(digests, found)
+    num_held = 0
+    tail = 0
+    if found is not None and found.held:
+        num_held, tail = divmod(found.read, size)
+    num_read = num_held * size + tail
+    while True:
+        dropped = {
+            index
+            for placed in prompt.placed
+            if placed.is_chosen and not has_copy(sources, placed, size)
+            for index in range(placed.begin // size, blocks_for(placed.end, size))
+            if index in sources and index * size + sources[index].num_tokens > num_read
+        }
+        # A block that two documents share is lacking of the other too.
+        if not dropped:
+            return sources
+        for index in dropped:
+            if found is not None and tail and index == num_held:
+                sources[index] = Source(found.held[index], tail)
+            else:
+                del sources[index]
+
+
+def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -> int:
+    """The most blocks that the exact prompts take besides, where these sources lack the copies."""
+    size = cache.pool.block_size
+    spare = 0
+    for placed in prompt.placed:
+        is_copied = prompt.asked is None or placed.entry is not None
+        if is_copied and not has_copy(sources, placed, size):
+            # What a look-up holds or a lease is there already. Each block counts by itself: of
+            # two copies of a prompt either may have the blocks that are found.
+            blocks = map(cache.pool.peek, placed.origin.digests.full)
+            here = sum(block is not None and block.ref_count > 0 for block in blocks)
+            spare += len(placed.origin.tokens) // size + 2 - here
+    return spare
+
+
+def has_copy(sources: Sources, placed: Placed, size: int) -> bool:
+    """Whether these blocks of a prompt have all that is copied into it."""
+    wanted = {
+        index: min(size, placed.end - index * size)
+        for index in range(placed.begin // size, blocks_for(placed.end, size))
+    }
+    return all(i in sources and sources[i].num_tokens >= num for i, num in wanted.items())
+
+
+def _total(ranges: Iterable[Range]) -> int:
+    return sum(end - start for start, end in ranges)
