@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
 from gateway.base.traces import open_traces
+from gateway.conditions.leases import LeaseEnds
 from gateway.conditions.watch import Conditions
 from gateway.http import errors
 from gateway.http.auth import AdminGate
@@ -51,8 +52,9 @@ from gateway.ledger.contents import Contents
 from gateway.ledger.counts import stored_turns
 from gateway.ledger.database import Ledgers, open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
+from gateway.ledger.reads.leases import LeaseFates, lease_fates
 from gateway.ledger.reads.prefixes import last_use
-from gateway.ledger.reads.sums import Queries
+from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.refusals import RefusalCounter, RefusalsTable
 from gateway.ledger.revision import SchemaWatch
 from gateway.ledger.row_ends import end_rows
@@ -478,6 +480,13 @@ def _turn_service(
 def _watch_conditions(
     base: _Base, stores: _Stores, fleet: Fleet, books: _Books, sealing: Sealing
 ) -> Conditions:
+    reads = stores.ledgers.reads
+
+    async def fates_of(of: Range) -> Mapping[str, LeaseFates]:
+        return await lease_fates(reads, of, fleet.answering)
+
+    lease_ends = LeaseEnds(fates_of, base.metrics, base.clock)
+    base.run_beside("lease_ends", lease_ends.run)
     conditions = Conditions(
         fleet,
         books.journal,
@@ -486,6 +495,7 @@ def _watch_conditions(
         books.audit,
         books.lost,
         sealing,
+        lease_ends,
         base.supervisor,
         base.clock,
     )

@@ -31,7 +31,7 @@ from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared, first_token_cards
 from engine.protocol import TTLS, WRITE_FIELDS
 from gateway.structs.advice import AdviceSummary, SummaryLine
-from gateway.structs.fleet import EngineReport, LeasesKept
+from gateway.structs.fleet import ENDED_EARLY, EngineReport, LeasesKept
 from gateway.structs.usage import Bucket, Latency, RefusalCounts, Savings, Usage
 
 NUM_REASONS = 5
@@ -41,16 +41,6 @@ TOKEN_CLASSES = {
     **{f"Written, {TTLS[ttl].words}": name for ttl, name in WRITE_FIELDS.items()},
     "Reused automatically": "automatic_input_tokens",
     "Computed, not written": "computed_input_tokens",
-}
-# Leases that ended before their time, by what ended them.
-LOST = {
-    "sacrificed": "given up for running requests",
-    "yielded": "yielded to another workspace",
-    "dropped": "dropped by hand",
-    "damaged": "damaged on disk",
-    "restart": "lost in a restart",
-    "store_lost": "lost from the store",
-    "engine_lost": "lost with an engine",
 }
 # A period with fewer requests, or with a smaller share of this one's, is none to compare with.
 MIN_COMPARED = 20
@@ -201,7 +191,7 @@ def draw_kept(kept: LeasesKept | None) -> None:
 
 def kept_in_words(kept: LeasesKept) -> str:
     """What became of the leases that did not live to their end."""
-    lost = [f"{count:,} {LOST.get(reason, reason)}" for reason, count in kept.lost.items()]
+    lost = [f"{count:,} {ENDED_EARLY.get(reason, reason)}" for reason, count in kept.lost.items()]
     told = [f"early: {', '.join(lost)}"] if lost else []
     if kept.not_known and kept.not_known_since_ms is not None:
         since = formats.since(kept.not_known_since_ms)

@@ -110,7 +110,8 @@ def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
         parts.card("leases", count, delta=told)
         parts.card("leased_tokens", formats.compact(tokens) if is_known else formats.NO_VALUE)
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
-        told = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
+        prefixes = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
+        told = prefixes if is_known else None
         parts.money_card("lease_saved_nano", sum(known) if known else None, delta=told)
 
 
@@ -144,7 +145,8 @@ def draw_leases(leases: list[Lease], silent: list[Condition]) -> None:
     parts.table(
         [*silent_rows(silent), *lease_table(leases)],
         "leases",
-        f"{formats.counted(len(leases), 'prefix', 'prefixes')} that engines hold, by their worth.",
+        f"{formats.counted(len(leases), 'entry', 'entries')} that engines hold"
+        f" of {formats.counted(len(by_prefix(leases)), 'prefix', 'prefixes')}, by their worth.",
         hidden=("Entry",),
         height=min(38 + 35 * (len(leases) + len(silent)), 420),
         picked=_doom if viewer.may_change() else None,

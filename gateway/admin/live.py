@@ -128,8 +128,7 @@ class LiveController(AdminController):
     ) -> fleet.LeasesKept:
         """Of all workspaces."""
         of = range_of(services, span, engine=engine)
-        answering = {engine.name: engine.answers_in for engine in services.fleet.engines}
-        return await leases_kept(services.queries.ledger, of, answering)
+        return await leases_kept(services.queries.ledger, of, services.fleet.answering)
 
     @view(
         "/engines/load",

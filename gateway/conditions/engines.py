@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from engine.protocol.reports import Stats, StoreStats
 from gateway.base.words import counted
-from gateway.conditions.kinds import Finding
+from gateway.conditions.kinds import RECENT_SECONDS, Finding
 from gateway.routing.engine import Engine
 from gateway.structs.conditions import ConditionKind
 
@@ -14,7 +14,6 @@ UNLEASED_SHARE = 0.1
 KEPT_COUNTS = 5000
 # Entries may hold nine tenths of a store.
 STORE_FULL_SHARE = 0.85
-INCREASE_SECONDS = 600.0
 _OUT_OF_MEMORY = ("OutOfMemory", "MemoryError", "out of memory")
 _REFUSED_STORES = {
     "in_use": "another engine uses its directory",
@@ -27,7 +26,7 @@ _REFUSED_STORES = {
 
 
 class Increases:
-    """Which counters have gone up within INCREASE_SECONDS. A new process counts from 0."""
+    """Which counters have gone up within RECENT_SECONDS. A new process counts from 0."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], tuple[str, int]] = {}
@@ -42,7 +41,7 @@ class Increases:
             before = known[1] if known[0] == epoch else 0
             if count > before:
                 self._grown_at[key] = now
-        return now - self._grown_at.get(key, now - INCREASE_SECONDS) < INCREASE_SECONDS
+        return now - self._grown_at.get(key, now - RECENT_SECONDS) < RECENT_SECONDS
 
     def keep(self, engines: set[str]) -> None:
         """Forget all other engines."""
@@ -122,9 +121,6 @@ def _of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iter
     def has_grown(counter: str, count: int) -> bool:
         return increases.has_grown(name, counter, stats.epoch, count, now)
 
-    if has_grown("sacrificed", counters.leases_sacrificed):
-        cause = f"{counters.leases_sacrificed:,} since it started, because nothing else could run"
-        yield Finding("leases_sacrificed", name, cause, name)
     if has_grown("preempted", counters.preempted_requests):
         cause = f"{counters.preempted_requests:,} since it started, for want of blocks"
         yield Finding("engine_preempting", name, cause, name)

@@ -9,6 +9,8 @@ import msgspec
 
 from gateway.structs.conditions import ConditionKind, Severity
 
+RECENT_SECONDS = 600.0
+"""So long a condition tells of what happened at once and is over."""
 _TABLE = Path(__file__).with_name("kinds.toml")
 
 

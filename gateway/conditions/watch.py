@@ -11,6 +11,7 @@ from gateway.base.clock import Clock
 from gateway.conditions import records
 from gateway.conditions.engines import Increases, of_engine
 from gateway.conditions.kinds import KINDS, Finding
+from gateway.conditions.leases import LeaseEnds
 from gateway.journal.audit import Audit
 from gateway.journal.drain import Drain
 from gateway.journal.lost import LostTurns
@@ -90,6 +91,7 @@ class Conditions:
         audit: Audit,
         lost: LostTurns,
         sealing: Sealing,
+        lease_ends: LeaseEnds,
         supervisor: Supervisor,
         clock: Clock,
     ) -> None:
@@ -100,6 +102,7 @@ class Conditions:
         self._audit = audit
         self._lost = lost
         self._sealing = sealing
+        self._lease_ends = lease_ends
         self._supervisor = supervisor
         self._clock = clock
         self._watch = Watch()
@@ -128,6 +131,7 @@ class Conditions:
         conditions = [
             finding for engine in engines for finding in of_engine(engine, self._increases, now)
         ]
+        conditions += self._lease_ends.findings(now)
         conditions += records.of_loops(self._supervisor.failing)
         conditions += records.of_journal(self._journal)
         conditions += records.of_ledger(self._ledger, self._drain, self._journal)

@@ -108,6 +108,11 @@ class Fleet:
                 return engine.description.epoch
         return None
 
+    @property
+    def answering(self) -> dict[str, str | None]:
+        """By the name of each engine, the epoch in which it answers; None while it does not."""
+        return {engine.name: engine.answers_in for engine in self.engines}
+
     async def acknowledge(self, name: str, request_ids: list[str]) -> None:
         """Tell the engine with that name that its counts are recorded, if it can be reached."""
         for engine in self.ready:

@@ -21,7 +21,7 @@ ConditionKind = Literal[
     "another_model",
     "another_adapter",
     "leases_full",
-    "leases_sacrificed",
+    "leases_ended_early",
     "store_off",
     "store_not_written",
     "store_full",

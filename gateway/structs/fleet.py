@@ -199,6 +199,18 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     cached_content: str | None = None
 
 
+ENDED_EARLY = {
+    "sacrificed": "given up for running requests",
+    "yielded": "yielded to another workspace",
+    "dropped": "dropped by hand",
+    "damaged": "damaged on disk",
+    "restart": "lost in a restart",
+    "store_lost": "lost from the store",
+    "engine_lost": "lost with an engine",
+}
+"""How a lease can end before its time, in words."""
+
+
 class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
     """What became of leases in a range, of all workspaces, by the ledger. `expired` ones lived to
     their end. `lost` ones ended before it, by why: `sacrificed` for running requests, `yielded` to

@@ -13,8 +13,9 @@ An end that no gateway saw, since none was running, is not known either: a lease
 its end meanwhile.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,75 +37,90 @@ Answering = Mapping[str, str | None]
 silent."""
 
 
+@dataclass(slots=True)
+class LeaseFates:
+    """What became of one engine's leases. `ended` counts them by how they ended, `expired` among
+    them; nothing is known of `not_known` since `since_ms`, the earliest moment; `held` live now."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    not_known: int = 0
+    since_ms: int | None = None
+    held: int = 0
+
+
 async def leases_kept(ledger: Ledger, of: Range, answering: Answering) -> LeasesKept:
     """What became of all workspaces' leases in the range, on one engine or on all."""
-    async with ledger.snapshot() as connection:
-        wide = await widen_to_days(connection, of)
-        ended = Counter[str]()
-        for query in _ends(wide):
-            for reason, leases in await connection.execute(query):
-                ended[reason] += int(leases)
-        rows = (await connection.execute(_epochs(of.engine))).mappings().all()
-    fates = _Fates(of, answering)
-    for row in rows:
-        fates.take(row)
-    ended.update(fates.lost)
+    ended = Counter[str]()
+    not_known = 0
+    held = 0
+    moments = list[int]()
+    for fates in (await lease_fates(ledger, of, answering)).values():
+        ended.update(fates.ended)
+        not_known += fates.not_known
+        held += fates.held
+        if fates.since_ms is not None:
+            moments.append(fates.since_ms)
     expired = ended.pop("expired", 0)
     return LeasesKept(
         since_ms=of.since_ms,
         until_ms=of.until_ms,
         expired=expired,
         lost={reason: count for reason, count in ended.items() if count},
-        not_known=fates.not_known,
-        not_known_since_ms=fates.since_ms,
-        held=fates.held,
+        not_known=not_known,
+        not_known_since_ms=min(moments, default=None),
+        held=held,
     )
 
 
-class _Fates:
-    """The fates of leases whose end no engine told."""
+async def lease_fates(ledger: Ledger, of: Range, answering: Answering) -> dict[str, LeaseFates]:
+    """The same by engine."""
+    fates = defaultdict[str, LeaseFates](LeaseFates)
+    async with ledger.snapshot() as connection:
+        wide = await widen_to_days(connection, of)
+        for query in _ends(wide):
+            for engine, reason, leases in await connection.execute(query):
+                fates[engine].ended[reason] += int(leases)
+        rows = (await connection.execute(_epochs(of.engine))).mappings().all()
+    for row in rows:
+        _take(fates[row["engine"]], row, of, answering)
+    return dict(fates)
 
-    def __init__(self, of: Range, answering: Answering) -> None:
-        self._of = of
-        self._answering = answering
-        self.lost = Counter[str]()
-        self.not_known = 0
-        self.since_ms: int | None = None
-        self.held = 0
 
-    def take(self, row: Mapping[str, Any]) -> None:
-        """One epoch, with what its engine's next one told."""
-        untold = row["granted"] - sum(row[reason] for reason in LEASE_ENDS)
-        if untold <= 0:
+def _take(fates: LeaseFates, row: Mapping[str, Any], of: Range, answering: Answering) -> None:
+    """Take in the leases of one epoch whose end no engine told, by what its engine's next one
+    told."""
+    untold = row["granted"] - sum(row[reason] for reason in LEASE_ENDS)
+    if untold <= 0:
+        return
+    engine = row["engine"]
+    heard_ms = row["last_ms"]
+    is_in_range = of.since_ms <= heard_ms < of.until_ms
+    if row["next_ms"] is not None:
+        gone = untold - min(untold, row["next_restored"])
+        was_seen = row["silent_ms"] is not None or row["next_ms"] - heard_ms <= SEEN_MS
+        if not is_in_range:
             return
-        engine = row["engine"]
-        heard_ms = row["last_ms"]
-        if row["next_ms"] is not None:
-            gone = untold - min(untold, row["next_restored"])
-            was_seen = row["silent_ms"] is not None or row["next_ms"] - heard_ms <= SEEN_MS
-            if not was_seen:
-                self._forget(gone, heard_ms, is_over=True)
-                return
-            in_store = min(gone, row["next_lost"])
-            self._lose("store_lost", in_store, heard_ms)
-            self._lose("restart", gone - in_store, heard_ms)
-        elif engine not in self._answering:
-            self._lose("engine_lost", untold, heard_ms)
-        elif self._answering[engine] == row["epoch"]:
-            self.held += untold
-        else:
-            self._forget(untold, heard_ms, is_over=False)
+        if not was_seen:
+            _forget(fates, gone, heard_ms)
+            return
+        in_store = min(gone, row["next_lost"])
+        fates.ended["store_lost"] += in_store
+        fates.ended["restart"] += gone - in_store
+    elif engine not in answering:
+        if is_in_range:
+            fates.ended["engine_lost"] += untold
+    elif answering[engine] == row["epoch"]:
+        fates.held += untold
+    elif heard_ms < of.until_ms:
+        # It lasts, so it is also of ranges that begin later.
+        _forget(fates, untold, heard_ms)
 
-    def _lose(self, reason: str, leases: int, at_ms: int) -> None:
-        if leases and self._of.since_ms <= at_ms < self._of.until_ms:
-            self.lost[reason] += leases
 
-    def _forget(self, leases: int, since_ms: int, *, is_over: bool) -> None:
-        """Nothing is known of them from that moment on, or `is_over`: in an epoch that ended."""
-        first_ms = self._of.since_ms if is_over else 0
-        if leases and first_ms <= since_ms < self._of.until_ms:
-            self.not_known += leases
-            self.since_ms = since_ms if self.since_ms is None else min(self.since_ms, since_ms)
+def _forget(fates: LeaseFates, leases: int, since_ms: int) -> None:
+    """Nothing is known of them from that moment on."""
+    if leases:
+        fates.not_known += leases
+        fates.since_ms = since_ms if fates.since_ms is None else min(fates.since_ms, since_ms)
 
 
 def _ends(of: Range) -> list[Any]:
@@ -114,7 +130,8 @@ def _ends(of: Range) -> list[Any]:
     table = LeaseEndRow
     queries = []
     for part in parts_of(since, until, LEASE_WIDTHS_SECONDS):
-        query = sa.select(table.reason, sa.func.sum(table.leases)).group_by(table.reason)
+        query = sa.select(table.engine, table.reason, sa.func.sum(table.leases))
+        query = query.group_by(table.engine, table.reason)
         query = query.where(
             table.width_seconds == part.width_seconds,
             table.start_ms >= part.since_ms,

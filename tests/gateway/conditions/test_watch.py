@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.conditions.engines import INCREASE_SECONDS, Increases
-from gateway.conditions.kinds import KINDS, Finding
+from gateway.conditions.engines import Increases
+from gateway.conditions.kinds import KINDS, RECENT_SECONDS, Finding
 from gateway.conditions.watch import Watch
 
 WALL_MS = 1_800_000_000_000
@@ -79,8 +79,8 @@ def test_an_increase_is_recent_for_ten_minutes_and_a_new_process_counts_from_0()
     assert not look(7, 0.0), "nobody knows when that was"
     assert not look(7, 1.0)
     assert look(8, 2.0)
-    assert look(8, 2.0 + INCREASE_SECONDS - 1)
-    assert not look(8, 2.0 + INCREASE_SECONDS)
+    assert look(8, 2.0 + RECENT_SECONDS - 1)
+    assert not look(8, 2.0 + RECENT_SECONDS)
     assert not look(0, 700.0, "second")
     assert look(1, 701.0, "second")
     increases.keep(set())

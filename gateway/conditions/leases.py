@@ -1,0 +1,122 @@
+"""Which leases ended before their time, by the ledger, as `/metrics` and the conditions tell it.
+
+What an engine held ends with its process, and with it all that it could tell. So engines' counters
+say least when most was lost. The ledger's records go on.
+"""
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
+from gateway.base.metrics import Metrics
+from gateway.conditions.kinds import RECENT_SECONDS, Finding
+from gateway.ledger.reads.leases import LeaseFates
+from gateway.ledger.reads.sums import Range
+from gateway.structs.fleet import ENDED_EARLY
+
+LOOK_SECONDS = 5.0
+_AHEAD_MS = 3_600_000
+"""So far ahead the clocks of other gateways may be."""
+_METRIC = "leases_ended"
+# Somebody did that on purpose.
+_WANTED = "dropped"
+FatesOf = Callable[[Range], Awaitable[Mapping[str, LeaseFates]]]
+
+
+class _Ended(NamedTuple):
+    """So many leases of an engine were found to have ended so, at `at` (monotonic seconds)."""
+
+    at: float
+    engine: str
+    reason: str
+    leases: int
+
+
+class LeaseEnds:
+    """Follows the ledger's sums of ended leases. `fates_of` gives them for a range, by engine."""
+
+    def __init__(self, fates_of: FatesOf, metrics: Metrics, clock: Clock) -> None:
+        self._fates_of = fates_of
+        self._metrics = metrics
+        self._clock = clock
+        self._ended: Counter[tuple[str, str]] | None = None
+        self._recent = deque[_Ended]()
+        metrics.set("leases_not_known", math.nan)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look until the gateway stops. While the ledger does not answer, nothing is known."""
+        while not stopping.is_set():
+            # The fleet is found meanwhile: leases of an engine that is in none are lost.
+            await pause(stopping, LOOK_SECONDS)
+            try:
+                await self.look()
+            except GatewayError as error:
+                self._metrics.set("leases_not_known", math.nan)
+                get_logger("leases").warning("lease_ends_not_read", error=str(error))
+
+    async def look(self) -> None:
+        """Take in what the ledger has now.
+
+        What ended RECENT_SECONDS before the first look is told as recent, too: a gateway may have
+        been started with the engine that lost its leases.
+        """
+        wall_ms = self._clock.wall_ms()
+        before = self._ended
+        if before is None:
+            long_ago = wall_ms - round(RECENT_SECONDS * 1000)
+            before = _ended_of(await self._fates_of(Range(since_ms=0, until_ms=long_ago)))
+        fates = await self._fates_of(Range(since_ms=0, until_ms=wall_ms + _AHEAD_MS))
+        ended = _ended_of(fates)
+        self._count(ended)
+        now = self._clock.monotonic()
+        for (engine, reason), leases in ended.items():
+            grown = leases - before[engine, reason]
+            if grown > 0 and reason in ENDED_EARLY and reason != _WANTED:
+                self._recent.append(_Ended(now, engine, reason, grown))
+        self._ended = ended
+        self._metrics.set("leases_not_known", sum(found.not_known for found in fates.values()))
+
+    def _count(self, ended: Counter[tuple[str, str]]) -> None:
+        """Let the counters go on from the ledger's sums at the first look. Old rows that are
+        deleted, and engines that came back, make sums smaller and no counter."""
+        before = self._ended or Counter()
+        grown = Counter[str]()
+        for (engine, reason), leases in ended.items():
+            grown[reason] += max(leases - before[engine, reason], 0)
+        for reason in ("expired", *ENDED_EARLY):
+            self._metrics.count(_METRIC, reason, amount=grown[reason])
+
+    def findings(self, now: float) -> Iterator[Finding]:
+        """The engines whose leases were found to have ended early within RECENT_SECONDS."""
+        while self._recent and self._recent[0].at <= now - RECENT_SECONDS:
+            self._recent.popleft()
+        by_engine: dict[str, Counter[str]] = {}
+        first: dict[str, float] = {}
+        for ended in self._recent:
+            by_engine.setdefault(ended.engine, Counter())[ended.reason] += ended.leases
+            first.setdefault(ended.engine, ended.at)
+        for engine, reasons in by_engine.items():
+            parts = [
+                f"{reasons[reason]:,} {words}"
+                for reason, words in ENDED_EARLY.items()
+                if reasons[reason]
+            ]
+            cause = ", ".join(parts)
+            yield Finding("leases_ended_early", engine, cause, engine, first[engine])
+
+
+def _ended_of(fates: Mapping[str, LeaseFates]) -> Counter[tuple[str, str]]:
+    """The leases that ended, by engine and how."""
+    return Counter(
+        {
+            (engine, reason): leases
+            for engine, found in fates.items()
+            for reason, leases in found.ended.items()
+        }
+    )
