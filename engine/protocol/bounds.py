@@ -1,0 +1,21 @@
+"""What a request has at most, and the type of what is counted."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+MAX_NAMES = 512
+MAX_BREAKPOINTS = 4
+MAX_DOCUMENTS = 64
+MAX_CELLS = 2048
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 64
+MAX_PENALTY = 100.0
+MAX_RECORD_BYTES = 4096
+MAX_IMAGES = 100
+MAX_IMAGE_PIXELS = 4096 * 4096
+MAX_PROMPT_PIXELS = 6 * MAX_IMAGE_PIXELS
+"""Of all images together: decoded, a pixel has three bytes."""
+
+NotNegative = Annotated[int, Meta(ge=0)]

@@ -1,0 +1,27 @@
+"""What an engine may be able to do, and what it may promise."""
+
+from typing import Literal
+
+Capability = Literal[
+    "copy_on_write",
+    "multiple_choices",
+    "tools",
+    "forced_tools",
+    "structured_output",
+    "strict_tools",
+    "penalties",
+    "repetition_penalty",
+    "min_p",
+    "stop_token_ids",
+    "min_tokens",
+    "logprobs",
+    "thinking",
+    "manual_clock",
+    "block_map",
+    "service_class",
+    "own_template",
+    "lookback_to",
+    "images",
+]
+
+GuaranteeName = Literal["exact_read", "exact_write", "hold", "isolation", "events", "forced_tools"]

@@ -1,0 +1,129 @@
+"""A turn for an engine, and a count of its tokens."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.protocol.approximations import DEFAULT_SCORER, LEAST_KEEP, Document, Scorer
+from engine.protocol.bounds import MAX_BREAKPOINTS, MAX_DOCUMENTS, MAX_NAMES, NotNegative
+from engine.protocol.prompts import Prompt
+from engine.protocol.sampling import Sampling
+from engine.protocol.ttls import Ttl
+
+ServiceClass = Literal["interactive", "batch"]
+
+
+class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A segment end whose prefix the client wants held.
+
+    One breakpoint of a request may be approximate, by `keep` or by `sibling`.
+    """
+
+    segment: NotNegative
+    # How long the entry lives after its last read, and the class that its write is billed as.
+    ttl: Ttl = "5m"
+    # The entry lives this long instead of `ttl`, and reads do not prolong it.
+    seconds: Annotated[float, Meta(gt=0)] | None = None
+    # The part of the prefix's tokens that is kept in each layer. What follows is computed behind
+    # them. Breakpoints in front of this one hold nothing.
+    keep: Annotated[float, Meta(ge=LEAST_KEEP, lt=1)] | None = None
+    # Chooses the tokens that `keep` keeps.
+    scorer: Scorer = DEFAULT_SCORER
+    # Whether the prefix may be read from the sibling model's entry, where that is longer than any
+    # of this model.
+    sibling: bool = False
+    # Whether memory is asked for. Without it the entry is best-effort and gives way in the order
+    # of use, until a breakpoint with `hold` reads it.
+    hold: bool = True
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether its prefix is asked to be anything else than exact."""
+        return self.keep is not None or self.sibling
+
+
+class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the gateway calls a prefix of the prompt."""
+
+    # The gateway's digest of the prefix, 16 hex digits.
+    digest: str
+    # The prefix ends in this segment.
+    segment: NotNegative
+    # It ends after this many characters of the segment's text; None: at the segment's end.
+    characters: int | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the model may or must call tools, and which."""
+
+    # `any` and `tool` need the capability `forced_tools`; with `none` no calls are parsed.
+    mode: Literal["auto", "none", "any", "tool"] = "auto"
+    # The tool of mode `tool`.
+    name: str | None = None
+    # Whether there may be more than one call.
+    parallel: bool = True
+    # The tools of mode `any`; empty: all.
+    names: list[str] = []
+
+    def allows(self, name: str) -> bool:
+        """Whether a forced call may be of this tool."""
+        if self.mode == "tool":
+            return name == self.name
+        return not self.names or name in self.names
+
+
+class GenerateRequest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """One turn for an engine."""
+
+    # The idempotence key.
+    request_id: Annotated[str, Meta(min_length=1)]
+    # The tenant's salt, 32 hex digits.
+    scope: Annotated[str, Meta(min_length=1)]
+    prompt: Prompt
+    sampling: Sampling
+    breakpoints: Annotated[list[Breakpoint], Meta(max_length=MAX_BREAKPOINTS)] = []
+    documents: Annotated[list[Document], Meta(max_length=MAX_DOCUMENTS)] = []
+    names: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []
+    # Since the turn arrived at the gateway: TTLs count from then.
+    age_seconds: Annotated[float, Meta(ge=0, lt=86_400)] = 0.0
+    # The shortest prefix that is cached; None: the engine's own minimum.
+    min_cache_tokens: NotNegative | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: bool = False
+    # The text is JSON of this schema (capability `structured_output`).
+    output_schema: dict[str, Any] | None = None
+    # The whole text matches this regular expression (capability `structured_output`).
+    output_pattern: str | None = None
+    # The part (0 to 1) of the lease budget that the scope gets from this request on, even where
+    # others have all of it; None: the engine's own.
+    lease_share: float | None = None
+    # `batch` is computed behind the interactive ones (capability `service_class`).
+    service_class: ServiceClass = "interactive"
+    # Look-ups go back to this segment, over any number of positions (capability `lookback_to`).
+    lookback_to: NotNegative | None = None
+    # The digest of the adapter that answers, one of the description's; empty: none.
+    adapter: str = ""
+    # The gateway's own. An engine that `keeps_records` gives it back until the counts are
+    # acknowledged.
+    record: str = ""
+
+    @property
+    def binds_text(self) -> bool:
+        return self.output_schema is not None or self.output_pattern is not None
+
+
+class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Has the rules of a `GenerateRequest`'s prompt. It touches no entry and no lease."""
+
+    scope: str
+    prompt: Prompt
+    thinking: bool = False
+
+
+class CountReply(msgspec.Struct, frozen=True):
+    input_tokens: int
+    # Of each segment the offset of its end; None where it has no boundary.
+    segment_tokens: list[int | None]

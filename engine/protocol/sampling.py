@@ -1,0 +1,101 @@
+"""How the tokens of an answer are drawn."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from engine.protocol.bounds import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_STOP_TOKENS,
+    NotNegative,
+)
+from engine.protocol.capabilities import Capability
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How each token of an answer is drawn, and where the answer ends.
+
+    A field of NEUTRAL that is None is what the model's makers recommend.
+    """
+
+    # With 0 nothing is generated: the request only warms the cache. None: what is left of the
+    # context.
+    max_tokens: NotNegative | None
+    # 0 is greedy.
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    # 1 is off.
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    # 0 is off.
+    top_k: NotNegative | None = None
+    stop_sequences: list[str] = []
+    # Makes sampling repeatable on one engine build.
+    seed: int | None = None
+    num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    # Generation goes on past the tokens that end a turn.
+    ignore_eos: bool = False
+    # Lowers the logit of each token that the choice has. The prompt does not count.
+    presence_penalty: float | None = None
+    # Lowers it for each time that the choice has the token. The prompt does not count.
+    frequency_penalty: float | None = None
+    # The logit of a token of the prompt or the choice is divided by it where it is positive, else
+    # multiplied.
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_PENALTY)] | None = None
+    # Raises the logit of each token that it names.
+    logit_bias: dict[int, float] = {}
+    # The text's deltas have the log-probabilities of their tokens, and of so many of the most
+    # likely ones.
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    # A token less likely than the most likely one times `min_p` is not drawn.
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # These tokens end a turn too.
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] = []
+    # No token ends a turn before so many.
+    min_tokens: NotNegative = 0
+
+    @property
+    def needs(self) -> list[tuple[str, Capability]]:
+        """The fields that ask for something, each with the capability that does it."""
+        return [
+            (name, capability)
+            for name, capability in _NEEDS.items()
+            if getattr(self, name) not in (None, NEUTRAL.get(name), getattr(_UNSET, name))
+        ]
+
+
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""How a token is drawn where neither the request nor the model's makers say."""
+
+_UNSET = Sampling(max_tokens=None)
+
+_NEEDS: dict[str, Capability] = {
+    "num_choices": "multiple_choices",
+    "logit_bias": "penalties",
+    "presence_penalty": "penalties",
+    "frequency_penalty": "penalties",
+    "repetition_penalty": "repetition_penalty",
+    "min_p": "min_p",
+    "stop_token_ids": "stop_token_ids",
+    "min_tokens": "min_tokens",
+    "logprobs": "logprobs",
+}
+
+SAMPLING_CAPABILITIES: tuple[Capability, ...] = (
+    "penalties",
+    "repetition_penalty",
+    "min_p",
+    "stop_token_ids",
+    "min_tokens",
+)
+"""What an engine can do that draws each token itself, or tells another program how."""

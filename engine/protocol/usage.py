@@ -1,0 +1,63 @@
+"""The tokens of a prompt by what became of them."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.protocol.ttls import TTLS, Ttl
+
+WRITE_FIELDS: dict[Ttl, str] = {ttl: f"cache_write_{ttl}_tokens" for ttl in TTLS}
+"""The field of each TTL class's writes, wherever such tokens are counted."""
+
+
+class CacheUsage(msgspec.Struct, kw_only=True):
+    """Tokens read from entries, and those written to entries of each TTL class."""
+
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_30m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+
+    @property
+    def writes(self) -> dict[Ttl, int]:
+        return {ttl: getattr(self, name) for ttl, name in WRITE_FIELDS.items()}
+
+    @property
+    def written_tokens(self) -> int:
+        return sum(self.writes.values())
+
+    @property
+    def write_premium(self) -> float:
+        """What writing cost more than computing alone, in input tokens."""
+        return sum(tokens * (TTLS[ttl].write_multiple - 1) for ttl, tokens in self.writes.items())
+
+
+class InputUsage(CacheUsage, kw_only=True):
+    """The prompt's tokens by class: input, read and written add up to the prompt."""
+
+    input_tokens: int = 0
+    # Reused from memory beyond the read, but not billed as read: they are part of the writes or of
+    # `input_tokens`.
+    automatic_tokens: int = 0
+    # Went through the model.
+    computed_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.input_tokens + self.cache_read_tokens + self.written_tokens
+
+
+def split_writes(marks: Iterable[tuple[int, Ttl]], read: int) -> dict[Ttl, int]:
+    """The tokens that breakpoints write behind the first `read` ones, by TTL class.
+
+    `marks` are their ends, in tokens, and TTLs. The longest TTL comes first: "Mixed TTL" of the
+    public prompt-caching contract.
+    """
+    ends = list(marks)
+    writes: dict[Ttl, int] = {}
+    position = read
+    for ttl in reversed(TTLS):
+        end = max((end for end, end_ttl in ends if end_ttl == ttl), default=position)
+        writes[ttl] = max(end - position, 0)
+        position = max(end, position)
+    return writes
