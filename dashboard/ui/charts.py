@@ -3,7 +3,7 @@
 Neighbours in a stack differ in lightness too, for readers with a colour vision deficiency.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
@@ -32,6 +32,8 @@ _BLUE = ("#2563eb", "#60a5fa")
 _AMBER = ("#b45309", "#fbbf24")
 _SLATE = ("#64748b", "#94a3b8")
 _PALE = ("#94a3b8", "#64748b")
+WRITTEN = "Written, "
+"""What the names of the TTL classes begin with."""
 TOKENS = _themes(
     {
         "Read from cache": _TEAL,
@@ -98,6 +100,17 @@ def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> al
     return alt.Color(field, scale=scale, legend=legend, **options)
 
 
+def with_tokens(colours: Palette, classes: Iterable[str]) -> Palette:
+    """The colours of `TOKENS`, less those of TTL classes that are not among `classes`: a legend
+    names no TTL class without a token."""
+    drawn = set(classes)
+    return {
+        name: code
+        for name, code in colours.items()
+        if name in drawn or not name.startswith(WRITTEN)
+    }
+
+
 def tips(*told: str) -> list[alt.Tooltip]:
     """What a mark says: each `field:type=Title`, or `field:type=Title|format`."""
     found = []
@@ -137,6 +150,20 @@ def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
     axis = alt.Axis(grid=False, tickCount=6, format=form, labelOverlap=True, title="Time (UTC)")
     domain = [since_ms, until_ms] if has_ends else alt.Undefined
     return alt.X("start:T", axis=axis, scale=alt.Scale(type="utc", domain=domain, nice=False))
+
+
+LEAST_SHOWN = 0.1
+"""The part of a range that a chart over time spans at least."""
+
+
+def first_shown(starts: Iterable[int], since_ms: int, until_ms: int) -> int:
+    """Where a chart over time begins, in milliseconds: with the first of what it shows, where most
+    of the range came before that. `starts` are when the intervals with something to show begin."""
+    span = until_ms - since_ms
+    first = min(starts, default=since_ms)
+    if 2 * (first - since_ms) <= span:
+        return since_ms
+    return min(first, until_ms - int(LEAST_SHOWN * span))
 
 
 def ends(since_ms: int, until_ms: int) -> alt.Chart:

@@ -1,9 +1,11 @@
 """The strip above every page: what is wrong now, since when, why, and what to do.
 
-It is the gateway's list, `GET /admin/v1/conditions`. Causes are text from outside, so they are
-plain.
+It is the gateway's list, `GET /admin/v1/conditions`. Causes are text from outside: all of it is
+escaped, and what stands between backticks is set as code.
 """
 
+import html
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -17,6 +19,7 @@ REFRESH_SECONDS = 3
 NUM_SHOWN = 4
 """How many kinds stand open; the others are behind a click."""
 _NUM_SENTENCES = 6
+_CODE = re.compile("`([^`]+)`")
 _PATH = "/admin/v1/conditions"
 
 
@@ -107,8 +110,18 @@ def _draw(same: Sequence[Condition]) -> None:
         with st.container(gap=None):
             with st.container(key=f"sentences_{kind}", gap=None):
                 for condition in same[:_NUM_SENTENCES]:
-                    st.text(condition.sentence)
+                    _draw_text(condition.sentence)
                 if len(same) > _NUM_SENTENCES:
                     st.text(f"and {len(same) - _NUM_SENTENCES} more")
             if same[0].remedy:
-                st.text(same[0].remedy)
+                _draw_text(same[0].remedy)
+
+
+def _draw_text(text: str) -> None:
+    """Words as they are. A command or a name between backticks is set as code."""
+    st.html(f"<p>{as_html(text)}</p>")
+
+
+def as_html(text: str) -> str:
+    """No character of the text makes an element but a pair of backticks, which makes `code`."""
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))

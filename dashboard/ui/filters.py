@@ -1,5 +1,7 @@
 """What the reader has chosen: range, workspace, engine and model; all of it stands in the URL."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -87,7 +89,7 @@ def draw(about: About, applies: frozenset[str]) -> None:
     options as plain text, so a hostile name is harmless."""
     first = st.session_state.setdefault(_DEFAULT, first_range(about))
     _begin("range", first, first)
-    with st.container(horizontal=True, vertical_alignment="bottom", key="filters"):
+    with folded("filters", summary):
         st.segmented_control(
             "Range",
             [*RANGES, CUSTOM],
@@ -116,6 +118,26 @@ def draw(about: About, applies: frozenset[str]) -> None:
             _draw_choice("workspace", about.workspaces, applies)
         _draw_choice("engine", about.engines, applies)
         _draw_choice("model", about.models, applies)
+
+
+@contextmanager
+def folded(key: str, label: Callable[[], str]) -> Iterator[None]:
+    """A row of filters. A phone folds it behind a switch, and other screens show no switch
+    (`style.css`). `label` is asked when the filters are drawn, and says what they are set to; it is
+    read as Markdown."""
+    with st.container(key=f"foldable_{key}"):
+        switch = st.container()
+        with st.container(horizontal=True, vertical_alignment="bottom", key=key):
+            yield
+        switch.toggle(label(), key=f"{key}_shown")
+
+
+def summary() -> str:
+    """The range, and how many filters besides it are set. Names are text from outside and are no
+    part of it."""
+    own = chosen()
+    num_set = sum(name is not None for name in (own.workspace, own.engine, own.model))
+    return f"Filters: {own.words}" + (f", {num_set} more" if num_set else "")
 
 
 def _begin(key: str, value: str | datetime, written: str) -> None:

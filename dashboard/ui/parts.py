@@ -22,10 +22,6 @@ from dashboard.ui.charts import Row, Rows
 from gateway.structs.fleet import Definition
 from gateway.structs.usage import Savings
 
-CARD_HEIGHT = 100
-"""Pixels of a row of cards: a label, a number, and what compares it."""
-TREND_HEIGHT = 140
-"""The same with a line over time below the number."""
 NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""
 START = "scripts/run"

@@ -67,12 +67,12 @@ def draw_range(session: Session) -> None:
     rows = [
         {
             "Workspace": stream.workspace,
+            "Would save ($)": in_dollars(stream.saves.nano),
             "Key": names.get(stream.key, stream.key),
             "Model": stream.model,
             "Requests": stream.num_turns,
             "Advice": VERDICTS.get(stream.verdict, stream.verdict),
             "Markers": ", ".join(f"{each.place} ({each.ttl})" for each in stream.markers),
-            "Would save ($)": in_dollars(stream.saves.nano),
             "Would save (input tokens)": round(stream.saves.multiples),
             "Prefill saved (s)": stream.saves.prefill_seconds,
             "Faults": len(stream.findings),
@@ -112,7 +112,7 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
     saves = stream.saves
     with st.container(border=True, key="advice_stream_box"):
         st.text(stream.text)
-        with st.grid(4, min_column_width=170, row_height=parts.CARD_HEIGHT):
+        with st.grid(4, min_column_width=170):
             parts.card("advice_nano", formats.dollars(saves.nano), label="Saves")
             parts.card("advice_multiples", f"{saves.multiples:,.0f}", label="Saves, input tokens")
             seconds = saves.prefill_seconds

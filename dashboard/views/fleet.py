@@ -99,7 +99,7 @@ def draw_cards(view: View) -> None:
     held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
     parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
     busy = f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
-    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
+    with st.grid(4, min_column_width=190):
         told = "Engines that answer and have their model loaded, as this gateway sees them."
         parts.card("engines_ready", f"{ready} of {len(view.engines)}", told=told)
         told = "Sequences that are computed now, and those that wait for blocks."
@@ -240,7 +240,9 @@ def draw_load(found: Sequence[LoadPoint], history: FleetHistory) -> None:
     waits = {"At engines": "waiting", "At this gateway": "queued"}
     most = max((each.in_use or 0.0 for each in found), default=0.0)
     longest = max((each.waiting + each.queued for each in found), default=0)
-    x = charts.moment(history.since_ms, history.until_ms)
+    starts = (each.start_ms for each in found if each.in_use is not None or each.queued)
+    first = charts.first_shown(starts, history.since_ms, history.until_ms)
+    x = charts.moment(first, history.until_ms)
     left, right = st.columns(2, gap="large")
     for place, heading, key, classes, title, told in (
         (left, "KV memory in use", "kv_over_time", shares, "% of blocks", formats.percent(most)),

@@ -78,7 +78,7 @@ def draw(view: View, chosen: Selection) -> None:
     answered = formats.counted(len(samples.samples), "answered request")
     st.caption(formats.sampled(answered, samples.num_turns, is_whole=samples.is_whole))
     draw_scatter(view)
-    span = view.samples.since_ms, view.samples.until_ms
+    span = shown_span(view)
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("Over time", "first_token_seconds")
@@ -100,6 +100,20 @@ def draw(view: View, chosen: Selection) -> None:
     parts.table(latency_table(view.latency), "latency", alt_text)
 
 
+def shown_span(view: View) -> tuple[int, int]:
+    """What both charts over time span: the range, from the first answer on where most of it came
+    before that."""
+    since_ms = view.samples.since_ms
+    until_ms = view.samples.until_ms
+    starts = [
+        point.start_ms
+        for point in view.latency.series
+        if point.hits.requests or point.misses.requests
+    ]
+    starts += [point.start_ms for point in view.samples.overhead]
+    return charts.first_shown(starts, since_ms, until_ms), until_ms
+
+
 def draw_cards(view: View) -> None:
     found = compared(view.latency)
     sooner = found.times_sooner if found else None
@@ -117,7 +131,7 @@ def draw_cards(view: View) -> None:
         parts.hero(
             "**No comparison yet**: it takes prompts of about one length with and without a read."
         )
-    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
+    with st.grid(4, min_column_width=190):
         first_token_cards(found, lambda side: f"95 % within {formats.seconds(side.p95)}")
         times = f"{sooner:.2g}×" if sooner else formats.NO_VALUE
         told = f"{found.length} tokens" if found else TOO_FEW

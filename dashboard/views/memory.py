@@ -212,7 +212,7 @@ def draw_cards(engines: Sequence[EngineMemory], found: list[Stats]) -> None:
     room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
     unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
     lowered = sum(pool.get("Leased in the store", 0) for pool in pools)
-    with st.grid(3, min_column_width=190, row_height=parts.CARD_HEIGHT):
+    with st.grid(3, min_column_width=190):
         told = f"{formats.percent(foreign)} by other clients" if foreign else None
         parts.card("pool_in_use", share["In use"], delta=told)
         told = f"{share['Leased in the store']} more in the store" if lowered else None

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+import altair as alt
 import streamlit as st
 
 from dashboard.client import PATIENT_TIMEOUT, AdminClient, ClientError, KeyRefused
@@ -21,9 +22,11 @@ from dashboard.ui.charts import (
     TOKENS,
     Row,
     bars_over_time,
+    first_shown,
     moment,
     per_bucket,
     stacked,
+    with_tokens,
 )
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
@@ -102,7 +105,7 @@ def draw(view: View, chosen: Selection) -> None:
     usage = view.usage
     found = compared(view.latency)
     refused = view.refused.requests
-    with st.grid(3, min_column_width=190, row_height=parts.CARD_HEIGHT):
+    with st.grid(3, min_column_width=190):
         told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=told)
         length = f"{found.length} tokens, {found.model}" if found else TOO_FEW
@@ -127,7 +130,7 @@ def draw_cards(view: View) -> None:
     asked = [each for each in series if each.totals.prompt_tokens and not each.is_partial]
     saved = usage.saved_nano if usage.totals.is_priced else None
     before = usage.saved_nano_before if usage.before.is_priced else None
-    with st.grid(4, min_column_width=190, row_height=parts.TREND_HEIGHT):
+    with st.grid(4, min_column_width=190):
         rates = [each.totals.cache_read_tokens / each.totals.prompt_tokens for each in asked]
         draw_rate(usage, "token_hit_rate", trend=rates)
         parts.card(
@@ -219,19 +222,10 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
     return found
 
 
-LEAST_SHOWN = 0.1
-"""The part of a range that a chart over time spans at least."""
-
-
-def first_shown(usage: Usage) -> int:
-    """Where a chart over time begins, in milliseconds: with the first request, where most of the
-    range came before it."""
-    span = usage.until_ms - usage.since_ms
+def time_axis(usage: Usage) -> alt.X:
+    """The range from its first request on, where most of it came before that."""
     starts = (bucket.start_ms for bucket in usage.series if bucket.totals.requests)
-    first = next(starts, usage.since_ms)
-    if 2 * (first - usage.since_ms) <= span:
-        return usage.since_ms
-    return min(first, usage.until_ms - int(LEAST_SHOWN * span))
+    return moment(first_shown(starts, usage.since_ms, usage.until_ms), usage.until_ms)
 
 
 def tokens_by_class(usage: Usage) -> list[Row]:
@@ -256,11 +250,12 @@ def draw_tokens(usage: Usage) -> None:
         )
         return
     written = [f"{n:,} written for {TTLS[ttl].words}" for ttl, n in totals.writes.items()]
+    rows = tokens_by_class(usage)
     drawn = bars_over_time(
-        tokens_by_class(usage),
-        TOKENS[viewer.theme()],
+        rows,
+        with_tokens(TOKENS[viewer.theme()], (row["class"] for row in rows if row["amount"])),
         title=f"Prompt tokens {per_bucket(usage.bucket_seconds)}",
-        x=moment(first_shown(usage), usage.until_ms),
+        x=time_axis(usage),
         height=CHART_HEIGHT + 40,
     )
     parts.chart(

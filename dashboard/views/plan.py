@@ -126,7 +126,7 @@ def draw(plan: Plan) -> None:
 def draw_cards(plan: Plan) -> None:
     whole = plan.whole
     engine = plan.engine
-    with st.grid(4, min_column_width=170, row_height=parts.CARD_HEIGHT):
+    with st.grid(4, min_column_width=170):
         parts.card(
             "plan_hit_rate",
             formats.percent(whole.hit_rate),

@@ -396,7 +396,7 @@ def draw_sent() -> None:
     if sent.turn is not None:
         # The three numbers that a second send changes.
         first = sent.first if sent.number > 1 else None
-        with st.grid(3, min_column_width=150, row_height=parts.CARD_HEIGHT):
+        with st.grid(3, min_column_width=150):
             for number, label, field, write in (
                 (
                     "sampled_first_token",
@@ -437,6 +437,8 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
     spans = prompt.prompt_spans(counts)
     told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
     total = sum(counts.values())
+    named = (span["class"] for span in spans)
+    colours = charts.with_tokens(charts.TOKENS[viewer.theme()], named)
     drawn = (
         alt.Chart(charts.frame(spans))
         .mark_bar(size=40)
@@ -448,7 +450,7 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
                 scale=alt.Scale(domain=[0, max(total, 1)], nice=False),
             ),
             x2=alt.X2("end:Q"),
-            color=charts.colour("class:N", charts.TOKENS[viewer.theme()], 2, sort=None),
+            color=charts.colour("class:N", colours, 2, sort=None),
             tooltip=charts.tips("class:N=Class", "tokens:Q=Tokens|,"),
         )
         .properties(height=200)

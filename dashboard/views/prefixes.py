@@ -103,7 +103,7 @@ def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
         st.caption(f"Without what {count} may hold that can't say so now.")
     if len(leases) >= NUM_LEASES:
         st.caption(f"Of the {NUM_LEASES:,} largest that are held: there may be more.")
-    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
+    with st.grid(4, min_column_width=190):
         told = f"{len(leases) - len(held)} more best effort" if leases else None
         is_known = bool(held) or not silent
         count = formats.compact(len(held)) if is_known else formats.NO_VALUE

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from dashboard.client import AdminClient, NotThere, segment
-from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui import filters, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import dollars, seconds
@@ -33,6 +33,8 @@ ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
 # As the query of the admin API says it.
 HITS = {ANY: None, "read something": "true", "read nothing": "false"}
+FILTERS = ("request", "outcome", "hit", "reason", "key", "prefix")
+"""The names of this page's filters, in its URL and in the session."""
 NO_SUCH = "There is no such request, or none that your key may see."
 
 
@@ -52,7 +54,7 @@ class View(NamedTuple):
 
 
 def controls() -> None:
-    with st.container(horizontal=True, vertical_alignment="bottom", key="request_filters"):
+    with filters.folded("request_filters", summary):
         st.text_input(
             "Request id",
             key="request",
@@ -76,6 +78,13 @@ def controls() -> None:
             st.text_input(label, key=key, max_chars=length, width=180, bind="query-params")
         if st.session_state.get("after"):
             st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
+
+
+def summary() -> str:
+    """How many filters of this page are set."""
+    state = st.session_state
+    num_set = sum(bool(state.get(name)) for name in FILTERS)
+    return f"Filters of requests: {num_set} set"
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -206,6 +215,8 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
     return [
         {
             "Time (UTC)": formats.moment(each.opened_ms),
+            "Net saved ($)": in_dollars(each.saved_nano),
+            "Cost ($)": in_dollars(each.cost_nano),
             "Id": each.id,
             **({parts.APPROXIMATE: each.approximate or ""} if has_approximate else {}),
             "Outcome": each.outcome,
@@ -220,8 +231,6 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
             "Output (tokens)": each.output_tokens,
             "First token (s)": each.first_token_seconds,
             "Duration (s)": each.duration_seconds,
-            "Cost ($)": in_dollars(each.cost_nano),
-            "Net saved ($)": in_dollars(each.saved_nano),
             "Error": each.error,
             "Engine": each.engine,
             "Name": each.name,
@@ -282,6 +291,7 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
         {
             "Turn": number,
             "Time (UTC)": formats.moment(each.opened_ms),
+            "Net saved ($)": in_dollars(each.saved_nano),
             "Id": each.id,
             "Of the prompt": each.cache_read_tokens / max(each.prompt_tokens, 1),
             "Read (tokens)": each.cache_read_tokens,
@@ -290,7 +300,6 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
             "Computed, not written (tokens)": each.computed_input_tokens,
             "First token (s)": each.first_token_seconds,
             "Missed because": _missed(each),
-            "Net saved ($)": in_dollars(each.saved_nano),
         }
         for number, each in enumerate(turns, 1)
     ]

@@ -12,7 +12,7 @@ from dashboard.ui.charts import CHART_HEIGHT, MONEY, TEXT, Row, bars_over_time, 
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import NANO, dollars
 from dashboard.ui.parts import in_dollars
-from dashboard.views.overview import first_shown, intervals
+from dashboard.views.overview import intervals, time_axis
 from gateway.structs.usage import Group, PrefixLook, PrefixReport, Savings, Usage, Waterfall
 
 NUM_PREFIXES = 100
@@ -98,7 +98,7 @@ def draw_cards(view: View, chosen: Selection) -> None:
         parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
     else:
         parts.hero(f"Caching saved {spared}**{dollars(own.saved_nano)}** in {chosen.words}.")
-    with st.grid(6, min_column_width=160, row_height=parts.CARD_HEIGHT):
+    with st.grid(6, min_column_width=160):
         told = parts.tokens_spared(view.savings)
         parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=told)
         whole = own.counterfactual_nano
@@ -129,7 +129,7 @@ def draw_money(view: View) -> None:
             saved_over_time(usage),
             {name: MONEY[theme][name] for name in ("Saved", "Lost")},
             title=f"Dollars {per_bucket(usage.bucket_seconds)}",
-            x=charts.moment(first_shown(usage), usage.until_ms),
+            x=time_axis(usage),
             unit="$",
             height=CHART_HEIGHT,
         )
@@ -332,11 +332,11 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
     return [
         {
             title: getattr(each, by),
-            "Requests": each.totals.requests,
-            "Failed": each.totals.errors,
-            "Hit rate": each.rates.token_hit_rate,
             "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
             "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
+            "Hit rate": each.rates.token_hit_rate,
+            "Requests": each.totals.requests,
+            "Failed": each.totals.errors,
             "Read (tokens)": each.totals.cache_read_tokens,
             **{f"Written {ttl} (tokens)": each.totals.writes[ttl] for ttl in ttls},
             "Reused automatically (tokens)": each.totals.automatic_input_tokens,

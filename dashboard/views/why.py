@@ -6,7 +6,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from dashboard.client import AdminClient, NotThere, segment
-from dashboard.ui import formats, live, parts
+from dashboard.ui import filters, formats, live, parts
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import Advice, advice, chosen_reason, reason_filter
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 def controls() -> None:
     """The ids' parameters are named for this page: Streamlit drops other pages' widgets."""
-    with st.container(horizontal=True, vertical_alignment="bottom", key="why_filters"):
+    with filters.folded("why_filters", lambda: "Request and reason"):
         for key, label in (("miss", "Request id"), ("earlier", "Compare with (optional)")):
             st.text_input(
                 label,
@@ -272,7 +272,7 @@ def draw_difference(found: TurnDivergence) -> None:
         where = f"block {found.block + 1}"
         where += _characters(found)
     whole = found.earlier_tokens
-    with st.grid(4, min_column_width=170, row_height=parts.CARD_HEIGHT):
+    with st.grid(4, min_column_width=170):
         parts.card("first_difference", section, delta=where)
         told = None if whole is None else f"of {whole:,} in the earlier prompt"
         shared = formats.whole(found.shared_tokens)

@@ -114,7 +114,7 @@ def draw_cards(view: View, shown: list[Workspace], chosen: Selection) -> None:
         )
     else:
         parts.hero(f"**No workspace** sent a request in {chosen.words}.")
-    with st.grid(4, min_column_width=190, row_height=parts.CARD_HEIGHT):
+    with st.grid(4, min_column_width=190):
         parts.card("workspaces", f"{sum(w.archived_at is None for w in shown):,}")
         parts.card("active_workspaces", f"{len(view.groups):,}")
         for label, pick in (("Best net saved", max), ("Worst net saved", min)):
@@ -130,9 +130,9 @@ def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list
     return [
         {
             "Workspace": each.id,
-            "Name": each.display_name,
             "This month ($)": in_dollars(spent.get(each.id, 0)),
             "Spend limit ($)": in_dollars(each.monthly_spend_nano),
+            "Name": each.display_name,
             "Of the limit": min(spent.get(each.id, 0) / each.monthly_spend_nano, 1.0)
             if each.monthly_spend_nano
             else None,
@@ -168,15 +168,15 @@ def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
         {
             "Workspace": each.workspace,
             "Key": each.name,
+            "Net saved ($)": in_dollars(group.saved_nano)
+            if group and group.totals.is_priced
+            else None,
             "Key id": each.id,
             "Scope": each.scope,
             "Last used (UTC)": each.last_used_at,
             "Requests": group.totals.requests if group else None,
             "Failed": group.totals.errors if group else None,
             "Hit rate": group.rates.token_hit_rate if group else None,
-            "Net saved ($)": in_dollars(group.saved_nano)
-            if group and group.totals.is_priced
-            else None,
             "Ends (UTC)": each.revoked_at or each.expires_at,
         }
         for each in keys
