@@ -32,8 +32,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SHARES = {"Hit rate", "Pool in use", "Foreign", "Of the limit", "Of the prompt", "Share"}
 _SHARES |= {"Reused", "Promise kept", "Share best effort"}
 _SHARE_DIGITS = 3
-# Ids of workspaces, but for one that Markdown takes for an address.
-_PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._-]*")
+# Ids of workspaces and of models, but for one that Markdown takes for an address.
+_PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9][A-Za-z0-9._/-]*")
 APPROXIMATE = "Approximate"
 """The column of what a turn was computed behind; where there was something, it stands out."""
 _STANDS_OUT = "background-color: #f59e0b55"

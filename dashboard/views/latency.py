@@ -63,7 +63,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view)
     if view.num_models > 1:
-        st.caption(
+        # A model's name is text from outside.
+        st.text(
             f"{view.model}, one of {view.num_models} models that answered. No figure here is of"
             " several: choose another model above."
         )

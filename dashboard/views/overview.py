@@ -108,7 +108,10 @@ def draw(view: View, chosen: Selection) -> None:
     with st.grid(3, min_column_width=190):
         told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=told)
-        length = f"{found.length} tokens, {found.model}" if found else TOO_FEW
+        length = TOO_FEW
+        if found is not None:
+            model = parts.plain(found.model)
+            length = f"{found.length} tokens" + (f", {model}" if model else "")
         first_token_cards(found, lambda _: length, TOO_FEW)
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]

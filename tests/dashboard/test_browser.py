@@ -375,6 +375,54 @@ def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str, widt
         assert problems_of(page) == [], path
 
 
+LOW = {1440: (70, 96), 480: (100, 130)}
+"""By the window's width the most pixels of a card's words, and of a card in a row with a line."""
+
+
+@pytest.mark.parametrize("width", LOW)
+def test_cards_are_low(site: Site, visits: list[Visit], width: int) -> None:
+    """Their numbers are text of 16 pixels at least."""
+    viewport = {"width": width, "height": 1000}
+    visit = Visit(site.browser, site.url, ADMIN_KEY, viewport=viewport)
+    visits.append(visit)
+    page = visit.open("/?range=7d")
+    page.locator("[data-testid=stMetricChart] svg").first.wait_for(timeout=WAIT_MS)
+    for card in page.get_by_test_id("stMetric").all():
+        box = card.bounding_box()
+        words = card.locator("> div").first.bounding_box()
+        assert words and words["height"] <= LOW[width][0], card.inner_text()
+        assert box and box["height"] <= LOW[width][1], card.inner_text()
+        size: str = card.get_by_test_id("stMetricValue").evaluate(
+            "value => getComputedStyle(value).fontSize"
+        )
+        assert float(size.removesuffix("px")) >= 16
+    shown = page.locator("[data-testid=stMetric] > div").all()
+    for part in shown:
+        inside = part.bounding_box()
+        card_box = part.locator("..").bounding_box()
+        assert inside and card_box
+        assert inside["y"] + inside["height"] <= card_box["y"] + card_box["height"] + 1
+
+
+def test_a_phone_folds_filters_and_says_what_they_are_set_to(
+    site: Site, visits: list[Visit]
+) -> None:
+    viewport = {"width": 480, "height": 1000}
+    visit = Visit(site.browser, site.url, ADMIN_KEY, viewport=viewport)
+    visits.append(visit)
+    page = visit.open("/requests?range=7d&model=holdfast-demo&outcome=error")
+    model = page.get_by_label("Model")
+    outcome = page.get_by_label("Outcome")
+    assert not model.first.is_visible() and not outcome.first.is_visible()
+    page.get_by_text("Filters: the last 7 days, 1 more").click()
+    model.first.wait_for(timeout=WAIT_MS)
+    page.get_by_text("Filters of requests: 1 set").click()
+    outcome.first.wait_for(timeout=WAIT_MS)
+    page.set_viewport_size({"width": 1200, "height": 1000})
+    page.get_by_text("Filters: the last 7 days, 1 more").wait_for(state="hidden", timeout=WAIT_MS)
+    assert model.first.is_visible() and outcome.first.is_visible()
+
+
 def test_signing_out_ends_what_is_open_elsewhere(admin: Visit) -> None:
     page = admin.open("/")
     # The advice comes late, and the browser loads what draws its links: not without a session.

@@ -76,6 +76,8 @@ def test_a_killed_engine_is_a_red_strip_on_every_page_until_it_is_back(site: Sit
     assert "engine-0 has not answered since " in shown.inner_text()
     assert ": cannot connect" in shown.inner_text()
     assert "start it again" in shown.inner_text()
+    assert "`" not in shown.inner_text()
+    assert shown.locator("code").first.inner_text() == "docker inspect"
     red, green, blue = background(shown)
     assert red > green + 15 and red > blue + 15
     for entry in entries():

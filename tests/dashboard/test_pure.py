@@ -12,12 +12,13 @@ from dashboard import prompt
 from dashboard.client import AdminClient, ClientError
 from dashboard.prompt import Block, NotBlocks
 from dashboard.ui import formats
-from dashboard.ui.charts import moment
+from dashboard.ui.charts import TOKENS, first_shown, moment, with_tokens
+from dashboard.ui.conditions import as_html
 from dashboard.ui.filters import RANGES, Selection, first_range
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
-from dashboard.views.overview import first_shown, is_comparable
+from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
 from dashboard.views.requests import turn_amounts, turn_facts
 from dashboard.views.savings import saved_over_time
@@ -160,9 +161,29 @@ def test_a_chart_begins_with_the_first_request_where_most_came_before_it(
 ) -> None:
     """It spans a tenth of the range at least: 56 minutes of these 9 hours and 20 minutes."""
     found = usage(*([0] * 10))
-    if first is not None:
-        found.series[first].totals.requests = 1
-    assert first_shown(found) == minutes * 60_000
+    starts = [] if first is None else [found.series[first].start_ms]
+    assert first_shown(starts, found.since_ms, found.until_ms) == minutes * 60_000
+
+
+def test_a_legend_names_no_ttl_class_without_a_token() -> None:
+    shown = with_tokens(TOKENS["light"], ["Written, 1 hour", "Computed, not written"])
+    assert [name for name in shown if name.startswith("Written, ")] == ["Written, 1 hour"]
+    assert "Read from cache" in shown, "what is no TTL class is always named"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("see `df -h`, `mount`", "see <code>df -h</code>, <code>mount</code>"),
+        ("a ` alone", "a ` alone"),
+        ("`<img src=x>`", "<code>&lt;img src=x&gt;</code>"),
+        ("![x](//evil) <b>", "![x](//evil) &lt;b&gt;"),
+    ],
+)
+def test_words_between_backticks_are_code_and_all_else_is_as_it_came(
+    text: str, written: str
+) -> None:
+    assert as_html(text) == written
 
 
 def test_a_cell_that_begins_like_a_formula_is_text() -> None:
