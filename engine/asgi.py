@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import resource
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -101,8 +102,34 @@ _TICKS_A_SECOND = 10
 TRIM_SECONDS = 20
 
 
-class TrimmingServer(uvicorn.Server):
-    """uvicorn's server, which gives free memory back to the system every TRIM_SECONDS."""
+ACCEPTS_A_ROUND = 4
+"""Of the event loop. libuv accepts one connection a round from a socket, so where each connection
+brings a request, those that wait to be accepted wait for as many answers."""
+
+
+class SteadyServer(uvicorn.Server):
+    """uvicorn's server, which accepts ACCEPTS_A_ROUND connections a round, and gives free memory
+    back to the system every TRIM_SECONDS."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started:
+            return
+        loop = asyncio.get_running_loop()
+
+        def new_protocol() -> asyncio.Protocol:
+            options: dict[str, Any] = {"config": self.config, "server_state": self.server_state}
+            kind: Any = self.config.http_protocol_class
+            protocol: asyncio.Protocol = kind(app_state=self.lifespan.state, **options)
+            return protocol
+
+        backlog = self.config.backlog
+        for listener in [listener for server in self.servers for listener in server.sockets]:
+            for _ in range(ACCEPTS_A_ROUND - 1):
+                again = listener.dup()
+                self.servers.append(
+                    await loop.create_server(new_protocol, sock=again, backlog=backlog)
+                )
 
     async def on_tick(self, counter: int) -> bool:
         if counter % (TRIM_SECONDS * _TICKS_A_SECOND) == 0:

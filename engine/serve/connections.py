@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from engine.asgi import (
     AccessLog,
     Application,
-    TrimmingServer,
+    SteadyServer,
     num_descriptors,
     raise_descriptor_limit,
 )
@@ -202,7 +202,7 @@ def front(app: Application, secret: Secret, connections: Connections) -> Applica
     return served
 
 
-class Server(TrimmingServer):
+class Server(SteadyServer):
     """`host` is the one that `app` was made with.
 
     On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never

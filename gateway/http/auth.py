@@ -88,13 +88,13 @@ class AdminGate:
         """Whether it is HOLDFAST_ADMIN_KEY."""
         return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
 
-    def is_known(self, scope: Scope) -> bool:
-        """Whether the request has a key that works and is in memory."""
+    def known_key(self, scope: Scope) -> str | None:
+        """The request's key, if it works and is in memory."""
         try:
             key = _presented_key(scope)
         except GatewayError:
-            return False
-        return self._keyring.has(key) or self.is_admin(key)
+            return None
+        return key if self._keyring.has(key) or self.is_admin(key) else None
 
     async def principal(self, key: str, address: str = "") -> Principal:
         """Raise Unauthenticated, or AdminKeyServesNoTurns for HOLDFAST_ADMIN_KEY."""

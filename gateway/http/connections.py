@@ -123,6 +123,7 @@ class GuardedProtocol(SteadyProtocol):
         self._stall: asyncio.TimerHandle | None = None
         # Called when the client hangs up while a request of it is answered.
         self._on_leave: Callable[[], None] | None = None
+        self.is_lost = False
         self._arm()
         # The rest of the descriptors is the journal's and the engines'.
         self.bounds.told.make_room(len(self.connections))
@@ -151,6 +152,7 @@ class GuardedProtocol(SteadyProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
         self._disarm()
         self.resume_writing()
         self.bounds.connections.leave(self)

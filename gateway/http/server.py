@@ -20,12 +20,13 @@ import uvicorn
 from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
-from engine.asgi import AccessLog, Application, TrimmingServer, num_descriptors
+from engine.asgi import AccessLog, Application, SteadyServer, num_descriptors
 from engine.places import Connections, Strangers, Told, split
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
 from gateway.http.auth import AdminGate
+from gateway.http.beginnings import Beginnings
 from gateway.http.connections import SERVER, ConnectionLimits, GuardedProtocol
 from gateway.prompt.ask import Principal
 
@@ -46,10 +47,11 @@ _OPTIONS_OF_ALL = ASGIResponse(
 
 def front(app: Litestar) -> Application:
     """The application, with what Litestar has no routes for. HEAD is taken for GET (RFC 9110,
-    9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Requests without a known key
-    wait for their turn. Where the gateway knows why it can't start, the server logs that and no
-    traceback."""
+    9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Requests begin in turn
+    between keys, those without a known key in turn between addresses. Where the gateway knows why
+    it can't start, the server logs that and no traceback."""
     strangers = Strangers()
+    beginnings = Beginnings()
 
     async def answered(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == SERVER:
@@ -72,9 +74,13 @@ def front(app: Litestar) -> Application:
             await app(scope, receive, told)
             return
         gate: AdminGate = app.state.services.admin
-        if gate.is_known(scope):
+        key = gate.known_key(scope)
+        if key is not None:
+            connection: GuardedProtocol = scope["state"]["connection"]
             with strangers.known():
-                await answered(scope, receive, send)
+                await beginnings.wait(key)
+                if not connection.is_lost:
+                    await answered(scope, receive, send)
         else:
             client = scope["client"]
             await strangers.wait(client[0] if client else "")
@@ -83,7 +89,7 @@ def front(app: Litestar) -> Application:
     return served
 
 
-class Server(TrimmingServer):
+class Server(SteadyServer):
     def __init__(self, app: Litestar, settings: Settings, **changes: Any) -> None:
         """`changes` are further settings of uvicorn's."""
         self._stopping: asyncio.Event = app.state.stopping

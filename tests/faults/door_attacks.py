@@ -120,7 +120,47 @@ async def metrics_in_a_loop(who: Neighbour, rng: random.Random) -> int:
     return await _rounds(who, METRICS, num_answers=1)
 
 
+async def crowd_of_reads(who: Neighbour, rng: random.Random) -> int:
+    """One of many connections of a key that ask for what is answered at once."""
+    return await _rounds(who, _models(who), num_answers=1)
+
+
+async def crowd_of_pipelines(who: Neighbour, rng: random.Random) -> int:
+    """The same with as many requests at once as a connection may have waiting."""
+    return await _rounds(who, _models(who) * 8, num_answers=8)
+
+
+def _models(who: Neighbour) -> bytes:
+    key = who.client.headers["x-api-key"].encode()
+    return b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: %b\r\n\r\n" % key
+
+
+async def crowd_of_counts(who: Neighbour, rng: random.Random) -> int:
+    """One of many connections of a key that send bodies."""
+    return await _rounds(who, _posted(who, f"{MESSAGES}/count_tokens", {}), num_answers=1)
+
+
+async def crowd_of_turns(who: Neighbour, rng: random.Random) -> int:
+    """One of many connections of a key that send short turns."""
+    return await _rounds(who, _posted(who, MESSAGES, {"max_tokens": 1}), num_answers=1)
+
+
+async def crowd_of_refusals(who: Neighbour, rng: random.Random) -> int:
+    """One of many connections of a key whose bodies are wrong."""
+    return await _rounds(who, _posted(who, MESSAGES, {"max_tokens": -1}), num_answers=1)
+
+
+def _posted(who: Neighbour, path: str, more: dict[str, object]) -> bytes:
+    message = {**who.message("hello"), **more}
+    if "max_tokens" not in more:
+        del message["max_tokens"]
+    body = json.dumps(message).encode()
+    made = head(who.client.headers["x-api-key"], f"content-length: {len(body)}")
+    return made.replace(MESSAGES.encode(), path.encode(), 1) + body
+
+
 async def _rounds(who: Neighbour, sent: bytes, num_answers: int) -> int:
+    """Send this again and again on one connection; return the last status."""
     status = 0
     with suppress(OSError, asyncio.IncompleteReadError):
         async with connected(who) as (reader, writer):
@@ -128,7 +168,7 @@ async def _rounds(who: Neighbour, sent: bytes, num_answers: int) -> int:
                 writer.write(sent)
                 for _ in range(num_answers):
                     answer = await reader.readuntil(b"\r\n\r\n")
-                    status = status or int(answer.split(b" ", 2)[1])
+                    status = int(answer.split(b" ", 2)[1])
                     fields = answer.lower().partition(b"content-length: ")[2]
                     await reader.readexactly(int(fields.partition(b"\r\n")[0] or 0))
     return status
@@ -158,10 +198,7 @@ async def hold_a_place(who: Neighbour, rng: random.Random) -> int:
     status = 0
     with suppress(OSError):
         async with connected(who) as (reader, writer):
-            key = who.client.headers["x-api-key"]
-            writer.write(
-                b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: %b\r\n\r\n" % key.encode()
-            )
+            writer.write(_models(who))
             status = await status_in(reader)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HOLD_SECONDS):
@@ -204,5 +241,10 @@ DOORS: dict[str, tuple[Attack, int]] = {
     "connect and close": (connect_and_close, 8),
     "wrong keys on a connection each": (wrong_key_anew, 8),
     "places of one key": (hold_a_place, 1200),
+    "a crowd of one key: reads": (crowd_of_reads, 300),
+    "a crowd of one key: pipelines": (crowd_of_pipelines, 300),
+    "a crowd of one key: counts": (crowd_of_counts, 300),
+    "a crowd of one key: wrong bodies": (crowd_of_refusals, 300),
+    "a crowd of one key: turns": (crowd_of_turns, 300),
 }
 """An attack, and how many of it run side by side. The victim comes anew with each question."""
