@@ -98,7 +98,7 @@ async def answers_beside(url: str, sent: bytes, key: str) -> list[int]:
 def test_a_turn_passes_by_while_a_crowd_of_another_key_gets_few_answers(
     shared: Stack, num_at_once: int
 ) -> None:
-    """Each step of the turn waited for an answer to every connection: 18,000 of them in all."""
+    """Each step of the turn waited for an answer to every connection: 1,800 answers a turn."""
     admin = Admin(shared.url)
     crowd, victim = (admin.make_key("default")[1] for _ in range(2))
     sent = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {crowd}\r\n\r\n".encode()
