@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from uvicorn.config import STARTUP_FAILURE
 
 from engine.backends.base import Parts, Progress
-from engine.backends.looped import EngineBackend, LoopedBackend
+from engine.backends.contract import EngineBackend
+from engine.backends.local import LocalBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.lines import LineLoggers
 from engine.serve.connections import Server
@@ -116,7 +117,7 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], EngineBacken
         from engine.backends.synthetic import load_synthetic as load_parts
     else:
         from engine.backends.native import load_native as load_parts
-    return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
+    return lambda host: LocalBackend(settings, clock, load_parts, host.crash)
 
 
 if __name__ == "__main__":

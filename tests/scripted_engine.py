@@ -15,7 +15,7 @@ from functools import cached_property
 import msgspec
 
 from engine import __main__ as program
-from engine.backends import looped, synthetic
+from engine.backends import local, synthetic
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of
 from engine.cache.ids import TokenId
@@ -25,7 +25,7 @@ from engine.settings import Settings
 from engine.text.formats.proof import FormatChoice
 from engine.text.rendered import KnownDays, RenderedPrompt
 from engine.text.renderer import ChatRenderer
-from tests.engine.backends.looped import thread_pool
+from tests.engine.backends.local import thread_pool
 
 _DEFAULT = "scripted"
 
@@ -149,5 +149,5 @@ _load = synthetic.load_synthetic
 
 if __name__ == "__main__":
     synthetic.load_synthetic = load
-    looped.new_pool = thread_pool
+    local.new_pool = thread_pool
     sys.exit(program.main(["--backend", "synthetic"]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from engine.backends.looped import EngineBackend
+from engine.backends.contract import EngineBackend
 from engine.refusal import StartRefused
 from engine.supervisor import Supervisor, trace_of
 

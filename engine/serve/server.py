@@ -22,7 +22,7 @@ from structlog.contextvars import bind_contextvars, get_contextvars
 from engine import metrics
 from engine.asgi import Application, CallerLeft, while_connected
 from engine.backends.base import Generation, decoded
-from engine.backends.looped import EngineBackend
+from engine.backends.contract import EngineBackend
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
     EPOCH_HEADER,

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from engine import protocol
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from engine.backends.native import load_native
 from engine.backends.synthetic import load_synthetic
 from engine.backends.synthetic_renderer import SyntheticRenderer
@@ -53,11 +53,11 @@ class EngineAnswer:
 
 
 @asynccontextmanager
-async def running_backend(settings: Settings) -> AsyncIterator[LoopedBackend]:
+async def running_backend(settings: Settings) -> AsyncIterator[LocalBackend]:
     """The whole backend in this process: its own thread steps it, no HTTP in between."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     load = load_synthetic if settings.backend == "synthetic" else load_native
-    backend = LoopedBackend(settings, MonotonicClock(), load, _crash)
+    backend = LocalBackend(settings, MonotonicClock(), load, _crash)
     await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
         yield backend
@@ -70,7 +70,7 @@ def _crash(error: BaseException) -> None:
     os._exit(1)
 
 
-async def ask(backend: LoopedBackend, request: protocol.GenerateRequest) -> EngineAnswer:
+async def ask(backend: LocalBackend, request: protocol.GenerateRequest) -> EngineAnswer:
     """Run a request to its end. Raises RuntimeError where it fails."""
     begun = time.perf_counter()
     first = 0.0

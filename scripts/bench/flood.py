@@ -16,7 +16,7 @@ import asyncio
 import sys
 import time
 
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from scripts.bench.common import (
     BLOCK_SIZE,
     DEMO_MODEL,
@@ -106,7 +106,7 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[lis
     return [*row, *(f"{time * 1e3:.0f}" for time in times)], usage.cache_read_tokens == written > 0
 
 
-async def flood(engine: LoopedBackend, render: Render, options: argparse.Namespace) -> int:
+async def flood(engine: LocalBackend, render: Render, options: argparse.Namespace) -> int:
     """Unmarked prompts of equal length, `--at-once` of them at any time; the tokens of all."""
     model = "Flood 100000"
     tokens = 0

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
-from engine.backends.looped import EngineBackend
+from engine.backends.contract import EngineBackend
 from engine.protocol import Name
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app

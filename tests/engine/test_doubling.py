@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.backends.looped import new_samples, query_of
 from engine.backends.prepare.prepared import GENERATE, Job, Prepared
 from engine.backends.prepare.preparer import MAX_SCHEMA_PROPERTIES, MAX_STOPS, Preparer
+from engine.backends.queries import new_samples, query_of
 from engine.backends.synthetic import SyntheticRunner
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
@@ -44,7 +44,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
 from tests.doubling import GROWTH, Dimension, curve_of, row
-from tests.engine.backends.looped import description, request
+from tests.engine.backends.local import description, request
 
 CONTEXT = 1 << 18
 BLOCK = 16

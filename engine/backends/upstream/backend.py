@@ -22,9 +22,9 @@ import msgspec
 import structlog
 
 from engine.backends.base import Progress
+from engine.backends.contract import EngineBackend, Loaded
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
 from engine.backends.identity import identity_of
-from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.images import Expanded, image_token_text
 from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker

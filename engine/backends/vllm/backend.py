@@ -16,9 +16,9 @@ import structlog
 
 from engine.backends.adapters import READ_SECONDS, AdapterParts, AdapterShelf
 from engine.backends.base import Progress
+from engine.backends.contract import EngineBackend, Loaded
 from engine.backends.external import MirrorPool
 from engine.backends.identity import identity_of
-from engine.backends.looped import EngineBackend, Loaded
 from engine.backends.prepare.images import Expanded, Widening, image_token_text
 from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec

@@ -7,8 +7,8 @@ import pytest
 from engine.approximate.asking import Approximations, Asked, asks_for_any
 from engine.approximate.kinds import Sibling
 from engine.approximate.prompt import ApproximatePrompt
-from engine.backends.looped import new_samples, query_of
 from engine.backends.prepare.preparer import new_segments, prepare
+from engine.backends.queries import new_samples, query_of
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
@@ -32,7 +32,7 @@ from engine.protocol import (
 )
 from engine.protocol.reports import Technique
 from engine.text.rendered import SegmentSpan
-from tests.engine.backends.looped import description, request
+from tests.engine.backends.local import description, request
 
 BLOCK_SIZE = 4
 METHODS: dict[Method, int | float] = {"keydiff": 0.1, "blocks": 4}

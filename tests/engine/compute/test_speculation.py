@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from engine.backends.native import load_native
 from engine.backends.prepare import pool
 from engine.clock import MonotonicClock
@@ -73,14 +73,14 @@ class Answered:
 
 
 @asynccontextmanager
-async def engine(**settings: object) -> AsyncIterator[LoopedBackend]:
+async def engine(**settings: object) -> AsyncIterator[LocalBackend]:
     """A native engine of these settings, with its thread and without HTTP."""
     fixed = {"secret": "x" * 16, "log_level": "warning"}
     crashes: list[BaseException] = []
     whole = Settings.model_validate(fixed | settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "WAIT_SECONDS", 300.0)  # a busy machine starts workers slowly
-        backend = LoopedBackend(whole, MonotonicClock(), load_native, crashes.append)
+        backend = LocalBackend(whole, MonotonicClock(), load_native, crashes.append)
         await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
         yield backend
@@ -89,12 +89,12 @@ async def engine(**settings: object) -> AsyncIterator[LoopedBackend]:
         assert not crashes
 
 
-async def ask_all(backend: LoopedBackend, requests: Sequence[GenerateRequest]) -> list[Answered]:
+async def ask_all(backend: LocalBackend, requests: Sequence[GenerateRequest]) -> list[Answered]:
     """All of them at once."""
     return list(await asyncio.gather(*(_ask(backend, request) for request in requests)))
 
 
-async def _ask(backend: LoopedBackend, request: GenerateRequest) -> Answered:
+async def _ask(backend: LocalBackend, request: GenerateRequest) -> Answered:
     answered = Answered()
     async for frame in await backend.open(request):
         match frame:

@@ -21,7 +21,7 @@ from engine.clock import Clock, ManualClock
 from engine.protocol import Started
 from engine.protocol.reports import StoreStats
 from engine.settings import Settings
-from tests.engine.backends.looped import description
+from tests.engine.backends.local import description
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 
 NUM_BLOCKS = 64

@@ -30,7 +30,7 @@ from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.messages import new_conversation
 from engine.text.tokens.pieces import ControlTexts
-from tests.engine.backends.looped import request, serving
+from tests.engine.backends.local import request, serving
 from tests.engine.text.conversations import (
     TOOLS,
     Conversations,

@@ -35,7 +35,7 @@ from engine.text.grammar import GrammarWriter
 from engine.text.renderer import TurnParser
 from engine.text.template.messages import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
-from tests.engine.backends.looped import prompt, request
+from tests.engine.backends.local import prompt, request
 from tests.engine.text.templates import demo_renderer
 
 Block = tuple[str, str]

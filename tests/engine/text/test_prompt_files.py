@@ -11,7 +11,7 @@ from engine.text.files import read_prompt_files
 from engine.text.rendered import TemplateRefused
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
-from tests.engine.backends.looped import prompt
+from tests.engine.backends.local import prompt
 from tests.engine.text.templates import DEMO_MODEL, decode, demo_renderer
 
 CHAT = "<|im_start|>user\nWhat is a lease?<|im_end|>\n<|im_start|>assistant\n"

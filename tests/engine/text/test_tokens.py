@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from engine.protocol import Tool
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.pieces import Piece, PieceTokenizer
-from tests.engine.backends.looped import prompt
+from tests.engine.backends.local import prompt
 from tests.engine.text.templates import decode, demo_files, renderer_for, renderer_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.protocol import Prompt, TextDelta, ThinkingDelta, Tool
-from tests.engine.backends.looped import request
+from tests.engine.backends.local import request
 from tests.engine.text.templates import decode, demo_renderer, renderer_of
 from tests.engine.text.test_boundaries import SYSTEM, prefixes, text, whole
 

@@ -26,7 +26,7 @@ from engine.text.formats.calls import calls_of
 from engine.text.formats.proof import turn_begin
 from engine.text.renderer import ChatRenderer
 from engine.text.template.messages import new_conversation
-from tests.engine.backends import looped
+from tests.engine.backends import local
 
 SCHEMA = {
     "type": "object",
@@ -56,7 +56,7 @@ QUESTION = Message("user", [TextPart("What is it like?")])
 
 
 def request(**changes: Any) -> GenerateRequest:
-    return looped.request(changes.pop("prompt", Prompt([QUESTION], TOOLS)), **changes)
+    return local.request(changes.pop("prompt", Prompt([QUESTION], TOOLS)), **changes)
 
 
 def render(model: ChatRenderer, prompt: Prompt, *, thinking: bool = False) -> str:

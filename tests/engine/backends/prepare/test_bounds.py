@@ -16,7 +16,7 @@ from engine.backends.prepare.prepared import COUNT, GENERATE, Job, Refused
 from engine.backends.prepare.preparer import Preparer, check_schemas
 from engine.errors import SchemaRefused
 from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
-from tests.engine.backends.looped import SCOPE, description, prompt, request
+from tests.engine.backends.local import SCOPE, description, prompt, request
 from tests.engine.text.templates import demo_renderer
 
 Schema = dict[str, Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from engine.backends.prepare.pool import ScopeLoads
 from engine.errors import SchemaTooCostly, TooCostly, rebuilt
 from engine.protocol import Done, GenerateRequest, Started, Tool, ToolChoice
-from tests.engine.backends.looped import SCOPE, prompt, request, serving
+from tests.engine.backends.local import SCOPE, prompt, request, serving
 from tests.faults.attacks import costly_schema
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[LoopedBackend]:
+async def engine() -> AsyncIterator[LocalBackend]:
     bounds = {"GRAMMAR_SECONDS": SECONDS}
     async with serving(described={"capabilities": CAPABILITIES}, bounds=bounds) as made:
         yield made
@@ -40,13 +40,13 @@ def held_to(schema: dict[str, Any], scope: str = SCOPE) -> GenerateRequest:
     return request(output_schema=schema, scope=scope)
 
 
-async def finish(engine: LoopedBackend, asked: GenerateRequest) -> Started:
+async def finish(engine: LocalBackend, asked: GenerateRequest) -> Started:
     frames = [frame async for frame in await engine.open(asked)]
     assert isinstance(frames[0], Started) and isinstance(frames[-1], Done)
     return frames[0]
 
 
-async def refused(engine: LoopedBackend, asked: GenerateRequest) -> str:
+async def refused(engine: LocalBackend, asked: GenerateRequest) -> str:
     """Why the grammar takes too much."""
     with pytest.raises(SchemaTooCostly) as error:
         await engine.open(asked)
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", CASES)
 async def test_a_costly_schema_is_refused_by_field_and_bound_and_found_once(
-    engine: LoopedBackend, kind: str
+    engine: LocalBackend, kind: str
 ) -> None:
     """It was computed for eight seconds, twice."""
     given, field = CASES[kind]
@@ -88,7 +88,7 @@ async def test_a_costly_schema_is_refused_by_field_and_bound_and_found_once(
 
 
 async def test_strict_tools_that_cost_too_much_are_not_held_and_the_turn_is_served(
-    engine: LoopedBackend,
+    engine: LocalBackend,
 ) -> None:
     tools = [Tool("t", COSTLY, strict=True)]
     for _ in range(2):

@@ -27,7 +27,7 @@ from engine.protocol import (
 from engine.text.files import read_prompt_files
 from engine.text.renderer import ChatRenderer
 from tests.e2e.prompts import png
-from tests.engine.backends.looped import SCOPE, description, request
+from tests.engine.backends.local import SCOPE, description, request
 from tests.engine.text.templates import DEMO_MODEL
 
 PLACE = "<image>"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from engine.backends.prepare import pool as preparation
 from engine.backends.prepare.pool import PreparePool, SessionDays
 from engine.clock import ManualClock
@@ -24,7 +24,7 @@ from engine.settings import DEMO_MODEL
 from engine.text.files import read_prompt_files
 from engine.text.rendered import DatedBeginning, KnownDays, beginning_of
 from engine.text.renderer import ChatRenderer
-from tests.engine.backends.looped import SCOPE, prompt, request, serving
+from tests.engine.backends.local import SCOPE, prompt, request, serving
 from tests.engine.backends.prepare.test_workers import kill_workers
 from tests.engine.text.templates import demo_renderer, renderer_of
 from tests.engine.text.test_boundaries import agent_prompt
@@ -65,7 +65,7 @@ class Engine:
     model: Path
     today: date = OLD
     num_requests: int = 0
-    backend: LoopedBackend = field(init=False)
+    backend: LocalBackend = field(init=False)
 
     async def ask(self, *texts: str, **given: Any) -> Started:
         self.num_requests += 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from engine.backends.prepare import pool
 from engine.backends.prepare.pool import WorkerProcess
 from engine.backends.prepare.prepared import Answer, Job, Start
@@ -21,7 +21,7 @@ from engine.errors import InvalidRequest, Overloaded, TooCostly
 from engine.protocol import CountRequest, Done, GenerateRequest, Sampling, Tool, ToolChoice
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
-from tests.engine.backends.looped import SCOPE, prompt, request, serving
+from tests.engine.backends.local import SCOPE, prompt, request, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def backend(**bounds: Any) -> AsyncIterator[LoopedBackend]:
+async def backend(**bounds: Any) -> AsyncIterator[LocalBackend]:
     described = {
         "max_context_tokens": 1 << 20,
         "num_blocks": 1 << 17,
@@ -47,12 +47,12 @@ async def backend(**bounds: Any) -> AsyncIterator[LoopedBackend]:
 
 
 @pytest.fixture(scope="module")
-async def engine() -> AsyncIterator[LoopedBackend]:
+async def engine() -> AsyncIterator[LocalBackend]:
     async with backend() as made:
         yield made
 
 
-async def finish(engine: LoopedBackend, asked: GenerateRequest) -> None:
+async def finish(engine: LocalBackend, asked: GenerateRequest) -> None:
     frames = [frame async for frame in await engine.open(asked)]
     assert isinstance(frames[-1], Done)
 
@@ -67,7 +67,7 @@ def forced(num_properties: int, **given: Any) -> GenerateRequest:
     return request(prompt("q", tools=tools), tool_choice=ToolChoice("any"), **given)
 
 
-def workers(engine: LoopedBackend) -> list[WorkerProcess]:
+def workers(engine: LocalBackend) -> list[WorkerProcess]:
     return engine._loaded.preparation._workers  # type: ignore[union-attr, attr-defined, no-any-return]
 
 
@@ -82,7 +82,7 @@ def children() -> list[int]:
     return found
 
 
-async def kill_workers(engine: LoopedBackend) -> None:
+async def kill_workers(engine: LocalBackend) -> None:
     """Until the engine knows that its workers' processes have ended."""
     running = [worker._process for worker in workers(engine) if worker._process is not None]
     assert running
@@ -99,7 +99,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_neither_tokenizing_nor_compiling_stops_other_threads(engine: LoopedBackend) -> None:
+async def test_neither_tokenizing_nor_compiling_stops_other_threads(engine: LocalBackend) -> None:
     """Some 200,000 tokens, which hold the interpreter's lock for a second in one process."""
     await finish(engine, request())
     gaps, is_over = [0.0], threading.Event()
@@ -165,7 +165,7 @@ async def test_a_prompt_whose_workers_are_killed_or_stopped_is_prepared_by_anoth
 
 
 async def test_workers_have_a_group_of_their_own_and_those_that_die_at_rest_are_replaced(
-    engine: LoopedBackend,
+    engine: LocalBackend,
 ) -> None:
     """Steps have the processor before workers: niceness counts only within a session, where Linux
     groups processes by session. A terminal's signals are the engine's."""
@@ -178,7 +178,7 @@ async def test_workers_have_a_group_of_their_own_and_those_that_die_at_rest_are_
     await finish(engine, request())
 
 
-async def test_a_cancelled_count_stops_its_worker(engine: LoopedBackend) -> None:
+async def test_a_cancelled_count_stops_its_worker(engine: LocalBackend) -> None:
     await finish(engine, request())
     count = asyncio.ensure_future(engine.count(counting(WORDS * 300_000)))
     running = [worker._process for worker in workers(engine) if worker._process is not None]

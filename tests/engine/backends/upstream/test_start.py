@@ -10,7 +10,7 @@ import pytest
 
 from engine.protocol import Sampling
 from scripts.stack import ENGINE_SECRET, Server, serving_engine
-from tests.engine.backends.looped import request
+from tests.engine.backends.local import request
 from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.scripted import (
     Fault,

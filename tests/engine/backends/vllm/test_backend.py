@@ -45,7 +45,7 @@ from engine.protocol.reports import BlockStats
 from engine.refusal import StartRefused
 from engine.settings import DEMO_MODEL, Settings
 from engine.supervisor import Supervisor
-from tests.engine.backends.looped import description, prompt, request, thread_pool
+from tests.engine.backends.local import description, prompt, request, thread_pool
 from tests.engine.text.format_cases import renderer
 from tests.engine.text.written_turns import TOOLS, calls, parts_of, written
 

@@ -41,7 +41,7 @@ from engine.protocol.reports import EntryInfo
 from engine.schedule.runner import SampleParams
 from engine.store.files import StoreRefused
 from engine.store.journal import Record
-from tests.engine.backends.looped import request
+from tests.engine.backends.local import request
 from tests.engine.backends.vllm.simulator import BLOCK, TOKEN, Simulator, tokens_of
 from tests.engine.cache.checks import check_entries, check_pool
 

@@ -1,10 +1,6 @@
-"""What every engine is made of: workers that prepare, books, a loop that computes, reports.
-
-`LoopedBackend` computes on our own loop: native and synthetic differ only in the parts they load.
-"""
+"""What every engine is made of: workers that prepare, books, a loop that computes, reports."""
 
 import asyncio
-import math
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +11,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
-from zlib import crc32
 
 import msgspec
 import structlog
@@ -23,46 +18,28 @@ import structlog
 from engine.approximate.asking import Approximations, Asked, asks_for_any
 from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
-from engine.backends.base import (
-    Body,
-    Generation,
-    Parts,
-    Progress,
-    Renderer,
-    on_event_loop,
-    own_guarantees,
-)
+from engine.backends.base import Body, Generation, Progress, Renderer, own_guarantees
 from engine.backends.prepare.images import Expanded, Widening, widened
-from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays, new_pool
+from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.preparer import check_length, may_compile
+from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import (
-    Count,
     EventLog,
-    cells_of,
     chains_held,
     entry_holdings,
     entry_infos,
     holdings_of,
     owners_of,
-    pool_stats,
 )
-from engine.backends.storing import OpenStore, new_memory
+from engine.backends.storing import OpenStore
 from engine.cache.block import Block, Entry
-from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
-from engine.cache.ids import Digest, TokenId
-from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.ids import Digest
+from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
-from engine.errors import (
-    InvalidRequest,
-    NotFound,
-    NotReady,
-    Unsupported,
-)
+from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
 from engine.protocol import (
-    MAX_CELLS,
-    NEUTRAL,
     TTLS,
     ChainHeld,
     CountReply,
@@ -79,19 +56,15 @@ from engine.protocol.reports import (
     Counters,
     Description,
     EntryInfo,
-    LeaseStats,
     Memory,
     Stats,
     StoreStats,
 )
 from engine.schedule.accounting import Accounting
-from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import step_back
 from engine.schedule.output import OutputParser
 from engine.schedule.request import RequestState, Shown
 from engine.schedule.runner import SampleParams
-from engine.schedule.scheduler import Scheduler
-from engine.schedule.speculation import Speculation
 from engine.settings import Settings
 
 T = TypeVar("T")
@@ -450,176 +423,5 @@ class EngineBackend:
         loaded.loop.call(partial(loaded.loop.cancel, request_id)).add_done_callback(log_failure)
 
 
-class LoopedBackend(EngineBackend):
-    """`load_parts` builds the model and what goes with it; called once, in a thread."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock,
-        load_parts: Callable[[Settings, Progress], Parts],
-        on_crash: Callable[[BaseException], None],
-        today: Callable[[], date] = date.today,
-    ) -> None:
-        super().__init__(settings, clock, on_crash, today)
-        self._load_parts = load_parts
-        self._scheduler: Scheduler | None = None
-
-    def load(self, progress: Progress) -> None:
-        parts = self._load_parts(self._settings, progress)
-        self._adapters = AdapterShelf(parts.adapters)
-        settings = self._settings
-        description = self._whole(parts.description)
-        memory = new_memory(settings, parts, description, self._clock)
-        cache, store = memory.cache, memory.store
-        max_step_tokens = settings.max_step_tokens or parts.step_tokens
-        speculation = None
-        if parts.new_drafter is not None:
-            speculation = Speculation(
-                parts.new_drafter,
-                max_step_tokens=max_step_tokens,
-                max_context_tokens=description.max_context_tokens,
-            )
-        self._scheduler = scheduler = Scheduler(
-            cache,
-            max_step_tokens=max_step_tokens,
-            max_running=settings.max_running,
-            speculation=speculation,
-        )
-        accounting = Accounting(
-            cache,
-            self._clock,
-            partial(on_event_loop, self._event_loop, self._events.publish),
-            epoch=description.epoch,
-            max_context_tokens=description.max_context_tokens,
-        )
-        disk = store.disk if store is not None else None
-        loop = EngineLoop(
-            scheduler,
-            accounting,
-            parts.runner,
-            max_waiting=settings.max_waiting,
-            store=disk,
-        )
-        if store is not None:
-            # Let the engine's thread take what the store's threads did.
-            store.wake_by(partial(loop.call, lambda: None))
-        pool = new_pool(parts.renderer, parts.worker, description, settings, self._days)
-        self._begin(
-            Loaded(
-                description,
-                parts.renderer,
-                pool,
-                cache,
-                accounting,
-                loop,
-                store,
-                memory.store_stats,
-                parts.approximate,
-            )
-        )
-
-    async def stats(self) -> Stats:
-        def look(loaded: Loaded) -> Stats:
-            scheduler = self._scheduler
-            cache = loaded.cache
-            assert scheduler is not None
-            pool = cache.pool
-            leases = cache.entries.leases
-            host = cache.host
-            counters = {
-                "copied_blocks": pool.num_copied,
-                "evicted_blocks": pool.num_evicted,
-                "leases_lowered": leases.num_lowered,
-                "preempted_requests": scheduler.num_preempted,
-                "demoted_blocks": host.num_demoted if host is not None else 0,
-                "promoted_blocks": host.num_promoted if host is not None else 0,
-            }
-            return self._report(
-                loaded,
-                counters,
-                running=len(scheduler.running),
-                waiting=len(scheduler.waiting),
-                blocks=pool_stats(pool),
-                leases=LeaseStats(blocks=pool.num_leased, max_blocks=leases.max_blocks),
-                num_leases=cache.entries.num_leases,
-                host_blocks=host.pool.num_blocks if host is not None else 0,
-                host_blocks_used=host.num_used if host is not None else 0,
-                store=loaded.store_stats(),
-            )
-
-        return await self._ask(look)
-
-    async def memory(self) -> Memory:
-        """A part of the pool between two steps, so that none waits long for it."""
-        loaded = self._ready()
-        pool, host = loaded.cache.pool, loaded.cache.host
-        blocks_per_cell = math.ceil(pool.num_blocks / MAX_CELLS)
-        owners = await self._owners(loaded)
-        parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
-        held = sum((part.held for part in parts), start=Count())
-
-        def report() -> Memory:
-            return Memory(
-                epoch=loaded.description.epoch,
-                block_size=pool.block_size,
-                blocks_per_cell=blocks_per_cell,
-                cells=[cell for part in parts for cell in part.cells],
-                referenced_blocks=sum(part.num_referenced for part in parts),
-                unused_tokens=sum(part.unused_tokens for part in parts),
-                host=None if host is None else pool_stats(host.pool),
-                holdings=holdings_of(held),
-                lifetimes=loaded.cache.entries.lifetimes.report(),
-            )
-
-        return await self._call(loaded, report)
-
-
 def _prepared_as(body: Body, scope: str) -> tuple[bytes, str]:
     return (body, scope) if isinstance(body, bytes) else (msgspec.json.encode(body), body.scope)
-
-
-def query_of(
-    request: GenerateRequest,
-    prepared: Prepared,
-    cache: PrefixCache,
-    description: Description,
-    acting: Callable[[str, Sequence[TokenId]], ActiveAdapter | None],
-    *,
-    arrived_at: float,
-) -> CacheQuery:
-    """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
-    tokens = array("I", prepared.token_ids).tolist()
-    least = request.min_cache_tokens
-    keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
-    if asks_for_any(request):
-        keys = []  # an approximate prompt has digests of its own
-    return CacheQuery(
-        scope=request.scope,
-        tokens=tokens,
-        digests=cache.digests(request.scope, keys, acting(request.adapter, tokens)),
-        segments=prepared.segments,
-        breakpoints=request.breakpoints,
-        names=prepared.names,
-        min_tokens=max(description.min_cache_tokens if least is None else least, 1),
-        arrived_at=arrived_at,
-        lease_share=request.lease_share,
-        lookback_to=request.lookback_to,
-    )
-
-
-def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
-    """One a choice. Their seeds differ; without a seed they follow from the request's id."""
-    sampling = request.sampling
-    default = description.default_sampling
-    drawn_by: dict[str, Any] = {}
-    for name, neutral in NEUTRAL.items():
-        said = (getattr(sampling, name), getattr(default, name), neutral)
-        drawn_by[name] = next(value for value in said if value is not None)
-    seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
-    return [
-        SampleParams(
-            **drawn_by, seed=seed + choice, min_tokens=sampling.min_tokens, bias=sampling.logit_bias
-        )
-        for choice in range(sampling.num_choices)
-    ]

@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
-from engine.backends import looped
+from engine.backends import local
 from engine.backends.base import Parts
-from engine.backends.looped import LoopedBackend
+from engine.backends.local import LocalBackend
 from engine.backends.prepare import pool
 from engine.backends.prepare.pool import PreparePool, WorkerProcess
 from engine.backends.prepare.prepared import Answer, Job, Kind
@@ -99,7 +99,7 @@ async def serving(
     bounds: dict[str, Any] | None = None,
     today: Any = date.today,
     **given: Any,
-) -> AsyncIterator[LoopedBackend]:
+) -> AsyncIterator[LocalBackend]:
     """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's."""
     values = {"secret": "s" * 16, "model": DEMO_MODEL, **given}
     settings = Settings.model_validate(values)
@@ -116,10 +116,10 @@ async def serving(
     )
     crashes: list[BaseException] = []
     clock = ManualClock()
-    made = LoopedBackend(settings, clock, lambda *_: parts, crashes.append, today)
+    made = LocalBackend(settings, clock, lambda *_: parts, crashes.append, today)
     seconds = {"PREPARE_SECONDS": 60.0, "WAIT_SECONDS": 60.0, **(bounds or {})}
-    new_pool = looped.new_pool if renderer is None else thread_pool
-    with patch.multiple(pool, **seconds), patch.object(looped, "new_pool", new_pool):
+    new_pool = local.new_pool if renderer is None else thread_pool
+    with patch.multiple(pool, **seconds), patch.object(local, "new_pool", new_pool):
         await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
     try:
         yield made
