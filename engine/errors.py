@@ -12,6 +12,7 @@ EngineError            500 internal
 ├── DuplicateRequest   409 duplicate_request
 ├── NotReady           503 not_ready
 └── Overloaded         529 overloaded
+    └── PreparationFull  529 overloaded          of this request, others may be taken
 """
 
 from typing import ClassVar
@@ -22,6 +23,7 @@ from engine.protocol import STATUS_OF, ErrorCode, Image
 class EngineError(Exception):
     code: ClassVar[ErrorCode] = "internal"
     is_public: ClassVar[bool] = False
+    only_this: ClassVar[bool] = False
 
     @property
     def status(self) -> int:
@@ -117,6 +119,13 @@ class NotReady(EngineError):
 
 class Overloaded(EngineError):
     code: ClassVar[ErrorCode] = "overloaded"
+
+
+class PreparationFull(Overloaded):
+    """No worker was free to prepare this request in its time. Others may find one: it was long, or
+    its scope had its share."""
+
+    only_this: ClassVar[bool] = True
 
 
 def rebuilt(code: ErrorCode, message: str, *, is_public: bool) -> EngineError:

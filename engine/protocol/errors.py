@@ -34,3 +34,5 @@ class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
     # Whether the message tells only of the request's own fields, so that its client may read it.
     is_public: bool = False
+    # Whether it was `overloaded` for this request, and others may be taken.
+    only_this: bool = False

@@ -247,12 +247,14 @@ def _host_of(state: State) -> Any:
 def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorReply]:
     code: ErrorCode
     is_public = False
+    only_this = False
     match error:
         case EngineError():
             code = error.code
             message = str(error)
             status = error.status
             is_public = error.is_public
+            only_this = error.only_this
             # The message may have words of the prompt's tools and schemas.
             log.log(REFUSAL_LEVELS.get(code, logging.INFO), "call refused", code=code)
         case CallerLeft():
@@ -276,7 +278,7 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
             code = "internal"
             message = "internal error"
             status = 500
-    return Response(ErrorReply(code, message, is_public), status_code=status)
+    return Response(ErrorReply(code, message, is_public, only_this), status_code=status)
 
 
 def create_app(

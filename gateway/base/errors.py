@@ -234,6 +234,10 @@ class Overloaded(GatewayError, status=529, type="overloaded_error", default="Ove
         self.retry_after = retry_after
 
 
+class PutOff(Overloaded):
+    """The engine takes others' turns, and this one later."""
+
+
 class NoEngineReady(Overloaded, default="no engine is ready for this model"): ...
 
 

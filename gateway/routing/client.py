@@ -23,6 +23,7 @@ from gateway.base.errors import (
     NoEngineReady,
     Overloaded,
     PromptTooLong,
+    PutOff,
 )
 
 PIECE_BYTES = 16 * 1024
@@ -335,6 +336,8 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return InvalidRequest("the prompt, its tools or its schemas take too long to prepare")
         case "unsupported":
             return InvalidRequest("the request asks for something this model does not support")
+        case "overloaded" if reply.only_this:
+            return PutOff()
         case "overloaded":
             return Overloaded()
         case "not_ready" | "not_found":  # the second: its adapter has just gone

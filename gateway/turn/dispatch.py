@@ -35,6 +35,7 @@ from gateway.base.errors import (
     NotServed,
     Overloaded,
     PromptTooLong,
+    PutOff,
 )
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
@@ -273,7 +274,7 @@ class Dispatcher:
         """Choose the best engine that is not crowded. If all that could take the turn are full or
         lost, it waits, before the other turns of its workspace."""
         while True:
-            refusing = self.queue.refusing
+            refusing = [*self.queue.refusing, *turn.attempts.resting(self.clock.monotonic())]
             busy = [*refusing, *self.queue.crowded(is_row=turn.ask.is_batch)]
             for avoided in (busy, refusing) if busy else (busy,):
                 try:
@@ -401,6 +402,8 @@ class Dispatcher:
         if type(error) is Overloaded and self.queue.closed(engine):
             # A full engine is not broken. It is asked again when it may have room.
             attempts.take_back(engine.url)
+        elif isinstance(error, PutOff) and self.queue.wait_seconds:
+            attempts.put_off(engine.url, now)
         get_logger("dispatch").info(
             "attempt_failed",
             turn=turn.record.id,

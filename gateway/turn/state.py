@@ -32,6 +32,7 @@ MAX_ATTEMPTS = 3
 MAX_LOST = 2
 """The most engines that may end or fall silent over one turn: it may be the turn's fault."""
 _MAX_AT_ONE = 2
+PUT_OFF_SECONDS = 1.0
 OK = 200
 ERROR_CHARACTERS = 300
 """The most characters of an error's message that the ledger keeps."""
@@ -86,6 +87,8 @@ class Attempts:
     # How many connections broke over the turn, and how many engines did not accept it in time.
     num_lost: int = 0
     num_silent: int = 0
+    # By the engine's URL until when it takes others' turns, and not this one.
+    until: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_last(self) -> bool:
@@ -101,6 +104,15 @@ class Attempts:
         self.sent[url] -= 1
         if not self.sent[url]:
             del self.sent[url]
+
+    def put_off(self, url: str, now: float) -> None:
+        """The engine takes this turn later. It is asked again in PUT_OFF_SECONDS."""
+        self.take_back(url)
+        self.until[url] = now + PUT_OFF_SECONDS
+
+    def resting(self, now: float) -> list[str]:
+        """URLs of engines that put the turn off, and are not asked yet."""
+        return [url for url, until in self.until.items() if until > now]
 
     def failed(self, url: str, error: GatewayError, now: float) -> None:
         """Note why the last attempt ended. A refused connection is none."""

@@ -50,6 +50,8 @@ class ScriptedEngine:
     is_ready: bool = True
     breaks_early: bool = False
     refusal: protocol.ErrorReply | None = None
+    refuses: bytes = b""
+    """Only bodies with these bytes."""
     epoch: str = "epoch-1"
     model: str = "scripted"
     max_running: int = 0
@@ -141,7 +143,7 @@ class ScriptedEngine:
 
     async def _generate(self, body: bytes, receive: Any, send: Any) -> None:
         request = msgspec.json.decode(body, type=protocol.GenerateRequest)
-        if self.refusal is not None:
+        if self.refusal is not None and self.refuses in body:
             self.refused.append(request.request_id)
             return await _reply(send, self.refusal, protocol.STATUS_OF[self.refusal.code])
         self.requests.append(request)

@@ -1,9 +1,9 @@
 """A few workers prepare requests: processes that are started when needed and replaced when lost.
 
 Scopes take turns. One scope has at most all workers but one, and so have all scopes together whose
-requests took long of late: a long request delays no scope of short ones. A cancelled request leaves
-at once, waiting or not. A request that waits too long is refused as `overloaded`, since another
-engine may have room.
+requests took long of late. The last worker takes only what is short: a long request delays no scope
+of short ones, whoever else sends some. A cancelled request leaves at once, waiting or not. A
+request that waits too long is refused as `overloaded`, since another engine may have room.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ import msgspec
 import structlog
 
 from engine.backends.base import Renderer
+from engine.backends.prepare.loads import Grammars, ScopeLoads
 from engine.backends.prepare.prepared import (
     LENGTH_BYTES,
     Answer,
@@ -31,7 +32,6 @@ from engine.backends.prepare.prepared import (
     Grammar,
     Job,
     Kind,
-    MayCompile,
     Postponed,
     Prepared,
     Refused,
@@ -40,7 +40,7 @@ from engine.backends.prepare.prepared import (
     WorkerSpec,
 )
 from engine.clock import Clock
-from engine.errors import NotReady, Overloaded, SchemaTooCostly, TooCostly, rebuilt
+from engine.errors import NotReady, Overloaded, PreparationFull, SchemaTooCostly, TooCostly, rebuilt
 from engine.protocol.reports import Description
 from engine.settings import Settings
 from engine.text.rendered import DatedBeginning, KnownDays
@@ -52,13 +52,10 @@ PREPARE_SECONDS = 8.0
 """Seconds that preparing one prompt may take; then its process is ended."""
 GRAMMAR_SECONDS = 2.0
 """Of the processor: what one request's grammar may take to compile."""
-KNOWN_SECONDS = 600.0
-"""So long it is known whether a grammar takes too much: such a one is refused without a try."""
-MAX_KNOWN = 4_096
-SLOW_SECONDS = 1.0
-"""A scope is slow while it has used so many seconds of workers beyond its share of them."""
-SCOPE_SHARE = 0.25
-"""Seconds of workers that a scope may use in each second without being slow."""
+COMPILE_SECONDS = 60.0
+"""On the wall: what a grammar may take where others take the processor."""
+SHORT_BYTES = 256 * 1024
+"""A body of no more is prepared in half a second of processor time, whatever is in it."""
 WAIT_SECONDS = 5.0
 """Seconds that a prompt may wait for a worker."""
 MEMORY_BYTES = 2 * 2**30
@@ -70,6 +67,13 @@ BUSY_SHARE = 0.2
 """A process that was late is to blame for it if it used less of its time than this."""
 CERTAIN_SHARE = 0.5
 """A request is to blame if the process used more of its time than this: no other one tries it."""
+_OTHERS_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGALRM)
+"""A process that ends so was ended by others, or by itself when its engine did not listen."""
+NICENESS = 5
+"""A long prompt takes a third of the processor that a step of the engine takes beside it.
+
+A short one still runs at once: Linux lets a process that slept go before one that computes.
+"""
 GIVE_UP_SECONDS = 0.5
 """A request that is left may end by itself for so long; then its process is ended."""
 
@@ -132,84 +136,8 @@ class SessionDays:
             del self._scopes[scope]
 
 
-class Grammars:
-    """Which grammars are known, by digest, and how many workers compile others.
-
-    One that is not known may take long. So at most `most` workers compile such ones at once, of all
-    scopes together, and the last worker compiles none. What was found is known for KNOWN_SECONDS of
-    `monotonic`, and beyond MAX_KNOWN the oldest is forgotten.
-    """
-
-    def __init__(self, most: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
-        self._monotonic = monotonic
-        self._known = OrderedDict[bytes, tuple[bool, float]]()
-        self._compiling = Counter[bytes]()
-
-    @property
-    def has_room(self) -> bool:
-        return self._compiling.total() < self._most
-
-    def begin(self, digest: bytes) -> MayCompile:
-        """A worker asks whether to compile. After a `yes` comes `end`."""
-        is_costly, until = self._known.get(digest, (False, 0.0))
-        is_known = until > self._monotonic()
-        if is_known and is_costly:
-            return MayCompile("costly")
-        if not is_known and not self.has_room:
-            return MayCompile("later")
-        if not is_known:
-            self._compiling[digest] += 1
-        return MayCompile("yes")
-
-    def end(self, digest: bytes, *, is_costly: bool | None) -> None:
-        """The worker no longer compiles. `is_costly` None: what it takes was not found."""
-        if self._compiling[digest]:
-            self._compiling[digest] -= 1
-        self._compiling += Counter()  # drops what is at zero
-        if is_costly is None:
-            return
-        self._known[digest] = is_costly, self._monotonic() + KNOWN_SECONDS
-        self._known.move_to_end(digest)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-
-
-class ScopeLoads:
-    """How much of the workers each scope used of late: a leaky bucket a scope. Pure.
-
-    What a scope used fades by SCOPE_SHARE of a worker. Moments are seconds of one clock.
-    """
-
-    def __init__(self) -> None:
-        self._used: dict[str, tuple[float, float]] = {}
-        self._running: dict[str, list[float]] = {}
-
-    def begin(self, scope: str, now: float) -> None:
-        """A worker begins to work for the scope."""
-        self._running.setdefault(scope, []).append(now)
-
-    def end(self, scope: str, now: float) -> None:
-        """A worker has ended its oldest work for the scope."""
-        began = self._running[scope].pop(0)
-        if not self._running[scope]:
-            del self._running[scope]
-        used = self._faded(scope, now) + now - began
-        self._used[scope] = used, now
-        self._used = {each: load for each, load in self._used.items() if self._faded(each, now)}
-
-    def is_slow(self, scope: str, now: float) -> bool:
-        running = sum(now - began for began in self._running.get(scope, ()))
-        return self._faded(scope, now) + running > SLOW_SECONDS
-
-    def num_slow(self, now: float) -> int:
-        """Workers that work for slow scopes."""
-        running = self._running.items()
-        return sum(len(begun) for scope, begun in running if self.is_slow(scope, now))
-
-    def _faded(self, scope: str, now: float) -> float:
-        used, at = self._used.get(scope, (0.0, now))
-        return max(used - (now - at) * SCOPE_SHARE, 0.0)
+class StillCompiling(PreparationFull):
+    """The request's time is over, and what its grammar takes is not known yet: it will be."""
 
 
 class WorkerProcess:
@@ -217,18 +145,22 @@ class WorkerProcess:
 
     After a cancelled `run` comes `recover`, then the next `run`. All raise only EngineErrors.
 
-    A start goes on when its request leaves. It costs a quarter of a second of processor, and
-    clients that leave early would cost a start each.
+    Without `any_grammar` it compiles only what is known to be short. A start goes on when its
+    request leaves. It costs a quarter of a second of processor, and clients that leave early would
+    cost a start each.
     """
 
-    def __init__(self, start: Start, grammars: Grammars) -> None:
+    def __init__(self, start: Start, grammars: Grammars, *, any_grammar: bool = True) -> None:
         self._start = start
         self._grammars = grammars
+        self._any_grammar = any_grammar
         self._grammar: Grammar | None = None
         """What the process may be compiling."""
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self._is_asked = False
+        self._asked: asyncio.Task[Answer] | None = None
+        """What the process works on, read to its end whoever waits for it."""
+        self._is_closed = False
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         """The worker's answer.
@@ -237,36 +169,37 @@ class WorkerProcess:
         where the request was at work for most of its time, or was too much for two processes. What
         else happens once may be the process's fault, so a new one prepares the request again. A
         process that is killed or stopped is never the request's fault. Raises Overloaded for many.
+
+        Only processor time tells that a grammar takes too much. Where others take the processor,
+        the request's own time may be over before that is found. Then this raises StillCompiling,
+        and `recover` finds it.
         """
         num_costly = 0
         seconds = self._start.seconds
         for _ in range(MAX_TRIES):
             process = await self.ready()
-            self._is_asked = True
             used = _cpu_seconds(process.pid)
+            self._asked = asyncio.create_task(self._answer(process, Job(kind, body, days)))
+            # Nobody may wait for it when the process ends.
+            self._asked.add_done_callback(lambda task: task.cancelled() or task.exception())
             try:
                 async with asyncio.timeout(seconds):
-                    message = await _ask(process, Job(kind, body, days))
-                    answer = await self._answer(process, message)
-                    self._is_asked = False
-                    return answer
+                    answer = await asyncio.shield(self._asked)
+                self._asked = None
+                return answer
             except TimeoutError:
+                if self._grammar is not None:
+                    raise StillCompiling("the request's grammar is still compiled") from None
                 why = f"more than {seconds:g} seconds"
                 share = (_cpu_seconds(process.pid) - used) / seconds
                 is_costly = share >= BUSY_SHARE
                 num_costly += share >= CERTAIN_SHARE
-                self._compiled(is_costly=None)
                 await self._end()
             except (asyncio.IncompleteReadError, ConnectionError):
                 why = "memory"
-                with suppress(TimeoutError):  # how it ended is told behind the end of its pipe
-                    await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
-                await self._end()
-                is_costly = process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)
                 grammar = self._grammar
-                self._compiled(is_costly=True if is_costly else None)
+                is_costly = await self._lost(process)
                 if is_costly and grammar is not None:
-                    log.warning("a worker was ended over a grammar", status=process.returncode)
                     if grammar.is_optional:
                         continue
                     raise SchemaTooCostly(grammar.refusal) from None
@@ -276,48 +209,75 @@ class WorkerProcess:
                 raise TooCostly(why)
         raise Overloaded("the workers that prepared the request were killed or stopped")
 
-    async def _answer(self, process: asyncio.subprocess.Process, message: FromWorker) -> Answer:
+    async def _answer(self, process: asyncio.subprocess.Process, job: Job) -> Answer:
         """The worker's answer, when it has asked what it had to ask."""
+        message = await _ask(process, job)
         if isinstance(message, Grammar):
-            answer = self._grammars.begin(message.digest)
+            answer = self._grammars.begin(message.digest, any_grammar=self._any_grammar)
             if answer.verdict == "yes":
                 self._grammar = message
+            used = _cpu_seconds(process.pid)
+            digest = message.digest
             message = await _ask(process, answer)
-            self._compiled(is_costly=False)
+            if self._grammar is not None:
+                self._grammar = None
+                self._grammars.end(digest, seconds=_cpu_seconds(process.pid) - used)
         assert not isinstance(message, Grammar), "a request has one grammar"
         return message
 
-    def _compiled(self, *, is_costly: bool | None) -> None:
-        """The process compiles nothing any more."""
+    async def _lost(self, process: asyncio.subprocess.Process) -> bool:
+        """The process has ended. Whether over its request: then its grammar takes too much."""
+        with suppress(TimeoutError):  # how it ended is told behind the end of its pipe
+            await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
         grammar = self._grammar
         self._grammar = None
-        if grammar is not None:
-            self._grammars.end(grammar.digest, is_costly=is_costly)
+        await self._end()
+        is_costly = process.returncode not in _OTHERS_SIGNALS
+        if grammar is not None and is_costly:
+            log.warning("a worker was ended over a grammar", status=process.returncode)
+            self._grammars.end(grammar.digest, seconds=None)
+        elif grammar is not None:
+            self._grammars.leave(grammar.digest)
+        return is_costly
 
     async def recover(self) -> None:
-        """After a cancelled `run`: the worker is free again when this returns.
+        """After a cancelled `run`, or StillCompiling: the worker is free again when this returns.
 
-        A start is not waited for here: the next request waits for it as the first one would have.
+        What a grammar takes is found to the end, which processor time bounds: who asks for it again
+        does not pay for it again. A start is not waited for here: the next request waits for it as
+        the first one would have.
         """
         process = self._process
-        if process is None or not self._is_asked:
+        asked = self._asked
+        if process is None or asked is None:
             return
         try:
-            async with asyncio.timeout(GIVE_UP_SECONDS):
-                await self._answer(process, await _receive(process))
-            self._is_asked = False
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GIVE_UP_SECONDS):
+                    await asyncio.shield(asked)
+            if not asked.done() and self._grammar is not None:
+                async with asyncio.timeout(self._start.compile_seconds):
+                    await asyncio.shield(asked)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._lost(process)
+        except TimeoutError:
+            log.error("a worker was ended in the midst of a grammar", status=process.returncode)
+        if not asked.done():
             await self._end()
-        finally:
-            self._compiled(is_costly=None)
+        self._asked = None
 
     async def close(self) -> None:
+        """End the process; no other one starts."""
+        self._is_closed = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self._end()
 
     async def ready(self) -> asyncio.subprocess.Process:
+        """Its process, when it has started. Raises NotReady."""
+        if self._is_closed:
+            raise NotReady("the engine ends")
         if self._starting is None:
             if self._process is not None and self._process.returncode is None:
                 return self._process
@@ -342,6 +302,8 @@ class WorkerProcess:
                     "TOKENIZERS_PARALLELISM": "false",
                 },
             )
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, _niceness())
             async with asyncio.timeout(START_SECONDS):
                 await _ask(process, self._start)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
@@ -358,11 +320,19 @@ class WorkerProcess:
     async def _end(self) -> None:
         process = self._process
         self._process = None
-        self._is_asked = False
+        self._asked = None
+        if self._grammar is not None:
+            self._grammars.leave(self._grammar.digest)
+            self._grammar = None
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _niceness() -> int:
+    """Of a worker: already while it starts, since whoever costs workers costs starts."""
+    return min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -392,16 +362,21 @@ async def _receive(process: asyncio.subprocess.Process) -> FromWorker:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """`compiles` where a grammar is known to wait for its turn."""
+    """`digest` is that of a grammar that is known to wait for its turn."""
 
     scope: str
     num_bytes: int
     granted: asyncio.Future[WorkerProcess]
-    compiles: bool = False
+    digest: bytes | None = None
 
 
 class PreparePool:
-    """`new_worker` is called for up to `max_workers`, each time that all others are busy.
+    """`new_worker` is called for up to `max_workers`, each time that a request waits for one.
+
+    The last of them, which is `new_last`'s, takes only what is short: no body of more than
+    SHORT_BYTES, no grammar that may take long, and nothing of a scope that another worker works
+    for. So no number of long requests, of however many scopes, holds all workers. With one worker
+    there is no such last one.
 
     A request waits for a worker for `wait_seconds` at most; a scope has `max_waiting` waiting.
     `days` are there if the template writes the date and a session's prefix keeps its own.
@@ -414,6 +389,7 @@ class PreparePool:
         max_workers: int,
         max_waiting: int,
         wait_seconds: float,
+        new_last: Callable[[], WorkerProcess] | None = None,
         days: SessionDays | None = None,
         grammars: Grammars | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -422,15 +398,21 @@ class PreparePool:
         self._monotonic = monotonic
         self._loads = ScopeLoads()
         self._new_worker = new_worker
-        self._max_workers = max_workers
+        self._new_last = new_last or new_worker
+        # Of those for all requests.
+        self._most = max(max_workers - 1, 1)
+        self._has_last = max_workers > 1
         self._max_waiting = max_waiting
         self._wait_seconds = wait_seconds
         self._days = days
+        self._is_closed = False
         # In the order of their turns; no line is empty.
         self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._running: Counter[str] = Counter()
         self._waiting_bytes: Counter[str] = Counter()
         self._idle: list[tuple[WorkerProcess, str]] = []
+        self._last: WorkerProcess | None = None
+        self._is_last_busy = False
         self._workers: list[WorkerProcess] = []
         self._recovering: set[asyncio.Task[None]] = set()
 
@@ -440,35 +422,40 @@ class PreparePool:
         for _ in range(MAX_TRIES):
             if not isinstance(answer, Postponed):
                 break
-            answer = await self._run(kind, body, scope, compiles=True)
+            answer = await self._run(kind, body, scope, answer.digest)
         if isinstance(answer, Postponed):
-            raise Overloaded("no worker was free to compile the request's grammar")
+            raise PreparationFull("no worker was free to compile the request's grammar")
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
         if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:
             self._days.note(scope, answer.dated, answer.own_seconds)
         return answer
 
-    async def _run(self, kind: Kind, body: bytes, scope: str, *, compiles: bool = False) -> Answer:
+    async def _run(
+        self, kind: Kind, body: bytes, scope: str, digest: bytes | None = None
+    ) -> Answer:
         granted = asyncio.get_running_loop().create_future()
-        job = _Job(scope, len(body), granted, compiles)
+        job = _Job(scope, len(body), granted, digest)
         worker = await self._wait(job)
         days = None if self._days is None else self._days.known(scope)
         is_free = True
         try:
             return await worker.run(kind, body, days)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, StillCompiling):
             is_free = False
             recovering = self._later(worker.recover())
             recovering.add_done_callback(lambda _: self._give_back(worker, scope))
             raise
         except TooCostly:
             # The scope has the worker until another process has started.
+            self._grant()
             is_free = False
             starting = self._later(_started(worker))
             starting.add_done_callback(lambda _: self._give_back(worker, scope))
             raise
         finally:
+            if self._grammars is not None and digest is not None:
+                self._grammars.end_reservation(digest)
             if is_free:
                 self._give_back(worker, scope)
 
@@ -479,16 +466,26 @@ class PreparePool:
         return task
 
     async def warm(self) -> None:
-        """Start one worker, so that no prompt of a ready engine waits for all of a start."""
+        """Start the last worker and one other, so that no prompt of a ready engine waits for all of
+        a start."""
         worker = self._new_worker()
         self._workers.append(worker)
-        await _started(worker)
+        starting = [_started(worker)]
+        if self._has_last:
+            starting.append(_started(self._last_worker()))
+        await asyncio.gather(*starting)
         self._idle.append((worker, ""))
         self._grant()
 
+    def _last_worker(self) -> WorkerProcess:
+        if self._last is None:
+            self._last = self._new_last()
+            self._workers.append(self._last)
+        return self._last
+
     async def close(self) -> None:
         """End all workers; what runs or waits fails."""
-        self._max_workers = 0
+        self._is_closed = True
         for worker in self._workers:
             await worker.close()
 
@@ -502,62 +499,91 @@ class PreparePool:
         # A body that is larger than the bounds waits where nothing else does.
         is_full = is_full and of_all > job.num_bytes
         if is_full or len(self._lines.get(scope, ())) >= self._max_waiting:
-            raise Overloaded("too many requests of one scope wait to be prepared")
+            raise PreparationFull("too many requests of one scope wait to be prepared")
         self._lines.setdefault(scope, deque()).append(job)
         waiting[scope] = of_scope
+        if self._grammars is not None:
+            self._grammars.num_waiting += job.digest is not None
         self._grant()
         try:
             async with asyncio.timeout(self._wait_seconds):
                 return await asyncio.shield(job.granted)
         except (asyncio.CancelledError, TimeoutError) as error:
             if job.granted.done():
+                if self._grammars is not None and job.digest is not None:
+                    self._grammars.end_reservation(job.digest)
                 self._give_back(job.granted.result(), scope)
             else:
                 self._take_out(job)
             if isinstance(error, TimeoutError):
-                raise Overloaded("no worker was free to prepare the request") from None
+                raise PreparationFull("no worker was free to prepare the request") from None
             raise
 
     def _grant(self) -> None:
         """Give free workers to those whose turn it is."""
-        most = max(self._max_workers - 1, 1)
-        now = self._monotonic()
-        may_compile = self._grammars is None or self._grammars.has_room
         while True:
-            has_slow_room = self._loads.num_slow(now) < most
-            allowed = (
-                scope
-                for scope, line in self._lines.items()
-                if self._running[scope] < most
-                and (may_compile or not line[0].compiles)
-                and (has_slow_room or not self._loads.is_slow(scope, now))
-            )
-            scope = next(allowed, None)
-            if scope is None or not (self._idle or len(self._workers) < self._max_workers):
+            job = self._next_job()
+            if job is None:
                 return
-            if self._idle:
-                # Preferably one that has this scope's tokenized text in its cache.
-                mine = [i for i, (_, last) in enumerate(self._idle) if last == scope]
-                worker = self._idle.pop(mine[-1] if mine else 0)[0]
-            else:
-                worker = self._new_worker()
-                self._workers.append(worker)
-            job = self._lines[scope][0]
+            scope = job.scope
+            worker = self._worker_for(job)
             self._take_out(job)
             if scope in self._lines:
                 self._lines.move_to_end(scope)
             self._running[scope] += 1
-            self._loads.begin(scope, now)
-            may_compile = may_compile and not job.compiles  # it asks for its room in a moment
+            self._loads.begin(scope, self._monotonic())
+            if self._grammars is not None and job.digest is not None:
+                self._grammars.reserve(job.digest)
             job.granted.set_result(worker)
-            num_started = len(self._workers)
-            if not self._idle and num_started == most < self._max_workers:
-                # The last worker starts before anybody waits for it.
-                self._later(self.warm())
+
+    def _next_job(self) -> _Job | None:
+        """The first whose turn it is, of those that a free worker may take."""
+        if self._is_closed:
+            return None
+        now = self._monotonic()
+        has_slow_room = self._loads.num_slow(now) < self._most
+        for scope, line in self._lines.items():
+            job = line[0]
+            if self._running[scope] >= self._most or not self._has_worker_for(job):
+                continue
+            if not has_slow_room and self._loads.is_slow(scope, now):
+                continue
+            if self._grammars is None or job.digest is None or self._grammars.may_begin(job.digest):
+                return job
+        return None
+
+    @property
+    def _may_start(self) -> bool:
+        """Whether there may be another worker that takes all requests."""
+        num_started = len(self._workers) - (self._last is not None)
+        return num_started < self._most
+
+    def _has_worker_for(self, job: _Job) -> bool:
+        return bool(self._idle) or self._may_start or self._suits_last(job)
+
+    def _suits_last(self, job: _Job) -> bool:
+        is_short = job.num_bytes <= SHORT_BYTES and job.digest is None
+        is_free = self._has_last and not self._is_last_busy
+        return is_free and is_short and not self._running[job.scope]
+
+    def _worker_for(self, job: _Job) -> WorkerProcess:
+        if self._idle:
+            # Preferably one that has this scope's tokenized text in its cache.
+            mine = [i for i, (_, scope) in enumerate(self._idle) if scope == job.scope]
+            return self._idle.pop(mine[-1] if mine else 0)[0]
+        is_last_warm = self._last is not None
+        if self._suits_last(job) and (is_last_warm or not self._may_start):
+            self._is_last_busy = True
+            return self._last_worker()
+        worker = self._new_worker()
+        self._workers.append(worker)
+        return worker
 
     def _take_out(self, job: _Job) -> None:
         line = self._lines[job.scope]
         line.remove(job)
+        if self._grammars is not None:
+            self._grammars.num_waiting -= job.digest is not None
         self._waiting_bytes[job.scope] -= job.num_bytes
         if not line:
             del self._lines[job.scope], self._waiting_bytes[job.scope]
@@ -567,7 +593,10 @@ class PreparePool:
         self._running[scope] -= 1
         if not self._running[scope]:
             del self._running[scope]
-        self._idle.append((worker, scope))
+        if worker is self._last:
+            self._is_last_busy = False
+        else:
+            self._idle.append((worker, scope))
         self._grant()
 
 
@@ -591,11 +620,14 @@ def new_pool(
         memory_bytes=MEMORY_BYTES,
         seconds=PREPARE_SECONDS,
         grammar_seconds=GRAMMAR_SECONDS,
+        compile_seconds=COMPILE_SECONDS,
     )
     max_workers = min((os.cpu_count() or 1) + 1, MAX_WORKERS)
-    grammars = Grammars(max_workers - 1)
+    # Neither do grammars that may take long hold all of those that take long requests.
+    grammars = Grammars(max(max_workers - 2, 1))
     return PreparePool(
         partial(WorkerProcess, start, grammars),
+        new_last=partial(WorkerProcess, start, grammars, any_grammar=False),
         max_workers=max_workers,
         max_waiting=settings.max_waiting,
         wait_seconds=WAIT_SECONDS,

@@ -13,6 +13,7 @@ LENGTH_BYTES = 4
 Kind = Literal["generate", "count"]
 GENERATE: Kind = "generate"
 COUNT: Kind = "count"
+Verdict = Literal["yes", "costly", "later"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """The first message to a worker. `memory_bytes` is what it may allocate beyond its start.
 
     A worker that works on one request for longer than `seconds` ends itself. So does one whose
-    grammar takes more than `grammar_seconds` of processor time: no other way ends a compilation.
+    grammar takes more than `grammar_seconds` of processor time: no other way ends a compilation. On
+    the wall a compilation has `compile_seconds`.
     """
 
     spec: WorkerSpec
@@ -44,6 +46,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     memory_bytes: int
     seconds: float
     grammar_seconds: float
+    compile_seconds: float
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -69,11 +72,13 @@ class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
 class MayCompile(msgspec.Struct, frozen=True, tag="may_compile"):
     """The answer to `Grammar`: go on, it is known to take too much, or not on this worker now."""
 
-    verdict: Literal["yes", "costly", "later"]
+    verdict: Verdict
 
 
 class Postponed(msgspec.Struct, frozen=True, tag="postponed"):
-    """The request is to come again when another worker may compile."""
+    """The request is to come again when another worker may compile the grammar of this digest."""
+
+    digest: bytes
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):

@@ -356,7 +356,11 @@ _SEGMENTS: dict[type[Part], SegmentKind] = {
 
 
 class PostponedError(Exception):
-    """A grammar is not to be compiled now."""
+    """The grammar of this digest is not to be compiled now."""
+
+    def __init__(self, digest: bytes) -> None:
+        super().__init__(digest)
+        self.digest = digest
 
 
 class Preparer:
@@ -392,8 +396,8 @@ class Preparer:
                 token_ids = pack(rendered.token_ids) if images else b""
                 return Counted(reply=reply, images=images, token_ids=token_ids)
             return self._generate(decoded(job.body, GenerateRequest), job.days)
-        except PostponedError:
-            return Postponed()
+        except PostponedError as postponed:
+            return Postponed(postponed.digest)
         except RecursionError:
             error: EngineError = InvalidRequest("prompt: nested too deeply")
         except MemoryError:

@@ -32,11 +32,6 @@ from engine.backends.prepare.prepared import (
 from engine.backends.prepare.preparer import PostponedError, Preparer
 from engine.errors import SchemaTooCostly
 
-NICENESS = 5
-"""A long prompt takes a third of the processor that a step of the engine takes beside it.
-
-A short one still runs at once: Linux lets a process that slept go before one that computes.
-"""
 _message = msgspec.msgpack.Decoder[ToWorker](ToWorker)
 _UNLIMITED_STACK = 2 * 2**20
 """A thread's stack where `ulimit -s` is unlimited."""
@@ -49,12 +44,14 @@ class CompileLimit:
     """Ends this process by SIGPROF where a grammar takes more processor time than it may.
 
     The library compiles in one call, which neither an exception nor a thread can end. The engine,
-    which is asked first, reads the signal from the process's status and remembers the grammar.
+    which is asked first, reads the signal from the process's status and remembers the grammar. The
+    time on the wall is the engine's matter: where others take the processor it says nothing.
     """
 
     source: BinaryIO
     target: BinaryIO
     seconds: float
+    wall_seconds: float
 
     @contextmanager
     def compiling(self, grammar: Grammar) -> Iterator[None]:
@@ -67,7 +64,8 @@ class CompileLimit:
         if answer.verdict == "costly":
             raise SchemaTooCostly(grammar.refusal)
         if answer.verdict == "later":
-            raise PostponedError
+            raise PostponedError(grammar.digest)
+        signal.alarm(int(self.wall_seconds) + _SPARE_SECONDS)
         signal.setitimer(signal.ITIMER_PROF, self.seconds)
         try:
             yield
@@ -84,11 +82,10 @@ def main() -> int:
     # session: Linux shares a processor between sessions first, and only then by niceness. uvloop
     # can't start a process in a group of its own.
     os.setpgid(0, 0)
-    os.nice(NICENESS)
     start = _read(source)
     if not isinstance(start, Start):
         return 1
-    limit = CompileLimit(source, target, start.grammar_seconds)
+    limit = CompileLimit(source, target, start.grammar_seconds, start.compile_seconds)
     preparer = Preparer(
         new_renderer(start.spec), start.description, limit.compiling, start.grammar_seconds
     )

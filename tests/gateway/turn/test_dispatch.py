@@ -169,6 +169,26 @@ def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -
     assert pair.engine("engine-1")["breaker"] == "closed"
 
 
+def test_an_engine_that_puts_a_turn_off_takes_others_meanwhile(tmp_path: Path) -> None:
+    """A workspace whose schemas waited to be compiled made an engine look full to everybody."""
+    with serving(tmp_path) as pair:
+        pair.second.refusal = ErrorReply("not_ready", "it starts")
+        pair.first.refusal = ErrorReply("overloaded", "no worker was free", only_this=True)
+        pair.first.refuses = b"put off"
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(pair.ask, "put off")
+            eventually(lambda: len(pair.first.refused) > 1)
+            pair.first.refused.clear()
+            for number in range(100):
+                assert pair.ask(f"q{number}").status_code == 200
+                if pair.first.refused:
+                    break
+            assert number > 0
+            pair.first.refusal = None
+            assert asked.result(180).status_code == 200
+        assert pair.engine("engine-0")["breaker"] == "closed"
+
+
 def test_what_the_prompt_is_to_blame_for_and_what_began_is_not_tried_elsewhere(pair: Pair) -> None:
     for reply in (
         ErrorReply("prompt_too_long", "200 tokens > 100"),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from engine.backends.local import LocalBackend
-from engine.backends.prepare.pool import ScopeLoads
-from engine.errors import SchemaTooCostly, TooCostly, rebuilt
+from engine.backends.prepare.loads import Grammars, ScopeLoads
+from engine.backends.prepare.prepared import MayCompile, Verdict
+from engine.errors import PreparationFull, SchemaTooCostly, TooCostly, rebuilt
 from engine.protocol import Done, GenerateRequest, Started, Tool, ToolChoice
 from tests.engine.backends.local import SCOPE, prompt, request, serving
 from tests.faults.attacks import costly_schema
@@ -85,6 +86,44 @@ async def test_a_costly_schema_is_refused_by_field_and_bound_and_found_once(
     assert time.monotonic() - began < SECONDS
     # What one scope found says nothing to another.
     assert await refused(engine, request(scope="c" * 32, **given)) == message
+
+
+async def test_where_others_take_the_processor_a_costly_schema_is_still_found_once() -> None:
+    """The wall's end came first, and forgot the schema: 16 seconds, and `503`, each time."""
+    bounds = {"GRAMMAR_SECONDS": SECONDS, "PREPARE_SECONDS": 0.2}
+    async with serving(described={"capabilities": CAPABILITIES}, bounds=bounds) as engine:
+        with pytest.raises(PreparationFull):
+            await engine.open(held_to(COSTLY))
+        # Who asks again meanwhile compiles nothing, and waits until it is known.
+        message = await refused(engine, held_to(COSTLY))
+        assert "takes more than 1 seconds of processor time" in message
+        began = time.monotonic()
+        assert await refused(engine, held_to(COSTLY)) == message
+        assert time.monotonic() - began < SECONDS
+
+
+async def test_a_schema_whose_client_leaves_is_found_once_too(
+    engine: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was forgotten, so that each try cost its time, and a worker's start."""
+    verdicts = list[Verdict]()
+    begin = Grammars.begin
+
+    def begun(grammars: Grammars, digest: bytes, *, any_grammar: bool) -> MayCompile:
+        answer = begin(grammars, digest, any_grammar=any_grammar)
+        verdicts.append(answer.verdict)
+        return answer
+
+    monkeypatch.setattr(Grammars, "begin", begun)
+    schema = costly_schema(random.Random(4))
+    opening = asyncio.create_task(engine.open(held_to(schema)))
+    async with asyncio.timeout(180):
+        while "yes" not in verdicts:
+            await asyncio.sleep(0.01)
+    opening.cancel()
+    await asyncio.wait([opening])
+    await refused(engine, held_to(schema))
+    assert verdicts.count("yes") == 1
 
 
 async def test_strict_tools_that_cost_too_much_are_not_held_and_the_turn_is_served(

@@ -178,6 +178,29 @@ async def test_workers_have_a_group_of_their_own_and_those_that_die_at_rest_are_
     await finish(engine, request())
 
 
+async def test_long_requests_of_fresh_scopes_never_hold_the_last_worker() -> None:
+    """They compile nothing, and no scope was slow yet: two of them held all workers."""
+    long = WORDS * 200_000
+    async with backend() as engine:
+        held = [
+            asyncio.create_task(engine.count(CountRequest(letter * 32, prompt(long))))
+            for letter in "cdefghij"
+        ]
+        await asyncio.sleep(0.1)
+        for _ in range(5):
+            await engine.count(counting("hello"))
+            assert not any(task.done() for task in held)
+        for task in held:
+            task.cancel()
+        await asyncio.wait(held)
+        await finish(engine, request())
+
+
+async def test_an_engine_that_is_ready_has_its_last_worker() -> None:
+    async with backend() as engine:
+        assert len([worker for worker in workers(engine) if worker._process is not None]) == 2
+
+
 async def test_a_cancelled_count_stops_its_worker(engine: LocalBackend) -> None:
     await finish(engine, request())
     count = asyncio.ensure_future(engine.count(counting(WORDS * 300_000)))
