@@ -52,7 +52,8 @@ def draw(view: View, chosen: Selection) -> None:
     parts.section("Adapters", rows, "adapters", told)
     rows = technique_table(engines)
     refused = sum(row["Allowed"] == "no" for row in rows)
-    told = f"{refused} of {len(rows)} are too far from exact."
+    num_unknown = sum(row["Allowed"] == UNKNOWN for row in rows)
+    told = f"{refused} of {len(rows) - num_unknown} are too far from exact."
     parts.section("Approximate entries", rows, "techniques", told)
     # What of the engine protocol holds: an engine in front of another server keeps less.
     rows = promise_table(engines)
@@ -167,9 +168,23 @@ def adapter_table(found: Sequence[EngineReport]) -> list[Row]:
     ]
 
 
+UNKNOWN = "not known yet"
+
+
 def technique_table(found: Sequence[EngineReport]) -> list[Row]:
-    """How far from exact each approximation was at the load of each engine."""
-    return [
+    """How far from exact each engine measured each approximation, and which measure still."""
+    measuring = [
+        {
+            "Engine": engine.name,
+            "Technique": "being measured",
+            "KL (nats)": None,
+            "Same next token": formats.percent(None),
+            "Allowed": UNKNOWN,
+        }
+        for engine in found
+        if engine.description is not None and engine.description.is_measuring
+    ]
+    return measuring + [
         {
             "Engine": engine.name,
             "Technique": one.name,

@@ -1,7 +1,9 @@
 """What an engine can do of approximate prompts, and what a request asks of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from engine.approximate.copying import Compressor
 from engine.approximate.kinds import LEAST_KEPT, Sibling, new_compression
@@ -14,9 +16,9 @@ from engine.approximate.prompt import (
     with_documents,
 )
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
-from engine.errors import FieldRefused
+from engine.errors import FieldRefused, Overloaded
 from engine.protocol import KEEP_FIELD, SIBLING_FIELD, Breakpoint, Document, GenerateRequest
-from engine.protocol.reports import Technique, why_refused
+from engine.protocol.reports import STILL_MEASURING, Description, Technique, why_refused
 from engine.sizing import blocks_for
 
 
@@ -51,14 +53,51 @@ class Approximations:
     sibling: Sibling | None = None
     # What was measured. It says what may be asked for.
     techniques: Sequence[Technique] = ()
+    # What is still measured: a technique where one is done, and None after each part before.
+    gate: Iterator[Technique | None] | None = None
+    _measured: list[Technique] = field(default_factory=list)
+
+    @property
+    def is_measuring(self) -> bool:
+        return self.gate is not None
+
+    def measure_part(self) -> bool:
+        """Do a bounded part of the measuring. False where nothing is left of it.
+
+        All techniques are told at once: what may be asked for is decided by the next lower one.
+        """
+        if self.gate is None:
+            return False
+        try:
+            technique = next(self.gate)
+        except StopIteration:
+            self.techniques = [*self._measured, *self.techniques]
+            self.gate = None
+            return False
+        if technique is not None:
+            self._measured.append(technique)
+        return True
+
+    def told(self, description: Description) -> Description:
+        """The description with what is measured now."""
+        if not self.techniques and not self.is_measuring:
+            return description
+        # What is read second is never older than what is read first.
+        is_measuring = self.is_measuring
+        return structs.replace(
+            description, is_measuring=is_measuring, techniques=list(self.techniques)
+        )
 
     def prompt_of(self, asked: Asked, cache: PrefixCache) -> ApproximatePrompt:
-        """The prompt of a request that asks for any. Raise FieldRefused."""
+        """The prompt of a request that asks for any. Raise FieldRefused, and Overloaded while what
+        decides is being measured."""
         points = asked.request.breakpoints
         kept = [point for point in points if point.keep is not None]
         borrowing = [point for point in points if point.sibling]
         if borrowing:
             return self._of_sibling(asked, cache, borrowing, is_alone=not kept)
+        if self.is_measuring:
+            raise Overloaded(STILL_MEASURING)
         if asked.request.documents:
             if kept:
                 raise FieldRefused(KEEP_FIELD, "not beside a block from anywhere")

@@ -252,7 +252,8 @@ class EngineBackend:
     # Reports.
 
     def describe(self) -> Description:
-        return self._adapters.told(self._ready().description)
+        loaded = self._ready()
+        return loaded.approximate.told(self._adapters.told(loaded.description))
 
     def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]:
         self._ready()

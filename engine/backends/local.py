@@ -3,14 +3,18 @@
 Native and synthetic engines are this one. They differ only in the parts that they load.
 """
 
+import asyncio
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import date
 from functools import partial
 
+from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Parts, Progress, on_event_loop
 from engine.backends.contract import EngineBackend, Loaded
+from engine.backends.measuring import measure_behind
 from engine.backends.prepare.pool import new_pool
 from engine.backends.reports import Count, cells_of, holdings_of, pool_stats
 from engine.backends.storing import new_memory
@@ -38,6 +42,7 @@ class LocalBackend(EngineBackend):
         super().__init__(settings, clock, on_crash, today)
         self._load_parts = load_parts
         self._scheduler: Scheduler | None = None
+        self._measuring: Future[None] | None = None
 
     def load(self, progress: Progress) -> None:
         parts = self._load_parts(self._settings, progress)
@@ -92,6 +97,29 @@ class LocalBackend(EngineBackend):
                 parts.approximate,
             )
         )
+        if parts.approximate.is_measuring:
+            self._measure(loop, parts.approximate, scheduler)
+
+    def _measure(self, loop: EngineLoop, approximate: Approximations, scheduler: Scheduler) -> None:
+        """Begin to measure, behind what is served. An error ends the engine, as one of the load
+        does."""
+
+        async def call(function: Callable[[], float | None]) -> float | None:
+            return await asyncio.wrap_future(loop.call(function))
+
+        def note_end(measuring: "Future[None]") -> None:
+            error = None if measuring.cancelled() else measuring.exception()
+            if error is not None:
+                self._on_crash(error)
+
+        work = measure_behind(approximate, call, lambda: scheduler.has_work)
+        self._measuring = asyncio.run_coroutine_threadsafe(work, self._event_loop)
+        self._measuring.add_done_callback(note_end)
+
+    async def stop(self) -> None:
+        if self._measuring is not None:
+            self._measuring.cancel()
+        await super().stop()
 
     async def stats(self) -> Stats:
         def look(loaded: Loaded) -> Stats:

@@ -20,7 +20,7 @@ from engine.compute.runner import TorchRunner
 from engine.compute.scorers import REPEAT, REPEAT_PART
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
-from engine.protocol.reports import Description, Technique
+from engine.protocol.reports import Description
 from engine.settings import Settings
 from engine.text.files import read_json, recommended
 from engine.text.renderer import ChatRenderer
@@ -74,20 +74,15 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     worker = chat_worker(settings)
     renderer = chat_renderer(worker)
     approximate = Approximations()
-    techniques: list[Technique] = []
     if settings.approximate:
         check_compressible(loaded)
         phrases = told_by(renderer)
         compressor = KvCompressor(runner, phrases, find_turns(loaded))
         approximate.compressor = compressor
-        for technique in measure(loaded, phrases, compressor.turns):
-            progress("measuring approximations", 0.96)
-            techniques.append(technique)
+        approximate.gate = measure(loaded, phrases, compressor.turns)
     facts = store_facts(loaded, renderer, settings.block_size) if settings.store else None
     if settings.sibling and facts is not None:
-        approximate.sibling, measured_before = read_sibling(settings.sibling, facts)
-        techniques += measured_before
-    approximate.techniques = techniques
+        approximate.sibling, approximate.techniques = read_sibling(settings.sibling, facts)
     return Parts(
         runner=runner,
         renderer=renderer,
@@ -101,7 +96,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         state_blocks=state_blocks,
         adapters=_adapters(settings, runner, renderer),
         approximate=approximate,
-        description=_description(settings, loaded, renderer, num_blocks, techniques),
+        description=_description(settings, loaded, renderer, num_blocks),
     )
 
 
@@ -133,7 +128,6 @@ def _description(
     loaded: LoadedModel,
     renderer: ChatRenderer,
     num_blocks: int,
-    techniques: list[Technique],
 ) -> Description:
     layout = loaded.layout
     more: dict[Capability, bool] = {
@@ -168,6 +162,5 @@ def _description(
         default_sampling=recommended(read_json(settings.model, "generation_config.json")),
         max_running=settings.max_running,
         longest_token_bytes=longest_token_bytes(renderer.tokenizer),
-        techniques=techniques,
         identity=identity_of(settings.model, renderer),
     )

@@ -1,12 +1,12 @@
 """How far approximate answers are from exact ones, on texts of the model's own.
 
-Measured at the load, before anybody is served: the model writes a few texts, the beginning of each
-is compressed, or two parts of it are computed apart and placed elsewhere. The rest is computed
-behind that and behind the whole.
+The model writes a few texts, the beginning of each is compressed, or two parts of it are computed
+apart and placed elsewhere. The rest is computed behind that and behind the whole. It is done in
+bounded parts, beside a model that serves.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -42,72 +42,126 @@ class _Text:
     spare: list[BlockId]
 
 
-def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Technique]:
-    """All techniques, one after the other. The memory is taken for this alone."""
+def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Technique | None]:
+    """All techniques, one after the other. None tells that a part of the work for one is done.
+
+    The memory is taken for this alone.
+    """
     prefix = min(PREFIX_TOKENS, loaded.max_context_tokens // 2) // _BLOCK_SIZE * _BLOCK_SIZE
     rest = min(REST_TOKENS, prefix)
     size = (prefix + rest) // _BLOCK_SIZE + 1
     runner = loaded.runner(2 * size * NUM_TEXTS, _BLOCK_SIZE)
-    compressor = KvCompressor(runner, told, turns)
-    texts = [
-        _Text([], [*range(begin, begin + size)], [*range(begin + size, begin + 2 * size)])
-        for begin in map(BlockId, range(0, 2 * size * NUM_TEXTS, 2 * size))
-    ]
-    begin = loaded.model.config.bos_token_id
-    for text in texts:
-        text.tokens.append(TokenId(begin if isinstance(begin, int) else 0))
-    for place in range(prefix + rest - 1):
-        drawn = runner.execute(
-            [
-                Work(
-                    token_ids=text.tokens[-1:],
-                    start=place,
-                    block_table=text.blocks,
-                    sample=SampleParams(temperature=1, top_p=1, top_k=0, seed=seed),
+    gate = _Gate(
+        runner=runner,
+        compressor=KvCompressor(runner, told, turns),
+        texts=_new_texts(loaded, size),
+        prefix=prefix,
+    )
+    yield from gate.write_texts(rest)
+    yield from gate.compressed()
+    if turns is not None:
+        yield from gate.placed()
+
+
+def _new_texts(loaded: LoadedModel, size: int) -> list[_Text]:
+    """Texts of one token, each with `size` blocks and as many spare ones."""
+    first = loaded.model.config.bos_token_id
+    token = TokenId(first if isinstance(first, int) else 0)
+    texts: list[_Text] = []
+    for number in range(NUM_TEXTS):
+        begin = 2 * size * number
+        blocks = [BlockId(block) for block in range(begin, begin + 2 * size)]
+        texts.append(_Text([token], blocks[:size], blocks[size:]))
+    return texts
+
+
+@dataclass(kw_only=True)
+class _Gate:
+    """One model's measuring. Each part gives None, and each technique its figures."""
+
+    runner: TorchRunner
+    compressor: KvCompressor
+    texts: list[_Text]
+    # So many tokens of each text are compressed, or have documents in them.
+    prefix: int
+    # The log-probabilities behind the whole of each text.
+    exact: list[torch.Tensor] = field(default_factory=list)
+
+    def write_texts(self, rest: int) -> Iterator[None]:
+        """Have the model write the prefixes and `rest` tokens more."""
+        for place in range(self.prefix + rest - 1):
+            drawn = self.runner.execute(
+                [
+                    Work(
+                        token_ids=text.tokens[-1:],
+                        start=place,
+                        block_table=text.blocks,
+                        sample=SampleParams(temperature=1, top_p=1, top_k=0, seed=seed),
+                    )
+                    for seed, text in enumerate(self.texts)
+                ]
+            )
+            for text, token in zip(self.texts, drawn, strict=True):
+                assert token is not None
+                text.tokens.append(token)
+            yield
+        for text in self.texts:
+            self.exact.append(self._behind(text, text.blocks, self.prefix))
+            yield
+
+    def compressed(self) -> Iterator[Technique | None]:
+        for scorer in SCORERS:
+            for keep in KEEPS:
+                kept = aligned(int(self.prefix * keep), _BLOCK_SIZE)
+                how = Compression(scorer, keep, self.prefix, kept)
+                found: list[torch.Tensor] = []
+                for text in self.texts:
+                    move = Move([(0, kept)], text.blocks, text.spare)
+                    for _ in self.compressor.compress(how, text.tokens, move):
+                        yield None
+                    found.append(self._behind(text, text.spare, kept))
+                    yield None
+                yield compared(scorer, keep, self.exact, found)
+
+    def placed(self) -> Iterator[Technique | None]:
+        """Comes last: the exact texts' blocks are written to."""
+        half = self.prefix * 5 // 8
+        spans = [(self.prefix // 4, half), (half, self.prefix)]
+        tables = []
+        for text in self.texts:
+            middle = len(text.blocks) // 2
+            apart = [text.blocks[:middle], text.blocks[middle:]]
+            compute_apart(self.runner, text.tokens, spans, apart)
+            tables.append(apart)
+            yield None
+        for recompute in RECOMPUTES:
+            found: list[torch.Tensor] = []
+            for text, apart in zip(self.texts, tables, strict=True):
+                yield from standing(
+                    self.runner,
+                    self.compressor,
+                    text.tokens,
+                    spans,
+                    apart,
+                    text.spare,
+                    recompute,
                 )
-                for seed, text in enumerate(texts)
-            ]
-        )
-        for text, token in zip(texts, drawn, strict=True):
-            assert token is not None
-            text.tokens.append(token)
+                found.append(self._behind(text, text.spare, self.prefix))
+                yield None
+            yield compared("blocks", recompute, self.exact, found)
 
-    def behind(text: _Text, blocks: list[BlockId], start: int) -> torch.Tensor:
+    def _behind(self, text: _Text, blocks: list[BlockId], start: int) -> torch.Tensor:
         """The log-probabilities (rest, vocabulary) behind each token of the rest."""
-        own = text.tokens[prefix:]
-        greedy = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
-        cut = prefix - start
+        own = text.tokens[self.prefix :]
         work = Work(
-            token_ids=own, start=start, block_table=blocks, sample=greedy, draft=own[1:], cut=cut
+            token_ids=own,
+            start=start,
+            block_table=blocks,
+            sample=SampleParams(temperature=0, top_p=1, top_k=0, seed=0),
+            draft=own[1:],
+            cut=self.prefix - start,
         )
-        return runner.logits([work]).float().log_softmax(-1)
-
-    exact = [behind(text, text.blocks, prefix) for text in texts]
-    for scorer in SCORERS:
-        for keep in KEEPS:
-            kept = aligned(int(prefix * keep), _BLOCK_SIZE)
-            how = Compression(scorer, keep, prefix, kept)
-            found = []
-            for text in texts:
-                move = Move([(0, kept)], text.blocks, text.spare)
-                for _ in compressor.compress(how, text.tokens, move):
-                    pass
-                found.append(behind(text, text.spare, kept))
-            yield compared(scorer, keep, exact, found)
-    if turns is None:
-        return
-    half = prefix * 5 // 8
-    spans = [(prefix // 4, half), (half, prefix)]
-    tables = [[text.blocks[: size // 2], text.blocks[size // 2 :]] for text in texts]
-    for text, apart in zip(texts, tables, strict=True):
-        # The exact texts are measured: their blocks may be written to.
-        compute_apart(runner, text.tokens, spans, apart)
-    for recompute in RECOMPUTES:
-        found = []
-        for text, apart in zip(texts, tables, strict=True):
-            stand(runner, compressor, text.tokens, spans, apart, text.spare, recompute)
-            found.append(behind(text, text.spare, prefix))
-        yield compared("blocks", recompute, exact, found)
+        return self.runner.logits([work]).float().log_softmax(-1)
 
 
 def compute_apart(
@@ -131,9 +185,24 @@ def stand(
     targets: Sequence[int],
     recompute: int | float,
 ) -> None:
-    """Compute a prompt up to its last document's end, with documents copied to where they stand."""
+    """Do all parts of `standing`."""
+    for _ in standing(runner, compressor, tokens, spans, apart, targets, recompute):
+        pass
+
+
+def standing(
+    runner: TorchRunner,
+    compressor: KvCompressor,
+    tokens: Sequence[TokenId],
+    spans: Sequence[tuple[int, int]],
+    apart: Sequence[Sequence[int]],
+    targets: Sequence[int],
+    recompute: int | float,
+) -> Iterator[None]:
+    """Compute a prompt up to its last document's end, with documents copied to where they stand, in
+    parts."""
     asked = Document(0, recompute=recompute)
-    documents = list[Blend]()
+    documents: list[Blend] = []
     for (start, end), blocks in zip(spans, apart, strict=True):
         num = min(asked.num_recomputed(end - start), end - start)
         documents.append(Blend(start, end, num, blocks, []))
@@ -141,18 +210,19 @@ def stand(
     copied = set[int]()
     if isinstance(recompute, float):
         for _ in compressor.choose(tokens, [(0, end)], documents, targets):
-            pass
-    for one in documents:
-        again = one.chosen or range(one.start, one.start + one.num)
-        move = Move([(one.start, one.end)], one.blocks, targets)
-        for _ in compressor.place(one.start - 1, move):
-            pass
-        copied.update(set(range(one.start, one.end)).difference(again))
-    works = list[Work]()
+            yield
+    for document in documents:
+        again = document.chosen or range(document.start, document.start + document.num)
+        move = Move([(document.start, document.end)], document.blocks, targets)
+        for _ in compressor.place(document.start - 1, move):
+            yield
+        copied.update(set(range(document.start, document.end)).difference(again))
+    works: list[Work] = []
     position = 0
     while position < end:
         stop = next((place for place in range(position, end) if place in copied), end)
-        if own := tokens[position:stop]:
+        own = tokens[position:stop]
+        if own:
             works.append(Work(token_ids=own, start=position, block_table=targets))
         position = stop + 1
     runner.execute(works)

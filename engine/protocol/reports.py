@@ -52,8 +52,8 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Technique(msgspec.Struct, frozen=True, kw_only=True):
-    """How far approximate answers are from exact ones, measured at the load on texts that the model
-    itself wrote.
+    """How far approximate answers are from exact ones, measured on texts that the model itself
+    wrote.
 
     They are answers behind a prefix of which a scorer keeps the part `parameter`, or behind
     documents (`blocks`) of which that many first tokens, or that share, are computed where they
@@ -72,6 +72,12 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return f"{self.method} at {self.parameter}"
+
+
+STILL_MEASURING = (
+    "this engine still measures how far approximate answers are from exact ones: it answers exact"
+    " requests meanwhile"
+)
 
 
 def why_refused(
@@ -126,7 +132,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
     shares a store with the others of its model. Requests may carry a `record` where it
     `keeps_records`. `techniques` are the approximations that were measured; none where they
-    are off, or the engine can't. `identity` says which model stands behind the name `model`.
+    are off, or the engine can't. While an engine `is_measuring` those of its own are not known yet.
+    `identity` says which model stands behind the name `model`.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -155,6 +162,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
     techniques: list[Technique] = []
+    is_measuring: bool = False
     identity: ModelIdentity = ModelIdentity()
     protocol_version: int = PROTOCOL_VERSION
 

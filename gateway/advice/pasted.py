@@ -29,7 +29,8 @@ from gateway.dialects.responses.lower import prepare
 from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
-from gateway.prompt.plan import MarkersBroken, Plan
+from gateway.prompt.plan import Plan
+from gateway.prompt.slots import MarkersBroken
 from gateway.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
 
 PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]

@@ -241,6 +241,10 @@ class PutOff(Overloaded):
 class NoEngineReady(Overloaded, default="no engine is ready for this model"): ...
 
 
+class StillMeasuring(Overloaded):
+    """An engine does not know yet whether it may answer approximately as it is asked to."""
+
+
 class NotServed(
     Overloaded, default="the connection to the engine was lost before the answer began"
 ):

@@ -22,6 +22,7 @@ import msgspec
 from engine.protocol import (
     MAX_BREAKPOINTS,
     TTLS,
+    Document,
     Message,
     Part,
     Prompt,
@@ -37,18 +38,18 @@ from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
 from gateway.dialects.bodies import check_json
+from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import (
-    KEEP_HEADER,
-    Keep,
     Plan,
-    Slot,
     make_plan,
     mark_latest,
 )
+from gateway.prompt.slots import Slot
+from gateway.prompt.wish import Keep
 
 NATIVE_TTL: Ttl = "30m"
 NATIVE_LOOKBACK = 80
@@ -132,7 +133,7 @@ class Lowering:
         scope = self.asked.principal.scope
         adapter = self.asked.model.weights
         if self.asked.keep is not None:
-            self.check_approximate(KEEP_HEADER)
+            self.check_approximate(HEADER)
         plan = make_plan(prompt, slots, automatic, scope, policy, adapter, self.asked.keep)
         if self.images.found:
             plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
@@ -219,8 +220,8 @@ class Lowering:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
         if native is not None and not ttls:
             self.mark_native(path, native)
-        placed = kept[0].placed(ttls[0]) if kept else None
-        if placed is not None:
+        wish = kept[0].wish(ttls[0]) if kept else None
+        if isinstance(wish, Document):
             ttls = []  # it marks the block, not the prompt up to its end
         self.slots.append(
             Slot(
@@ -229,8 +230,7 @@ class Lowering:
                 num_markers=len(ttls) if self.counts_nested else min(len(ttls), 1),
                 can_carry=can_carry and not is_absent,
                 is_absent=is_absent,
-                keep=kept[0].kept if kept else None,
-                placed=placed,
+                approximate=wish,
             )
         )
 

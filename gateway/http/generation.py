@@ -23,9 +23,10 @@ from gateway.http.bodies import brought_in
 from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import origin_of
 from gateway.http.services import services_of
+from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.images import ImagesNamed
-from gateway.prompt.plan import KEEP_HEADER, Keep
+from gateway.prompt.wish import Keep
 from gateway.turn.state import Accepted, Arrived, Whole
 from gateway.turn.turn import TurnEvents
 
@@ -36,7 +37,7 @@ EventT = TypeVar("EventT")
 WholeT = TypeVar("WholeT")
 WriterT = TypeVar("WriterT", bound=Writer[Any, Any])
 
-_KEEP_HEADER = KEEP_HEADER.encode()
+_KEEP_HEADER = HEADER.encode()
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _encode = msgspec.json.Encoder().encode
 
@@ -76,19 +77,20 @@ def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep |
     if not values:
         return None
     if not is_taken:
-        raise InvalidRequest(f"{KEEP_HEADER}: not here; `cache_control.holdfast` of a block asks")
+        raise InvalidRequest(f"{HEADER}: not here; `cache_control.holdfast` of a block asks")
     fields = [field.partition("=") for field in "; ".join(values).split(";")]
     named = {name.strip(): value.strip() for name, _, value in fields}
     try:
         if len(named) < len(fields):
-            raise InvalidRequest(f"{KEEP_HEADER}: a field is there twice")
+            raise InvalidRequest(f"{HEADER}: a field is there twice")
         wanted = msgspec.convert(named, Approximate, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{KEEP_HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
-    wanted.check(KEEP_HEADER)
-    if wanted.kept is None:
-        raise InvalidRequest(f"{KEEP_HEADER}: a `block` has a marker of its own")
-    return wanted.kept
+        raise InvalidRequest(f"{HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
+    wanted.check(HEADER)
+    wish = wanted.wish("5m")
+    if not isinstance(wish, Keep):
+        raise InvalidRequest(f"{HEADER}: a `block` has a marker of its own")
+    return wish
 
 
 async def prepared(
@@ -144,7 +146,7 @@ async def begun(
     assert isinstance(accepted, Accepted)
     approximate = ask.plan.approximate
     if approximate is not None:  # an engine that can't has refused it
-        request.scope["state"]["approximate"] = approximate
+        request.scope["state"]["approximate"] = approximate.header
     return events, make_writer(accepted.turn_id, accepted.findings)
 
 

@@ -35,7 +35,7 @@ from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
-from gateway.prompt.plan import Keep
+from gateway.prompt.wish import Keep
 from gateway.routing.fleet import Fleet
 from gateway.routing.history import LoadHistory
 from gateway.turn.contents import KeptResponses

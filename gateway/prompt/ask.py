@@ -188,13 +188,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             sampling = msgspec.structs.replace(sampling, logprobs=None)
         if "own_template" not in capabilities:
             sampling = msgspec.structs.replace(sampling, top_k=None)
+        approximate = self.plan.approximate
         return GenerateRequest(
             request_id=request_id,
             scope=self.principal.scope,
             prompt=self.plan.prompt,
             sampling=sampling,
             breakpoints=self.plan.breakpoints,
-            documents=self.plan.documents,
+            documents=[] if approximate is None else approximate.documents,
             names=self.plan.names,
             # A manual clock stands still while this one goes on: no time has passed on it.
             age_seconds=0.0 if "manual_clock" in capabilities else max(0.0, now - self.arrived),

@@ -7,23 +7,18 @@ step that grows with the *depth*, the characters of text before (`_STEPS`). A ch
 which the scope begins, covers the headers and a digest (XXH3 of 128 bits, seeded by the scope) of
 each piece of text between two such places. Who does not know the scope, a secret, can't tell a text
 by its name.
-
-A document that stands anywhere has a name besides, which covers the scope and its text alone.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
 from engine.protocol import (
     IMAGE_REFERENCE,
     MAX_NAMES,
-    Breakpoint,
-    Document,
     Name,
     Prompt,
     Role,
@@ -60,7 +55,7 @@ MAX_STEP = 8192
 _LEAST_STEP = 1024
 _STEPS = ((16_384, _LEAST_STEP), (32_768, 2048), (65_536, 4096))
 _FRONT_NAMES = 64
-_DIGEST_BYTES = 8
+DIGEST_BYTES = 8
 PATCH_PIXELS = 28 * 28
 """About so many pixels of an image are a token, and four bytes of a prompt."""
 _encode = msgspec.json.Encoder().encode
@@ -93,35 +88,38 @@ _HEADER = b"\x01"
 _SEGMENT_END = b"\x02"
 _TEXT_DIGEST = b"\x03"
 _ADAPTER = b"\x04"
-_KEEP = b"\x05"
-_DOCUMENT = b"\x06"
-_SIBLING = b"\x07"
+
+
+class Salts(NamedTuple):
+    """What the chain takes in besides, by segment, each behind a byte of its own, above 4."""
+
+    # In front of the segment.
+    before: Mapping[int, bytes] = {}
+    # At its end.
+    behind: Mapping[int, bytes] = {}
+
+
+_NO_SALTS = Salts()
 
 
 def find_prefixes(
     prompt: Prompt,
     scope: str,
     adapter: AdapterInfo | None = None,
-    kept: Breakpoint | None = None,
-    documents: Sequence[Document] = (),
+    salts: Salts = _NO_SALTS,
 ) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first.
 
     A name covers what the keys and values of its prefix depend on. An `adapter`'s weights are in
-    the chain from the segment in which it begins to act. What is `kept` of a prefix is in the chain
-    behind the segment that is marked so. A document is in the chain from its beginning. That a
-    sibling's entry may be read is in it from the first segment.
+    the chain from the segment in which it begins to act, and so are the `salts`.
     """
     adapter_begins = _begin_of(adapter, prompt)
-    recomputed = {document.segment: document.recompute for document in documents}
     # An image's share of the bytes, beside its reference. The engine alone knows tokens.
     image_bytes = {
         image.id: 4 * image.width * image.height // PATCH_PIXELS for image in prompt.images
     }
-    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
+    chain = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
-    if kept is not None and kept.sibling:
-        chain.update(_SIBLING)
     prefixes: list[Prefix] = []
     num_bytes = 0
     depth = 0
@@ -133,8 +131,8 @@ def find_prefixes(
         pending = _HEADER + b"%d:%b" % (len(header), header)
         if adapter is not None and number == adapter_begins:
             pending = _ADAPTER + bytes.fromhex(adapter.digest) + pending
-        if number in recomputed:
-            pending = _DOCUMENT + b"%a" % recomputed[number] + pending
+        if number in salts.before:
+            pending = salts.before[number] + pending
         num_bytes += len(header)
         text = segment.text
         if image_bytes:
@@ -154,8 +152,8 @@ def find_prefixes(
                 prefixes.append(Prefix(Name(chain.hexdigest(), number, end), num_bytes))
             start = end
         depth += length
-        if kept is not None and kept.keep is not None and number == kept.segment:
-            pending += _KEEP + f"{kept.scorer} {kept.keep}".encode()
+        if number in salts.behind:
+            pending += salts.behind[number]
         chain.update(pending + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), number), num_bytes))
     return prefixes
@@ -173,28 +171,6 @@ def _begin_of(adapter: AdapterInfo | None, prompt: Prompt) -> int | None:
         number for number, segment in enumerate(segments_of(prompt)) if invocation in segment.text
     ]
     return max(invoking, default=None)
-
-
-def name_documents(
-    prompt: Prompt, scope: str, documents: Sequence[Document], prefixes: Sequence[Prefix]
-) -> tuple[list[Document], list[tuple[int, int]]]:
-    """The documents with their names, and where in the bytes of the prompt's content each stands.
-
-    `prefixes` are all of the prompt's.
-    """
-    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"document")
-    ends = {name.segment: num_bytes for name, num_bytes in prefixes if name.characters is None}
-    texts = [segment.text.encode() for segment in segments_of(prompt)] if documents else []
-    named: list[Document] = []
-    places: list[tuple[int, int]] = []
-    for document in documents:
-        text = texts[document.segment]
-        digest = chain.copy()
-        digest.update(text)
-        named.append(replace(document, name=digest.hexdigest()))
-        end = ends[document.segment]
-        places.append((end - len(text), end))
-    return named, places
 
 
 def trim_names(

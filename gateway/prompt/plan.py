@@ -8,26 +8,17 @@ order.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from sys import maxsize
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from engine.protocol import (
-    DEFAULT_SCORER,
     IMAGE_REFERENCE,
-    KEEP_FIELD,
     MAX_BREAKPOINTS,
-    MAX_DOCUMENTS,
     MAX_NAMES,
-    SIBLING_FIELD,
     Breakpoint,
-    Document,
-    Method,
     Name,
     Prompt,
-    Scorer,
     TextPart,
     ToolResultPart,
     Ttl,
@@ -36,6 +27,7 @@ from engine.protocol import (
 from engine.protocol.reports import AdapterInfo
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
+from gateway.prompt.approximate import Approximate, approximate_of, with_header, with_wishes
 from gateway.prompt.fingerprint import Fingerprint, few_of, kinds_at, points_of
 from gateway.prompt.names import (
     CALL,
@@ -43,53 +35,19 @@ from gateway.prompt.names import (
     RESULT,
     Prefix,
     find_prefixes,
-    name_documents,
     trim_names,
 )
 from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
+from gateway.prompt.slots import MarkersBroken, Slot
+from gateway.prompt.wish import Keep
 
 _ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
     " blocks are processed in the following order: `tools`, `system`, `messages`."
 )
-KEEP_HEADER = "holdfast-approximate"
-"""Of a request whose client can put nothing into a marker."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
-_ASKED = re.compile(rf"{KEEP_FIELD}|{SIBLING_FIELD}|documents\[(\d{{1,6}})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
-
-
-class Keep(NamedTuple):
-    """What is kept of a marked prefix, and who chooses it, or that a sibling's entry may be read
-    in its place."""
-
-    part: float | None
-    scorer: Scorer = DEFAULT_SCORER
-    sibling: bool = False
-
-    def asked_at(self, point: Breakpoint) -> Breakpoint:
-        # What a client says of a prefix is a mark, also where the gateway added the breakpoint.
-        return replace(point, keep=self.part, scorer=self.scorer, sibling=self.sibling, hold=True)
-
-
-class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment's place in the request, and the marker on it.
-
-    `is_absent`: the block is kept out of the prompt and makes no segment.
-    """
-
-    path: str
-    marker: Ttl | None = None
-    num_markers: int = 0
-    can_carry: bool = True
-    is_absent: bool = False
-    keep: Keep | None = None
-    placed: Document | None = None
-
-
-class MarkersBroken(InvalidRequest):
-    """There are too many markers, or they stand in a wrong order."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,29 +71,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lookback_to: int | None = None
     # Where in the request each of the prompt's images stands first, by its id.
     image_paths: Mapping[str, str] = {}
-    # Whether the header says what is kept.
-    has_header: bool = False
-    # The documents, and where in the bytes of the content each begins and ends.
-    documents: list[Document] = []
-    document_bytes: list[tuple[int, int]] = []
-
-    @property
-    def approximate(self) -> str | None:
-        """What the answer's header says of it."""
-        if self.documents:
-            recomputed = sorted({document.recompute for document in self.documents})
-            return f"blocks; recompute={','.join(map(str, recomputed))}"
-        point = self.asking
-        if point is None:
-            return None
-        if point.sibling:
-            return "sibling=true"
-        return f"keep={point.keep:g}; scorer={point.scorer}"
-
-    @property
-    def asking(self) -> Breakpoint | None:
-        """The breakpoint of whose prefix a part is kept, or a sibling's entry may be read."""
-        return next((point for point in self.breakpoints if point.is_approximate), None)
+    # What of it may be no exact answer; None where all is exact.
+    approximate: Approximate | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -168,36 +105,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             texts = [IMAGE_REFERENCE.sub("", text) for text in texts]
         return sum(len(text.strip().encode()) for text in texts)
 
-    @property
-    def approximations(self) -> list[tuple[str, Method, float]]:
-        """What may be no exact answer, each with where the request says so and its parameter: what
-        is kept of a prefix, that it may be a sibling's, or the documents in order."""
-        point = self.asking
-        if point is not None:
-            path = f"{self.slots[point.segment].path}.cache_control.holdfast"
-            path = f"{path}.{'sibling' if point.sibling else 'keep'}"
-            where = KEEP_HEADER if self.has_header else path
-            if point.keep is None:
-                return [(where, "sibling", maxsize)]
-            return [(where, point.scorer, point.keep)]
-        placed = (
-            (self.slots[document.segment].path, document.recompute) for document in self.documents
-        )
-        return [(f"{path}.cache_control.holdfast.block", "blocks", part) for path, part in placed]
-
     def in_request(self, message: str) -> str:
         """An engine's message about a tool, by the tool's number in the client's list, or about an
-        image, a document or what is kept of a prefix, by its place.
+        image or what is to be approximate, by its place.
 
         The prompt has fewer tools where some are left out.
         """
         reference = IMAGE_REFERENCE.match(message)
         if reference is not None:
             return self.image_paths.get(reference[1], "messages") + message[reference.end() :]
-        method_match = _ASKED.match(message)
-        approximations = self.approximations
-        if method_match is not None and (number := int(method_match[1] or 0)) < len(approximations):
-            return approximations[number][0] + message[method_match.end() :]
+        if self.approximate is not None and self.approximate.is_meant(message):
+            return self.approximate.in_request(message)
         said = _TOOL.match(message)
         if said is None or int(said[1]) >= len(self.prompt.tools):
             return message
@@ -267,27 +185,33 @@ def make_plan(
     scope: str,
     policy: AutoCache | None = None,
     adapter: AdapterInfo | None = None,
-    keep: Keep | None = None,
+    wish: Keep | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers of the `given` slots break a rule; `automatic` marks
     the last one.
 
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
-    is the one that answers. `keep` is the header's.
+    is the one that answers. `wish` is the header's.
     """
     slots = [slot for slot in slots_given if not slot.is_absent]
     breakpoints = _on_segments(find_breakpoints(slots_given, automatic), slots_given)
     num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
-    if keep is not None:
-        breakpoints = _with_header(keep, breakpoints, len(prompt.tools) + len(prompt.system))
-    kept = next((point for point in breakpoints if point.is_approximate), None)
-    documents = _documents_of(slots, kept)
-    prefixes = find_prefixes(prompt, scope, adapter, kept, documents)
-    marked = {point.segment for point in breakpoints}
-    named = trim_names(_held_by(kept, prefixes), marked, MAX_NAMES - len(documents))
-    documents, places = name_documents(prompt, scope, documents, prefixes)
+    if wish is not None:
+        num_head = len(prompt.tools) + len(prompt.system)
+        breakpoints = with_header(wish, breakpoints, num_head)
+    approximate = approximate_of(slots, breakpoints, has_header=wish is not None)
+    if approximate is None:
+        prefixes = find_prefixes(prompt, scope, adapter)
+        held = prefixes
+        most = MAX_NAMES
+    else:
+        prefixes = find_prefixes(prompt, scope, adapter, approximate.salts)
+        held = [prefix for prefix in prefixes if approximate.can_hold(prefix)]
+        most = MAX_NAMES - approximate.num_names
+        approximate = approximate.with_names(prompt, scope, prefixes)
+    named = trim_names(held, {point.segment for point in breakpoints}, most)
     return Plan(
         prompt=prompt,
         slots=slots,
@@ -296,11 +220,9 @@ def make_plan(
         name_bytes=[prefix.num_bytes for prefix in named],
         prefixes=prefixes,
         automatic=policy if len(breakpoints) > num_given else None,
-        documents=documents,
-        document_bytes=places,
         kinds=kinds_of(prompt),
         sketch=sketch_of(prompt, scope),
-        has_header=keep is not None,
+        approximate=approximate,
     )
 
 
@@ -319,52 +241,6 @@ def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Br
     return list(moved.values())
 
 
-def _with_header(keep: Keep, breakpoints: Sequence[Breakpoint], num_head: int) -> list[Breakpoint]:
-    """The header's wish on one breakpoint: the last of the `num_head` segments of tools and system
-    prompt, or the first of all where none is there.
-
-    Those behind it move as a conversation grows: an entry that ends at one would be read by no
-    later turn. Raise InvalidRequest where there is nothing to ask it of.
-    """
-    if any(point.is_approximate for point in breakpoints):
-        raise InvalidRequest(f"{KEEP_HEADER}: a marker of the request says already what is kept")
-    if not breakpoints:
-        raise InvalidRequest(f"{KEEP_HEADER}: nothing of this request is marked")
-    heads = [n for n, point in enumerate(breakpoints) if point.segment < num_head]
-    place = max(heads, default=0)
-    points = list(breakpoints)
-    points[place] = keep.asked_at(points[place])
-    return points
-
-
-def _documents_of(slots: Sequence[Slot], kept: Breakpoint | None) -> list[Document]:
-    """The documents without their names. Raise MarkersBroken where they break a rule."""
-    documents: list[Document] = []
-    for segment, slot in enumerate(slots):
-        if slot.placed is None:
-            continue
-        where = f"{slot.path}.cache_control.holdfast.block"
-        if kept is not None:
-            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
-        if len(documents) == MAX_DOCUMENTS:
-            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
-        documents.append(replace(slot.placed, segment=segment))
-    return documents
-
-
-def _held_by(kept: Breakpoint | None, prefixes: list[Prefix]) -> list[Prefix]:
-    """The prefixes that an engine can hold: one that compresses a prefix holds nothing in front of
-    its end."""
-    if kept is None or kept.sibling:
-        return prefixes
-    end = kept.segment
-    return [
-        prefix
-        for prefix in prefixes
-        if prefix.name.segment >= end + (prefix.name.characters is not None)
-    ]
-
-
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
     """Return the breakpoints in prompt order, or raise for the first broken rule."""
     number = sum(slot.num_markers for slot in slots) + (automatic is not None)
@@ -377,15 +253,8 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     for (_, _, before), (_, slot, ttl) in pairwise(marked):
         if outlives(ttl, before):
             raise MarkersBroken(f"{slot.path}.cache_control.ttl: {_ORDER}")
-    kept = [slot for slot in slots if slot.keep is not None]
-    if len(kept) > 1:
-        raise MarkersBroken(
-            f"{kept[1].path}.cache_control.holdfast: one marker of a request may have it"
-        )
-    breakpoints = [
-        Breakpoint(index, ttl) if slot.keep is None else slot.keep.asked_at(Breakpoint(index, ttl))
-        for index, slot, ttl in marked
-    ]
+    breakpoints = [Breakpoint(index, ttl) for index, _, ttl in marked]
+    breakpoints = with_wishes(breakpoints, slots)
     if automatic is None:
         return breakpoints
     target = find_target(slots)

@@ -12,6 +12,7 @@ role `prefill` has no answers beside it: it writes what the prompt's breakpoints
 that the engines share, and the answering engine reads that (`prefill_elsewhere`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from engine.protocol import Started
-from engine.protocol.reports import Description, why_refused
-from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady
+from engine.protocol.reports import STILL_MEASURING, Description, why_refused
+from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady, StillMeasuring
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
 from gateway.routing.held import NOTHING, STALE_SECONDS, Copied, Coverage, Ends, Holdings
@@ -333,7 +334,16 @@ def kind_of(description: Description | None) -> str:
         return ""
     about = description.model, description.role, str(description.upstream)
     adapters = [adapter.digest for adapter in description.adapters if not adapter.is_leaving]
-    return "\n".join([*about, *sorted(description.capabilities), *sorted(adapters)])
+    measured = [f"{one.name} {one.is_allowed}" for one in description.techniques]
+    return "\n".join(
+        [
+            *about,
+            *sorted(description.capabilities),
+            *sorted(adapters),
+            *sorted(measured),
+            str(description.is_measuring),
+        ]
+    )
 
 
 class TokenRates:
@@ -362,21 +372,24 @@ class Router:
         self, ask: Ask, ready: Sequence[EngineT], now: float, tried: Collection[str] = ()
     ) -> Route[EngineT]:
         """Choose the cheapest engine that can serve the turn, without those with URLs in `tried`.
-        Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all."""
+        Raise NoEngineReady if none is left, InvalidRequest if none can serve it at all, and
+        StillMeasuring if one may be able to soon."""
         # By kind: why such engines can't serve it, or None; engines of other models are not here.
-        verdicts: dict[str, InvalidRequest | None] = {}
+        verdicts: dict[str, InvalidRequest | StillMeasuring | None] = {}
         for kind, engine_of_kind in {engine.kind: engine for engine in ready}.items():
             if engine_of_kind.description and ask.model.is_served_at(engine_of_kind.description):
                 try:
                     check_capabilities(ask, engine_of_kind.description)
                     verdicts[kind] = None
-                except InvalidRequest as error:
+                except (InvalidRequest, StillMeasuring) as error:
                     verdicts[kind] = error
         serving = [engine for engine in ready if engine.kind in verdicts]
         left = [e for e in serving if not e.is_draining and e.url not in tried]
         able = [engine for engine in left if verdicts[engine.kind] is None]
         if not able:
-            refusals = (verdicts[engine.kind] for engine in left)
+            refusals = [verdicts[engine.kind] for engine in left]
+            # What may be served soon is no client's fault.
+            refusals.sort(key=lambda refusal: not isinstance(refusal, StillMeasuring))
             raise next((refusal for refusal in refusals if refusal is not None), NoEngineReady())
         # If every breaker is open, trying is better than refusing.
         taking = [e for e in able if e.breaker.open_until is None or e.breaker.allows(now)] or able
@@ -400,11 +413,13 @@ class Router:
         digests = [name.digest for name in ask.plan.names]
         rate = self.rates.of(engine.description.model)
         documents = list[Copied]()
-        for document, (begin, end) in zip(ask.plan.documents, ask.plan.document_bytes, strict=True):
-            start = -int(-begin * rate // 1)
-            behind = -int(-end * rate // 1)
-            copied = start + document.num_recomputed(behind - start)
-            documents.append(Copied(document.name, copied, behind))
+        if ask.plan.approximate is not None:
+            places = ask.plan.approximate.document_bytes
+            for document, (begin, end) in zip(ask.plan.approximate.documents, places, strict=True):
+                start = math.ceil(begin * rate)
+                behind = math.ceil(end * rate)
+                copied = start + document.num_recomputed(behind - start)
+                documents.append(Copied(document.name, copied, behind))
         ends = Ends(digests, ask.plan.name_bytes, rate, documents)
         key = ask.routing_key
         affinity = None if key is None else f"{ask.principal.scope} {key}"
@@ -423,7 +438,8 @@ def likely_holders(route: Route[EngineT], ready: Iterable[EngineT]) -> list[Engi
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:
-    """Raise InvalidRequest that names the first thing that this engine can't do."""
+    """Raise InvalidRequest that names the first thing that this engine can't do, or StillMeasuring
+    where it does not know yet whether it may."""
     can = description.capabilities
     mode = ask.tool_choice.mode
     if ask.plan.prompt.images and "images" not in can:
@@ -444,11 +460,15 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
     # Of many documents each number of recomputed tokens is looked up once.
-    paths = {(method, part): path for path, method, part in reversed(ask.plan.approximations)}
+    asked = [] if ask.plan.approximate is None else ask.plan.approximate.asked
+    paths = {(asking.method, asking.parameter): asking.path for asking in reversed(asked)}
     for (method, parameter), path in paths.items():
         why = why_refused(description.techniques, method, parameter)
-        if why:
-            raise InvalidRequest(f"{path}: {why}")
+        if why is None:
+            continue
+        if description.is_measuring and method != "sibling":
+            raise StillMeasuring(f"{path}: {STILL_MEASURING}")
+        raise InvalidRequest(f"{path}: {why}")
     if description.upstream is not None and "own_template" not in can:
         # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
         prompt = ask.plan.prompt

@@ -18,6 +18,7 @@ from dashboard.ui.filters import RANGES, Selection, first_range
 from dashboard.ui.parts import as_csv, plain
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
+from dashboard.views.fleet import technique_table
 from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
 from dashboard.views.requests import turn_amounts, turn_facts
@@ -25,11 +26,11 @@ from dashboard.views.savings import saved_over_time
 from dashboard.views.why import verdict
 from engine.protocol import MissReason
 from gateway.prompt.fingerprint import DivergenceKind
-from gateway.structs.fleet import About
+from gateway.structs.fleet import About, EngineReport
 from gateway.structs.usage import Bucket, Turn, TurnDivergence, Usage
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
 from tests.dashboard.ledgers import turn as row_of
-from tests.dashboard.live_answers import made
+from tests.dashboard.live_answers import engine_now, made
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
 
@@ -399,3 +400,19 @@ def test_amounts_are_amounts_and_facts_are_not() -> None:
     assert withheld["Cost"] == "not delivered: nothing is charged"
     assert withheld["Net saved"] is None
     assert withheld["Output (tokens)"] == 7
+
+
+def test_an_engine_that_still_measures_is_no_engine_that_allows_or_refuses() -> None:
+    reports = []
+    for number, is_measuring in enumerate((True, False)):
+        engine = engine_now(True, f"engine-{number}")
+        engine["description"]["is_measuring"] = is_measuring
+        if not is_measuring:
+            row = {"method": "kvzip", "parameter": 0.5, "kl": 0.1, "agreement": 0.9}
+            engine["description"]["techniques"] = [row | {"tokens": 9, "is_allowed": True}]
+        reports.append(msgspec.convert(engine, EngineReport))
+    rows = technique_table(reports)
+    assert [(row["Engine"], row["KL (nats)"], row["Allowed"]) for row in rows] == [
+        ("engine-0", None, "not known yet"),
+        ("engine-1", 0.1, "yes"),
+    ]

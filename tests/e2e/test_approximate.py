@@ -79,21 +79,36 @@ def stored(tmp_path: Path) -> Iterator[tuple[Fleet, Asking]]:
         yield fleet, Asking(fleet.gateway.url)
 
 
+def wait_until_measured(fleet: Fleet) -> None:
+    """Wait until the gateways know what may be asked for."""
+
+    def is_known() -> bool:
+        return not any(
+            engine["description"]["is_measuring"]
+            for gateway in fleet.gateways
+            for engine in gateway.get("engines")
+        )
+
+    eventually(is_known, seconds=240)
+
+
 def restart(fleet: Fleet) -> None:
     """Kill the engine once all is stored."""
     eventually(lambda: all(e.is_stored for e in fleet.told("entries", list[EntryInfo])))
     fleet.kill()
     fleet.restart()
     eventually(fleet.all_ready)
+    wait_until_measured(fleet)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: Path) -> None:
     keep, question = {"keep": 0.5}, "What does line 7 say?"
     with stored(tmp_path) as (fleet, asking):
         path = "system.0.cache_control.holdfast"
         assert path in refused(asking.marked(question, keep))
         asking.allow()
+        check_the_start(fleet, asking, question, keep)
         assert "holdfast.keep: Input" in refused(asking.marked(question, {"keep": 0.05}))
         too_little = refused(asking.marked(question, {"keep": 0.1}, text="A short text. " * 20))
         assert too_little.startswith(f"{path}.keep: ") and "at least 64" in too_little
@@ -169,6 +184,17 @@ def check_the_header(asking: Asking, question: str, num_tokens: int, content: An
         assert answer.usage and answer.usage.input_tokens_details.cached_tokens >= num_tokens
 
 
+def check_the_start(fleet: Fleet, asking: Asking, question: str, keep: dict[str, Any]) -> None:
+    """An engine that is ready answers exact turns. It measures behind them, and says so."""
+    early = asking.marked(question, keep, text="Nobody needs this. " * 60)
+    assert early.status_code == 529 and int(early.headers["retry-after"]) > 0
+    error = early.json()["error"]
+    assert error["type"] == "overloaded_error" and "still measures how far" in error["message"]
+    assert asking.read(question, text="Nobody needs that. " * 60)["usage"]["output_tokens"]
+    assert fleet.told("describe", Description).is_measuring
+    wait_until_measured(fleet)
+
+
 def check_the_gate(fleet: Fleet, asking: Asking) -> None:
     """What the engine measured is told, and what is too far from exact is refused by its number."""
     techniques = fleet.told("describe", Description).techniques
@@ -180,7 +206,7 @@ def check_the_gate(fleet: Fleet, asking: Asking) -> None:
     assert "cache_control.holdfast.keep" in message and f"{worst.kl:.2f}" in message
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_engine_that_does_not_compress_refuses(tmp_path: Path) -> None:
     with running_fleet(tmp_path, 1, 1, {"ENGINE_MIN_CACHE_TOKENS": "32"}) as fleet:
         asking = Asking(fleet.gateway.url, model="synthetic")
@@ -217,13 +243,14 @@ def history_of(results: list[str | None]) -> list[dict[str, Any]]:
     return messages
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -> None:
     with stored(tmp_path) as (fleet, asking):
         a, b, c = DOCUMENTS
         path = "messages.0.content.0.cache_control.holdfast"
         assert path in refused(asking.said(asking_of(a)))
         asking.allow()
+        wait_until_measured(fleet)
         both = {"type": "ephemeral", "holdfast": {"block": "anywhere", "keep": 0.5}}
         assert f"{path}: must have" in refused(asking.said(asking_of(a, marker=both)))
         short = {"type": "text", "text": "Short.", "cache_control": ANYWHERE}

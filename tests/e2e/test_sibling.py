@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.protocol.reports import Description, EntryInfo
 from scripts.stack import ROOT
 from tests.e2e.fleet import Fleet, running_fleet
-from tests.e2e.test_approximate import Asking, refused
+from tests.e2e.test_approximate import Asking, refused, wait_until_measured
 from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.serving import eventually, metric
 
@@ -64,6 +64,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     own = [{"ENGINE_MODEL": str(tmp_path / "own"), **reads}]
     own.append({"ENGINE_MODEL": str(tmp_path / "theirs")})
     with running_fleet(tmp_path, 2, 1, settings, backend="native", own=own) as running:
+        wait_until_measured(running)
         yield running
 
 

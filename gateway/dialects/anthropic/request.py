@@ -24,7 +24,7 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of
-from gateway.prompt.plan import Keep
+from gateway.prompt.wish import Keep, Wish
 
 Ttl = Literal["5m", "1h"]
 
@@ -51,17 +51,10 @@ class Approximate(Strict):
         if (self.scorer and self.keep is None) or (self.recompute is not None and not self.block):
             raise InvalidRequest(f"{where}: `scorer` is for `keep`, `recompute` for `block`")
 
-    @property
-    def kept(self) -> Keep | None:
-        """What is kept of the prefix, or read in its place."""
-        if self.block is not None:
-            return None
-        return Keep(self.keep, self.scorer or DEFAULT_SCORER, bool(self.sibling))
-
-    def placed(self, ttl: Ttl) -> protocol.Document | None:
-        """The block, held for so long."""
+    def wish(self, ttl: Ttl) -> Wish:
+        """What is kept of the prefix, or read in its place; or the block, held for so long."""
         if self.block is None:
-            return None
+            return Keep(self.keep, self.scorer or DEFAULT_SCORER, bool(self.sibling))
         recompute = DEFAULT_RECOMPUTE if self.recompute is None else self.recompute
         return protocol.Document(0, ttl, recompute)
 

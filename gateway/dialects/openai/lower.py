@@ -37,7 +37,8 @@ from gateway.dialects.lowering import (
 from gateway.dialects.openai import request as wire
 from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.plan import Plan, Slot, make_plan
+from gateway.prompt.plan import Plan, make_plan
+from gateway.prompt.slots import Slot
 
 _MAX_TOKEN_DIGITS = 9
 
@@ -117,7 +118,7 @@ def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) 
     scope = context.principal.scope
     adapter = context.model.weights
     plan = make_plan(
-        Prompt([], text=prompt), slots, None, scope, adapter=adapter, keep=context.keep
+        Prompt([], text=prompt), slots, None, scope, adapter=adapter, wish=context.keep
     )
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
+from engine.approximate.asking import Approximations
 from engine.backends import local
 from engine.backends.base import Parts
 from engine.backends.local import LocalBackend
@@ -98,9 +99,14 @@ async def serving(
     described: dict[str, Any] | None = None,
     bounds: dict[str, Any] | None = None,
     today: Any = date.today,
+    approximate: Approximations | None = None,
+    crashes: list[BaseException] | None = None,
     **given: Any,
 ) -> AsyncIterator[LocalBackend]:
-    """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's."""
+    """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's.
+
+    Where `crashes` are given it may crash.
+    """
     values = {"secret": "s" * 16, "model": DEMO_MODEL, **given}
     settings = Settings.model_validate(values)
     runner = SyntheticRunner(
@@ -113,10 +119,12 @@ async def serving(
         step_tokens=4096,
         block_bytes=1,
         worker=chat_worker(settings),
+        approximate=approximate or Approximations(),
     )
-    crashes: list[BaseException] = []
+    unforeseen: list[BaseException] = []
+    on_crash = (unforeseen if crashes is None else crashes).append
     clock = ManualClock()
-    made = LocalBackend(settings, clock, lambda *_: parts, crashes.append, today)
+    made = LocalBackend(settings, clock, lambda *_: parts, on_crash, today)
     seconds = {"PREPARE_SECONDS": 60.0, "WAIT_SECONDS": 60.0, **(bounds or {})}
     new_pool = local.new_pool if renderer is None else thread_pool
     with patch.multiple(pool, **seconds), patch.object(local, "new_pool", new_pool):
@@ -125,4 +133,4 @@ async def serving(
         yield made
     finally:
         await made.stop()
-    assert not crashes
+    assert not unforeseen

@@ -8,8 +8,9 @@ from engine.protocol import TextPart
 from gateway.advice.placements import Place, Placement
 from gateway.base.grants import AutoCache
 from gateway.prompt.names import THINKING
-from gateway.prompt.plan import Slot, add_automatic
+from gateway.prompt.plan import add_automatic
 from gateway.prompt.sketch import kinds_of
+from gateway.prompt.slots import Slot
 from gateway.structs.fleet import AutoCacheMode, AutoCacheTtl
 from tests.gateway.advice.shapes import Sent, random_prompt, turns_of
 

@@ -12,11 +12,11 @@ from msgspec import structs
 
 from engine.protocol import Document
 from engine.protocol.reports import Description, Technique
-from gateway.base.errors import InvalidRequest
+from gateway.base.errors import InvalidRequest, StillMeasuring
 from gateway.base.grants import AutoCache
 from gateway.prompt.ask import Ask
-from gateway.prompt.plan import Keep
-from gateway.routing.router import check_capabilities
+from gateway.prompt.wish import Keep
+from gateway.routing.router import check_capabilities, kind_of
 from tests.gateway.bodies import ASKED, body, lowered, lowered_chat, said, text
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import MESSAGES, MODEL
@@ -35,10 +35,16 @@ def asked(first: Any, *others: Any, **more: Any) -> Ask:
     return lowered(body(messages=[said(*blocks)], **more), ALLOWED)
 
 
+def header(ask: Ask) -> str | None:
+    return None if ask.plan.approximate is None else ask.plan.approximate.header
+
+
 def unnamed(ask: Ask) -> list[Document]:
     """The documents without their names, which all have one."""
-    assert all(document.name for document in ask.plan.documents)
-    return [structs.replace(document, name="") for document in ask.plan.documents]
+    assert ask.plan.approximate is not None
+    documents = ask.plan.approximate.documents
+    assert all(document.name for document in documents)
+    return [structs.replace(document, name="") for document in documents]
 
 
 def names(ask: Ask) -> list[str]:
@@ -62,7 +68,7 @@ def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
     exact, ask = asked(PLAIN, PLAIN), asked(BLOCK, {**BLOCK, "ttl": "1h"}, *[PLAIN] * 4)
     assert [point.segment for point in ask.plan.breakpoints] == [2, 3, 4, 5]
     assert unnamed(ask) == [Document(0), Document(1, "1h")]
-    assert ask.plan.approximate == "blocks; recompute=16"
+    assert header(ask) == "blocks; recompute=16"
     # All that is behind its beginning has another name.
     assert not set(names(exact)) & set(names(ask))
     four = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 4}}
@@ -77,7 +83,7 @@ def test_a_siblings_prefixes_have_other_names_from_the_start_on() -> None:
     exact, ask = asked(PLAIN, PLAIN), asked(SIBLING, PLAIN)
     assert [point.sibling for point in ask.plan.breakpoints] == [True, False]
     assert len(names(ask)) == len(names(exact)) and not set(names(exact)) & set(names(ask))
-    assert ask.plan.approximate == "sibling=true"
+    assert header(ask) == "sibling=true"
     path = "messages.0.content.0.cache_control.holdfast.sibling"
     assert ask.plan.in_request("breakpoints: sibling: no") == f"{path}: no"
     headed = replace(ALLOWED, keep=Keep(None, sibling=True))
@@ -224,6 +230,38 @@ def test_a_header_that_is_not_allowed_is_refused_in_every_dialect(stack: Stack) 
         for name, message in told.items()
         if name not in not_here
     ), told
+
+
+def test_who_asks_while_an_engine_still_measures_may_ask_again() -> None:
+    """A 529, which clients repeat. An engine that knows already is asked for itself."""
+    description = Description(
+        backend="native",
+        model="m",
+        epoch="e",
+        max_context_tokens=4096,
+        block_size=16,
+        num_blocks=64,
+        granularity=1,
+        min_cache_tokens=1,
+        capabilities=[],
+    )
+    near = Technique(
+        method="kvzip", parameter=0.5, kl=0.1, agreement=0.9, tokens=9, is_allowed=True
+    )
+    measuring = structs.replace(description, is_measuring=True)
+    path = r"messages\.0\.content\.0\.cache_control\.holdfast\."
+    with pytest.raises(StillMeasuring, match=path + "keep: this engine still measures") as caught:
+        check_capabilities(asked(HALF), measuring)
+    assert (caught.value.status, caught.value.retry_after) == (529, 5)
+    with pytest.raises(StillMeasuring, match=path + "block: this engine still measures"):
+        check_capabilities(asked(BLOCK), measuring)
+    # Its sibling was measured before.
+    with pytest.raises(InvalidRequest, match=path + "sibling: this engine does not read"):
+        check_capabilities(asked(SIBLING), measuring)
+    check_capabilities(asked(PLAIN), measuring)
+    knowing = structs.replace(description, techniques=[near])
+    kinds = {kind_of(told) for told in (description, measuring, knowing)}
+    assert len(kinds) == 3, "routing asks each of them for itself"
 
 
 def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact() -> None:

@@ -15,7 +15,8 @@ from engine.protocol import (
     ToolUsePart,
 )
 from gateway.base.grants import AutoCache
-from gateway.prompt.plan import Slot, add_automatic, find_breakpoints, find_target
+from gateway.prompt.plan import add_automatic, find_breakpoints, find_target
+from gateway.prompt.slots import Slot
 from gateway.structs.fleet import AutoCacheMode
 from tests.gateway.bodies import LONG, SHORT, body, text, tool
 

@@ -15,7 +15,8 @@ from gateway.base.errors import InvalidRequest
 from gateway.prompt.images import MAX_IMAGE_BYTES, ImageReader
 from gateway.prompt.media import Media
 from gateway.prompt.names import find_prefixes
-from gateway.prompt.plan import Slot, make_plan
+from gateway.prompt.plan import make_plan
+from gateway.prompt.slots import Slot
 from tests.gateway.bodies import told
 from tests.gateway.conftest import stacked
 from tests.gateway.gemini_bodies import client

@@ -14,11 +14,11 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.protocol.reports import AdapterInfo
+from gateway.prompt.approximate import Approximate, name_documents
 from gateway.prompt.names import (
     MAX_STEP,
     NAMES_RULE,
     find_prefixes,
-    name_documents,
     trim_names,
 )
 from tests.gateway.bodies import conversation, lowered
@@ -131,7 +131,8 @@ def test_a_document_has_one_name_wherever_it_stands_and_none_of_another_scope() 
         for order in orders:
             asked = prompt("", *(said[n] for n in order))
             documents = [Document(1 + place) for place in range(3)]
-            prefixes = find_prefixes(asked, scope, documents=documents)
+            salts = Approximate(documents=documents).salts
+            prefixes = find_prefixes(asked, scope, salts=salts)
             named, places = name_documents(asked, scope, documents, prefixes)
             sizes = [len(said[n].encode()) for n in order]
             assert [end - begin for begin, end in places] == sizes

@@ -19,7 +19,8 @@ from engine.protocol import (
     Tool,
 )
 from gateway.prompt.fingerprint import Divergence
-from gateway.prompt.plan import Plan, Slot, make_plan
+from gateway.prompt.plan import Plan, make_plan
+from gateway.prompt.slots import Slot
 from gateway.structs.usage import DivergenceKind
 from gateway.turn.diagnostics import LastHolders
 from gateway.turn.misses import Missed, Misses
