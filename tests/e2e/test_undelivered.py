@@ -3,9 +3,11 @@
 import os
 import resource
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from tests.gateway.serving import eventually
 TURNS = 3
 DECODE_MS = 40
 TOKENS = 60
+STATUSES = {True: 200, False: 500}
+"""By whether the answer is a stream, the status of one that could not be recorded."""
 
 
 @pytest.fixture(scope="module")
@@ -62,37 +66,41 @@ def open_turns(journal: Path) -> int:
 
 
 @pytest.mark.parametrize("trouble", [held, full])
-@pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_can_not_be_recorded_is_an_error_in_its_row_and_costs_nothing(
     tmp_path: Path,
     engine: str,
-    stream: bool,
     trouble: Callable[[Path, int], AbstractContextManager[None]],
 ) -> None:
+    """Of streams, whose status was sent before, and of answers in one piece."""
     journal = tmp_path / "journal"
     log = Path(os.devnull)  # no file: it could not grow either
     with (
         serving_gateway(tmp_path, [engine], log=log) as gateway,
-        ThreadPoolExecutor(TURNS) as pool,
+        ThreadPoolExecutor(2 * TURNS) as pool,
     ):
         url = gateway.wait().url
-        assert ask(url, -1, stream=stream).status_code == 200
-        replies: list[Future[httpx.Response]] = [
-            pool.submit(ask, url, number, stream=stream) for number in range(TURNS)
-        ]
-        eventually(lambda: open_turns(journal) == TURNS)
+        for stream in STATUSES:
+            assert ask(url, -1, stream=stream).status_code == 200
+        replies: dict[bool, list[Future[httpx.Response]]] = {
+            stream: [pool.submit(ask, url, number, stream=stream) for number in range(TURNS)]
+            for stream in STATUSES
+        }
+        eventually(lambda: open_turns(journal) == 2 * TURNS)
         with trouble(journal, gateway.process.pid):
-            failed = [reply.result() for reply in replies]
-        for reply in failed:
-            assert reply.status_code == (200 if stream else 500)
-            assert "could not be recorded" in reply.text
-        eventually(lambda: ask(url, TURNS, stream=stream).status_code == 200)  # 529 for a moment
-        eventually(lambda: len(rows_of(tmp_path)) == TURNS + 2)
+            failed = {
+                stream: [reply.result() for reply in futures] for stream, futures in replies.items()
+            }
+        for stream, status in STATUSES.items():
+            for reply in failed[stream]:
+                assert reply.status_code == status
+                assert "could not be recorded" in reply.text
+        for stream in STATUSES:
+            eventually(partial(is_answered, url, stream))  # 529 for a moment
+        eventually(lambda: len(rows_of(tmp_path)) == 2 * (TURNS + 2))
     rows = rows_of(tmp_path)
     errors = [row for row in rows if row["outcome"] == "api_error"]
-    assert len(errors) == TURNS
+    assert Counter(row["status"] for row in errors) == {200: TURNS, 500: TURNS}
     for row in errors:
-        assert row["status"] == (200 if stream else 500)
         assert "could not be recorded" in row["error"]
         assert (row["price"], row["cost_nano"]) == (NOT_DELIVERED, 0)
         # The engine's work is told apart.
@@ -100,6 +108,10 @@ def test_an_answer_that_can_not_be_recorded_is_an_error_in_its_row_and_costs_not
     for row in rows:
         if row["outcome"] != "api_error":
             assert row["status"] == 200 and row["price"] != NOT_DELIVERED
+
+
+def is_answered(url: str, stream: bool) -> bool:
+    return ask(url, TURNS, stream=stream).status_code == 200
 
 
 def rows_of(data: Path) -> list[dict[str, Any]]:
