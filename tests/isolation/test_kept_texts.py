@@ -19,6 +19,7 @@ import httpx
 import psycopg
 
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
+from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.serving import eventually
 from tests.isolation.probes import ENGINE, MODEL
 
@@ -140,9 +141,14 @@ def test_a_clients_word_is_nowhere_in_the_clear(tmp_path: Path, shared_database:
     words = {keep_days: f"canary{uuid4().hex}" for keep_days in (None, 30)}
     data = tmp_path / "data"
     (tmp_path / "logs").mkdir()
+    engine_settings = {
+        **ENGINE,
+        "ENGINE_MODEL": str(write_tiny_model(tmp_path / "tiny")),
+        "ENGINE_STORE": str(tmp_path / "store"),
+    }
     with running_stack(
         data,
-        engine_settings={**ENGINE, "ENGINE_STORE": str(tmp_path / "store")},
+        engine_settings=engine_settings,
         gateway_settings={**PLAIN, "HOLDFAST_DATABASE_URL": shared_database},
         logs=tmp_path / "logs",
     ) as stack:
