@@ -16,8 +16,9 @@ from engine.supervisor import Loop, Supervisor
 from gateway.admin.openapi import describe_once
 from gateway.admin.routes import CONTROLLERS
 from gateway.admission.accounts import WorkspaceLimits, watch_spend
+from gateway.admission.engine_queue import EngineQueue
 from gateway.admission.keyring import KeyRing, look_at_database
-from gateway.admission.permit import Admission, EngineQueue
+from gateway.admission.permit import Admission
 from gateway.admission.rates import BodyBytes, Counting, LargeBodies, read_limits
 from gateway.admission.shared import SharedLimits
 from gateway.admission.workers import Workers

@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import ssl
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,29 @@ def pytest_collection_finish() -> None:
 
 
 SHARING = ("tests/conformance/", "tests/e2e/sdk/", "tests/vectors/", "tests/isolation/")
+# Whole installations: files of one or two tests that take as long as others with hundreds.
+LONG = ("tests/e2e/", "tests/faults/", "tests/fuzz/", "tests/scripts/", "tests/upgrades/")
+
+
+@pytest.hookimpl(trylast=True)  # behind the plugin that draws an order
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long work goes first where several processes share it: at the end all have short files left.
+
+    Needs `--no-loadscope-reorder`, since pytest-xdist would begin with the files of most tests.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    sizes = Counter(file_of(item.nodeid) for item in items)
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int]:
+        file = file_of(item.nodeid)
+        return not file.startswith(SHARING), not file.startswith(LONG), -sizes[file]
+
+    items.sort(key=place)
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,7 +114,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
+            file = file_of(nodeid)
             return next((folder for folder in SHARING if file.startswith(folder)), file)
 
     return ByFile(config, log)

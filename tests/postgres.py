@@ -60,5 +60,7 @@ def new_database(server: str, name: str) -> str:
     """Create an empty database; its URL."""
     plain = server.replace("postgresql+psycopg", "postgresql") + "postgres"
     with psycopg.connect(plain, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        is_quicker = connection.info.server_version >= 150_000  # half of the time, without fsync
+        strategy = " STRATEGY FILE_COPY" if is_quicker else ""
+        connection.execute(f'CREATE DATABASE "{name}"{strategy}'.encode())
     return server + name

@@ -28,7 +28,7 @@ from gateway.prices.price import NanoDollars, dollars
 from gateway.prompt.ask import Principal
 
 MAX_IN_FLIGHT = 2000
-"""The most turns at engines. Further turns may wait in the queue (`permit.py`)."""
+"""The most turns at engines. Further turns may wait in the queue (`engine_queue.py`)."""
 MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
 MAX_BACKLOG = 1_000_000
 MAX_ACCOUNTS = 10_000

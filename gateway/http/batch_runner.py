@@ -6,7 +6,7 @@ written to the journal with the turn's close; the drain ends the row in the tran
 the turn. So a row that has ended is not run again, whatever the database does, and it is charged
 once, however many gateways ran it. The first row of a prefix runs alone: it writes what the others
 read. A gateway works on WORKING batches of a workspace at one time, and brings as
-many rows to the queue (`admission/permit.py`) as it may have at engines in all. A row that is
+many rows to the queue (`admission/batch_rows.py`) as it may have at engines in all. A row that is
 refused for now keeps no place while it waits to be tried again.
 """
 

@@ -71,7 +71,7 @@ _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
 ASK_SECONDS = 0.25
 _CONTROL = Timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
-_STREAM = Timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
+STREAM_TIMEOUTS = Timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _COUNT = Timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
@@ -151,7 +151,9 @@ class Engine:
         self._waits.add(wait)
         try:
             async with wait:
-                response = await self._send("POST", "/v1/generate", _encode(request), _STREAM, sent)
+                response = await self._send(
+                    "POST", "/v1/generate", _encode(request), STREAM_TIMEOUTS, sent
+                )
         except TimeoutError:
             raise EngineTimeout from None
         finally:
@@ -237,7 +239,7 @@ class Engine:
         """Follow the engine's events, behind event `after` of that epoch if the engine still has
         those, else from a snapshot, until the engine ends them. Raise the errors of every call."""
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
-        response = await self._send("GET", path, None, _STREAM)
+        response = await self._send("GET", path, None, STREAM_TIMEOUTS)
         try:
             if response.status != 200:
                 await self._refuse(response)

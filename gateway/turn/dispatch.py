@@ -24,7 +24,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from engine.protocol import Done, Frame, Started
-from gateway.admission.permit import EngineQueue
+from gateway.admission.engine_queue import EngineQueue
 from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import (

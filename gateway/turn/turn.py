@@ -89,7 +89,7 @@ class TurnService:
         """Yield Accepted. Then yield what arrives of a stream, and heartbeats; or Whole, at the end
         of an answer in one piece. With `row` the turn is a batch's row, which ends with it."""
         self.dispatcher.check_length(ask)
-        with Permit(turn_id, ask, self.admission) as permit:
+        with Permit(turn_id=turn_id, ask=ask, admission=self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
             record = self._record(ask, turn_id, origin, row)
             trace.opened(record)

@@ -2,7 +2,8 @@
 
 A part of the tests is waiting for other processes, so there is one more of these than cores, or as
 many as there are five GiB of memory for: a process and the servers that it starts take that much.
-With more of them a slow machine answers no request in time.
+With more of them a slow machine answers no request in time. tests/conftest.py says in which order
+the files go.
 TEST_SEED is a number, or `fresh` for a new one; without it every run draws the same, so
 that a run in a new clone fails only where something is wrong.
 """
@@ -36,9 +37,10 @@ def main(arguments: list[str]) -> int:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     number = max(cores, min(cores + 1, memory // PROCESS_BYTES))
-    parallel = ["-n", str(number), "--durations=20", "--durations-min=1"]
+    parallel = ["-n", str(number), "--no-loadscope-reorder"]
+    report = ["--durations=20", "--durations-min=1"]
     os.chdir(ROOT)
-    command = [*python("pytest"), *parallel, *drawn, *arguments]
+    command = [*python("pytest"), *parallel, *report, *drawn, *arguments]
     os.execv(command[0], command)
 
 

@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.asgi import raise_descriptor_limit
+from engine.backends.base import HEARTBEAT_SECONDS
 from engine.places import Connections
 from gateway.admission import rates
 from gateway.http.batch_runner import BATCH_BYTES, ROW_BYTES
+from gateway.routing import engine
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack, stacked
@@ -28,6 +30,7 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, eventually
 
 MOST, OF_ADDRESS, LOOKUPS = 40, 30, 10
+SILENCE_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -335,8 +338,13 @@ def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack)
     assert answer("/v1/messages", max_tokens=1, messages=blank).status_code == 200
 
 
-def test_a_silent_engine_is_followed_by_one_other(tmp_path: Path) -> None:
+def test_a_silent_engine_is_followed_by_one_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One may hang; what an engine can't cope with must not visit all of them."""
+    assert engine.STREAM_TIMEOUTS.read_seconds > 3 * HEARTBEAT_SECONDS
+    silence = engine.STREAM_TIMEOUTS._replace(read_seconds=SILENCE_SECONDS)
+    monkeypatch.setattr(engine, "STREAM_TIMEOUTS", silence)
     engines = [ScriptedEngine(is_mute=True) for _ in range(3)]
     with stacked(tmp_path, *engines) as stack:
         answer = stack.post("/v1/messages", json=body())
