@@ -83,6 +83,10 @@ def image_size(head: bytes) -> tuple[int, int] | None:
 
     None where it is none of these, or the size comes later. Sources: PNG 11.2.2 (IHDR), GIF89a 18,
     RFC 9649 2.3 to 2.7 (VP8X, VP8L, VP8), ITU-T T.81 B.2.2 (SOF).
+
+    The library `imagesize` (2.0.1) has no bound: it reads a JPEG of 10 MB of empty segments for
+    seconds, and a client may send one. It also takes the scale in a VP8 header for a part of the
+    width.
     """
     try:
         if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR":

@@ -1,6 +1,7 @@
 """What stands in a prompt where there was an image, a sound or a file."""
 
 import struct
+import time
 from base64 import b64encode
 
 import pytest
@@ -37,6 +38,15 @@ def test_an_images_size_is_read_from_its_first_bytes(data: bytes, size: tuple[in
     assert image_size(data) == size
     for cut in range(len(data)):
         assert image_size(data[:cut]) in (None, size), cut
+
+
+@pytest.mark.parametrize("filler", [b"\xff\xe1\x00\x02", b"\xff"])
+def test_a_jpeg_of_nothing_but_segments_is_given_up(filler: bytes) -> None:
+    """Megabytes of them would be a second's work, on the loop."""
+    empty = b"\xff\xd8" + filler * (10_000_000 // len(filler))
+    began = time.thread_time()
+    assert image_size(empty + jpeg(640, 480)[2:]) is None
+    assert time.thread_time() - began < 0.5
 
 
 def test_the_placeholder_says_what_is_missing_and_is_the_same_each_time() -> None:
