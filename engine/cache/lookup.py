@@ -6,22 +6,20 @@ the contract is silent, PROTOCOL.md decides. Pure: entries are asked for through
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from engine.cache.block import Entry
 from engine.protocol import (
     WRITE_FIELDS,
     Breakpoint,
     InputUsage,
+    SegmentKind,
     Ttl,
+    is_one_position,
     split_writes,
 )
 
 WINDOW = 20
 """The number of positions that one breakpoint looks at, its own included."""
-
-SegmentKind = Literal["tool", "text", "thinking", "tool_use", "tool_result"]
-_RUNS: frozenset[SegmentKind] = frozenset({"tool_use", "tool_result"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +67,12 @@ def asks_for(marks: Iterable[Mark], tokens: int) -> bool:
 
 
 def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
-    """The segments whose entries a breakpoint at `start` may read, nearest first.
-
-    A run of `tool_use` or of `tool_result` within one turn is one position.
-    """
+    """The segments whose entries a breakpoint at `start` may read, nearest first."""
     position = 1
     for index in range(start, -1, -1):
         one = segments[index]
         other = segments[min(index + 1, start)]
-        is_run = one.kind in _RUNS and one.kind == other.kind and one.turn == other.turn
+        is_run = is_one_position(one.kind, other.kind, is_same_turn=one.turn == other.turn)
         if index < start and not is_run:
             position += 1
         if position > WINDOW:

@@ -85,6 +85,8 @@ from engine.protocol.frames import (
     UnheldTool,
 )
 from engine.protocol.headers import EPOCH_HEADER, PROTOCOL_VERSION, SCOPE_HEADER
+from engine.protocol.own_template import OwnTemplateField, needs_own_template
+from engine.protocol.positions import SegmentKind, is_one_position
 from engine.protocol.prompts import (
     IMAGE_REFERENCE,
     Image,
@@ -191,6 +193,7 @@ __all__ = [
     "Name",
     "NamesRequest",
     "NotNegative",
+    "OwnTemplateField",
     "Part",
     "Prompt",
     "Receipt",
@@ -198,6 +201,7 @@ __all__ = [
     "Role",
     "Sampling",
     "Scorer",
+    "SegmentKind",
     "ServiceClass",
     "Snapshot",
     "Started",
@@ -216,6 +220,8 @@ __all__ = [
     "Ttl",
     "TtlClass",
     "UnheldTool",
+    "is_one_position",
+    "needs_own_template",
     "outlives",
     "split_writes",
 ]

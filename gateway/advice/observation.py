@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from engine.protocol import InputUsage, Ttl
+from engine.protocol import InputUsage, SegmentKind, Ttl, is_one_position
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import Fingerprint
 from gateway.prompt.names import ASSISTANT, CALL, NAMES_RULE, RESULT, THINKING
 from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, PIECE_BYTES, Sketch
 
 _BYTES_PER_TOKEN = 4
-_RUNS = (CALL, RESULT)
+_KINDS: dict[str, SegmentKind] = {CALL: "tool_use", RESULT: "tool_result"}
+"""Of what may be a run; an upper-case letter begins a message."""
 _OPENAI = ("openai", "responses", "chat")
 """Their breakpoints look back over any number of positions."""
 _OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
@@ -187,16 +188,19 @@ def observe(row: Row, printed: Fingerprint) -> Observation | None:
 
 
 def _steps(places: Sequence[int], kinds: str) -> list[int]:
-    """A run of calls or of results within one message is one position.
+    """How many positions each prefix is behind the one before it.
 
     Between prefixes that are not neighbours every segment counts as one.
     """
     if places[-1] == len(places) - 1 and CALL not in kinds and RESULT not in kinds:
         return [1] * len(places)
     steps = [places[0] + 1]
-    for (one, other), (kind, following) in zip(pairwise(places), pairwise(kinds), strict=True):
-        is_run = following in _RUNS and kind.lower() == following and other == one + 1
-        steps.append(0 if is_run else other - one)
+    for pair, letters in zip(pairwise(places), pairwise(kinds), strict=True):
+        distance = pair[1] - pair[0]
+        kind = _KINDS.get(letters[0].lower(), "text")
+        following = _KINDS.get(letters[1].lower(), "text")
+        is_run = is_one_position(kind, following, is_same_turn=letters[1].islower())
+        steps.append(0 if is_run and distance == 1 else distance)
     return steps
 
 

@@ -7,8 +7,8 @@ What was read is told in exact tokens wherever it ends at a known prefix.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.cache.lookup import Segment, SegmentKind
-from engine.protocol import Breakpoint, HeldName, outlives
+from engine.cache.lookup import Segment
+from engine.protocol import Breakpoint, HeldName, SegmentKind, outlives
 from gateway.base.rounding import ceil_div
 from gateway.planning.traffic import Turn, total_tokens
 from gateway.prompt.names import step_at

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
-from engine.protocol import Started
+from engine.protocol import OwnTemplateField, Started, needs_own_template
 from engine.protocol.reports import STILL_MEASURING, Description, why_refused
 from gateway.base.errors import DemandRefused, InvalidRequest, NoEngineReady, StillMeasuring
 from gateway.prompt.ask import Ask
@@ -470,22 +470,22 @@ def check_capabilities(ask: Ask, description: Description) -> None:
             raise StillMeasuring(f"{path}: {STILL_MEASURING}")
         raise InvalidRequest(f"{path}: {why}")
     if description.upstream is not None and "own_template" not in can:
-        # Raise InvalidRequest for a field that a server which renders prompts itself can't be told.
-        prompt = ask.plan.prompt
-        turns = {"gemini": "contents", "responses": "input"}.get(ask.dialect, "messages")
-        checks = (
-            (prompt.text is not None, "prompt: raw prompts are"),
-            (
-                bool(prompt.messages) and prompt.messages[-1].role == "assistant",
-                f"{turns}: going on with a last message of the assistant is",
-            ),
-            (ask.sampling.ignore_eos, "ignore_eos:"),
-            # In Gemini's API it is a wish: its clients send it by themselves.
-            (bool(ask.sampling.top_k) and ask.dialect != "gemini", "top_k:"),
-        )
-        for is_asked, what in checks:
-            if is_asked:
-                raise InvalidRequest(f"{what} not supported by this model's server")
+        _check_foreign_template(ask)
+
+
+def _check_foreign_template(ask: Ask) -> None:
+    """Raise InvalidRequest for what a server that renders prompts itself can't do."""
+    turns = {"gemini": "contents", "responses": "input"}.get(ask.dialect, "messages")
+    words: dict[OwnTemplateField, str] = {
+        "prompt.text": "prompt: raw prompts are",
+        "messages": f"{turns}: going on with a last message of the assistant is",
+        "ignore_eos": "ignore_eos:",
+        "top_k": "top_k:",
+    }
+    for need in needs_own_template(ask.plan.prompt, ask.sampling):
+        # In Gemini's API it is a wish: its clients send it by themselves.
+        if (need, ask.dialect) != ("top_k", "gemini"):
+            raise InvalidRequest(f"{words[need]} not supported by this model's server")
 
 
 def marked_tokens(ask: Ask, ends: Ends) -> int:

@@ -24,7 +24,7 @@ from engine.backends.prepare.prepared import (
     Refused,
 )
 from engine.cache.digests import pack
-from engine.cache.lookup import Segment, SegmentKind
+from engine.cache.lookup import Segment
 from engine.errors import (
     EngineError,
     InvalidRequest,
@@ -46,19 +46,28 @@ from engine.protocol import (
     HeldName,
     Message,
     Name,
+    OwnTemplateField,
     Part,
     Prompt,
+    SegmentKind,
     TextPart,
     ThinkingPart,
     Tool,
     ToolResultPart,
     ToolUsePart,
     UnheldTool,
+    needs_own_template,
 )
 from engine.protocol.reports import Description
 from engine.text.grammar import is_free
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
+_OWN_TEMPLATE: dict[OwnTemplateField, str] = {
+    "prompt.text": "prompt.text: a raw prompt",
+    "messages": "messages: a last message of the assistant, to be continued,",
+    "ignore_eos": "ignore_eos",
+    "top_k": "top_k",
+}
 MAX_SEGMENTS = 100_000
 """Tools, system blocks and message parts of one request."""
 MAX_STOPS = 1_024
@@ -122,19 +131,10 @@ def _check_capabilities(request: GenerateRequest, description: Description) -> N
 
 def _check_foreign_template(request: GenerateRequest) -> None:
     """The model's server renders its own prompts, which takes some things away."""
-    messages = request.prompt.messages
-    is_continued = bool(messages) and messages[-1].role == "assistant"
-    unsupported = {
-        "prompt.text: a raw prompt": request.prompt.text is not None,
-        "messages: a last message of the assistant, to be continued,": is_continued,
-        "ignore_eos": request.sampling.ignore_eos,
-        "top_k": bool(request.sampling.top_k),
-    }
-    for what, is_asked in unsupported.items():
-        if is_asked:
-            raise Unsupported(
-                f"{what} is not supported: the model's server renders its own prompts"
-            )
+    for field in needs_own_template(request.prompt, request.sampling):
+        raise Unsupported(
+            f"{_OWN_TEMPLATE[field]} is not supported: the model's server renders its own prompts"
+        )
 
 
 def _check_values(request: GenerateRequest) -> None:
