@@ -40,7 +40,7 @@ def reason_filter(unset: str) -> None:
     if linked not in options and len(linked) <= MAX_REASON:
         options.append(linked)
     st.selectbox(
-        "Missed because",
+        "Not read because",
         options,
         format_func=lambda option: option or unset,
         key="reason",

@@ -75,7 +75,7 @@ def draw(view: View, chosen: Selection) -> None:
                 "Back at (UTC)": formats.moment(each.first_ms),
                 "Engine": each.engine,
                 "Gap between turns": formats.duration((each.first_ms - each.last_ms) / 1000),
-                "Turns that missed for it": each.lost.requests,
+                "Turns that read less for it": each.lost.requests,
                 "Tokens written again": each.lost.written_tokens,
                 "Epoch": each.epoch[:8],
             }

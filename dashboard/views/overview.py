@@ -32,6 +32,7 @@ from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
 from dashboard.views.latency import TOO_FEW, compared, first_token_cards
+from dashboard.views.requests import READ_NOTHING
 from engine.protocol import TTLS, WRITE_FIELDS
 from gateway.structs.advice import AdviceSummary, SummaryLine
 from gateway.structs.fleet import ENDED_EARLY, EngineReport, LeasesKept
@@ -282,6 +283,15 @@ def draw_reasons(usage: Usage) -> None:
     if num_parts:
         more = formats.counted(num_parts, "request")
         st.caption(f"Of requests that read nothing. {more} more read a part of what was marked.")
+    num_marks = sum(usage.mark_reasons.values())
+    if num_marks:
+        grew = usage.mark_reasons.get("grew", 0)
+        marks = formats.counted(num_marks, "marker")
+        st.caption(f"{marks} were not read in full, {grew:,} of them new behind what was read.")
+    num_mixed = sum(usage.mixed_reasons.values())
+    if num_mixed:
+        older = formats.counted(num_mixed, "older request")
+        st.caption(f"Of {older} it is not known whether they read nothing or a part.")
     if not reasons:
         told = "Nothing missed in this range." if asked else "No requests in this range."
         parts.empty(told, ":material/check_circle:" if asked else ":material/hourglass_empty:")
@@ -293,7 +303,7 @@ def draw_reasons(usage: Usage) -> None:
                 "views/requests.py",
                 # Words of ours only: a link's label is Markdown.
                 label=reason_title(reason) if reason in ADVICE else "Another reason",
-                query_params={"reason": reason_title(reason)},
+                query_params={"reason": reason_title(reason), "hit": READ_NOTHING},
             )
             share = formats.percent(count / sum(reasons.values()))
             st.text(f"{share} · {formats.counted(count, 'request')}")
@@ -301,7 +311,7 @@ def draw_reasons(usage: Usage) -> None:
     if others:
         share = formats.percent(others / sum(reasons.values()))
         st.text(f"{share} · {formats.counted(others, 'request')} for other reasons")
-    unknown = without - sum(reasons.values())
+    unknown = without - sum(reasons.values()) - num_mixed
     if unknown > 0:
         more = formats.counted(unknown, "request")
         st.caption(f"{more} more read nothing and told no reason, as those that were not answered.")

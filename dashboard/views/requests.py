@@ -32,9 +32,11 @@ MAX_SHOWN = 20_000
 ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
 # As the query of the admin API says it.
-HITS = {ANY: None, "read something": "true", "read nothing": "false"}
+READ_NOTHING = "read nothing"
+HITS = {ANY: None, "read something": "true", READ_NOTHING: "false"}
 FILTERS = ("request", "outcome", "hit", "reason", "key", "prefix")
 """The names of this page's filters, in its URL and in the session."""
+NOT_READ = "Not read because"
 NO_SUCH = "There is no such request, or none that your key may see."
 
 
@@ -220,7 +222,7 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
             "Id": each.id,
             **({parts.APPROXIMATE: each.approximate or ""} if has_approximate else {}),
             "Outcome": each.outcome,
-            "Missed because": _missed(each),
+            NOT_READ: _missed(each),
             "HTTP": each.status,
             "Workspace": each.workspace,
             "Model": each.model,
@@ -242,8 +244,11 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
 
 
 def _missed(turn: Turn) -> str | None:
+    """Why the last marker was not read. A turn that read something did not miss."""
     if turn.miss_reason is None:
         return None
+    if turn.cache_read_tokens:
+        return f"A later marker: {reason_title(turn.miss_reason)}"
     reused = (
         f"; {formats.counted(turn.automatic_tokens, 'token')} reused"
         if turn.automatic_tokens
@@ -267,7 +272,9 @@ def draw_turn(turn: Turn) -> None:
             st.text(f"Error: {turn.error}")
         if turn.miss_reason is not None:
             said = advice(turn.miss_reason)
-            st.markdown(f"**Missed because:** {said.title}. {said.means} {said.change}")
+            what = "Missed because" if not turn.cache_read_tokens else "A later marker was not read"
+            st.markdown(f"**{what}:** {said.title}. {said.means} {said.change}")
+        draw_marks(turn)
         about, amounts = st.columns(2)
         alt_text = "What the ledger knows of this request."
         with about:
@@ -277,10 +284,31 @@ def draw_turn(turn: Turn) -> None:
         if turn.miss_reason is not None:
             st.page_link(
                 "views/why.py",
-                label="Why did this miss?",
+                label="Why was not all read?" if turn.cache_read_tokens else "Why did this miss?",
                 icon=":material/arrow_forward:",
                 query_params={"miss": turn.id},
             )
+
+
+def draw_marks(turn: Turn) -> None:
+    """What became of each marker of the request."""
+    if not turn.marks:
+        return
+    rows: list[Row] = [
+        {
+            "Marker": f"{mark.section}, block {mark.block + 1}",
+            "Up to it (tokens)": mark.tokens,
+            "TTL": mark.ttl,
+            "Read": "yes" if mark.missed is None else "no",
+            NOT_READ: None if mark.missed is None else reason_title(mark.missed),
+        }
+        for mark in turn.marks
+    ]
+    read = sum(mark.missed is None for mark in turn.marks)
+    told = formats.counted(len(turn.marks), "marker")
+    alt_text = f"Of {told} {read} {'was' if read == 1 else 'were'} read in full."
+    st.caption(alt_text)
+    parts.table(rows, "marks", alt_text, height="content")
 
 
 def draw_conversation(turns: Sequence[Turn]) -> None:
@@ -299,7 +327,7 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
             "Reused automatically (tokens)": each.automatic_input_tokens,
             "Computed, not written (tokens)": each.computed_input_tokens,
             "First token (s)": each.first_token_seconds,
-            "Missed because": _missed(each),
+            NOT_READ: _missed(each),
         }
         for number, each in enumerate(turns, 1)
     ]
@@ -352,7 +380,7 @@ def turn_facts(turn: Turn) -> dict[str, Value]:
         "Client": turn.user_agent,
         "Name": turn.name,
         "Stop reason": turn.stop_reason,
-        "Missed because": _missed(turn),
+        NOT_READ: _missed(turn),
         "Prefix": turn.prefix,
         "TTL": turn.prefix_ttl,
         "Approximate": turn.approximate,

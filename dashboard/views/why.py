@@ -10,7 +10,7 @@ from dashboard.ui import filters, formats, live, parts
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import Advice, advice, chosen_reason, reason_filter
-from dashboard.views.requests import NO_SUCH, turn_details, turn_table
+from dashboard.views.requests import NO_SUCH, draw_marks, turn_details, turn_table
 from gateway.structs.usage import Turn, TurnDivergence, TurnPage
 
 NUM_MISSES = 100
@@ -101,6 +101,7 @@ def draw(view: View, chosen: Selection) -> None:
         draw_most_frequent(view, chosen)
     else:
         draw_verdict(view.turn, view.found, view.before)
+        draw_marks(view.turn)
         parts.heading("Side by side")
         here = _fields(view.turn)
         there = _fields(view.earlier) if view.earlier else {}
@@ -239,6 +240,8 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None) 
             )
         if judged.difference is not None:
             draw_difference(judged.difference)
+            if judged.difference.segment is not None:
+                st.caption(known_to(judged.difference))
         st.caption(compared_with(found, judged))
 
 
@@ -282,6 +285,16 @@ def draw_difference(found: TurnDivergence) -> None:
         parts.card("shared_tokens", shared, delta=told)
         parts.card("missed_tokens", formats.whole(found.missed_tokens))
         parts.card("missed_nano", formats.dollars(found.missed_nano))
+
+
+def known_to(found: TurnDivergence) -> str:
+    """How exact the place is."""
+    if found.is_exact or found.grid_characters is None:
+        return "The place is exact: the workspace keeps what was asked."
+    return (
+        f"The place is known to {found.grid_characters:,} characters, or to a block's end: the"
+        " workspace keeps no contents to compare."
+    )
 
 
 def _characters(found: TurnDivergence) -> str:

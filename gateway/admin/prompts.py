@@ -20,6 +20,7 @@ from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
 from gateway.prompt.difference import Difference, first_difference
 from gateway.prompt.fingerprint import (
+    STORED_STEP,
     Divergence,
     Fingerprint,
     compare,
@@ -129,7 +130,8 @@ async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Differ
 def _bounded(
     report: structs.TurnDivergence, before: Fingerprint, later: Fingerprint, divergence: Divergence
 ) -> structs.TurnDivergence:
-    """The report with the place before which the difference stands."""
+    """The report with the place before which the difference stands, and how exact places are."""
+    report = msgspec.structs.replace(report, grid_characters=STORED_STEP)
     point = known_to_differ(before, later)
     if point is None:
         return report

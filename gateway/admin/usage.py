@@ -259,6 +259,8 @@ async def _usage_of(services: Services, of: Range) -> structs.Usage:
         series=series.buckets,
         miss_reasons=reasons.misses,
         part_reasons=reasons.parts,
+        mixed_reasons=reasons.mixed,
+        mark_reasons=reasons.marks,
         outcomes=reasons.outcomes,
     )
 

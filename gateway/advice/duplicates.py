@@ -16,10 +16,11 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gateway.advice.cache import Cache, Sums
-from gateway.advice.faults import difference_at, overlap, timed
+from gateway.advice.faults import difference_at, timed
 from gateway.advice.observation import Mark, Observation
 from gateway.advice.placements import Place, Placement
 from gateway.advice.stream import amount, prefill_rate
+from gateway.prompt.sketch import overlap
 from gateway.structs.advice import DuplicateKind, NearDuplicate
 
 MAX_GROUPS = 10

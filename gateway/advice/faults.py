@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Section
+from gateway.prompt.sketch import ALIKE, overlap
 from gateway.structs.advice import FaultKind
 
 _HOUR_MS = 3_600_000
 _PERIODS: dict[FaultKind, int] = {"minute": 60_000, "hour": _HOUR_MS, "date": 24 * _HOUR_MS}
 _MOSTLY = 0.9
-# Texts with this share of their pieces in common are versions of one text.
-_ALIKE = 0.5
 # A text of which only a part changes has about the same length.
 _GROWTH_TOKENS = 4
 # Fewer tokens, and less than this share of a prompt, are not worth a word.
@@ -96,7 +95,7 @@ class _Finder:
                 there = before.pieces_of(first)
                 here = turn.pieces_of(first)
                 begins = bool(there and here) and there[0] != here[0]
-                is_known = begins and overlap(there, here) >= _ALIKE
+                is_known = begins and overlap(there, here) >= ALIKE
             if is_known:
                 self._compare(turn, first)
         self._num_near += before is not None and turn.at_ms - before.at_ms <= _HOUR_MS
@@ -286,10 +285,10 @@ def difference_at(earlier: Observation, turn: Observation, first: int) -> Differ
         inner = there.pieces[:-1]
         is_begun = bool(inner) and here.pieces[0] == inner[0]
         is_begun = is_begun and here.pieces[-1] != there.pieces[-1]
-        is_kept = sum(piece in kept for piece in inner) >= _ALIKE * len(inner)
+        is_kept = sum(piece in kept for piece in inner) >= ALIKE * len(inner)
         if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
             return found("growing_text", there.tokens)
-        if alike >= _ALIKE:
+        if alike >= ALIKE:
             return found("varying_text", round(alike * here.tokens))
         return found("varying_text") if _has_rest(earlier, turn, first) else None
     # The earlier turn's first messages may be left out and the next ones moved up.
@@ -307,7 +306,7 @@ def difference_at(earlier: Observation, turn: Observation, first: int) -> Differ
         return found("moved_text")
     if _has_rest(earlier, turn, first) and len(before) > first + 1:
         return found("varying_text")
-    if index == 0 and alike >= _ALIKE and there.pieces[0] != here.pieces[0]:
+    if index == 0 and alike >= ALIKE and there.pieces[0] != here.pieces[0]:
         return found("varying_text", round(alike * here.tokens))
     return None
 
@@ -338,8 +337,3 @@ def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
     now_here = were.get(after[first].own)
     # Either two texts changed their order, or a text moved on as the conversation grew.
     return now_here is not None or first == len(before) - 1 or after[first].own not in were
-
-
-def overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
-    """The part of the pieces that both texts have."""
-    return (Counter(there) & Counter(here)).total() / max(len(there), len(here))

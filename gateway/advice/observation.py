@@ -12,7 +12,7 @@ from engine.protocol import InputUsage, SegmentKind, Ttl, is_one_position
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import Fingerprint
 from gateway.prompt.names import ASSISTANT, CALL, NAMES_RULE, RESULT, THINKING
-from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, PIECE_BYTES, Sketch
+from gateway.prompt.sketch import CHUNK, DIGEST_BYTES, Sketch, split_pieces
 
 _BYTES_PER_TOKEN = 4
 _KINDS: dict[str, SegmentKind] = {CALL: "tool_use", RESULT: "tool_result"}
@@ -109,7 +109,7 @@ class Observation(Row):
     def pieces_of(self, segment: int) -> tuple[bytes, ...]:
         """The pieces of one sketched segment, without reading the others; empty without any."""
         pieces = () if self.sketch is None else self.sketch.pieces
-        return _split(next((packed for at, packed in pieces if at == segment), b""))
+        return split_pieces(next((packed for at, packed in pieces if at == segment), b""))
 
     def prefix_at(self, segment: int) -> int:
         """The place of the prefix that ends with this segment; -1 where it has none."""
@@ -223,11 +223,7 @@ def _segments(turn: Observation) -> list[Segment]:
                 content,
                 (after or 0) - (before or 0) if is_told else round(size * turn.tokens_per_byte),
                 unordered.get(index),
-                _split(packed),
+                split_pieces(packed),
             )
         )
     return segments
-
-
-def _split(packed: bytes) -> tuple[bytes, ...]:
-    return tuple(packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES))

@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from engine.protocol import InputUsage
-from gateway.structs.usage import NOT_DELIVERED
+from gateway.structs.usage import NOT_DELIVERED, TurnMark
 
 # The width of the ledger's column.
 MODEL_CHARACTERS = 128
@@ -39,8 +39,8 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     attempt is such a prefill, which a client that leaves pays. `content` is one of
     `KEPT_CONTENTS`, None where the workspace keeps none. `leases_granted` counts those of the
     engine's epoch up to this turn. `row`: the turn is that of a batch's row, and this a try
-    of it. A new field must have a default, because a journal may hold records of an earlier
-    version."""
+    of it. `marks` are its breakpoints; None where its engine told nothing of each. A new field must
+    have a default, because a journal may hold records of an earlier version."""
 
     id: str
     instance: str
@@ -84,6 +84,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     is_first_leg: bool = False
     row: RowTry | None = None
     content: str | None = None
+    marks: list[TurnMark] | None = None
 
     @property
     def journal_id(self) -> str:
@@ -105,6 +106,7 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
         self.attempt += 1
         self.is_first_leg = False
         self.epoch = self.miss_reason = self.fingerprint = self.approximate = None
+        self.marks = None
         self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
         self.available_tokens = self.captured_tokens = None
         self.thinking_tokens = self.leases_granted = 0

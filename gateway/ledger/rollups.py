@@ -14,13 +14,14 @@ from math import exp, log
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from engine.protocol import WRITE_FIELDS, CacheUsage, InputUsage
+from engine.protocol import MAX_BREAKPOINTS, WRITE_FIELDS, CacheUsage, InputUsage
 from gateway.base.errors import LedgerRefused, SampleData
 from gateway.base.record import TurnRecord
 from gateway.ledger import epochs, identity
@@ -274,15 +275,22 @@ def intervals(
     return table.by_engine.in_((0, 1)) & table.width_seconds.in_(wanted) & is_within
 
 
+MARK_KINDS = tuple(f"mark{number}" for number in range(1, MAX_BREAKPOINTS + 1))
+MIXED = "mixed"
+"""The kind of reasons of turns that are gone, with a read and without one."""
+
+
 def reasons() -> dict[str, sa.ColumnElement[Any]]:
     """By the kind of reason, a turn's own. A turn that read something missed in part: what its
-    later markers lacked is told apart from what turns without a read lacked."""
+    later markers lacked is told apart from what turns without a read lacked. Each marker that was
+    not read has a reason, so the sum of `MARK_KINDS` is the number of such markers."""
     reason = TurnRow.miss_reason.expression
     has_read = TurnRow.cache_read_tokens > 0
     return {
         "miss": sa.case((~has_read, reason)),
         "part": sa.case((has_read, reason)),
         "outcome": TurnRow.outcome.expression,
+        **{kind: TurnRow.marks[n, "missed"].as_string() for n, kind in enumerate(MARK_KINDS)},
     }
 
 
@@ -482,6 +490,7 @@ _FIELDS = [
 def row_of(record: TurnRecord) -> dict[str, Any]:
     """The columns of a turn: the fields of its record, some under another name."""
     row: dict[str, Any] = {name: field(record) for name, field in _FIELDS}
+    row["marks"] = msgspec.to_builtins(record.marks)
     row["opened_ms"] = int(record.opened_at.timestamp() * 1000)
     row["checksum"] = checksum_of(row)
     return row

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0008"
+REVISION = "0009"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -127,7 +127,8 @@ class TurnRow(CacheColumns, Base):
     """One closed turn, field by field as `TurnRecord` explains it. `opened_ms` is `opened_at` in
     milliseconds, for time buckets. `price` is the id of the price sheet with its version
     (`name@date`). `fingerprint` and `prefix` hold keyed digests only. `checksum` is that of
-    `checksums.py`, NULL in rows of before revision 0005."""
+    `checksums.py`, NULL in rows of before revision 0005. `marks` are `TurnMark`s, NULL in rows of
+    before revision 0009 and where an engine told nothing of each."""
 
     __tablename__ = "turns"
     __table_args__ = (
@@ -199,6 +200,7 @@ class TurnRow(CacheColumns, Base):
     approximate: Mapped[str | None] = mapped_column(sa.String(64))
     checksum: Mapped[int | None]
     content: Mapped[str | None] = mapped_column(sa.String(16))
+    marks: Mapped[list[dict[str, Any]] | None] = mapped_column(sa.JSON(none_as_null=True))
 
 
 class IntervalColumns:
@@ -240,7 +242,9 @@ class TurnRollupRow(IntervalColumns, CacheColumns, Base):
 
 class ReasonRollupRow(IntervalColumns, Base):
     """How many turns of one interval had each miss reason, without a read (`kind` `miss`) and with
-    one (`part`), and each outcome (`outcome`)."""
+    one (`part`), each outcome (`outcome`), and each reason of their first marker to their last
+    (`mark1` and so on). `mixed` are of `miss` and `part` together: revision 0009 found them so,
+    without the turns that would tell them apart."""
 
     __tablename__ = "reason_rollups"
 

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice, product
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -258,11 +259,16 @@ async def turn_lines(
         while True:
             page = await page_of(connection, of, TurnFilter(), _PAGE, after)
             for turn in page.turns:
-                values: list[Any] = [getattr(turn, name) for name in names]
+                values: list[Any] = [_cell(getattr(turn, name)) for name in names]
                 yield line((moment(turn.opened_ms), *values))
             if page.next is None:
                 return
             after = Cursor.parse(page.next)
+
+
+def _cell(value: object) -> object:
+    """What has parts is told as JSON."""
+    return msgspec.json.encode(value).decode() if isinstance(value, list) else value
 
 
 async def _with_turns(connection: AsyncConnection, of: sums.Range) -> sums.Range:

@@ -15,7 +15,14 @@ import msgspec
 from engine.protocol import Ttl
 from gateway.base.rounding import ceil_div
 from gateway.prompt.names import Prefix
-from gateway.prompt.sketch import CHUNK, Sketch
+from gateway.prompt.sketch import (
+    ALIKE,
+    CHUNK,
+    DIGEST_BYTES,
+    Sketch,
+    overlap,
+    split_pieces,
+)
 from gateway.structs.usage import DivergenceKind
 
 MAX_POINTS = 128
@@ -23,6 +30,8 @@ STORED_STEP = 4096
 """Of the names inside texts those at multiples of so many characters are kept."""
 # So many of the last points always stay: a breakpoint looks 20 positions back.
 _DENSE_POINTS = 24
+# A shorter text says nothing of where a prompt comes from.
+_TELLING_BYTES = 256
 # For prompts whose tokens were never counted: about what text has in a common vocabulary.
 _BYTES_PER_TOKEN = 4
 
@@ -217,6 +226,36 @@ def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
         if point.place in known:
             num_bytes = point.num_bytes
     return num_bytes
+
+
+def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
+    """Whether two prompts are versions of one, also where they begin otherwise: a text of both is
+    the same, or a block of the system prompt has half of its pieces in common with one of the
+    other. False for different models, and for names by different rules."""
+    if (earlier.model, earlier.rule) != (later.model, later.rule):
+        return False
+    if _long_texts(earlier) & _long_texts(later):
+        return True
+    blocks = _system_pieces(later)
+    return any(
+        overlap(there, here) >= ALIKE for there in _system_pieces(earlier) for here in blocks
+    )
+
+
+def _long_texts(fingerprint: Fingerprint) -> set[bytes]:
+    """The digests of sketched segments that are no tools, and long enough to tell something."""
+    sketch = fingerprint.sketch or Sketch()
+    return {
+        sketch.own[segment * DIGEST_BYTES : (segment + 1) * DIGEST_BYTES]
+        for segment, size in enumerate(sketch.sizes)
+        if segment >= fingerprint.num_tools and size >= _TELLING_BYTES
+    }
+
+
+def _system_pieces(fingerprint: Fingerprint) -> list[tuple[bytes, ...]]:
+    head = fingerprint.num_tools + fingerprint.num_system
+    pieces = fingerprint.sketch.pieces if fingerprint.sketch is not None else []
+    return [split_pieces(packed) for segment, packed in pieces if segment < head]
 
 
 def known_to_differ(earlier: Fingerprint, later: Fingerprint) -> Point | None:

@@ -40,6 +40,7 @@ from gateway.prompt.names import (
 from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
 from gateway.prompt.slots import MarkersBroken, Slot
 from gateway.prompt.wish import Keep
+from gateway.structs.usage import Section
 
 _ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
@@ -48,6 +49,15 @@ _ORDER = (
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
+
+
+def section_of(segment: int, num_tools: int, num_system: int) -> tuple[Section, int]:
+    """The section of a prompt's segment, and its place there, from 0."""
+    if segment < num_tools:
+        return "tools", segment
+    if segment < num_tools + num_system:
+        return "system", segment - num_tools
+    return "messages", segment - num_tools - num_system
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

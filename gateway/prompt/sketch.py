@@ -5,6 +5,8 @@ From two of them one can tell a list in another order, a changed order of keys, 
 moved, and a text of which a part changes. Its sizes are bounded by the constants below. Pure.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -31,6 +33,9 @@ _LINE_BYTES = 2047
 _TEXT_HEADER = b"x"
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+ALIKE = 0.5
+"""Texts with this share of their pieces in common are versions of one text."""
 
 CHUNK = "."
 """Stands for a prefix that ends inside a segment."""
@@ -84,6 +89,16 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         if has_pieces and len(text) >= _PIECED_CHARACTERS:
             sketch.pieces.append((index, _pieces(scope, content[:_PIECED_BYTES])))
     return msgspec.structs.replace(sketch, own=b"".join(contents))
+
+
+def split_pieces(packed: bytes) -> tuple[bytes, ...]:
+    """The pieces of one text."""
+    return tuple(packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES))
+
+
+def overlap(there: Sequence[bytes], here: Sequence[bytes]) -> float:
+    """The part of the pieces that both texts have."""
+    return (Counter(there) & Counter(here)).total() / max(len(there), len(here))
 
 
 def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:

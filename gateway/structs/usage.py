@@ -67,7 +67,10 @@ class HitRates(msgspec.Struct, frozen=True, kw_only=True):
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """A range, the period of the same length before it, and its intervals. `miss_reasons` are of
-    requests without a read, `part_reasons` of those that read less than what they marked."""
+    requests without a read, `part_reasons` of those that read less than what they marked.
+    `mixed_reasons` are of both, where turns are gone that were summed before the two were told
+    apart. `mark_reasons` are of markers: their sum is the number of markers that were not read, of
+    turns whose engines told of each."""
 
     since_ms: int
     until_ms: int
@@ -81,6 +84,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Bucket]
     miss_reasons: dict[str, int]
     part_reasons: dict[str, int]
+    mixed_reasons: dict[str, int]
+    mark_reasons: dict[str, int]
     outcomes: dict[str, int]
 
 
@@ -197,9 +202,25 @@ class PrefixReport(CacheUsage, kw_only=True):
     look: PrefixLook | None
 
 
+Section = Literal["tools", "system", "messages"]
+
+
+class TurnMark(msgspec.Struct, frozen=True, kw_only=True):
+    """One marker of a turn, on a `block` of a section, counted from 0. `tokens` stand up to it;
+    None without a boundary. `missed` is why they were not read in full; None where they were."""
+
+    section: Section
+    block: int
+    tokens: int | None
+    ttl: str
+    missed: str | None
+
+
 class Turn(InputUsage, kw_only=True):
     """One row of the turns table. `saved_nano` is None where the model has no price. `price` is
-    `not delivered` where the client got an error in place of an answer."""
+    `not delivered` where the client got an error in place of an answer. `miss_reason` is that of
+    the last marker; None where that was read, or where the prompt merely grew. `marks` are None in
+    turns of earlier versions, and of engines that do not tell of each marker."""
 
     id: str
     opened_ms: int
@@ -234,6 +255,7 @@ class Turn(InputUsage, kw_only=True):
     error: str | None
     approximate: str | None
     content: str | None = None
+    marks: list[TurnMark] | None = None
 
     @property
     def automatic_input_tokens(self) -> int:
@@ -339,7 +361,6 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
 DivergenceKind = Literal[
     "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
 ]
-Section = Literal["tools", "system", "messages"]
 
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,10 +374,11 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     prompts begin.
 
     `is_exact` where the workspace keeps the contents of both: the first `characters` of the block's
-    text are alike, and the next one is not. Else the place is known by names that stand every few
-    thousand characters: `characters` and `shared_tokens` are the least, and the difference stands
-    before `characters_below` of the same block, or before `shared_tokens_below` tokens; None where
-    nothing bounds it."""
+    text are alike, and the next one is not. Else the place is known by names that stand at the ends
+    of blocks and at multiples of `grid_characters` within them, of which a long prompt keeps some:
+    `characters` and `shared_tokens` are the least, and the difference stands before
+    `characters_below` of the same block, or before `shared_tokens_below` tokens; None where nothing
+    bounds it."""
 
     turn: str
     earlier: str | None = None
@@ -369,6 +391,7 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     missed_nano: int | None = None
     shared_tokens: int | None = None
     is_exact: bool = False
+    grid_characters: int | None = None
     characters_below: int | None = None
     shared_tokens_below: int | None = None
     earlier_tokens: int | None = None

@@ -25,6 +25,7 @@ from gateway.prompt.fingerprint import (
     Diagnosis,
     Divergence,
     Fingerprint,
+    are_versions,
     compare,
     pack,
     shared_bytes,
@@ -120,15 +121,18 @@ class PromptComparer:
         return packed
 
     def changed_since(self, key_id: str, later: Fingerprint) -> Divergence | None:
-        """What changed since that of the key's newest prompts which begins most like this one:
-        tools or the system prompt. None where no such prompt shares a named prefix with it, so
-        that it may be another prompt altogether, and where only messages differ: that may be
-        another conversation."""
+        """What changed since that of the key's newest prompts which begins most like this one, or
+        else is another version of it: tools or the system prompt. None where there is no such
+        prompt, so that it may be another one altogether, and where only messages differ: that may
+        be another conversation."""
         earlier = [unpack(packed) for packed in self.of_keys.get(key_id, ())]
         nearest = max(
             earlier, key=lambda fingerprint: shared_bytes(fingerprint, later), default=None
         )
-        if nearest is None or not shared_bytes(nearest, later):
+        if nearest is not None and not shared_bytes(nearest, later):
+            versions = (other for other in reversed(earlier) if are_versions(other, later))
+            nearest = next(versions, None)
+        if nearest is None:
             return None
         divergence = compare(nearest, later)
         is_known = divergence is not None and divergence.kind in ("tools_changed", "system_changed")

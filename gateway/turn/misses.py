@@ -14,7 +14,8 @@ from msgspec import UnsetType
 
 from engine.protocol import BreakpointReport, Started
 from gateway.prompt.fingerprint import Divergence
-from gateway.prompt.plan import Plan
+from gateway.prompt.plan import Plan, section_of
+from gateway.structs.usage import TurnMark
 from gateway.turn.diagnostics import LastHolders
 
 _UNEXPLAINED = ("cold", "grew")
@@ -110,6 +111,22 @@ class Misses:
         for name in reversed(self.plan.names):
             if name.characters is None and self.read_to < name.segment <= segment:
                 yield name.digest
+
+
+def marks_of(plan: Plan, started: Started, missed: Missed) -> list[TurnMark] | None:
+    """The breakpoints as the ledger keeps them; None where the engine told nothing of one."""
+    if len(missed.marks) < len(started.breakpoints):
+        return None
+    prompt = plan.prompt
+    ttls = {point.segment: point.ttl for point in plan.breakpoints}
+    marks = []
+    for report in started.breakpoints:
+        section, block = section_of(report.segment, len(prompt.tools), len(prompt.system))
+        ttl = report.ttl or ttls[report.segment]
+        reason = missed.marks[report.segment]
+        mark = TurnMark(section=section, block=block, tokens=report.tokens, ttl=ttl, missed=reason)
+        marks.append(mark)
+    return marks
 
 
 def _segment(report: BreakpointReport) -> int:

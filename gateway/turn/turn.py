@@ -30,7 +30,7 @@ from gateway.structs.usage import KEPT, NOT_BEGUN, UNFINISHED
 from gateway.turn.contents import Keeper
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.misses import Missed, Misses
+from gateway.turn.misses import Missed, Misses, marks_of
 from gateway.turn.state import (
     HEARTBEAT,
     OK,
@@ -235,6 +235,7 @@ class TurnService:
         missed = self._missed(turn, started, fingerprint)
         record.miss_reason = findings.miss_reason = missed.request
         findings.missed = missed.marks
+        record.marks = marks_of(ask.plan, started, missed)
         record.fingerprint = self.diagnostics.remember(
             record.workspace, record.id, fingerprint, record.key_id
         )

@@ -36,7 +36,9 @@ from gateway.prices.files import PriceBook
 from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, kinds_at, pack, points_of
 from gateway.prompt.names import NAMES_RULE, find_prefixes
+from gateway.prompt.plan import section_of
 from gateway.prompt.sketch import kinds_of, sketch_of
+from gateway.structs.usage import TurnMark
 
 Rhythm = Literal["office", "night", "weekend", "always"]
 
@@ -312,6 +314,7 @@ class SamplePrompt:
         tools = [Tool(f"{app.name}_{number}", {}) for number in range(app.num_tools)]
         tool_tokens = int(app.system_tokens * _TOOLS_PART / app.num_tools) if tools else 0
         system = app.system_tokens * (1 + arrival.prompt % 5) // 3 - tool_tokens * app.num_tools
+        self.num_tools = app.num_tools
         self._arrival = arrival
         self._scope = scope
         self._prompt = Prompt(
@@ -415,6 +418,7 @@ def serve(
     marks = [mark for mark in prompt.marks if mark.tokens >= MIN_CACHE_TOKENS]
     read, key = _last_read(prompt, marks, place, ms)
     record.miss_reason = _miss_reason(prompt, marks, key, place, ms)
+    record.marks = [_told_of(mark, prompt, key, place, ms) for mark in prompt.marks]
     is_there = _is_in_memory(record.miss_reason, chance)
     automatic = max(prompt.lengths[arrival.app.num_tools] - read, 0) if is_there else 0
     computed = prompt.tokens - read - automatic
@@ -456,6 +460,26 @@ def _miss_reason(
     if reason is None and key is None:
         return "engine_restart" if place.lost.intersection(keys) else "cold"
     return reason
+
+
+def _told_of(
+    mark: MarkedPrefix, prompt: SamplePrompt, key: str | None, place: SampleCache, ms: int
+) -> TurnMark:
+    """What became of a mark. `key` is that of the entry read."""
+    keys = prompt.keys
+    segment = keys.index(mark.key)
+    section, block = section_of(segment, prompt.num_tools, 1)
+    unread = keys[: segment + 1] if key is None else keys[keys.index(key) + 1 : segment + 1]
+    missed: str | None = None
+    if unread and mark.tokens < MIN_CACHE_TOKENS:
+        missed = "below_minimum"
+    elif unread:
+        missed = place.why_missing(unread, ms)
+        if missed is None and key is not None:
+            missed = "grew"
+        elif missed is None:
+            missed = "engine_restart" if place.lost.intersection(unread) else "cold"
+    return TurnMark(section=section, block=block, tokens=mark.tokens, ttl=mark.ttl, missed=missed)
 
 
 def _is_in_memory(reason: str | None, chance: random.Random) -> bool:
@@ -588,6 +612,12 @@ class Month:
             # As the gateway does: only where the engine knows no better reason.
             if record.miss_reason == "cold" and most > machine_entries:
                 record.miss_reason = "routed_elsewhere"
+                record.marks = [
+                    msgspec.structs.replace(mark, missed="routed_elsewhere")
+                    if mark.missed == "cold"
+                    else mark
+                    for mark in record.marks or ()
+                ]
             if record.first_token_seconds is not None:
                 record.available_tokens = most
                 record.captured_tokens = machine_entries

@@ -183,6 +183,40 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     assert admin.metric("Cost of the miss").startswith("$")
 
 
+def test_a_turn_that_read_is_no_miss_and_each_marker_has_its_reason(
+    site: Site, admin: Visit
+) -> None:
+    """Two marked blocks, of which the first was read; the second is the conversation's new end."""
+    key = site.key_of("markers")
+    old, new = f"Of old. {BOOK}", "A new question. " * 40
+    with Anthropic(base_url=site.gateway, api_key=key, max_retries=0, timeout=120) as client:
+        for said in ([], marked(new)):
+            content = [*said, {"type": "text", "text": "What is a lease?"}]
+            message = client.messages.create(
+                model="holdfast-demo",
+                max_tokens=8,
+                system=marked(old),  # type: ignore[arg-type]
+                messages=[{"role": "user", "content": content}],  # type: ignore[typeddict-item]
+            )
+            site.admin.recorded(message.id)
+    page = admin.open(f"/why?miss={message.id}&range=1h&workspace=markers")
+    page.get_by_text("A hit that grew").wait_for(timeout=WAIT_MS)
+    page.get_by_text("Of 2 markers 1 was read in full.").wait_for(timeout=WAIT_MS)
+    listed = admin.open("/why?range=1h&workspace=markers")
+    listed.get_by_text("Requests that read nothing").wait_for(timeout=WAIT_MS)
+    listed.get_by_text("Of the newest 1 miss 1 has one reason").wait_for(timeout=WAIT_MS)
+
+
+def test_misses_lead_to_as_many_requests_as_were_counted(site: Site, admin: Visit) -> None:
+    """The filters stay: of one workspace of many."""
+    key = site.key_of("counted")
+    site.ask(f"To be counted. {BOOK}", key)
+    page = admin.open("/?range=1h&workspace=counted")
+    page.get_by_role("link", name="First time seen").click()
+    page.get_by_text("0 of the newest 1 request read from the cache").wait_for(timeout=WAIT_MS)
+    assert "workspace=counted" in page.url and "range=1h" in page.url
+
+
 def test_what_a_workspace_keeps_is_shown_and_deleted_there(site: Site, admin: Visit) -> None:
     key = site.key_of("keeping", keep_days=3)
     first, turn_id = site.ask(BOOK, key), site.ask(BOOK, key)

@@ -4,6 +4,7 @@ The SQL is written here, over the turns alone: it shares neither sums, nor queri
 the gateway. Prices are the shipped reference ones, in nano-dollars a token.
 """
 
+import json
 import math
 import random
 import re
@@ -40,6 +41,11 @@ TOKEN_SECONDS = {"engine-0": 5e-5, "engine-1": 4e-4}
 """By engine, the time of a token as its steps tell it."""
 
 
+def a_mark(section: str, missed: str | None) -> dict[str, Any]:
+    """Of a turn, as the ledger keeps it."""
+    return {"section": section, "block": 0, "tokens": 1500, "ttl": "5m", "missed": missed}
+
+
 def turns(seed: int) -> Iterator[Row]:
     """Two days of everything: hits, misses, both TTLs, errors, turns without a price or engine.
     What is frequent differs from seed to seed. None stands near a boundary of a day from now, so
@@ -56,8 +62,15 @@ def turns(seed: int) -> Iterator[Row]:
             tokens |= {"write_5m": length, "miss_reason": "cold"}
         elif kind == 1:
             tokens |= {"write_1h": length, "miss_reason": chance.choice(("ttl_expired", "cold"))}
+        elif kind == 2:
+            reason = chance.choice((None, "ttl_expired", "routed_elsewhere"))
+            tokens |= {"read": length, "write_5m": 300, "miss_reason": reason}
         elif kind < 5:
             tokens |= {"read": length}
+        if kind < 4:
+            last = tokens.get("miss_reason") or ("grew" if kind == 2 else None)
+            first = None if tokens.get("read") else last
+            tokens["marks"] = [a_mark("system", first), a_mark("messages", last)]
         if kind == 5 and number % 3 == 0:
             tokens |= {"price": None, "model": "unpriced"}
         if kind in (0, 5) and number % 4 == 0:
@@ -281,23 +294,45 @@ def test_the_chart_of_tokens_says_their_sums(figures: Figures, overview: AppTest
     }
 
 
-def test_miss_reasons_lead_to_their_requests(figures: Figures, overview: AppTest) -> None:
+def test_miss_reasons_lead_to_as_many_requests_as_were_counted(
+    figures: Figures, overview: AppTest
+) -> None:
+    """Turns that read a part are no misses, and are not listed behind a count of misses."""
     counts = dict(
         figures.rows(
             "SELECT miss_reason, COUNT(*) FROM turns",
-            where="miss_reason IS NOT NULL",
+            where="miss_reason IS NOT NULL AND cache_read_tokens = 0",
             rest="GROUP BY 1",
         )
     )
+    in_part = "miss_reason IS NOT NULL AND cache_read_tokens > 0"
+    assert figures.value("COUNT(*)", where=in_part)
     links = [link.proto for link in overview.get("page_link")]
     named = {link.label: link.query_string for link in links}
+    hit = {"hit": "read nothing"}
     assert named == {
-        ADVICE[reason].title: urlencode({"reason": ADVICE[reason].title}) for reason in counts
+        ADVICE[reason].title: urlencode({"reason": ADVICE[reason].title} | hit) for reason in counts
     }
+    for reason, count in counts.items():
+        page = figures.page("requests", reason=ADVICE[reason].title, **hit)
+        listed = table(page, "Request id")
+        assert len(listed) == min(count, 200) and not listed["Read (tokens)"].any()
     told = [each.value for each in overview.text]
     for count in counts.values():
         share = formats.percent(count / sum(counts.values()))
         assert f"{share} · {formats.counted(count, 'request')}" in told
+
+
+def test_each_marker_that_was_not_read_is_counted_once(figures: Figures, overview: AppTest) -> None:
+    marks = [
+        mark["missed"]
+        for (written,) in figures.rows("SELECT marks FROM turns", where="marks IS NOT NULL")
+        for mark in json.loads(written)
+        if mark["missed"]
+    ]
+    grew = marks.count("grew")
+    told = f"{len(marks):,} markers were not read in full, {grew:,} of them new behind what was"
+    assert any(told in each.value for each in overview.caption)
 
 
 def test_the_hero_says_what_was_not_computed_again(figures: Figures, overview: AppTest) -> None:

@@ -121,14 +121,16 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
         rest=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
     )
     assert list(shown["Id"]) == [row[0] for row in expected]
-    names = ["Outcome", "Missed because", "HTTP", "Workspace", "Model", "Read (tokens)"]
+    names = ["Outcome", "Not read because", "HTTP", "Workspace", "Model", "Read (tokens)"]
     names += ["Written (tokens)", "Reused automatically (tokens)", "Computed, not written (tokens)"]
     names += ["Output (tokens)", "First token (s)"]
     names += ["Cost ($)", "Net saved ($)", "Name", "Request id", "Duration (s)", "Error", "Client"]
     names += ["Engine"]
     for (_, *values, reused), row in zip(expected, shown.to_dict("records"), strict=True):
         told = f"; {reused:,} tokens reused" if reused else ""
-        values[1] = f"{ADVICE[values[1]].title}{told}" if values[1] else None
+        if values[1]:
+            title = ADVICE[values[1]].title
+            values[1] = f"A later marker: {title}" if values[5] else f"{title}{told}"
         values[11:13] = [None if nano is None else nano / 1e9 for nano in values[11:13]]
         for name, value in zip(names, values, strict=True):
             if value is None:
@@ -158,7 +160,7 @@ def test_a_request_is_found_by_the_id_of_its_response(figures: Figures) -> None:
 def test_a_failed_request_says_what_went_wrong(figures: Figures) -> None:
     turn_id, error, client, seconds = figures.rows(
         "SELECT id, error, user_agent, duration_seconds FROM turns",
-        where="error IS NOT NULL",
+        where="error IS NOT NULL AND user_agent IS NOT NULL",
         rest="LIMIT 1",
     )[0]
     app = figures.page("requests", request=turn_id)
@@ -193,7 +195,7 @@ def test_misses(figures: Figures) -> None:
 
 def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures) -> None:
     app = figures.page("fleet")
-    restarts = table(app, "Turns that missed for it")
+    restarts = table(app, "Turns that read less for it")
     assert sorted(restarts["Engine"]) == ["engine-0", "engine-1"], "one restart of each"
     held = "MAX(captured_tokens, cache_read_tokens + automatic_tokens)"
     available, captured, delivered, prompt, count = figures.row(

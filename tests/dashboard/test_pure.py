@@ -23,7 +23,7 @@ from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
 from dashboard.views.requests import turn_amounts, turn_facts
 from dashboard.views.savings import saved_over_time
-from dashboard.views.why import verdict
+from dashboard.views.why import known_to, verdict
 from engine.protocol import MissReason
 from gateway.prompt.fingerprint import DivergenceKind
 from gateway.structs.fleet import About, EngineReport
@@ -253,6 +253,13 @@ def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
     assert said.said.title.startswith(title)
     assert said.is_good is is_good
     assert (said.difference is not None) is shows_difference
+
+
+def test_a_place_says_how_exactly_it_is_known() -> None:
+    exact = msgspec.structs.replace(differs("system_changed", 9), is_exact=True)
+    assert known_to(exact).startswith("The place is exact")
+    floor = msgspec.structs.replace(differs("system_changed", 9), grid_characters=4096)
+    assert known_to(floor).startswith("The place is known to 4,096 characters")
 
 
 def test_a_date_in_front_is_moved_before_anything_is_marked() -> None:

@@ -9,9 +9,12 @@ _numbers = count()
 
 
 def handbook(num_rules: int) -> str:
-    """About 21 tokens a rule; different on every call, from its first words on."""
+    """About 21 tokens a rule; different on every call, in each of its sentences."""
     edition = next(_numbers)
-    rules = (f"Rule {i}: the staff must file form {i * 7} before noon." for i in range(num_rules))
+    forms = ((i * 7 + edition * 131) % 1000 for i in range(num_rules))
+    rules = (
+        f"Rule {i}: the staff must file form {form} before noon." for i, form in enumerate(forms)
+    )
     return f"Handbook, edition {edition}. " + " ".join(rules)
 
 

@@ -82,6 +82,9 @@ def test_a_month_is_one_that_the_contract_allows_and_shows_what_the_dashboard_is
         assert turn.computed_tokens == prompt - turn.cache_read_tokens - turn.automatic_tokens
         if turn.miss_reason in ("no_breakpoint", "below_minimum"):
             assert turn.cache_read_tokens == written == 0
+        for mark in turn.marks or ():
+            is_read = mark.tokens is not None and mark.tokens <= turn.cache_read_tokens
+            assert (mark.missed is None) == is_read, "a reason for what was not read alone"
         if turn.captured_tokens is not None and turn.available_tokens is not None:
             assert turn.captured_tokens <= turn.available_tokens
         saved[turn.workspace] += (turn.cost_without_cache or 0) - (turn.cost or 0)

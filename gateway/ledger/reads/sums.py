@@ -183,11 +183,14 @@ class Series(NamedTuple):
 
 
 class Reasons(NamedTuple):
-    """How many turns had each miss reason, without a read and with one, and each outcome."""
+    """How many turns had each miss reason, without a read, with one, and not known which, each
+    outcome, and how many markers had each reason."""
 
     misses: dict[str, int]
     parts: dict[str, int]
+    mixed: dict[str, int]
     outcomes: dict[str, int]
+    marks: dict[str, int]
 
 
 class Queries:
@@ -238,7 +241,8 @@ class Queries:
         return Series(width, buckets)
 
     async def reasons(self, of: Range) -> Reasons:
-        counts: dict[str, Counter[str]] = {kind: Counter() for kind in rollups.reasons()}
+        kinds = (*rollups.reasons(), rollups.MIXED)
+        counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
         table = ReasonRollupRow
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
@@ -256,7 +260,16 @@ class Queries:
                 for query in queries:
                     for kind, value, requests in await connection.execute(query):
                         counts[kind][value] += int(requests)
-        return Reasons(*(dict(counts[kind]) for kind in ("miss", "part", "outcome")))
+        marks = Counter[str]()
+        for kind in rollups.MARK_KINDS:
+            marks.update(counts[kind])
+        return Reasons(
+            misses=dict(counts["miss"]),
+            parts=dict(counts["part"]),
+            mixed=dict(counts[rollups.MIXED]),
+            outcomes=dict(counts["outcome"]),
+            marks=dict(marks),
+        )
 
     async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
         """A turn's packed fingerprint; only a turn of `workspace` if one is given."""

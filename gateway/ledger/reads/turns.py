@@ -15,7 +15,7 @@ from gateway.ledger.reads.sums import Range
 from gateway.ledger.rollups import prompt_tokens, written_tokens
 from gateway.ledger.schema import IS_ERROR, IS_SAMPLED, EpochRow, TurnRow
 from gateway.structs.fleet import Epoch, Lost
-from gateway.structs.usage import Sample, Turn, TurnPage
+from gateway.structs.usage import Sample, Turn, TurnMark, TurnPage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +185,7 @@ def _turn(row: Any) -> Turn:
     cost = row["cost_nano"]
     without_cache = row["cost_without_cache_nano"]
     saved = None if cost is None or without_cache is None else without_cache - cost
+    values["marks"] = msgspec.convert(row["marks"], list[TurnMark] | None)
     return Turn(**values, workspace=row["workspace_id"], saved_nano=saved)
 
 

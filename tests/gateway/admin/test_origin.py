@@ -181,8 +181,10 @@ def test_a_date_in_the_middle_is_told_exactly_or_between_bounds(
     assert (found["kind"], found["section"], found["block"]) == ("system_changed", "system", 0)
     if days is not None:
         assert found["is_exact"] and found["characters"] == 99
+        assert found["grid_characters"] is None
         assert 0 < found["shared_tokens"] < 60
         return
     assert not found["is_exact"]
     assert found["characters"] <= 99 < found["characters_below"] <= 4096
+    assert found["grid_characters"] == 4096
     assert found["shared_tokens"] <= 99 and found["shared_tokens_below"] >= 25

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
+from sqlalchemy import text
 
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import ROOT, migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.reads.sums import Queries, Range
+from gateway.ledger.reads.sums import Queries, Range, Reasons
+from gateway.ledger.upkeep import retain
 from tests.gateway.ledger.test_sums import START, at
 
 FIRST = "f3afc8957a46c6baf54fb2a65782c185aa7dd038c2bf1f208582da686d6f55d2"
@@ -61,6 +63,55 @@ def test_a_second_migration_leaves_rows_and_sums(settings: DatabaseSettings) -> 
         migrate(settings)
         run(settings, lambda ledger, count=count: put(ledger, count))
         assert run(settings, counted) == (count, count * 10, count)
+
+
+_AS_BEFORE = (
+    "INSERT INTO reason_rollups (by_engine, width_seconds, start_ms, workspace_id, engine, model,"
+    " kind, value, requests) SELECT by_engine, width_seconds, start_ms, workspace_id, engine,"
+    " model, 'miss', value, requests FROM reason_rollups WHERE kind = 'part'"
+    " ON CONFLICT (by_engine, width_seconds, start_ms, workspace_id, engine, model, kind, value)"
+    " DO UPDATE SET requests = reason_rollups.requests + excluded.requests",
+    "DELETE FROM reason_rollups WHERE kind = 'part'",
+)
+"""Makes the sums of reasons as versions before revision 0009 did."""
+
+
+def test_reasons_of_before_are_told_apart_where_the_turns_are_there(
+    settings: DatabaseSettings,
+) -> None:
+    migrate(settings)
+    there, gone = (
+        [at(n, day, cache_read_tokens=read, engine="engine-0") for n, read in enumerate(reads, day)]
+        for day, reads in ((9, (0, 0, 50)), (0, (0, 50, 50)))
+    )
+    horizon = int(START.timestamp() * 1000) + 5 * 86_400_000
+
+    async def make_as_before(ledger: Ledger) -> None:
+        await ledger.insert_turns([*there, *gone])
+        async with ledger.transaction() as connection:
+            for statement in _AS_BEFORE:
+                await connection.execute(text(statement))
+        await retain(ledger, horizon, 0, 0)
+
+    run(settings, make_as_before)
+    command.downgrade(config_of(settings), "0008")
+    migrate(settings)
+
+    def reasons(since_day: int, until_day: int, **of: str) -> Reasons:
+        bounds = [
+            int(START.timestamp() * 1000) + day * 86_400_000 for day in (since_day, until_day)
+        ]
+        asked = Range(since_ms=bounds[0], until_ms=bounds[1], **of)
+        found = run(settings, lambda ledger: Queries(ledger).reasons(asked))
+        assert isinstance(found, Reasons)
+        return found
+
+    for of in ({}, {"engine": "engine-0"}):
+        kept = reasons(8, 12, **of)
+        assert (kept.misses, kept.parts, kept.mixed) == ({"cold": 2}, {"cold": 1}, {})
+        old = reasons(-2, 2, **of)
+        assert (old.misses, old.parts, old.mixed) == ({}, {}, {"cold": 3})
+        assert old.marks == kept.marks == {}, "nobody told of markers"
 
 
 def test_the_first_revision_is_what_it_was() -> None:

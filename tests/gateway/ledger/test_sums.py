@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range, latency
 from gateway.ledger.reads.turns import epochs
-from gateway.ledger.rollups import dimensions, gap_changes
+from gateway.ledger.rollups import MARK_KINDS, dimensions, gap_changes
 from gateway.ledger.schema import (
     EpochRow,
     HorizonRow,
@@ -34,6 +34,7 @@ from gateway.ledger.schema import (
 )
 from gateway.ledger.upkeep import rebuild, retain
 from gateway.prices.price import PROMPT_BANDS
+from gateway.structs.usage import TurnMark
 from tests.gateway.records import turn_record
 from tests.postgres import new_database
 
@@ -59,6 +60,16 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def loop() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
+
+
+MARKS = st.builds(
+    TurnMark,
+    section=st.sampled_from(["tools", "system", "messages"]),
+    block=st.integers(0, 3),
+    tokens=st.none() | st.integers(0, 99),
+    ttl=st.sampled_from(["5m", "1h"]),
+    missed=st.sampled_from([None, "cold", "grew", "ttl_expired"]),
+)
 
 
 @st.composite
@@ -92,6 +103,7 @@ def turns(draw: st.DrawFn) -> TurnRecord:
         cost_without_cache=None if cost is None else cost * 2,
         prefix=draw(st.sampled_from([None, "0" * 16, "f" * 16])),
         prefix_ttl=draw(st.sampled_from([None, "5m", "1h"])),
+        marks=draw(st.none() | st.lists(MARKS, max_size=4)),
     )
 
 
@@ -164,6 +176,11 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
         told = of_kind(rows["reason_rollups"], by_engine, width)
         outcomes = [row["requests"] for row in told if row["kind"] == "outcome"]
         assert sum(outcomes) == len(turns)
+        assert counted(told, MARK_KINDS) == Counter(
+            mark.missed for turn in turns for mark in turn.marks or () if mark.missed
+        ), "each marker that was not read has one reason"
+        assert counted(told, ("miss",)) == reasons_of(turns, has_read=False)
+        assert counted(told, ("part",)) == reasons_of(turns, has_read=True)
     lives: dict[tuple[Any, ...], list[int]] = {}
     for turn in turns:
         if turn.engine and turn.epoch:
@@ -173,6 +190,22 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
         (row["engine"], row["epoch"], row["model"]): (row["first_ms"], row["last_ms"])
         for row in rows["engine_epochs"]
     } == {key: (min(moments), max(moments)) for key, moments in lives.items()}
+
+
+def counted(rows: list[dict[str, Any]], kinds: Collection[str]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for row in rows:
+        if row["kind"] in kinds:
+            sums[row["value"]] += row["requests"]
+    return sums
+
+
+def reasons_of(turns: list[TurnRecord], *, has_read: bool) -> Counter[str]:
+    return Counter(
+        turn.miss_reason
+        for turn in turns
+        if turn.miss_reason and (turn.cache_read_tokens > 0) == has_read
+    )
 
 
 def of_kind(rows: list[dict[str, Any]], by_engine: int, width: int) -> list[dict[str, Any]]:
@@ -287,11 +320,13 @@ def test_a_range_has_exactly_its_turns_whatever_sums_it_is_read_from(
         assert {key: each.output_tokens for key, each in found.items()} == dict(expected)
         series = (await queries.series(of)).buckets
         assert sum(bucket.totals.requests for bucket in series) == len(there)
-        counted = await queries.reasons(of)
-        assert sum(counted.outcomes.values()) == len(there)
+        told_of = await queries.reasons(of)
+        assert sum(told_of.outcomes.values()) == len(there)
         missed = [t for t in there if t.miss_reason]
-        assert counted.misses == Counter(t.miss_reason for t in missed if not t.cache_read_tokens)
-        assert counted.parts == Counter(t.miss_reason for t in missed if t.cache_read_tokens)
+        assert told_of.misses == Counter(t.miss_reason for t in missed if not t.cache_read_tokens)
+        assert told_of.parts == Counter(t.miss_reason for t in missed if t.cache_read_tokens)
+        marks = (mark for turn in there for mark in turn.marks or ())
+        assert told_of.marks == Counter(mark.missed for mark in marks if mark.missed)
 
     loop.run(with_ledger(ledger_url, check))
 
