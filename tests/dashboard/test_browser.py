@@ -191,7 +191,7 @@ def test_a_turn_that_read_is_no_miss_and_each_marker_has_its_reason(
     old, new = f"Of old. {BOOK}", "A new question. " * 40
     with Anthropic(base_url=site.gateway, api_key=key, max_retries=0, timeout=120) as client:
         for said in ([], marked(new)):
-            content = [*said, {"type": "text", "text": "What is a lease?"}]
+            content = [{"type": "text", "text": "What is a lease?"}, *said]
             message = client.messages.create(
                 model="holdfast-demo",
                 max_tokens=8,
