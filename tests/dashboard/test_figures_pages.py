@@ -83,7 +83,7 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
     shown = table(app, "Times shorter").set_index("Prompt tokens")
     (model,) = set(shown["Model"])
     own = f"model = '{model}'"
-    assert f"{model}, one of 2 models" in said(app, "caption")
+    assert f"{model}, one of 2 models" in said(app, "text")
     for low, high in LENGTHS:
         for kind, sign in (("With a read", ">"), ("Without a read", "=")):
             if times := figures.first_tokens(low, high, sign, model):
