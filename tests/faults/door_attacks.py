@@ -13,13 +13,14 @@ from itertools import chain, repeat
 from urllib.parse import urlsplit
 
 from scripts.bench.load import MESSAGES
-from tests.faults.attacks import Attack, Neighbour
+from tests.faults.attacks import CHAT, Attack, Neighbour, costly_schemas, posting
 
 _HOLD_SECONDS = 60.0
 _READ_BYTES = 1 << 16
 _CHUNKED = "transfer-encoding: chunked"
 _BYTE_CHUNKS = b"1\r\n \r\n" * 20_000
 _LONG_EXTENSION = b"1;" + b"e" * 60_000 + b"\r\n \r\n"
+_LONG_HEADERS = [f"x-{number}: {'a' * 590}" for number in range(100)]
 _TRAILER = b"x-trailer: " + b"t" * 87 + b"\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
 _LIVEZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -159,12 +160,12 @@ def _posted(who: Neighbour, path: str, more: dict[str, object]) -> bytes:
     return made.replace(MESSAGES.encode(), path.encode(), 1) + body
 
 
-async def _rounds(who: Neighbour, sent: bytes, num_answers: int) -> int:
+async def _rounds(who: Neighbour, sent: bytes, num_answers: int, num_rounds: int = 30) -> int:
     """Send this again and again on one connection; return the last status."""
     status = 0
     with suppress(OSError, asyncio.IncompleteReadError):
         async with connected(who) as (reader, writer):
-            for _ in range(100):
+            for _ in range(num_rounds):
                 writer.write(sent)
                 for _ in range(num_answers):
                     answer = await reader.readuntil(b"\r\n\r\n")
@@ -216,6 +217,22 @@ async def wrong_key_anew(who: Neighbour, rng: random.Random) -> int:
     return await say(who, [made + body])
 
 
+async def long_heads(who: Neighbour, rng: random.Random) -> int:
+    """A head of 60 KB without a key, on a connection of its own."""
+    return await say(who, [head(None, *_LONG_HEADERS, "content-length: 0", "connection: close")])
+
+
+async def options_of_admin(who: Neighbour, rng: random.Random) -> int:
+    """OPTIONS of each route of the admin API, without a key."""
+    described = await who.client.get("/openapi.json")
+    paths = [path for path in described.json()["paths"] if path.startswith("/admin/")]
+    asked = [f"OPTIONS {path} HTTP/1.1\r\nhost: x\r\n\r\n" for path in paths]
+    status = 0
+    for request in asked:
+        status = await _rounds(who, request.encode(), num_answers=1, num_rounds=10)
+    return status
+
+
 DOORS: dict[str, tuple[Attack, int]] = {
     "chunks of a byte without end, no key": (saying(endless(_BYTE_CHUNKS)), 8),
     "the same with a key": (saying(endless(_BYTE_CHUNKS), has_key=True), 8),
@@ -236,6 +253,9 @@ DOORS: dict[str, tuple[Attack, int]] = {
         8,
     ),
     "requests in pipelines": (pipelined, 8),
+    "heads of 60 KB, no key": (long_heads, 100),
+    "costly schemas, with a key": (posting(CHAT, costly_schemas), 4),
+    "OPTIONS of the admin API, no key": (options_of_admin, 8),
     "metrics in a loop": (metrics_in_a_loop, 8),
     "metrics on a connection each": (metrics_and_away, 8),
     "connect and close": (connect_and_close, 8),

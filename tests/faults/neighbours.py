@@ -1,18 +1,21 @@
 """A victim's time to its first token, alone and beside each attack at the bound of what is allowed.
 
     python -m tests.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ... | --door]
-        [--attackers 1] [--apart]
+        [--attackers 1] [--apart] [--rest 0] [--most 2]
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
 behind a cached prefix, one after another. Beside it another workspace, or so many `--attackers`,
 sends one kind of request of `attacks.py` or `door_attacks.py` all the time, each from a process of
-its own. The table has p50 and p95
-alone (just before and just after the attack) and beside each attack, the ratio of the p95, the
-turns of the victim that failed, and the statuses that the attacker got. Ends with 1 where a turn of
-the victim failed or a p95 was more than `--most` times that alone. With `--door` the attacks are
-those of `door_attacks.py`, and the victim comes on a new connection each time. With `--apart` the
-attacker's process takes only the processor time that the others leave, as if it ran on a machine of
-its own.
+its own. With `--door` the attacks are those of `door_attacks.py`, and the victim comes on a new
+connection each time. With `--apart` the attacker's process takes only the processor time that the
+others leave, as if it ran on a machine of its own.
+
+The first table has the milliseconds to the first token, p50 and p95, alone (just before and just
+after the attack) and beside each attack, the turns of the victim and those that failed. The second
+has the milliseconds of whole turns, the gateway's resident MiB before the attack, at its end and
+`--rest` seconds later, and the statuses that the attacker got. Both have the ratio of the p95. The
+machine's load is printed before and after: a busy machine slows both. Ends with 1 where a turn of
+the victim failed or a p95 was more than `--most` times that alone.
 """
 
 import argparse
@@ -32,6 +35,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from scripts.bench.report import percentile
 from tests.faults.attacks import FLOODS, KINDS, neighbour_of
 from tests.faults.door_attacks import DOORS
@@ -43,22 +48,29 @@ ALL_KINDS = {**KINDS, **FLOODS, **DOORS}
 
 @dataclass(slots=True)
 class Seen:
-    """What the victim saw: seconds to each first token, and why turns failed."""
+    """What the victim saw: seconds to each first token and of each whole turn, and why turns
+    failed."""
 
-    seconds: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    def __add__(self, other: "Seen") -> "Seen":
+        failures = self.failures + other.failures
+        return Seen(self.first + other.first, self.whole + other.whole, failures)
 
 
 async def watch(victim: Victim, seconds: float) -> Seen:
     """Ask one question after another for so long; at least three."""
     seen = Seen()
     until = time.monotonic() + seconds
-    while time.monotonic() < until or len(seen.seconds) + len(seen.failures) < 3:
+    while time.monotonic() < until or len(seen.whole) + len(seen.failures) < 3:
         answer = await victim.ask()
         if answer.error or answer.first_seconds is None:
             seen.failures.append(f"{answer.status} {answer.error or 'no token'}")
         else:
-            seen.seconds.append(answer.first_seconds)
+            seen.first.append(answer.first_seconds)
+            seen.whole.append(answer.seconds)
         await asyncio.sleep(PAUSE_SECONDS)
     return seen
 
@@ -115,6 +127,7 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=15, help="beside each attack")
     parser.add_argument("--most", type=float, default=2.0, help="p95 beside an attack / p95 alone")
+    parser.add_argument("--rest", type=float, default=0, help="seconds behind each attack")
     parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), metavar="NAME")
     parser.add_argument("--door", action="store_true", help="the attacks of door_attacks.py")
     parser.add_argument("--attackers", type=int, default=1, help="workspaces that attack")
@@ -128,67 +141,105 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as data, running_house(Path(data), options.engines) as house:
         niceness = 19 if options.apart else 0
         keys = [house.new_key(f"attacker-{number}") for number in range(options.attackers)]
-        rows = asyncio.run(measure(house, names, options.seconds, niceness, keys))
+        times = Times(options.seconds, options.rest)
+        print(f"load before: {load()}", flush=True)
+        rows = asyncio.run(measure(house, names, times, niceness, keys))
     return report(rows, options.most)
+
+
+def load() -> str:
+    return " ".join(f"{average:.1f}" for average in os.getloadavg())
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds: of each attack, and between it and the next."""
+
+    attack: float
+    rest: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the victim saw alone and beside one attack, and the attacker's statuses."""
+    """What the victim saw alone and beside one attack, the gateway's resident MiB before, at the
+    end and behind it, and the attacker's statuses."""
 
     name: str
     alone: Seen
     beside: Seen
+    mebibytes: list[int]
     statuses: str
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the p95: to the first token, and of whole turns."""
+        return [
+            percentile(self.beside.first, 0.95) / percentile(self.alone.first, 0.95),
+            percentile(self.beside.whole, 0.95) / percentile(self.alone.whole, 0.95),
+        ]
 
 
 async def measure(
-    house: House, names: list[str], seconds: float, niceness: int, attackers: list[str]
+    house: House, names: list[str], times: Times, niceness: int, attackers: list[str]
 ) -> list[Row]:
     """`attackers` are the keys of the workspaces that attack."""
     victim_key = await asyncio.to_thread(house.new_key, "victim")
+    gateway = psutil.Process(house.gateway.pid)
     rows = []
     for name in names:
         victim = Victim(house, victim_key, num_words=1100, comes_anew=name in DOORS)
         await watch(victim, 3)
-        alone = await watch(victim, seconds / 2)
+        before = await watch(victim, times.attack / 2)
+        sizes = [gateway.memory_info().rss]
         with ExitStack() as stack:
             processes = [
                 stack.enter_context(attacking(name, house, key, niceness)) for key in attackers
             ]
             await asyncio.sleep(2)
-            beside = await watch(victim, seconds)
+            beside = await watch(victim, times.attack)
+            sizes.append(gateway.memory_info().rss)
         statuses = " ".join(process.communicate()[0].strip() for process in processes)
         await watch(victim, 2)
-        after = await watch(victim, seconds / 2)
+        alone = before + await watch(victim, times.attack / 2)
         await victim.close()
-        both = Seen(alone.seconds + after.seconds, alone.failures + after.failures)
-        rows.append(Row(name, both, beside, statuses))
-        p95 = 1e3 * percentile(beside.seconds, 0.95)
-        print(f"  {name}: {len(beside.seconds)} turns, p95 {p95:.0f} ms", flush=True)
+        await asyncio.sleep(times.rest)
+        sizes.append(gateway.memory_info().rss)
+        row = Row(name, alone, beside, [size >> 20 for size in sizes], statuses)
+        rows.append(row)
+        print(f"  {name}: {len(beside.whole)} turns, p95 x {row.ratios[0]:.1f}", flush=True)
     return rows
 
 
 def report(rows: list[Row], most: float) -> int:
     wrong = []
+    print(f"load after: {load()}")
     print(
-        "\n| attack | alone p50 ms | p95 | beside p50 ms | p95 | p95 / alone | turns | failed"
-        " | the attacker's statuses |"
+        "\n| attack | first token alone p50 ms | p95 | beside p50 ms | p95 | p95 / alone | turns"
+        " | failed |\n|---|--:|--:|--:|--:|--:|--:|--:|"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|---|")
     for row in rows:
-        alone, beside = row.alone.seconds, row.beside.seconds
-        ratio = percentile(beside, 0.95) / percentile(alone, 0.95)
-        figures = [percentile(seen, part) for seen in (alone, beside) for part in (0.5, 0.95)]
-        cells = [f"{1e3 * figure:.0f}" for figure in figures]
-        cells += [f"{ratio:.2f}", str(len(beside)), str(len(row.beside.failures)), row.statuses]
+        cells = [*spread(row.alone.first), *spread(row.beside.first), f"{row.ratios[0]:.2f}"]
+        cells += [str(len(row.beside.whole)), str(len(row.beside.failures))]
         print(f"| {row.name} | {' | '.join(cells)} |")
         wrong += [f"{row.name}: {why}" for why in row.beside.failures[:3]]
         wrong += [f"{row.name}, alone: {why}" for why in row.alone.failures[:3]]
-        if ratio > most:
-            wrong.append(f"{row.name}: p95 is {ratio:.2f} times that alone")
+        if max(row.ratios) > most:
+            wrong.append(f"{row.name}: p95 is {max(row.ratios):.2f} times that alone")
+    print(
+        "\n| attack | whole turn alone p50 ms | p95 | beside p50 ms | p95 | p95 / alone"
+        " | gateway MiB | the attacker's statuses |\n|---|--:|--:|--:|--:|--:|---|---|"
+    )
+    for row in rows:
+        cells = [*spread(row.alone.whole), *spread(row.beside.whole), f"{row.ratios[1]:.2f}"]
+        cells += [", ".join(map(str, row.mebibytes)), row.statuses]
+        print(f"| {row.name} | {' | '.join(cells)} |")
     print("\n".join(["", *(wrong or ["no turn of the victim failed, none was slowed too much"])]))
     return 1 if wrong else 0
+
+
+def spread(seconds: list[float]) -> list[str]:
+    """p50 and p95 in milliseconds."""
+    return [f"{1e3 * percentile(seconds, part):.0f}" for part in (0.5, 0.95)]
 
 
 if __name__ == "__main__":
