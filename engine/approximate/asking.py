@@ -27,6 +27,11 @@ def asks_for_any(request: GenerateRequest) -> bool:
     return bool(request.documents) or any(point.is_approximate for point in request.breakpoints)
 
 
+def is_in_other_tokens(request: GenerateRequest) -> bool:
+    """Whether other tokens stand for its prompt's, so that nobody needs the exact ones' digests."""
+    return bool(request.documents) or any(point.keep is not None for point in request.breakpoints)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A request, with what else decides of its prompt."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
-from engine.approximate.asking import asks_for_any
+from engine.approximate.asking import is_in_other_tokens
 from engine.backends.prepare.prepared import Prepared
 from engine.cache.digests import ActiveAdapter
 from engine.cache.ids import TokenId
@@ -28,8 +28,8 @@ def query_of(
     tokens = array("I", prepared.token_ids).tolist()
     least = request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
-    if asks_for_any(request):
-        keys = []  # an approximate prompt has digests of its own
+    if is_in_other_tokens(request):
+        keys = []
     return CacheQuery(
         scope=request.scope,
         tokens=tokens,

@@ -174,6 +174,7 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
             prompt_of(wrong, sibling=sibling)
     found = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
     assert found.asked is not None and not found.placed
+    assert found.asked.exact.num_tokens == len(found.query.tokens), "it may be answered as it is"
     kinds = [sibling.domain, sibling.domain_of(5), sibling.domain_of(6), None]
     kinds += [Sibling(b"m" * 16, 2, 3).domain_of(5), Sibling(b"n" * 16, 1, 3).domain_of(5)]
     hasher = ChainHasher(b"k", BLOCK_SIZE)
