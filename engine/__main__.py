@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # uvicorn handles the signal while it serves, and raises it again at the end.
     signal.signal(signal.SIGTERM, end)
-    host = ServedEngine(fail)
+    host = ServedEngine(fail, load_seconds=settings.load_seconds)
     app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host)
     server = Server(app, host, settings)
     with suppress(KeyboardInterrupt):

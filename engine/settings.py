@@ -39,6 +39,14 @@ class Settings(BaseSettings):
         le=86_400,
         description="For how many seconds running generations may go on after SIGTERM",
     )
+    load_seconds: int = Field(
+        3600,
+        ge=5,
+        le=86_400,
+        description="For how many seconds a stage of the start, such as the model or the tokenizer "
+        "with its chat template, may go on without a step; then the process ends with a line that "
+        "names the stage",
+    )
     backend: Literal["native", "synthetic", "vllm", "upstream"] = Field(
         "native", description="What computes"
     )

@@ -4,12 +4,13 @@ import asyncio
 import gc
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from engine.backends.contract import EngineBackend
+from engine.deadline import StartDeadline
 from engine.refusal import StartRefused
 from engine.supervisor import Supervisor, trace_of
 
@@ -44,7 +45,11 @@ class ServedEngine:
         supervisor: Supervisor | None = None,
         *,
         owns_process: bool = True,
+        load_seconds: float | None = None,
     ) -> None:
+        """Where a stage of the load takes longer than `load_seconds` without a step, this process
+        ends with SIGKILL."""
+        self._load_seconds = load_seconds
         self.supervisor = supervisor or Supervisor()
         self._owns_process = owns_process
         self._readiness = Readiness()
@@ -105,12 +110,17 @@ class ServedEngine:
         self._readiness.ready = False
 
     async def _load(self, backend: EngineBackend) -> None:
+        deadline = None if self._load_seconds is None else StartDeadline(self._load_seconds)
+
         def note(stage: str, fraction: float) -> None:
             self._readiness.stage = stage
             self._readiness.progress = fraction
+            if deadline is not None:
+                deadline.note(stage)
 
         try:
-            await asyncio.to_thread(backend.load, note)
+            with deadline or nullcontext():
+                await asyncio.to_thread(backend.load, note)
         except StartRefused as refusal:
             self._fail(error=str(refusal))
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end

@@ -154,7 +154,7 @@ class Server:
         raise NotImplementedError
 
 
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_LABEL = re.compile(r'\b(\w+)="([^"]*)"')
 _START = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.M)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
 
