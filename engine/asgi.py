@@ -1,7 +1,6 @@
 """What both servers share: an access log, callers that leave, descriptors, memory given back."""
 
 import asyncio
-import ctypes
 import resource
 import socket
 import time
@@ -9,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvicorn
+
+from engine.heap import trim_heap
 
 T = TypeVar("T")
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -135,14 +136,3 @@ class SteadyServer(uvicorn.Server):
         if counter % (TRIM_SECONDS * _TICKS_A_SECOND) == 0:
             asyncio.get_running_loop().run_in_executor(None, trim_heap)
         return await super().on_tick(counter)
-
-
-def trim_heap() -> None:
-    """Give the free pages of the C library's heap back (malloc_trim(3)).
-
-    By itself glibc gives back the end of the heap only, so a small block that was made late in a
-    flood keeps all the pages of the flood. Other C libraries have no such call and need none.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

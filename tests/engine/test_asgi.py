@@ -18,7 +18,7 @@ NUM_CONNECTIONS = 80
 
 FLOOD = """
 import psutil
-from engine.asgi import trim_heap
+from engine.heap import trim_heap
 
 process = psutil.Process()
 blocks = [bytes(4000) for _ in range(50_000)]

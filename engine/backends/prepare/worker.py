@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -31,10 +31,12 @@ from engine.backends.prepare.prepared import (
 )
 from engine.backends.prepare.preparer import PostponedError, Preparer
 from engine.errors import SchemaTooCostly
+from engine.heap import trim_heap
 
 _message = msgspec.msgpack.Decoder[ToWorker](ToWorker)
 _UNLIMITED_STACK = 2 * 2**20
 """A thread's stack where `ulimit -s` is unlimited."""
+_SPARE_BYTES = 8 * 2**20
 _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
 
@@ -93,6 +95,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     statistics = Path("/proc/self/statm")
+    heap = Heap(statistics)
     if statistics.exists():  # elsewhere than on Linux bytes and seconds still bound it
         # So many bytes beyond what is allocated now: what needs more ends this process alone.
         pages = int(statistics.read_text("ascii").split()[5])  # data and stack
@@ -104,7 +107,28 @@ def main() -> int:
         signal.alarm(int(start.seconds) + _SPARE_SECONDS)
         _write(target, preparer.answer(job))
         signal.alarm(0)
+        heap.settle()
     return 0
+
+
+class Heap:
+    """What this process holds. A grammar takes some hundred MB, which are free behind it."""
+
+    def __init__(self, statistics: Path) -> None:
+        self._statistics = statistics
+        self._pages = self._resident()
+
+    def settle(self) -> None:
+        """Give back what is free if this process has grown. The answer has been sent."""
+        if self._resident() - self._pages > _SPARE_BYTES // resource.getpagesize():
+            trim_heap()
+            self._pages = self._resident()
+
+    def _resident(self) -> int:
+        """Pages, 0 where the system does not tell."""
+        with suppress(OSError):
+            return int(self._statistics.read_text("ascii").split()[1])
+        return 0
 
 
 def new_renderer(spec: WorkerSpec) -> Renderer:

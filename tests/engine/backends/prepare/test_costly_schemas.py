@@ -2,9 +2,12 @@
 processor time, and no hindrance to others."""
 
 import asyncio
+import gc
 import random
+import resource
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +16,10 @@ from engine.backends.local import LocalBackend
 from engine.backends.prepare.loads import Grammars, ScopeLoads
 from engine.backends.prepare.prepared import MayCompile, Verdict
 from engine.errors import PreparationFull, SchemaTooCostly, TooCostly, rebuilt
+from engine.heap import trim_heap
 from engine.protocol import Done, GenerateRequest, Started, Tool, ToolChoice
 from tests.engine.backends.local import SCOPE, prompt, request, serving
+from tests.engine.backends.prepare.test_workers import children
 from tests.faults.attacks import costly_schema
 
 pytestmark = pytest.mark.anyio
@@ -124,6 +129,28 @@ async def test_a_schema_whose_client_leaves_is_found_once_too(
     await asyncio.wait([opening])
     await refused(engine, held_to(schema))
     assert verdicts.count("yes") == 1
+
+
+async def test_memory_of_grammars_comes_back() -> None:
+    """Workers kept what a grammar of some hundred MB had taken, engines what they compiled."""
+
+    def resident(process: int | str) -> float:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+
+    # Each is below the bound, and takes about 50 MB.
+    schemas = [costly_schema(random.Random(number), 1) for number in range(6)]
+    async with serving(described={"capabilities": CAPABILITIES}) as engine:
+        await finish(engine, held_to({"type": "string"}))
+        gc.collect()
+        before = resident("self"), [resident(child) for child in children()]
+        for number, schema in enumerate(schemas):
+            await finish(engine, held_to(schema, f"{number:032x}"))
+        gc.collect()
+        trim_heap()  # the server does every 20 seconds
+        assert resident("self") - before[0] < 50
+        for child in children():
+            assert resident(child) - max(before[1]) < 25
 
 
 async def test_strict_tools_that_cost_too_much_are_not_held_and_the_turn_is_served(
