@@ -74,14 +74,14 @@ class AccessLog:
         try:
             await self._app(scope, receive, counting)
         finally:
-            told = {
+            fields = {
                 "method": scope["method"],
                 "route": str(scope.get("path_template") or "unknown"),
                 "status": status,
                 "bytes": num_bytes,
                 "seconds": round(time.monotonic() - began, 6),
             }
-            self._note(scope, told)
+            self._note(scope, fields)
 
 
 def raise_descriptor_limit() -> None:

@@ -22,9 +22,9 @@ class LineLogger:
         line = f"{message}\n"
         with self._lock:
             if self.num_failed:
-                told = {"event": "log_lines_failed", "level": "error", "lines": self.num_failed}
+                notice = {"event": "log_lines_failed", "level": "error", "lines": self.num_failed}
                 # A line that failed may stand there in part.
-                line = f"\n{json.dumps(told)}\n{line}"
+                line = f"\n{json.dumps(notice)}\n{line}"
             try:
                 self._write(line.encode(errors="backslashreplace"))
             except OSError:

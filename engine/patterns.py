@@ -43,10 +43,10 @@ def matching(patterns: Sequence[str], names: Sequence[str]) -> Mapping[str, str]
     if done.returncode:
         raise PatternRefused(f"takes more than {MATCH_SECONDS} seconds or 512 MiB to match")
     answer: dict[str, dict[str, str] | str] = json.loads(done.stdout)
-    found = answer["found"]
-    if isinstance(found, str):
-        raise PatternRefused(f"not a regular expression: {found[:64]}")
-    return found
+    names_fitted = answer["found"]
+    if isinstance(names_fitted, str):
+        raise PatternRefused(f"not a regular expression: {names_fitted[:64]}")
+    return names_fitted
 
 
 def _main() -> None:
@@ -62,13 +62,13 @@ def _main() -> None:
         except (re.error, RecursionError, OverflowError):
             json.dump({"found": pattern}, sys.stdout)
             return
-    found = dict[str, str]()
+    fitted = dict[str, str]()
     for name in names:
         fitting = (pattern for pattern, expression in compiled if expression.match(name))
         first = next(fitting, None)
         if first is not None:
-            found[name] = first
-    json.dump({"found": found}, sys.stdout)
+            fitted[name] = first
+    json.dump({"found": fitted}, sys.stdout)
 
 
 if __name__ == "__main__":

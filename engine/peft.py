@@ -72,8 +72,8 @@ class AdapterFiles:
 
     def _values(self, field: str, modules: Sequence[str], default: Any) -> Mapping[str, Any]:
         patterns: dict[str, Any] = self.config.get(field) or {}
-        found = _matching(field, patterns, modules)
-        return {name: patterns[found[name]] if name in found else default for name in modules}
+        matches = _matching(field, patterns, modules)
+        return {name: patterns[matches[name]] if name in matches else default for name in modules}
 
     def write(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         if not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
             raise StartRefused(f"`lora_alpha`: no number up to {MAX_ALPHA:g}")
     invocation = config.get("alora_invocation_tokens") or []
-    are_tokens = isinstance(invocation, list) and all(type(one) is int for one in invocation)
+    are_tokens = isinstance(invocation, list) and all(
+        type(token_id) is int for token_id in invocation
+    )
     if not are_tokens or len(invocation) > MAX_INVOCATION:
         raise StartRefused(f"`alora_invocation_tokens`: not a list of {MAX_INVOCATION} ids or less")
     return config

@@ -232,8 +232,8 @@ def problems_of(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors(include_input=False, include_url=False):
         name = "_".join(map(str, problem["loc"]))
-        told = problem["msg"].removeprefix("Value error, ")
+        message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
-            told = f"is not set; it is needed: {Settings.model_fields[name].description}"
-        lines.append(f"{PREFIX}{name.upper()}: {told}")
+            message = f"is not set; it is needed: {Settings.model_fields[name].description}"
+        lines.append(f"{PREFIX}{name.upper()}: {message}")
     return lines

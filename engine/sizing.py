@@ -196,7 +196,7 @@ def _layer_state_bytes(config: Mapping[str, Any], kind: str, dtype: str) -> int:
         return _number(config, _HIDDEN_SIZE) * width * number_bytes
     if config.get("linear_num_value_heads"):
         heads = _number(config, ("linear_num_value_heads",))
-        key, value = (_number(config, (f"linear_{each}_head_dim",)) for each in ("key", "value"))
+        key, value = (_number(config, (f"linear_{part}_head_dim",)) for part in ("key", "value"))
         channels = 2 * _number(config, ("linear_num_key_heads",)) * key + heads * value
         kernel = ("linear_conv_kernel_dim",)
     elif config.get("linear_num_heads"):

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from engine.approximate.placing import Placing
 from engine.approximate.prompt import ApproximatePrompt
-from engine.cache.prefix_cache import Found, PrefixCache
+from engine.cache.prefix_cache import Lookup, PrefixCache
 from engine.protocol import (
     TTLS,
     WRITE_FIELDS,
@@ -43,8 +43,8 @@ class Written(NamedTuple):
 def write_documents(
     cache: PrefixCache,
     prompt: ApproximatePrompt,
-    found: Found,
-    documents: Sequence[Found],
+    lookup: Lookup,
+    documents: Sequence[Lookup],
     placings: Sequence[Placing],
     now: float,
 ) -> Written:
@@ -56,7 +56,7 @@ def write_documents(
     tables = {id(placing.placed): placing.table for placing in placings}
     for placed, document in zip(prompt.placed, documents, strict=False):
         tier: Tier | None
-        piece = Piece(max(placed.copied, found.read), placed.end, None)
+        piece = Piece(max(placed.copied, lookup.read), placed.end, None)
         table = tables.get(id(placed))
         if prompt.asked is not None:
             # Its entry is the sibling's alone: it is not written, leased or counted here.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.approximate.prompt import ApproximatePrompt, Placed
 from engine.cache.digests import PromptDigests
-from engine.cache.prefix_cache import Found, PrefixCache
+from engine.cache.prefix_cache import Lookup, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.sizing import blocks_for
 
@@ -21,7 +21,7 @@ class Placing:
 
     placed: Placed
     # The exact prompt's look-up.
-    found: Found
+    lookup: Lookup
     # The sequence's positions, or slots of a compressed prompt, that it is copied to.
     ranges: list[Range]
     # What has the exact prompt. None before it is its turn to be computed.
@@ -52,7 +52,7 @@ class Placing:
         """Fill a table for the exact prompt. Raises NoFreeBlocks like `PrefixCache.begin`."""
         placed = self.placed
         table = cache.new_table(placed.origin)
-        copies = cache.begin(placed.origin, self.found, table)
+        copies = cache.begin(placed.origin, self.lookup, table)
         self.table = table
         shift = placed.shift
         ranges = [(0, placed.of)] if placed.of else self.ranges
@@ -66,19 +66,19 @@ class Placing:
 
 
 def new_placings(
-    prompt: ApproximatePrompt, table: BlockTable, documents: Sequence[Found]
+    prompt: ApproximatePrompt, table: BlockTable, documents: Sequence[Lookup]
 ) -> list[Placing]:
     """What a prompt's table lacks of what is copied. `documents` are the look-ups of what is
     placed; none where they are let go."""
     placings: list[Placing] = []
     for number, placed in enumerate(prompt.placed):
-        found = documents[number] if documents else Found([], None, 0, None)
+        lookup = documents[number] if documents else Lookup([], None, 0, None)
         # What a sibling wrote is read or not there: it is never computed in its place.
-        if prompt.asked is not None and found.hit is None:
+        if prompt.asked is not None and lookup.hit is None:
             continue
         ranges = list(table.gaps(placed.end, placed.begin))
         if ranges:
-            placings.append(Placing(placed, found, ranges))
+            placings.append(Placing(placed, lookup, ranges))
     return placings
 
 
@@ -86,18 +86,18 @@ def usable_sources(
     cache: PrefixCache,
     prompt: ApproximatePrompt,
     digests: PromptDigests,
-    found: Found | None = None,
+    lookup: Lookup | None = None,
 ) -> Sources:
     """The blocks in memory that a prompt goes on from.
 
     What is chosen of a document is chosen of all of it: its copy is reused whole or not at all.
     """
     size = cache.pool.block_size
-    sources = cache.sources(digests, found)
+    sources = cache.sources(digests, lookup)
     num_held = 0
     tail = 0
-    if found is not None and found.held:
-        num_held, tail = divmod(found.read, size)
+    if lookup is not None and lookup.held:
+        num_held, tail = divmod(lookup.read, size)
     num_read = num_held * size + tail
     while True:
         dropped = {
@@ -111,8 +111,8 @@ def usable_sources(
         if not dropped:
             return sources
         for index in dropped:
-            if found is not None and tail and index == num_held:
-                sources[index] = Source(found.held[index], tail)
+            if lookup is not None and tail and index == num_held:
+                sources[index] = Source(lookup.held[index], tail)
             else:
                 del sources[index]
 

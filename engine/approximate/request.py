@@ -22,7 +22,7 @@ from engine.approximate.placing import (
 from engine.approximate.prompt import ApproximatePrompt, with_sibling
 from engine.cache.block import Entry
 from engine.cache.ids import TokenId
-from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Lookup, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable
 from engine.protocol import Frame, Started, Tier
 from engine.schedule.output import OutputParser
@@ -58,15 +58,15 @@ class ApproximateSequence(SequenceState):
         prompt = request.prompt
         query = request.query
         table = self.table
-        documents: Sequence[Found] = ()
+        documents: Sequence[Lookup] = ()
         if self.is_new:
-            found = request.found
-            assert found is not None
-            found.raced = request.raced
+            lookup = request.lookup
+            assert lookup is not None
+            lookup.raced = request.raced
             documents = request.documents
-            sources = usable_sources(cache, prompt, query.digests, found)
+            sources = usable_sources(cache, prompt, query.digests, lookup)
             spare = num_spare(cache, prompt, sources)
-            copies = cache.begin(query, found, table, sources, spare)
+            copies = cache.begin(query, lookup, table, sources, spare)
         else:
             copies = self._resume(cache)
         self.placings = new_placings(prompt, table, documents)
@@ -111,8 +111,8 @@ class ApproximateSequence(SequenceState):
         ranges = (part for placing in self.placings for part in placing.copied)
         self.table.give(ranges, self.tokens)
         request = self.request
-        if self.is_new and request.found is not None:
-            request.found.reused += sum(placing.num_reused for placing in self.placings)
+        if self.is_new and request.lookup is not None:
+            request.lookup.reused += sum(placing.num_reused for placing in self.placings)
         if request.prompt.compression is not None or not self.is_new:
             self.let_placings_go()
         return []
@@ -234,7 +234,7 @@ class ApproximateRequest(RequestState):
     prompt: ApproximatePrompt
     compressor: Compressor | None
     # The look-ups of what is placed in the prompt, held like its own.
-    documents: list[Found] = field(default_factory=list)
+    documents: list[Lookup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         emit = self.emit
@@ -258,22 +258,22 @@ class ApproximateRequest(RequestState):
                 self.raced = 0
             for leader in self.sequences[:1]:
                 leader.table = cache.new_table(self.query)
-        found = cache.look_up(self.query)
-        self.found = found
+        lookup = cache.look_up(self.query)
+        self.lookup = lookup
         self.documents = []
         placed_all = self.prompt.placed
         if self.prompt.asked is not None:
             for placed in placed_all:
                 self.documents.append(_held_of_sibling(placed.entry, placed.end, cache))
             if any(document.hit is not None for document in self.documents):
-                cache.explain(self.query, found, max(document.read for document in self.documents))
-                found.miss_reason = None
+                cache.explain(self.query, lookup, max(document.read for document in self.documents))
+                lookup.miss_reason = None
             return
         if self.prompt.compression is None:
             self.documents = [cache.look_up(placed.origin) for placed in placed_all]
         if placed_all and not self.query.breakpoints:
             reasons = (document.miss_reason for document in self.documents)
-            found.miss_reason = next((reason for reason in reasons if reason is not None), None)
+            lookup.miss_reason = next((reason for reason in reasons if reason is not None), None)
 
     @property
     def holds_blocks(self) -> bool:
@@ -296,10 +296,10 @@ class ApproximateRequest(RequestState):
             cache.take_back(document)
 
     def write(self, cache: PrefixCache, sequence: SequenceState, now: float) -> CacheResult:
-        assert isinstance(sequence, ApproximateSequence) and self.found is not None
+        assert isinstance(sequence, ApproximateSequence) and self.lookup is not None
         prompt = self.prompt
         documents = write_documents(
-            cache, prompt, self.found, self.documents, sequence.placings, now
+            cache, prompt, self.lookup, self.documents, sequence.placings, now
         )
         written = super().write(cache, sequence, now)
         sequence.let_placings_go()
@@ -329,12 +329,12 @@ class ApproximateRequest(RequestState):
         return self.prompt.real or self.query.tokens
 
 
-def _held_of_sibling(entry: Entry | None, end: int, cache: PrefixCache) -> Found:
+def _held_of_sibling(entry: Entry | None, end: int, cache: PrefixCache) -> Lookup:
     """A look-up that holds the first `end` tokens of a sibling's entry, if there is one."""
-    found = Found([], entry, 0, None)
+    lookup = Lookup([], entry, 0, None)
     if entry is not None:
-        found.read = end
-        found.held = list(entry.blocks[: blocks_for(end, cache.pool.block_size)])
-        for block in found.held:
+        lookup.read = end
+        lookup.held = list(entry.blocks[: blocks_for(end, cache.pool.block_size)])
+        for block in lookup.held:
             block.home.acquire(block)
-    return found
+    return lookup

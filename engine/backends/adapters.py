@@ -91,7 +91,9 @@ class AdapterParts:
 
     def names(self) -> list[str]:
         folders = [] if self.directory is None else sorted(self.directory.iterdir())
-        return list(dict.fromkeys([*self.named, *(one.name for one in folders if one.is_dir())]))
+        return list(
+            dict.fromkeys([*self.named, *(folder.name for folder in folders if folder.is_dir())])
+        )
 
     def find(self, name: str) -> Path | None:
         path = self.named.get(name) or (self.directory and self.directory / name)

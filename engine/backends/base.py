@@ -29,11 +29,11 @@ Body = bytes | GenerateRequest | CountRequest
 
 
 def on_event_loop(
-    event_loop: asyncio.AbstractEventLoop, function: Callable[[T], None], given: T
+    event_loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T
 ) -> None:
     """Called from any thread, also after the loop's end."""
     if not event_loop.is_closed():
-        event_loop.call_soon_threadsafe(function, given)
+        event_loop.call_soon_threadsafe(function, argument)
 
 
 class Generation:

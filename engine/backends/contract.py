@@ -63,7 +63,7 @@ from engine.protocol.reports import (
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import step_back
 from engine.schedule.output import OutputParser
-from engine.schedule.request import RequestState, Shown
+from engine.schedule.request import ImagePrompt, RequestState
 from engine.schedule.runner import SampleParams
 from engine.settings import Settings
 
@@ -154,9 +154,9 @@ class EngineBackend:
 
     # Generation.
 
-    def check_epoch(self, asked: str) -> None:
+    def check_epoch(self, epoch: str) -> None:
         """Raise NotReady where a generation is meant for another epoch; empty means any."""
-        if asked not in ("", self._ready().description.epoch):
+        if epoch not in ("", self._ready().description.epoch):
             raise NotReady("this engine was started anew: ask for its description")
 
     async def open(self, body: Body, scope: str = "") -> Generation:
@@ -165,10 +165,10 @@ class EngineBackend:
         answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
         assert isinstance(answer, Prepared)
         request = _decode.decode(answer.request)
-        shown = None
+        image_prompt = None
         if answer.images:
-            shown = Shown(array("I", answer.token_ids).tolist(), answer.images)
-            expanded = await self._expand(shown)
+            image_prompt = ImagePrompt(array("I", answer.token_ids).tolist(), answer.images)
+            expanded = await self._expand(image_prompt)
             check_length(len(expanded.token_ids), loaded.description)
             answer = await asyncio.to_thread(widened, answer, expanded, loaded.description)
         query = await asyncio.to_thread(
@@ -183,14 +183,14 @@ class EngineBackend:
         adapter = query.digests.adapter
         new_request: Callable[..., RequestState] = RequestState
         if asks_for_any(request):
-            asked = Asked(
+            wish = Asked(
                 request=request,
                 query=query,
                 begins=answer.begins,
                 has_images=bool(answer.keys),
             )
             approximate = loaded.approximate
-            prompt = await asyncio.to_thread(approximate.prompt_of, asked, loaded.cache)
+            prompt = await asyncio.to_thread(approximate.prompt_of, wish, loaded.cache)
             query = prompt.query
             new_request = partial(
                 ApproximateRequest, prompt=prompt, compressor=approximate.compressor
@@ -208,7 +208,7 @@ class EngineBackend:
             unheld=answer.unheld,
             folded=answer.folded,
             inexact=answer.inexact,
-            shown=shown,
+            image_prompt=image_prompt,
         )
         samples = new_samples(request, loaded.description)
 
@@ -237,15 +237,15 @@ class EngineBackend:
         assert isinstance(answer, Counted)
         if not answer.images:
             return answer.reply
-        shown = Shown(array("I", answer.token_ids).tolist(), answer.images)
-        expanded = await self._expand(shown)
-        widening = Widening(shown.token_ids, expanded)
+        image_prompt = ImagePrompt(array("I", answer.token_ids).tolist(), answer.images)
+        expanded = await self._expand(image_prompt)
+        widening = Widening(image_prompt.token_ids, expanded)
         ends = answer.reply.segment_tokens
         return CountReply(
             len(expanded.token_ids), [None if end is None else widening.end(end) for end in ends]
         )
 
-    async def _expand(self, shown: Shown) -> Expanded:
+    async def _expand(self, image_prompt: ImagePrompt) -> Expanded:
         """The tokens of a prompt with images. Raises ImageRefused."""
         raise Unsupported("this engine reads no images")
 
@@ -350,7 +350,7 @@ class EngineBackend:
         loaded.loop.start(self._on_crash)
         asyncio.run_coroutine_threadsafe(loaded.preparation.warm(), self._event_loop).result()
 
-    def _report(self, loaded: Loaded, counters: Mapping[str, int], **own: Any) -> Stats:
+    def _report(self, loaded: Loaded, counters: Mapping[str, int], **figures: Any) -> Stats:
         """The figures of every backend, with its `own` fields and the counters that it has."""
         totals = loaded.accounting.totals
         entries = loaded.cache.entries
@@ -369,7 +369,7 @@ class EngineBackend:
             prefill_seconds=totals.prefill_seconds,
             distributions=totals.distributions(),
             prefill_times=msgspec.structs.replace(loaded.accounting.prefill_times),
-            **own,
+            **figures,
         )
 
     def _whole(self, description: Description) -> Description:
@@ -411,10 +411,10 @@ class EngineBackend:
 
     async def _parts_of(self, loaded: Loaded, parts: Iterator[T]) -> list[T]:
         """All of them, each taken between two steps."""
-        found = list[T]()
+        items = list[T]()
         while (part := await self._call(loaded, partial(next, parts, None))) is not None:
-            found.append(part)
-        return found
+            items.append(part)
+        return items
 
     def _cancel_soon(self, loaded: Loaded, request_id: str) -> None:
         def log_failure(future: "Future[bool]") -> None:

@@ -16,12 +16,12 @@ from engine.cache.entries import Entries
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark
 from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, Lookup, PrefixCache
 from engine.cache.table import BlockTable
 from engine.errors import Overloaded
 from engine.protocol import Breakpoint, BreakpointReport, ErrorCode, GenerateRequest, MissReason
 from engine.schedule.accounting import Accounting
-from engine.schedule.request import RequestState, SequenceState, Shown
+from engine.schedule.request import ImagePrompt, RequestState, SequenceState
 from engine.schedule.runner import SampleParams
 from engine.supervisor import Supervisor
 from engine.text.renderer import TurnParser
@@ -51,13 +51,13 @@ class Order:
     grammar: str | None = None
     is_batch: bool = False
     adapter: str = ""
-    shown: Shown | None = None
+    image_prompt: ImagePrompt | None = None
 
 
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
     request, parser = sequence.request, sequence.parser
     adapter = request.query.digests.adapter
-    asked = request.request.sampling.max_tokens
+    max_tokens = request.request.sampling.max_tokens
     room = max_context_tokens - len(request.query.tokens)
     return Order(
         order_id=order_id,
@@ -67,12 +67,12 @@ def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -
         sample=sequence.sample,
         is_seeded=request.request.sampling.seed is not None,
         # No program computes a prompt alone: pre-warming takes one token, told to nobody.
-        max_tokens=max(room if asked is None else min(asked, room), 1),
+        max_tokens=max(room if max_tokens is None else min(max_tokens, room), 1),
         end_token_ids=sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else [],
         grammar=parser.grammar if isinstance(parser, TurnParser) else None,
         is_batch=sequence.is_batch,
         adapter="" if adapter is None else adapter.digest,
-        shown=request.shown,
+        image_prompt=request.image_prompt,
     )
 
 
@@ -141,26 +141,26 @@ class MirrorCache(PrefixCache):
         super().__init__(pool, entries, hasher)
         self._unwritten: set[int] = set()
 
-    def _settle(self, query: CacheQuery, found: Found, reused: int) -> bool:
+    def _settle(self, query: CacheQuery, lookup: Lookup, reused: int) -> bool:
         """Note how much of a prompt came from memory. False where a part of the hit did not."""
         size = self.pool.block_size
-        hit = found.hit
-        found.raced = min(found.raced, reused)
-        found.reused = reused
-        found.read = 0 if hit is None else min(hit.tokens, reused)
+        hit = lookup.hit
+        lookup.raced = min(lookup.raced, reused)
+        lookup.reused = reused
+        lookup.read = 0 if hit is None else min(hit.tokens, reused)
         usable = (len(query.tokens) - 1) // size * size
-        return hit is None or found.read >= min(hit.tokens, usable)
+        return hit is None or lookup.read >= min(hit.tokens, usable)
 
-    def _lost(self, found: Found) -> None:
+    def _lost(self, lookup: Lookup) -> None:
         """A part of the hit was gone: so are the breakpoints behind what was read of it."""
-        for mark in found.marks:
-            if mark.tokens > found.read:
-                found.missed.setdefault(mark.segment, "best_effort_evicted")
+        for mark in lookup.marks:
+            if mark.tokens > lookup.read:
+                lookup.missed.setdefault(mark.segment, "best_effort_evicted")
 
-    def _was_overtaken(self, query: CacheQuery, found: Found, mark: Mark, now: float) -> bool:
+    def _was_overtaken(self, query: CacheQuery, lookup: Lookup, mark: Mark, now: float) -> bool:
         """What our books had at the look-up, and the other program lost, nobody overtook."""
-        was_there = found.missed.get(mark.segment) in ("best_effort_evicted", "not_told")
-        return not was_there and super()._was_overtaken(query, found, mark, now)
+        was_there = lookup.missed.get(mark.segment) in ("best_effort_evicted", "not_told")
+        return not was_there and super()._was_overtaken(query, lookup, mark, now)
 
     def _mirror(self, query: CacheQuery, table: BlockTable) -> None:
         table.blocks = self.pool.mirror(query.digests)
@@ -215,11 +215,14 @@ class ExternalLoop:
     def submit(self, request: RequestState, samples: list[SampleParams]) -> None:
         """The first choice computes the prompt. Raises DuplicateRequest and Overloaded."""
         # Those that have not begun to answer: the other program does not tell which it computes.
-        if sum(one.request.started_at is None for one in self._serving) >= self._max_waiting:
+        if (
+            sum(sequence.request.started_at is None for sequence in self._serving)
+            >= self._max_waiting
+        ):
             raise Overloaded("too many requests are waiting")
         self.accounting.arrived(request, samples)
         self._alone = None if self._serving else request
-        assert request.found is not None
+        assert request.lookup is not None
         digests = request.query.digests
         others = (
             other.request.query.digests
@@ -228,7 +231,7 @@ class ExternalLoop:
         )
         # How much of its prompt others that have not begun to answer are computing.
         shared = max((common_blocks(digests, other) for other in others), default=0)
-        request.found.raced = shared * self._cache.pool.block_size
+        request.lookup.raced = shared * self._cache.pool.block_size
         self._begin(request.leader)
 
     def cancel(self, request_id: str) -> bool:
@@ -248,10 +251,10 @@ class ExternalLoop:
         The other program may have its blocks, so the other choices begin now.
         """
         request = sequence.request
-        assert request.found is not None
+        assert request.lookup is not None
         self.accounting.started(sequence)
         self._learn(request)
-        self._cache.let_go(request.found)
+        self._cache.let_go(request.lookup)
         sequence.table.release()
         for fork in request.sequences[1:]:
             self._begin(fork)
@@ -293,8 +296,8 @@ class ExternalLoop:
     def _remove(self, sequence: SequenceState) -> None:
         task = self._serving.pop(sequence)
         request = sequence.request
-        if sequence is request.leader and request.found is not None:
-            self._cache.let_go(request.found)
+        if sequence is request.leader and request.lookup is not None:
+            self._cache.let_go(request.lookup)
         sequence.table.release()
         if task is not asyncio.current_task():
             task.cancel()

@@ -44,10 +44,11 @@ class EventLog:
         """Those of these names that are held, by what was published and by snapshots."""
         chains = []
         for name in names:
-            if (found := self._held.get(name)) is not None:
-                tier, tokens, is_leased = found
-                one = [HeldName(name, tokens)]
-                chains.append(ChainHeld(seq=0, names=one, tier=tier, num_leased=int(is_leased)))
+            held = self._held.get(name)
+            if held is not None:
+                tier, tokens, is_leased = held
+                chain = [HeldName(name, tokens)]
+                chains.append(ChainHeld(seq=0, names=chain, tier=tier, num_leased=int(is_leased)))
         return chains
 
     def _note(self, event: Event) -> None:
@@ -185,7 +186,7 @@ def entry_infos(
 ) -> list[EntryInfo]:
     """The live entries of one scope, or of all; `owners` as `owners_of` finds them. With a `limit`
     only so many, the largest first."""
-    own = Counter(owners.values())
+    num_own_blocks = Counter(owners.values())
     at = now()
     block_size = cache.pool.block_size
     infos = list[EntryInfo]()
@@ -209,7 +210,9 @@ def entry_infos(
                 reason=entry.why_unleased,
                 tier=entry.blocks[0].tier,
                 is_stored=entry.outlives_restarts,
-                own_tokens=max(entry.tokens - (len(entry.blocks) - own[entry]) * block_size, 0),
+                own_tokens=max(
+                    entry.tokens - (len(entry.blocks) - num_own_blocks[entry]) * block_size, 0
+                ),
                 shared_by=deepest.ref_count - deepest.lease_count,
                 approximate=told_of(entry.adapter, how),
             )
@@ -312,12 +315,12 @@ def holdings_of(held: Count) -> list[Holding]:
     for (_, entry, _), count in held.items():
         if entry is not None:
             sizes[entry] += count
-    told = dict.fromkeys(entry for entry, _ in sizes.most_common(MAX_HOLDINGS))
+    largest = dict.fromkeys(entry for entry, _ in sizes.most_common(MAX_HOLDINGS))
     by = dict[tuple[str | None, Entry | None], Counter[str]]()
-    for entry in told:
+    for entry in largest:
         by[entry.scope, entry] = Counter()
     for (scope, entry, state), count in held.items():
-        whose = scope, entry if entry in told else None
+        whose = scope, entry if entry in largest else None
         by.setdefault(whose, Counter())[state] += count
     return [
         Holding(

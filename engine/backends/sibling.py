@@ -55,21 +55,21 @@ def known_by(facts: Mapping[str, str]) -> Known:
 def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Technique]]:
     """The sibling by a profile's file. Raises ModelRefused."""
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+        profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelRefused(f"{PREFIX}SIBLING: {path} is no profile of a sibling: {error}") from None
-    own = known_by(facts)
-    rows = judged(found.techniques)
-    if own.weights != found.own.weights:
+    facts_here = known_by(facts)
+    rows = judged(profile.techniques)
+    if facts_here.weights != profile.own.weights:
         raise ModelRefused(f"{PREFIX}SIBLING: {path} is a profile of other weights")
-    if own != found.own:
+    if facts_here != profile.own:
         raise ModelRefused(
             f"{PREFIX}SIBLING: {path} was made with other settings or versions: profile it anew"
         )
     least = least_layers(rows)
     if least is None:
         raise ModelRefused(f"{PREFIX}SIBLING: the gate refuses the pair\n{told(rows)}")
-    model = bytes.fromhex(found.sibling.fingerprint)
+    model = bytes.fromhex(profile.sibling.fingerprint)
     return Sibling(model, least, num_layers(rows)), rows
 
 
@@ -97,8 +97,8 @@ def main(arguments: Sequence[str]) -> int:
             renderer = chat_renderer(chat_worker(settings))
             known.append(known_by(store_facts(loaded, renderer, settings.block_size)))
         if options.write:
-            found = Profile(own=known[0], sibling=known[1], techniques=rows)
-            Path(options.write).write_bytes(msgspec.json.encode(found))
+            profile = Profile(own=known[0], sibling=known[1], techniques=rows)
+            Path(options.write).write_bytes(msgspec.json.encode(profile))
     except ValidationError as error:
         print(*problems_of(error), sep="\n", file=sys.stderr)
         return 2

@@ -200,10 +200,10 @@ class Entry:
 
         A copy whose line in the journal is not on the disk yet is lost with the process.
         """
-        told = self.recorded
-        if told is None or told.stored is not self.stored:
+        recorded = self.recorded
+        if recorded is None or recorded.stored is not self.stored:
             return False
-        return told.is_leased or not self.is_leased
+        return recorded.is_leased or not self.is_leased
 
     @property
     def is_partly_away(self) -> bool:

@@ -28,13 +28,13 @@ class ActiveAdapter(NamedTuple):
     start: int
 
 
-def common_blocks(one: "PromptDigests", other: "PromptDigests") -> int:
+def common_blocks(digests: "PromptDigests", others: "PromptDigests") -> int:
     """How many full blocks two prompts begin with together; digests of scopes are never equal.
 
     A chain digest covers everything before it, so bisection finds the place.
     """
-    blocks = range(min(len(one.full), len(other.full)))
-    return bisect_left(blocks, True, key=lambda index: one.full[index] != other.full[index])
+    blocks = range(min(len(digests.full), len(others.full)))
+    return bisect_left(blocks, True, key=lambda index: digests.full[index] != others.full[index])
 
 
 def pack(tokens: Sequence[TokenId]) -> bytes:

@@ -67,13 +67,15 @@ class Entries:
         self._by_key: dict[Digest, Entry] = {}
         self._tombstones: dict[Digest, MissReason] = {}
         self._by_expiry = Order[Entry](
-            lambda one: (one.expires_at, 0.0) if self._is_in(one) and not one.is_lapsed else None
+            lambda entry: (
+                (entry.expires_at, 0.0) if self._is_in(entry) and not entry.is_lapsed else None
+            )
         )
         # When a lapsed entry ends, unless it is refreshed before.
         self._by_removal = Order[Entry](
-            lambda one: (
-                (one.expires_at + grace_seconds, 0.0)
-                if self._is_in(one) and one.is_lapsed
+            lambda entry: (
+                (entry.expires_at + grace_seconds, 0.0)
+                if self._is_in(entry) and entry.is_lapsed
                 else None
             )
         )
@@ -140,9 +142,9 @@ class Entries:
         refresh.entry.refreshed_until.remove(refresh.until)
         self._set_expiry(refresh.entry)
 
-    def seconds(self, ttl: Ttl, own: float | None = None) -> float:
+    def seconds(self, ttl: Ttl, seconds: float | None = None) -> float:
         """A lifetime in seconds: the breakpoint's `own`, else the TTL's."""
-        return TTLS[ttl].seconds if own is None else own
+        return TTLS[ttl].seconds if seconds is None else seconds
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
         """Why there is no readable entry at this key, as far as it is remembered."""
@@ -264,7 +266,7 @@ class Entries:
         What no other entry holds of their copies is deleted.
         """
         keys = self._by_key if key is None else {key} & self._by_key.keys()
-        doomed = [one for one in map(self._by_key.__getitem__, keys) if one.scope == scope]
+        doomed = [entry for entry in map(self._by_key.__getitem__, keys) if entry.scope == scope]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._store.copy_of(entry) if self._store is not None else []
@@ -276,8 +278,8 @@ class Entries:
     def drop_adapter(self, digest: str) -> int:
         """End the entries that an adapter acts on, which nobody can read any more. Return how many
         were live. Their copies' content stays: with the same weights it is right again."""
-        acted_on = (one for one in self._by_key.values() if one.adapter is not None)
-        doomed = [one for one in acted_on if one.adapter and one.adapter.digest == digest]
+        acted_on = (entry for entry in self._by_key.values() if entry.adapter is not None)
+        doomed = [entry for entry in acted_on if entry.adapter and entry.adapter.digest == digest]
         num_live = sum(map(self.is_live, doomed))
         for entry in doomed:
             self.end(entry, "dropped", "dropped")

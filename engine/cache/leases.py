@@ -60,11 +60,11 @@ def next_to_end(scopes: Iterable[ScopeLeases[L]], claim: Claim | None = None) ->
     """
     able = list(scopes)
     if claim is not None:
-        able = [one for one in able if one.num_blocks > one.share]
-        above = sum(one.num_blocks - one.share for one in able)
+        able = [scope for scope in able if scope.num_blocks > scope.share]
+        above = sum(scope.num_blocks - scope.share for scope in able)
         if claim.num_blocks > claim.share or above < claim.excess:
             return None
-    firsts = (one.first for one in able if one.first is not None)
+    firsts = (scope.first for scope in able if scope.first is not None)
     return min(firsts, key=lambda lease: lease.expires_at, default=None)
 
 
@@ -80,12 +80,12 @@ class _Scope:
     def __init__(self) -> None:
         self.entries: dict[Entry, None] = {}
         self.by_use = Order[Entry](
-            lambda one: (
-                (one.used_at, 0.0) if one in self.entries and one.stored is not None else None
+            lambda entry: (
+                (entry.used_at, 0.0) if entry in self.entries and entry.stored is not None else None
             )
         )
         self.by_end = Order[Entry](
-            lambda one: (one.expires_at, 0.0) if one in self.entries else None
+            lambda entry: (entry.expires_at, 0.0) if entry in self.entries else None
         )
         self.num_blocks = 0
 
@@ -141,8 +141,10 @@ class Leases:
             if (other := self._first_to_lower(entry.scope)) is not None:
                 self._lower(other)
                 continue
-            own = self._scopes.get(entry.scope)
-            held = (own.num_blocks if own is not None else 0) + pool.num_unleased(entry.blocks)
+            scope_leases = self._scopes.get(entry.scope)
+            held = (scope_leases.num_blocks if scope_leases is not None else 0) + pool.num_unleased(
+                entry.blocks
+            )
             claim = Claim(held, self._share_of(entry.scope), excess)
             other = next_to_end(self._held(), claim) if may_end else None
             if other is None:

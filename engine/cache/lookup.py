@@ -70,9 +70,11 @@ def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
     """The segments whose entries a breakpoint at `start` may read, nearest first."""
     position = 1
     for index in range(start, -1, -1):
-        one = segments[index]
-        other = segments[min(index + 1, start)]
-        is_run = is_one_position(one.kind, other.kind, is_same_turn=one.turn == other.turn)
+        segment = segments[index]
+        following = segments[min(index + 1, start)]
+        is_run = is_one_position(
+            segment.kind, following.kind, is_same_turn=segment.turn == following.turn
+        )
         if index < start and not is_run:
             position += 1
         if position > WINDOW:

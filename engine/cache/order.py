@@ -35,10 +35,10 @@ class Order(Generic[T]):
         heappush(self._heap, (key, self._pushes, item))
         if len(self._heap) > self._limit:  # keep one of each item
             numbers: dict[T, int] = {}
-            for _, number, one in self._heap:
-                numbers[one] = min(number, numbers.get(one, number))
-            keys = ((self._key_of(one), number, one) for one, number in numbers.items())
-            self._heap = [(key, number, one) for key, number, one in keys if key is not None]
+            for _, number, pushed in self._heap:
+                numbers[pushed] = min(number, numbers.get(pushed, number))
+            keys = ((self._key_of(pushed), number, pushed) for pushed, number in numbers.items())
+            self._heap = [(key, number, pushed) for key, number, pushed in keys if key is not None]
             heapify(self._heap)
             self._limit = 2 * len(self._heap) + _SLACK
 
@@ -48,11 +48,11 @@ class Order(Generic[T]):
         With `until` only an item whose key begins with that or less.
         """
         while self._heap:
-            told, number, item = self._heap[0]
+            pushed_key, number, item = self._heap[0]
             key = self._key_of(item)
-            if key == told:
+            if key == pushed_key:
                 return item if until is None or key[0] <= until else None
-            if key is None or key < told:  # a lesser key was pushed again
+            if key is None or key < pushed_key:  # a lesser key was pushed again
                 heappop(self._heap)
             else:
                 heapreplace(self._heap, (key, number, item))

@@ -39,13 +39,14 @@ class Changes:
 
     def gone(self, names: Iterable[str]) -> None:
         """Their block has lost its content. Names that go one after the other are told together."""
-        if not (found := list(names)):
+        gone = list(names)
+        if not gone:
             return
         last = self._events[-1] if self._events else None
         if isinstance(last, ChainGone):
-            last.names.extend(found)
+            last.names.extend(gone)
         else:
-            self._events.append(ChainGone(seq=0, names=found, reason="evicted"))
+            self._events.append(ChainGone(seq=0, names=gone, reason="evicted"))
 
     def moved(self, tier: Tier, names: Mapping[str, int]) -> None:
         """The names of one block, with the tokens of their prefixes, are in this tier now."""
@@ -123,11 +124,15 @@ class BlockPool:
             block = self._empty.pop()
         else:
             largest = self._largest.first()
-            own = self._shares.get(owner)
+            owner_share = self._shares.get(owner)
             if largest is None:
                 raise NoFreeBlocks
-            if own is not None and own.is_reclaimable and largest.held <= own.held + 1:
-                largest = own
+            if (
+                owner_share is not None
+                and owner_share.is_reclaimable
+                and largest.held <= owner_share.held + 1
+            ):
+                largest = owner_share
             block = largest.pop()
         self.num_reclaimable -= 1
         self._forget_content(block)

@@ -62,7 +62,7 @@ class CacheQuery:
 
 
 @dataclass(slots=True)
-class Found:
+class Lookup:
     """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
 
     So are those of its recurrent `state`. `refreshes` are permanent from `write` on. Another
@@ -118,9 +118,9 @@ class PrefixCache:
         self.pool = pool
         self.host = host
         self.store = store
-        self.stores = [one for one in (store, *peers) if one is not None]
+        self.stores = [tier for tier in (store, *peers) if tier is not None]
         self.pools = [pool, *([host.pool] if host is not None else [])]
-        self.pools.extend(one.pool for one in self.stores)
+        self.pools.extend(tier.pool for tier in self.stores)
         self.entries = entries
         self.scopes: dict[Digest, str] = {}
         self.hasher = hasher
@@ -169,7 +169,7 @@ class PrefixCache:
             state = RecurrentState(self.pool, root, self.state_blocks, plan)
         return BlockTable(self.pool, self.hasher, root, state, query.digests.adapter)
 
-    def look_up(self, query: CacheQuery) -> Found:
+    def look_up(self, query: CacheQuery) -> Lookup:
         """Find and hold the longest entry that the breakpoints may read.
 
         Refresh the entries on the way.
@@ -186,9 +186,9 @@ class PrefixCache:
         touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
         if hit not in touched:
             touched.append(hit)
-        found = Found(marks, hit, 0, None)
-        self.explain(query, found)
-        found.refreshes = [
+        lookup = Lookup(marks, hit, 0, None)
+        self.explain(query, lookup)
+        lookup.refreshes = [
             self.entries.refresh(entry, now, hold=asks_for(marks, entry.tokens))
             for entry in touched
             if entry is not None
@@ -196,17 +196,17 @@ class PrefixCache:
         if hit is not None:
             # The last token is always computed, because its logits give the first output token.
             position = state_position(hit) if self.state_blocks else hit.tokens
-            found.read = min(position, len(query.tokens) - 1)
-            found.held = list(hit.blocks[: blocks_for(found.read, self.pool.block_size)])
+            lookup.read = min(position, len(query.tokens) - 1)
+            lookup.held = list(hit.blocks[: blocks_for(lookup.read, self.pool.block_size)])
             if self.state_blocks:
-                found.state = list(hit.blocks[-self.state_blocks :])
-            _acquire([*found.held, *found.state])
-        return found
+                lookup.state = list(hit.blocks[-self.state_blocks :])
+            _acquire([*lookup.held, *lookup.state])
+        return lookup
 
-    def explain(self, query: CacheQuery, found: Found, read: int = 0) -> None:
+    def explain(self, query: CacheQuery, lookup: Lookup, read: int = 0) -> None:
         """Note why the breakpoints beyond the hit were not read; without a hit, beyond `read`."""
-        if found.hit is not None:
-            read = found.hit.tokens
+        if lookup.hit is not None:
+            read = lookup.hit.tokens
         misses = Misses(
             entries=self.entries,
             digests=query.digests,
@@ -216,30 +216,30 @@ class PrefixCache:
             has_states=self.has_states,
             lookback_to=query.lookback_to,
         )
-        found.missed = misses.by_segment(found.marks, read)
-        found.miss_reason = misses.of_request(found.marks, read, found.missed)
+        lookup.missed = misses.by_segment(lookup.marks, read)
+        lookup.miss_reason = misses.of_request(lookup.marks, read, lookup.missed)
 
-    def let_go(self, found: Found) -> None:
+    def let_go(self, lookup: Lookup) -> None:
         """Release the blocks of a look-up."""
-        _release([*found.held, *found.state])
-        found.held = []
-        found.state = []
+        _release([*lookup.held, *lookup.state])
+        lookup.held = []
+        lookup.state = []
 
-    def give_up(self, found: Found) -> None:
+    def give_up(self, lookup: Lookup) -> None:
         """Release the blocks of a look-up that will be repeated. Its refreshes stay."""
-        self.let_go(found)
-        self._confirm(found)
+        self.let_go(lookup)
+        self._confirm(lookup)
 
-    def take_back(self, found: Found) -> None:
+    def take_back(self, lookup: Lookup) -> None:
         """The response never began. The look-up's refreshes are taken back."""
-        for refresh in found.refreshes:
+        for refresh in lookup.refreshes:
             self.entries.take_back(refresh)
-        found.refreshes = []
+        lookup.refreshes = []
 
     def begin(
         self,
         query: CacheQuery,
-        found: Found,
+        lookup: Lookup,
         table: BlockTable,
         sources: dict[int, Source] | None = None,
         num_spare: int = 0,
@@ -251,55 +251,55 @@ class PrefixCache:
         where not `num_spare` blocks more are free; then only the order of reuse has changed.
         """
         if sources is None:
-            sources = self.sources(query.digests, found)
+            sources = self.sources(query.digests, lookup)
         # The hold's blocks and their references are passed to the table.
         kept = {
-            i for i, block in enumerate(found.held) if i in sources and sources[i].block is block
+            i for i, block in enumerate(lookup.held) if i in sources and sources[i].block is block
         }
-        unused = [block for i, block in enumerate(found.held) if i not in kept]
+        unused = [block for i, block in enumerate(lookup.held) if i not in kept]
         acquired = [source.block for i, source in sources.items() if i not in kept]
         _acquire(acquired)
         _release(unused)
         try:
             copies = table.fill(
-                sources, query.digests.full, len(query.tokens), found.state, num_spare
+                sources, query.digests.full, len(query.tokens), lookup.state, num_spare
             )
         except NoFreeBlocks:
             _acquire(unused)
             _release(acquired)
             raise
-        found.held = []
-        found.state = []
-        found.reused = sum(source.num_tokens for source in sources.values()) + query.cut
+        lookup.held = []
+        lookup.state = []
+        lookup.reused = sum(source.num_tokens for source in sources.values()) + query.cut
         return copies
 
-    def miss(self, query: CacheQuery, found: Found | None, table: BlockTable) -> None:
+    def miss(self, query: CacheQuery, lookup: Lookup | None, table: BlockTable) -> None:
         """The store lost the first block that this table waits for: it is computed instead.
 
         An entry is read whole or not at all. One that needed this block is not the hit any more;
-        a shorter one that the table has whole may be. `found` is None once the response has begun.
+        a shorter one that the table has whole may be. `lookup` is None once the response has begun.
         """
         start, num_tokens = table.miss()
-        if found is None:
+        if lookup is None:
             return
-        found.reused -= num_tokens
-        if found.read <= start:
+        lookup.reused -= num_tokens
+        if lookup.read <= start:
             return
         now = query.arrived_at
         shorter = (segment for segment in query.segments if (segment.end or 0) <= start)
         whole = {segment.end for segment in shorter}
         hit = longest_hit(
             query.segments,
-            found.marks,
+            lookup.marks,
             lambda end: self._find_readable(query, end, now) if end in whole else None,
             query.lookback_to,
         )
-        found.hit = hit
-        found.read = hit.tokens if hit is not None else 0
-        self.explain(query, found)
+        lookup.hit = hit
+        lookup.read = hit.tokens if hit is not None else 0
+        self.explain(query, lookup)
         if hit is not None:
-            hold = asks_for(found.marks, hit.tokens)
-            found.refreshes.append(self.entries.refresh(hit, now, hold=hold))
+            hold = asks_for(lookup.marks, hit.tokens)
+            lookup.refreshes.append(self.entries.refresh(hit, now, hold=hold))
 
     def resume(
         self,
@@ -321,30 +321,32 @@ class PrefixCache:
             _release(acquired)
             raise
 
-    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> CacheResult:
+    def write(
+        self, query: CacheQuery, lookup: Lookup, table: BlockTable, now: float
+    ) -> CacheResult:
         """Write the breakpoints' entries and tie the names to the blocks.
 
         The counters are final.
         """
-        self._confirm(found)
-        if found.hit is not None:
-            found.hit.reads += 1
-            self.entries.bring_back(found.hit, self._blocks_of(found.hit, table))
-        missed = self._missed(query, found, now)
-        last = found.marks[-1].segment if found.marks else None
+        self._confirm(lookup)
+        if lookup.hit is not None:
+            lookup.hit.reads += 1
+            self.entries.bring_back(lookup.hit, self._blocks_of(lookup.hit, table))
+        missed = self._missed(query, lookup, now)
+        last = lookup.marks[-1].segment if lookup.marks else None
         is_race = last is not None and missed.get(last) == "in_progress_race"
-        reason = "in_progress_race" if is_race else found.miss_reason
-        reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
+        reason = "in_progress_race" if is_race else lookup.miss_reason
+        reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in lookup.marks}
         cut = query.cut
         receipt, held = self._hold_names(query, table, now)
         if table.state is not None:
             table.state.let_go()
         return CacheResult(
             usage=bill(
-                [replace(mark, tokens=mark.tokens + cut) for mark in found.marks],
+                [replace(mark, tokens=mark.tokens + cut) for mark in lookup.marks],
                 len(query.tokens) + cut,
-                found.read and found.read + cut,
-                found.reused,
+                lookup.read and lookup.read + cut,
+                lookup.reused,
             ),
             breakpoints=[
                 msgspec.structs.replace(
@@ -356,53 +358,53 @@ class PrefixCache:
             receipt=receipt,
             held=[] if held is None else [held],
             miss_reason=reason,
-            read_tier=table.origin(found.read) if found.read else None,
+            read_tier=table.origin(lookup.read) if lookup.read else None,
         )
 
-    def sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
+    def sources(self, digests: PromptDigests, lookup: Lookup | None = None) -> dict[int, Source]:
         """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
 
         The last token is left out, since it is always computed. A full block replaces a hold's
         tail.
         """
         size = self.pool.block_size
-        num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
+        num_held, tail = divmod(lookup.read, size) if lookup is not None and lookup.held else (0, 0)
         sources: dict[int, Source] = {}
         for index in range(max((digests.num_tokens - 1) // size, num_held + bool(tail))):
             block: Block | None = None
-            if found is not None and index < num_held:
-                block = found.held[index]
+            if lookup is not None and index < num_held:
+                block = lookup.held[index]
                 if block.is_away:
                     block = self._find_full(digests, index) or block
             elif (index + 1) * size < digests.num_tokens:
                 block = self._find_full(digests, index)
             if block is not None:
                 sources[index] = Source(block, size)
-            elif found is not None and tail and index == num_held:
-                sources[index] = Source(found.held[index], tail)
+            elif lookup is not None and tail and index == num_held:
+                sources[index] = Source(lookup.held[index], tail)
         return sources
 
     # Inside.
 
-    def _confirm(self, found: Found) -> None:
-        for refresh in found.refreshes:
+    def _confirm(self, lookup: Lookup) -> None:
+        for refresh in lookup.refreshes:
             self.entries.confirm(refresh)
-        found.refreshes = []
+        lookup.refreshes = []
 
-    def _missed(self, query: CacheQuery, found: Found, now: float) -> dict[int, MissReason]:
+    def _missed(self, query: CacheQuery, lookup: Lookup, now: float) -> dict[int, MissReason]:
         """The reasons of the breakpoints that were not read, as they are known at the write."""
-        missed = dict(found.missed)
-        for mark in found.marks:
-            if self._was_overtaken(query, found, mark, now):
+        missed = dict(lookup.missed)
+        for mark in lookup.marks:
+            if self._was_overtaken(query, lookup, mark, now):
                 missed[mark.segment] = "in_progress_race"
         return missed
 
-    def _was_overtaken(self, query: CacheQuery, found: Found, mark: Mark, now: float) -> bool:
+    def _was_overtaken(self, query: CacheQuery, lookup: Lookup, mark: Mark, now: float) -> bool:
         """Whether another request wrote or computed this mark's prefix after the look-up."""
         tokens = mark.tokens
-        if found.hit is not None and found.hit.tokens >= tokens:
+        if lookup.hit is not None and lookup.hit.tokens >= tokens:
             return False
-        if found.raced and found.raced >= tokens - tokens % self.pool.block_size:
+        if lookup.raced and lookup.raced >= tokens - tokens % self.pool.block_size:
             return True
         return self._find_readable(query, tokens, now) is not None
 

@@ -89,7 +89,7 @@ class _ScopeHolds:
     entries: dict[Entry, None] = field(default_factory=dict)
     order: Order[Entry] = field(
         default_factory=lambda: Order(
-            lambda one: (one.is_leased, one.expires_at) if one.stored is not None else None
+            lambda entry: (entry.is_leased, entry.expires_at) if entry.stored is not None else None
         )
     )
     # Those that nobody asked a lease for, the least recently used first.
@@ -133,14 +133,14 @@ class StoreHolds:
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
             return []
-        largest = max(self._scopes.values(), key=lambda one: one.num_blocks, default=None)
-        own = self._scopes.get(scope)
-        held = own.num_blocks if own is not None else 0
-        if own is not None:
-            automatic = _first_of(own.automatic, excess)
+        largest = max(self._scopes.values(), key=lambda holds: holds.num_blocks, default=None)
+        scope_holds = self._scopes.get(scope)
+        held = scope_holds.num_blocks if scope_holds is not None else 0
+        if scope_holds is not None:
+            automatic = _first_of(scope_holds.automatic, excess)
             if automatic is not None:
                 return automatic
-        if largest is None or largest is own or largest.num_blocks < held + num_new:
+        if largest is None or largest is scope_holds or largest.num_blocks < held + num_new:
             return None
         return _first_of(largest.order, excess)
 
@@ -321,7 +321,9 @@ class StoreTier:
         keys = [self._keys.get(block) for block in islice(blocks, MAX_READING)]
         if is_first:
             wanted = {key.name for key in keys if key is not None}
-            self._loaded = {name: one for name, one in self._loaded.items() if name in wanted}
+            self._loaded = {
+                name: payload for name, payload in self._loaded.items() if name in wanted
+            }
         for key in keys:
             if len(self._loaded) + len(self._reading) >= MAX_READING:
                 return
@@ -331,9 +333,9 @@ class StoreTier:
 
     def take_asked(self) -> list[BlockKey]:
         """The files to read now."""
-        asked = self._asked
+        keys = self._asked
         self._asked = []
-        return asked
+        return keys
 
     def arrived(self, name: str, payload: bytes) -> None:
         """A file was read, and is what its key says."""
@@ -588,9 +590,9 @@ class StoreTier:
                 entry.blocks[block.index] = mine
                 mine.dependents.add(entry)
                 block.dependents.discard(entry)
-        found = self.pool.find(block.digest, block.tokens)
-        if found is not None and block.names:
-            found.names.update(block.names)
+        canonical = self.pool.find(block.digest, block.tokens)
+        if canonical is not None and block.names:
+            canonical.names.update(block.names)
             self.tell(block.names)
             block.names.clear()
         return not block.dependents and not block.names

@@ -107,7 +107,7 @@ class BlockTable:
         num_needed = total - len(sources) + len(shared) + num_away
         position = sum(source.num_tokens for source in sources.values())
         if self.state is not None:
-            num_needed += self.state.num_to_fill(position) + sum(one.is_away for one in state)
+            num_needed += self.state.num_to_fill(position) + sum(block.is_away for block in state)
         if num_needed + num_spare > self._pool.num_reclaimable:
             raise NoFreeBlocks(num_needed + num_spare)
         if self.state is not None:
@@ -149,8 +149,8 @@ class BlockTable:
         size = self._pool.block_size
         position = max(self.num_tokens, begin)
         beyond = ((index * size, self.beyond[index]) for index in self._order)
-        given = ((start, len(tokens)) for start, tokens in self._given)
-        for start, count in merge(beyond, given) if self._given else beyond:
+        written = ((start, len(tokens)) for start, tokens in self._given)
+        for start, count in merge(beyond, written) if self._given else beyond:
             if start >= end:
                 break
             if position < start:
@@ -256,9 +256,9 @@ class BlockTable:
         if num_tokens and self._must_copy_tail():
             tail = self.num_tokens // self._pool.block_size
             shared = self.blocks[tail]
-            own = self._pool.copy_of(shared, self.num_tokens % self._pool.block_size)
-            copies.append(BlockCopy(shared.block_id, own.block_id))
-            self.blocks[tail] = own
+            tail_copy = self._pool.copy_of(shared, self.num_tokens % self._pool.block_size)
+            copies.append(BlockCopy(shared.block_id, tail_copy.block_id))
+            self.blocks[tail] = tail_copy
             del self._ids[tail:]
             self._pool.release(shared)
         while len(self.blocks) < self._blocks_for(num_tokens):

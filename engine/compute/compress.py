@@ -59,16 +59,16 @@ class KvCompressor:
             for columns, behind in pieces(tokens[: how.of], *self._told):
                 replay = Replay(pool, blocks, how.of, columns, min(SINKS, columns.start))
                 yield from self._run(behind, how.of, replay)
-                for layer, found in replay.noted.items():
+                for layer, noted in replay.noted.items():
                     # A token that one head needs is needed by the layer.
-                    most = found.amax(0, keepdim=True)
+                    most = noted.amax(0, keepdim=True)
                     scores[layer] = torch.cat([scores.get(layer, most[:, :0]), most], 1)
         elif how.scorer in SCORE_ATTENDED:
             replay = Replay(pool, blocks, how.of, range(how.of), is_own=True)
             begin = max(how.of - WINDOW, 0) if how.scorer == "snapkv" else 0
             yield from self._run(tokens[begin : how.of], begin, replay)
-            for layer, found in replay.noted.items():
-                scores[layer] = SCORE_ATTENDED[how.scorer](found)
+            for layer, noted in replay.noted.items():
+                scores[layer] = SCORE_ATTENDED[how.scorer](noted)
         for layer in range(pool.layout.num_layers):
             if how.scorer in SCORE_KEYS:
                 keys = pool.gather(layer, blocks)[0][: how.of].transpose(0, 1)
@@ -94,7 +94,7 @@ class KvCompressor:
         takes the keys; values need no turn.
         """
         pool = self._runner.pool
-        own = self._slots(targets)
+        own_slots = self._slots(targets)
         layer = min(CHECKED_LAYER, pool.layout.num_layers - 1)
         for start, stop in _parts(gaps, _STEP_TOKENS):
             work = Work(token_ids=tokens[start:stop], start=start, block_table=targets)
@@ -102,15 +102,17 @@ class KvCompressor:
             pool.wait()
             yield math.ceil((stop - start) / pool.layout.num_layers)
         values = pool.values[layer].flatten(0, 1)
-        for one in documents:
-            alone = self._slots(one.blocks)
+        for document in documents:
+            alone = self._slots(document.blocks)
             far = list[torch.Tensor]()
-            for start, stop in _parts([(one.start, one.end)], _COPIED_TOKENS):
-                before = values[alone[start - one.start + 1 : stop - one.start + 1]]
-                far.append((values[own[start:stop]].float() - before.float()).square().sum((1, 2)))
+            for start, stop in _parts([(document.start, document.end)], _COPIED_TOKENS):
+                before = values[alone[start - document.start + 1 : stop - document.start + 1]]
+                far.append(
+                    (values[own_slots[start:stop]].float() - before.float()).square().sum((1, 2))
+                )
                 yield (stop - start) // _TOKENS_A_COST
-            most = torch.cat(far).topk(one.num).indices.sort().values
-            one.chosen.extend((most + one.start).tolist())
+            most = torch.cat(far).topk(document.num).indices.sort().values
+            document.chosen.extend((most + document.start).tolist())
 
     @torch.inference_mode()
     def place(self, shift: int, move: Move) -> Iterator[int]:

@@ -40,12 +40,12 @@ class Turns:
         num = 2 * len(angles)
         turning = keys[..., :num].float()
         if style == "halves":
-            one, other = turning.chunk(2, -1)
-            moved = torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+            first, second = turning.chunk(2, -1)
+            moved = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         else:
-            one = turning[..., 0::2]
-            other = turning[..., 1::2]
-            pair = (one * cos - other * sin, other * cos + one * sin)
+            first = turning[..., 0::2]
+            second = turning[..., 1::2]
+            pair = (first * cos - second * sin, second * cos + first * sin)
             moved = torch.stack(pair, -1).flatten(-2)
         return torch.cat([moved.to(keys.dtype), keys[..., num:]], -1)
 
@@ -53,8 +53,8 @@ class Turns:
 @torch.inference_mode()
 def find_turns(loaded: LoadedModel) -> Turns | None:
     """None for a model whose keys can't be moved so."""
-    modules = (getattr(one, "inv_freq", None) for one in loaded.model.modules())
-    frequencies = next((one for one in modules if isinstance(one, torch.Tensor)), None)
+    modules = (getattr(module, "inv_freq", None) for module in loaded.model.modules())
+    frequencies = next((buffer for buffer in modules if isinstance(buffer, torch.Tensor)), None)
     if frequencies is None or 2 * len(frequencies) > loaded.layout.head_dim:
         return None
     turns = Turns(frequencies.clone())

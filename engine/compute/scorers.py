@@ -108,8 +108,8 @@ def pieces(
     """
     for begin in range(0, len(tokens), PIECE):
         piece = tokens[begin : begin + PIECE]
-        asked = [*repeat_part, *tokens[begin - BEFORE : begin]] if begin else repeat
-        yield range(begin, begin + len(piece)), [*asked, *turn, *piece]
+        repeated = [*repeat_part, *tokens[begin - BEFORE : begin]] if begin else repeat
+        yield range(begin, begin + len(piece)), [*repeated, *turn, *piece]
 
 
 def choose(scores: torch.Tensor, num_kept: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ _OF_ONE_COPY = {"_name_or_path", "transformers_version", "dtype", "torch_dtype",
 
 
 @torch.inference_mode()
-def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Technique]:
+def profile(own_model: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Technique]:
     """Two models of transformers, for some numbers of layers from none to all.
 
     Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
@@ -35,19 +35,19 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
     """
     shapes = []
     configs = []
-    for model in (own, sibling):
+    for model in (own_model, sibling):
         shapes.append({name: value.shape for name, value in model.state_dict().items()})
         facts = model.config.to_dict()
         configs.append({name: facts[name] for name in facts.keys() - _OF_ONE_COPY})
-    if type(own) is not type(sibling) or shapes[0] != shapes[1] or configs[0] != configs[1]:
+    if type(own_model) is not type(sibling) or shapes[0] != shapes[1] or configs[0] != configs[1]:
         raise ModelRefused("the models differ in more than their weights")
-    if has_state(own.config) or any(layer_windows(own.config)):
+    if has_state(own_model.config) or any(layer_windows(own_model.config)):
         raise ModelRefused("not every layer keeps keys and values of all tokens")
-    begin = own.config.bos_token_id
+    begin = own_model.config.bos_token_id
     first = torch.full((num_texts, 1), begin if isinstance(begin, int) else 0)
     length = PREFIX_TOKENS + REST_TOKENS
     torch.manual_seed(1)
-    texts = own.generate(
+    texts = own_model.generate(
         first,
         attention_mask=torch.ones_like(first),
         do_sample=True,
@@ -60,38 +60,40 @@ def profile(own: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Tech
     )
     prefix = texts[:, :PREFIX_TOKENS]
     rest = texts[:, PREFIX_TOKENS:]
-    mine, theirs = (one(prefix, use_cache=True).past_key_values.layers for one in (own, sibling))
+    mine, theirs = (
+        model(prefix, use_cache=True).past_key_values.layers for model in (own_model, sibling)
+    )
     exact = list[torch.Tensor]()
-    found = list[Technique]()
+    rows = list[Technique]()
     counts = {*range(0, len(mine), math.ceil(len(mine) / MOST_COUNTS)), len(mine)}
     for count in sorted(counts, reverse=True):
         cache = DynamicCache()
         for place, layer in enumerate([*mine[:count], *theirs[count:]]):
             cache.update(layer.keys, layer.values, place)
-        logits = list(own(rest, past_key_values=cache).logits.float().log_softmax(-1))
+        logits = list(own_model(rest, past_key_values=cache).logits.float().log_softmax(-1))
         exact = exact or logits
-        found.append(compared("sibling", count, exact, logits))
-    yield from reversed(found)
+        rows.append(compared("sibling", count, exact, logits))
+    yield from reversed(rows)
 
 
 def profile_directories(directories: tuple[str, str]) -> list[Technique]:
     """`profile` of the models in two directories. Raises ModelRefused, OSError and ValueError."""
     tokens: Any = AutoTokenizer
     auto: Any = AutoModelForCausalLM
-    first, second = (tokens.from_pretrained(one).get_vocab() for one in directories)
+    first, second = (tokens.from_pretrained(directory).get_vocab() for directory in directories)
     if first != second:
         raise ModelRefused("the models have different tokenizers")
-    own, sibling = (
-        auto.from_pretrained(one, dtype=torch.float32, use_safetensors=True).eval()
-        for one in directories
+    own_model, sibling = (
+        auto.from_pretrained(directory, dtype=torch.float32, use_safetensors=True).eval()
+        for directory in directories
     )
-    return list(profile(own, sibling))
+    return list(profile(own_model, sibling))
 
 
 def judged(rows: Sequence[Technique]) -> list[Technique]:
     """With what the gate makes of each."""
     return [
-        replace(one, is_allowed=one.kl <= MAX_KL and one.agreement >= MIN_AGREEMENT) for one in rows
+        replace(row, is_allowed=row.kl <= MAX_KL and row.agreement >= MIN_AGREEMENT) for row in rows
     ]
 
 
@@ -104,8 +106,8 @@ def least_layers(rows: Sequence[Technique]) -> int | None:
     """The least number of own layers from which on all are allowed: fewer must not be luck. None
     where that is every layer."""
     refused = max((row.parameter for row in rows if not row.is_allowed), default=-1)
-    own = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)
-    return min(own, default=None)
+    counts = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)
+    return min(counts, default=None)
 
 
 def told(rows: Sequence[Technique]) -> str:

@@ -90,9 +90,11 @@ class EngineLoop:
         if arrivals.loads:
             self._runner.load(arrivals.loads)
         if arrivals.promotions or arrivals.loads:
-            for one in self.scheduler.running:
-                if one.request.started_at is None and not any(own.incoming for own in one.tables):
-                    one.request.brought_at = one.request.brought_at or self._clock.now()
+            for sequence in self.scheduler.running:
+                if sequence.request.started_at is None and not any(
+                    table.incoming for table in sequence.tables
+                ):
+                    sequence.request.brought_at = sequence.request.brought_at or self._clock.now()
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
         # One that must be looked up again has no blocks any more.
         chunks = [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
@@ -111,7 +113,9 @@ class EngineLoop:
         self._masks.begin([*taken, *stepped])
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.propose(stepped)
-        for sequence in [one for one in self.scheduler.running if one.finish is not None]:
+        for sequence in [
+            sequence for sequence in self.scheduler.running if sequence.finish is not None
+        ]:
             self._let_go(sequence.ending)
             self.accounting.ended(sequence)
         if self._store is not None:

@@ -63,7 +63,7 @@ class MaskPool:
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
         """Start computing the masks of these sequences, if a grammar binds them."""
-        found: dict[RequestState, dict[SequenceState, Mask]] = {}
+        wanted: dict[RequestState, dict[SequenceState, Mask]] = {}
         for sequence in sequences:
             mask = sequence.parser.mask
             if mask is None or mask.is_ready or sequence.finish:
@@ -71,8 +71,8 @@ class MaskPool:
             if sequence.request in self._jobs:
                 self._wanted[sequence] = None
             else:
-                found.setdefault(sequence.request, {})[sequence] = mask
-        for request, masks in found.items():
+                wanted.setdefault(sequence.request, {})[sequence] = mask
+        for request, masks in wanted.items():
             job = _Job(masks, self._clock)
             self._jobs[request] = job, self._threads.submit(job.run)
 
@@ -94,7 +94,7 @@ class MaskPool:
                 del self._jobs[request]
                 if run.exception() is not None and job.at is not None:
                     failed[job.at[0]] = None
-                failed |= {one: None for one, mask in job.masks.items() if mask.is_failed}
+                failed |= {sequence: None for sequence, mask in job.masks.items() if mask.is_failed}
                 # A token may have been taken meanwhile, behind which another mask is wanted.
                 self._wanted |= dict.fromkeys(job.masks)
             elif job.at is not None and self._clock.now() - job.at[1] > self._seconds:
@@ -102,7 +102,7 @@ class MaskPool:
                     failed[job.at[0]] = None
         wanted = self._wanted
         self._wanted = {}
-        self.begin(one for one in wanted if one not in failed)
+        self.begin(sequence for sequence in wanted if sequence not in failed)
         return list(failed)
 
     def close(self) -> None:

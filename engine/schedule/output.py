@@ -87,14 +87,14 @@ class LogProbs:
 
     def closed(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """Deltas of what was held back."""
-        told: list[Delta] = []
+        shown_deltas: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, TextDelta):
-                told.append(msgspec.structs.replace(delta, logprobs=self._held))
+                shown_deltas.append(msgspec.structs.replace(delta, logprobs=self._held))
             else:
-                told.append(delta)
+                shown_deltas.append(delta)
             self._held = []
-        return told
+        return shown_deltas
 
     def _prob(self, token_id: TokenId, logprob: float) -> TokenProb:
         return TokenProb(self._spelled(token_id).text, token_id, logprob)

@@ -58,10 +58,10 @@ class StepPace:
 
     def is_short(self, sequence: SequenceState) -> bool:
         """Whether the rest of its prompt is computed whole, also in a short step."""
-        found = sequence.request.found
+        lookup = sequence.request.lookup
         num_left = sequence.num_pending
-        if sequence is sequence.request.leader and not sequence.table.num_tokens and found:
-            num_left -= found.read  # it waits, and reads that from memory
+        if sequence is sequence.request.leader and not sequence.table.num_tokens and lookup:
+            num_left -= lookup.read  # it waits, and reads that from memory
         return num_left <= _WHOLE_PIECES * self.least_tokens
 
     def tokens_at(self, position: int) -> float:
@@ -109,13 +109,13 @@ class StepPace:
         self._num_yielded = self._num_yielded + 1 if self._has_yielded else 0
         self._has_yielded = False
         self._urgent = {
-            one.scope
-            for one in running
-            if not one.is_batch
-            and one.num_pending
-            and one.can_sample
-            and one.num_output < FIRST_TOKENS
-            and (one.request.started_at is not None or self.is_short(one))
+            sequence.scope
+            for sequence in running
+            if not sequence.is_batch
+            and sequence.num_pending
+            and sequence.can_sample
+            and sequence.num_output < FIRST_TOKENS
+            and (sequence.request.started_at is not None or self.is_short(sequence))
         }
         if candidate is not None:
             self.admitted(candidate)

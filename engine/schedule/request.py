@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engine.cache.ids import TokenId
-from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Lookup, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, Image, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
@@ -29,8 +29,8 @@ class Ranges:
     def add(self, start: int, end: int) -> None:
         """Positions start, start + 1, … end - 1 were computed, for the first time or again."""
         ranges = self._ranges
-        first = bisect_left(ranges, start, key=lambda one: one[1])
-        last = bisect_right(ranges, end, key=lambda one: one[0])
+        first = bisect_left(ranges, start, key=lambda span: span[1])
+        last = bisect_right(ranges, end, key=lambda span: span[0])
         before = ranges[first:last]
         if before:
             start = min(start, before[0][0])
@@ -129,9 +129,9 @@ class SequenceState:
         request = self.request
         if not self.is_new:
             return cache.resume(request.query, self.tokens, self.table)
-        assert request.found is not None
-        request.found.raced = request.raced
-        return cache.begin(request.query, request.found, self.table)
+        assert request.lookup is not None
+        request.lookup.raced = request.raced
+        return cache.begin(request.query, request.lookup, self.table)
 
     def release(self) -> None:
         """Give all blocks back."""
@@ -230,7 +230,7 @@ class SequenceState:
 
     @property
     def lacks_look_up(self) -> bool:
-        return self.is_new and self.request.found is None
+        return self.is_new and self.request.lookup is None
 
     @property
     def num_output(self) -> int:
@@ -253,7 +253,7 @@ class Twin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ImagePrompt:
     """A prompt's tokens with one place for each of its images, and those, in order."""
 
     token_ids: Sequence[TokenId]
@@ -275,9 +275,9 @@ class RequestState:
     folded: Sequence[int] = ()
     inexact: Sequence[int] = ()
     # With images the prompt is also there like this.
-    shown: Shown | None = None
+    image_prompt: ImagePrompt | None = None
     # None while nothing is held for it: before its look-up, and after preemption.
-    found: Found | None = None
+    lookup: Lookup | None = None
     # The sequence that it waits for, and the most tokens of its prompt that it waited for.
     twin: Twin | None = None
     raced: int = 0
@@ -301,33 +301,33 @@ class RequestState:
 
     def look_up(self, cache: PrefixCache) -> None:
         """Find and hold what it may read."""
-        self.found = cache.look_up(self.query)
+        self.lookup = cache.look_up(self.query)
 
     @property
     def holds_blocks(self) -> bool:
         """Whether a look-up's blocks are held for it."""
-        return self.found is not None and bool(self.found.held)
+        return self.lookup is not None and bool(self.lookup.held)
 
     def let_go(self, cache: PrefixCache) -> None:
         """Release what is held for it, at its end."""
-        if self.found is not None:
-            cache.let_go(self.found)
+        if self.lookup is not None:
+            cache.let_go(self.lookup)
 
     def give_up(self, cache: PrefixCache) -> None:
         """Release what is held for it, to be looked up again. Refreshes stay."""
-        if self.found is not None:
-            cache.give_up(self.found)
-            self.found = None
+        if self.lookup is not None:
+            cache.give_up(self.lookup)
+            self.lookup = None
 
     def take_back(self, cache: PrefixCache) -> None:
         """Its response never began: take the look-up's refreshes back."""
-        if self.found is not None:
-            cache.take_back(self.found)
+        if self.lookup is not None:
+            cache.take_back(self.lookup)
 
     def write(self, cache: PrefixCache, sequence: SequenceState, now: float) -> CacheResult:
         """Write its entries: its prompt is computed, by this sequence."""
-        assert self.found is not None
-        return cache.write(self.query, self.found, sequence.table, now)
+        assert self.lookup is not None
+        return cache.write(self.query, self.lookup, sequence.table, now)
 
     def new_sequence(
         self, choice: int, table: BlockTable, parser: OutputParser, sample: SampleParams
@@ -345,7 +345,7 @@ class RequestState:
 
     @property
     def unfinished(self) -> "list[SequenceState]":
-        return [one for one in self.sequences if one.finish is None]
+        return [sequence for sequence in self.sequences if sequence.finish is None]
 
     @property
     def leader(self) -> SequenceState:

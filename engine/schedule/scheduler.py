@@ -102,8 +102,8 @@ class Scheduler:
     def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks. The copies of `take_copies` must be made before them."""
         waiting = self.waiting
-        seen = {one.scope for one in self.running if not one.is_batch}
-        batches = {one.scope for one in self.running if one.is_batch}
+        seen = {sequence.scope for sequence in self.running if not sequence.is_batch}
+        batches = {sequence.scope for sequence in self.running if sequence.is_batch}
         batches |= waiting[True].scopes
         seen |= waiting[False].scopes | {f"batches of {scope}" for scope in batches}
         self._pace.see(seen, now)
@@ -116,7 +116,9 @@ class Scheduler:
         room = self._pace.new_room(len(chunks))
         chunks += self._prefills(room, now, is_batch=False)
         num_interactive = len(chunks)
-        is_busy = chunks or any(one.is_part_due and not one.is_batch for one in self.running)
+        is_busy = chunks or any(
+            sequence.is_part_due and not sequence.is_batch for sequence in self.running
+        )
         allows = self._batch_share.allows(self.running, self.waiting, now)
         self._has_batch_turn = allows or not is_busy
         if self._has_batch_turn:
@@ -127,18 +129,28 @@ class Scheduler:
             chunks += self._prefills(room, now, is_batch=True)
         if self.speculation is not None:
             chunks = self.speculation.extended(chunks, self._cache.pool, self.copies)
-        for is_batch, own in ((False, chunks[:num_interactive]), (True, chunks[num_interactive:])):
+        for is_batch, class_chunks in (
+            (False, chunks[:num_interactive]),
+            (True, chunks[num_interactive:]),
+        ):
             computed = Counter[str]()
-            for chunk in own:
+            for chunk in class_chunks:
                 computed[chunk.sequence.scope] += chunk.count + len(chunk.draft)
             self.waiting[is_batch].charge(computed)
         return chunks
+
+    def _charge(self, chunks: Sequence[PrefillChunk], *, is_batch: bool) -> None:
+        """Charge the scopes of a class for what a step computes of theirs."""
+        computed = Counter[str]()
+        for chunk in chunks:
+            computed[chunk.sequence.scope] += chunk.count + len(chunk.draft)
+        self.waiting[is_batch].charge(computed)
 
     def computed(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
         """Learn from a step that computed these chunks in so many seconds."""
         if any(chunk.sequence.is_batch for chunk in chunks):
             self._batch_share.computed()
-        prefilled = [(one.start, one.count) for one in chunks if not one.is_decode]
+        prefilled = [(chunk.start, chunk.count) for chunk in chunks if not chunk.is_decode]
         self._pace.learn(prefilled, seconds)
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:
@@ -160,7 +172,7 @@ class Scheduler:
         loads: list[Load] = []
         num_missed = 0
         is_first = True
-        arriving = [(one, table) for one in self.running for table in one.tables]
+        arriving = [(sequence, table) for sequence in self.running for table in sequence.tables]
         for sequence, table in arriving:
             while table.incoming:
                 block = table.next_incoming
@@ -170,7 +182,7 @@ class Scheduler:
                         break
                     promotions.append(self._cache.host.promote(table))
                     continue
-                store = next(one for one in self._cache.stores if one.pool is block.home)
+                store = next(tier for tier in self._cache.stores if tier.pool is block.home)
                 if store.is_lost(block):
                     request = sequence.request
                     if self._cache.state_blocks or sequence.is_whole:
@@ -178,7 +190,7 @@ class Scheduler:
                         self._preempt(sequence)
                         break
                     is_new = sequence is request.leader and request.started_at is None
-                    self._cache.miss(request.query, request.found if is_new else None, table)
+                    self._cache.miss(request.query, request.lookup if is_new else None, table)
                     num_missed += 1
                     continue
                 load = store.promote(table) if len(loads) < max_loads else None
@@ -239,7 +251,7 @@ class Scheduler:
             return True
         digests = request.query.digests
         request.twin = None
-        read = request.found.read if request.found is not None else 0
+        read = request.lookup.read if request.lookup is not None else 0
         usable = (digests.num_tokens - 1) // size
         for other in self.running:
             # A batch sequence may be paused: an interactive request does not wait for it.
@@ -258,7 +270,7 @@ class Scheduler:
 
     def _decode(self, *, is_batch: bool) -> list[PrefillChunk]:
         chunks = []
-        for sequence in [one for one in self.running if one.is_batch == is_batch]:
+        for sequence in [sequence for sequence in self.running if sequence.is_batch == is_batch]:
             if sequence.table.incoming:
                 continue  # its last token may be on its way
             # Get blocks for one more token, by preempting the youngest sequence if necessary.
@@ -280,7 +292,7 @@ class Scheduler:
 
     def _youngest(self) -> SequenceState:
         """The sequence to preempt: the youngest batch sequence, else the youngest of all."""
-        batch = [one for one in self.running if one.is_batch]
+        batch = [sequence for sequence in self.running if sequence.is_batch]
         return batch[-1] if batch else self.running[-1]
 
     def _preempt_batch(self, needy: SequenceState, keep: int = 0) -> bool:
@@ -288,7 +300,7 @@ class Scheduler:
 
         Return whether there was one.
         """
-        if needy.is_batch or sum(one.is_batch for one in self.running) <= keep:
+        if needy.is_batch or sum(sequence.is_batch for sequence in self.running) <= keep:
             return False
         self._preempt(self._youngest())
         return True
@@ -300,8 +312,10 @@ class Scheduler:
         """
         chunks: list[PrefillChunk] = []
         queue = self.waiting[is_batch]
-        running = (one for one in self.running if one.is_batch == is_batch)
-        pending = (one for one in running if one.num_pending > 1 and one.can_sample)
+        running = (sequence for sequence in self.running if sequence.is_batch == is_batch)
+        pending = (
+            sequence for sequence in running if sequence.num_pending > 1 and sequence.can_sample
+        )
         prefilling = deque(sorted(pending, key=queue.served))
         overtaken: list[SequenceState] = []
         candidate = self._next_waiting(is_batch)
@@ -384,13 +398,17 @@ class Scheduler:
         A batch sequence only behind steps that compute such. There it goes first, for its floor.
         """
         turn = self._has_batch_turn
-        due = [one for one in self.running if one.is_part_due and one.is_batch <= turn]
+        due = [
+            sequence
+            for sequence in self.running
+            if sequence.is_part_due and sequence.is_batch <= turn
+        ]
         return min(
             due,
-            key=lambda one: (
-                one.is_batch != turn,
-                one.parts is None,
-                self.waiting[one.is_batch].served(one),
+            key=lambda sequence: (
+                sequence.is_batch != turn,
+                sequence.parts is None,
+                self.waiting[sequence.is_batch].served(sequence),
             ),
             default=None,
         )

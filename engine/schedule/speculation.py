@@ -41,13 +41,17 @@ class Speculation:
 
         A grammar, biases, penalties and log-probabilities would have to be known ahead.
         """
-        for one in sequences:
-            if one.finish is not None or one.num_pending != 1 or one.parser.mask is not None:
+        for sequence in sequences:
+            if (
+                sequence.finish is not None
+                or sequence.num_pending != 1
+                or sequence.parser.mask is not None
+            ):
                 continue
-            told_by = (one.parser.allowed, one.bias, one.seen, one.logprobs)
-            if all(each is None for each in told_by):
-                one.drafter = one.drafter or self._new_drafter()
-                one.draft = one.drafter.propose(one.tokens)
+            constraints = (sequence.parser.allowed, sequence.bias, sequence.seen, sequence.logprobs)
+            if all(constraint is None for constraint in constraints):
+                sequence.drafter = sequence.drafter or self._new_drafter()
+                sequence.draft = sequence.drafter.propose(sequence.tokens)
 
     def extended(
         self, chunks: Sequence[PrefillChunk], pool: BlockPool, copies: list[BlockCopy]

@@ -50,7 +50,7 @@ class WaitingQueue:
         yield from self._preempted
         served = self._served
         at = self._served_at
-        for scope in sorted(self._lines, key=lambda one: (served[one], at.get(one, 0))):
+        for scope in sorted(self._lines, key=lambda name: (served[name], at.get(name, 0))):
             yield from self._lines[scope]
 
     def __contains__(self, sequence: SequenceState) -> bool:
@@ -136,10 +136,10 @@ class BatchShare:
 
     def allows(self, running: Sequence[SequenceState], waiting: WaitingClasses, now: float) -> bool:
         """Whether the step that begins now computes batch sequences. Asked once a step."""
-        if not any(one.is_batch for one in running) and not waiting[True]:
+        if not any(sequence.is_batch for sequence in running) and not waiting[True]:
             self._held_since = None
             return False
-        interactive = [one for one in running if not one.is_batch]
+        interactive = [sequence for sequence in running if not sequence.is_batch]
         if self._held_since is None:
             self._held_since = now
         if not interactive and not waiting[False]:
@@ -147,8 +147,8 @@ class BatchShare:
         if self.is_overdue(now):
             return True
         if waiting[False] or any(
-            one.can_sample and (one.num_pending > 1 or one.num_output < FIRST_TOKENS)
-            for one in interactive
+            sequence.can_sample and (sequence.num_pending > 1 or sequence.num_output < FIRST_TOKENS)
+            for sequence in interactive
         ):
             return False
         self._had_turn = not self._had_turn
@@ -190,16 +190,16 @@ def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) ->
     tokens than it does itself, or than MAX_STEPS steps do.
     """
     first, *others = line
-    spare = pool.num_reclaimable - sum(one.num_unheld for one in others)
+    spare = pool.num_reclaimable - sum(sequence.num_unheld for sequence in others)
     if spare * pool.block_size >= first.uncached:
         return 0
     max_tokens = MAX_STEPS * step_tokens
     best = 0
     patience = first.patience(max_tokens)
-    for index, one in enumerate(others, 1):
-        if one.uncached < line[best].uncached and one.uncached <= patience:
+    for index, sequence in enumerate(others, 1):
+        if sequence.uncached < line[best].uncached and sequence.uncached <= patience:
             best = index
-        patience = min(patience, one.patience(max_tokens))
+        patience = min(patience, sequence.patience(max_tokens))
     return best
 
 
@@ -239,12 +239,12 @@ class ReuseOrder:
         while len(line) > 1:
             waiting = list[Waiting]()
             for request in (sequence.request for sequence in line):
-                assert request.found is not None
+                assert request.lookup is not None
                 digests = request.query.digests
                 here = self._cache.resident(request.query.digests)
                 held = self._cache.resident(digests, here, is_held=True)
                 # The last token is always computed.
-                most = max(here * pool.block_size, request.found.read)
+                most = max(here * pool.block_size, request.lookup.read)
                 uncached = digests.num_tokens - min(most, digests.num_tokens - 1)
                 passed = request.num_overtaken, request.overtaken_tokens
                 waiting.append(Waiting(uncached, here - held, *passed))

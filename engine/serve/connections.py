@@ -158,8 +158,8 @@ class BoundedProtocol(SteadyProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer in the protocol's envelope, unless the request has an answer, and close."""
         if self.cycle is None or not self.cycle.response_started:
-            told = self._refusal or "the request is not valid HTTP"
-            self._say(400, ErrorReply("invalid_request", told))
+            message = self._refusal or "the request is not valid HTTP"
+            self._say(400, ErrorReply("invalid_request", message))
         self.lingering.has_more = True
         self.transport.close()
 

@@ -160,8 +160,10 @@ class BlockReader(NamedTuple):
             data = _read_block(root, key.name, self._file_bytes(key) + 1)
         except OSError as error:
             return _missed(key.name, error)
-        found = decode(data, key, self.model, self.payload_bytes)
-        return Arrived(key.name, found) if isinstance(found, bytes) else Missed(key.name, found)
+        content = decode(data, key, self.model, self.payload_bytes)
+        return (
+            Arrived(key.name, content) if isinstance(content, bytes) else Missed(key.name, content)
+        )
 
     def _file_bytes(self, key: BlockKey) -> int:
         return header_bytes(len(key.packed) // TOKEN_BYTES) + self.payload_bytes
@@ -195,9 +197,9 @@ class StoreDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _check_format(path)
             self._new.mkdir(mode=0o700, exist_ok=True)
-            own = b"%d\n" % FORMAT
-            if not (path / "format").exists() or (path / "format").read_bytes() != own:
-                self._write_new(path / "format", own, is_synced=True)
+            version = b"%d\n" % FORMAT
+            if not (path / "format").exists() or (path / "format").read_bytes() != version:
+                self._write_new(path / "format", version, is_synced=True)
             self._blocks.mkdir(mode=0o700, exist_ok=True)
             for left in self._new.iterdir():
                 left.unlink()
@@ -285,14 +287,14 @@ def _check_format(path: Path) -> None:
     """Raise StoreRefused for what another version made: it is left as it is. A number that can't be
     read is damage, and the number of a directory without one was never written."""
     number = path / "format"
-    found = number.read_bytes().strip() if number.exists() else b""
-    if not found.isdigit() or int(found) == FORMAT:
+    version = number.read_bytes().strip() if number.exists() else b""
+    if not version.isdigit() or int(version) == FORMAT:
         return
-    reason: StoreRefusal = "newer" if int(found) > FORMAT else "older"
+    reason: StoreRefusal = "newer" if int(version) > FORMAT else "older"
     raise StoreRefused(
         reason,
-        f"{path} is of the {reason} format {int(found)}, and this version's is {FORMAT}: start the"
-        " version that made it, or delete the directory, which loses the prompts held there: they"
+        f"{path} is of the {reason} format {int(version)}, and this version's is {FORMAT}: start"
+        " the version that made it, or delete the directory, which loses the prompts held there: they"
         " are computed again",
     )
 
@@ -327,8 +329,8 @@ def open_member(root: Path, model: bytes) -> StoreDirectory:
     """Take the first folder of this model that no engine uses. Raises StoreRefused and OSError."""
     members = root / "members"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = ("members", "secret", "lost+found")
-    if strangers := sorted(one for one in os.listdir(root) if not one.startswith(own)):
+    expected = ("members", "secret", "lost+found")
+    if strangers := sorted(name for name in os.listdir(root) if not name.startswith(expected)):
         raise StoreRefused("strangers", f"{root} is no shared store: it has {strangers[0]}")
     members.mkdir(mode=0o700, exist_ok=True)
     root.chmod(0o700)
@@ -348,7 +350,7 @@ def open_member(root: Path, model: bytes) -> StoreDirectory:
         raise StoreRefused("unusable", f"{place} is damaged: delete the directory")
     for number in range(MAX_MEMBERS):
         try:
-            found = StoreDirectory(members / f"{model.hex()}-{number}", secret=secret)
+            directory = StoreDirectory(members / f"{model.hex()}-{number}", secret=secret)
         except StoreRefused as refused:
             if refused.reason != "in_use":
                 raise
@@ -361,14 +363,18 @@ def open_member(root: Path, model: bytes) -> StoreDirectory:
         with suppress(OSError):
             journal = path / "journal"
             written = (journal if journal.exists() else path).stat().st_mtime
-            if path == found.path or time.time() - written < STALE_SECONDS:
+            if path == directory.path or time.time() - written < STALE_SECONDS:
                 continue
             with _opened(path / "lock", "r+b") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path)
-    return found
+    return directory
 
 
-def other_members(own: StoreDirectory, model: bytes) -> list[Path]:
+def other_members(directory: StoreDirectory, model: bytes) -> list[Path]:
     """The folders of the same model that are other engines', at work or not."""
-    return [path for path in sorted(own.path.parent.glob(f"{model.hex()}-*")) if path != own.path]
+    return [
+        path
+        for path in sorted(directory.path.parent.glob(f"{model.hex()}-*"))
+        if path != directory.path
+    ]

@@ -179,7 +179,7 @@ def _seal(body: bytes, keys: StoreKeys) -> bytes:
     return state.hexdigest().encode()
 
 
-class Told:
+class JournalContent:
     """What a journal has told: the entries that had not ended, and its damaged lines by reason.
 
     `changed` are the keys of lines that nobody has looked at yet. `model` is a fingerprint as hex.
@@ -225,10 +225,10 @@ class Told:
             self.changed.add(record.key)
 
 
-def replay(lines: Iterable[bytes], model: str, keys: StoreKeys) -> Told:
-    told = Told(model, keys)
-    told.take(lines)
-    return told
+def replay(lines: Iterable[bytes], model: str, keys: StoreKeys) -> JournalContent:
+    content = JournalContent(model, keys)
+    content.take(lines)
+    return content
 
 
 @dataclass(slots=True)
@@ -244,7 +244,7 @@ class Restored:
 
 
 def restore(
-    told: Told,
+    content: JournalContent,
     take_back: Callable[[Entry, Sequence[BlockKey]], bool],
     keys_of: Callable[[Put], list[BlockKey] | None],
     miss_of: Callable[[BlockKey], Missed | None],
@@ -256,10 +256,10 @@ def restore(
     `now` is the engine's clock, `wall` the same moment in seconds since 1970. `take_back` is False
     if it can't. `miss_of` looks for a file, at each once.
     """
-    result = Restored(num_lost=len(told.lost - told.entries.keys()))
-    result.misses.update({f"journal_{reason}": n for reason, n in told.damages.items()})
+    result = Restored(num_lost=len(content.lost - content.entries.keys()))
+    result.misses.update({f"journal_{reason}": n for reason, n in content.damages.items()})
     missed: dict[str, Missed | None] = {}
-    for put in sorted(told.entries.values(), key=lambda put: (not put.times.is_leased, put.key)):
+    for put in sorted(content.entries.values(), key=lambda put: (not put.times.is_leased, put.key)):
         is_leased = put.times.is_leased
         if put.times.seconds_left(wall) > 0:
             keys = keys_of(put) or []
@@ -273,7 +273,9 @@ def restore(
                 result.num_leases += is_leased
                 for index, names in put.names.items():
                     if 0 <= index < len(entry.blocks):
-                        entry.blocks[index].names.update({one.digest: one.tokens for one in names})
+                        entry.blocks[index].names.update(
+                            {name.digest: name.tokens for name in names}
+                        )
                 continue
             result.num_lost += is_leased
         result.dead.append(put.key)

@@ -25,7 +25,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, StoreTier
 from engine.clock import Clock
 from engine.store.files import Arrived, BlockReader, Missed, StoreDirectory, other_members
-from engine.store.journal import Put, Told
+from engine.store.journal import JournalContent, Put
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
@@ -73,13 +73,13 @@ class Results(Generic[T]):
 class _Journal:
     """How far a member's journal was read. Another `inode` is one that was written anew.
 
-    `shown` are the entries that the engine was told, with the keys of their files.
+    `known_keys` are of the entries that the engine was told, with the keys of their files.
     """
 
-    told: Told
+    content: JournalContent
     inode: int = 0
     offset: int = 0
-    shown: dict[str, list[BlockKey]] = field(default_factory=dict)
+    known_keys: dict[str, list[BlockKey]] = field(default_factory=dict)
 
 
 class Peers:
@@ -93,7 +93,7 @@ class Peers:
 
     def __init__(
         self,
-        own: StoreDirectory,
+        directory: StoreDirectory,
         reader: BlockReader,
         hasher: ChainHasher,
         tier: StoreTier,
@@ -107,7 +107,7 @@ class Peers:
         self.results: Results[Callable[[], None]] = Results()
         self.read_bytes = 0
         self.misses: Counter[str] = Counter()
-        self._own = own
+        self._own = directory
         self._reader = reader
         self._hasher = hasher
         self._tier = tier
@@ -138,12 +138,12 @@ class Peers:
         """Read a file from any member that has it whole."""
         missed = Missed(key.name, "missing")
         for path in self._members:
-            found = self._reader.read(path, key.file or key)._replace(name=key.name)
-            if isinstance(found, Arrived):
-                self.results.put(partial(self._arrived, found))
+            outcome = self._reader.read(path, key.file or key)._replace(name=key.name)
+            if isinstance(outcome, Arrived):
+                self.results.put(partial(self._arrived, outcome))
                 return
-            if found.reason != "missing":
-                missed = found
+            if outcome.reason != "missing":
+                missed = outcome
         self.results.put(partial(self._lose, missed))
 
     def _run(self) -> None:
@@ -152,7 +152,7 @@ class Peers:
             for path in self._members:
                 self._follow(path)
             for path in self._journals.keys() - set(self._members):
-                for key, keys in self._journals.pop(path).shown.items():
+                for key, keys in self._journals.pop(path).known_keys.items():
                     self.results.put(partial(self._end, self._key_here(key, keys)))
 
     def _follow(self, path: Path) -> None:
@@ -167,42 +167,44 @@ class Peers:
                 stat = os.fstat(file.fileno())
                 is_same = journal is not None and stat.st_ino == journal.inode
                 if journal is None or not is_same or stat.st_size < journal.offset:
-                    shown = journal.shown if journal is not None else {}
-                    told = Told(self._reader.model.hex(), self._reader.keys)
-                    journal = self._journals[path] = _Journal(told, stat.st_ino, shown=shown)
+                    known_keys = journal.known_keys if journal is not None else {}
+                    content = JournalContent(self._reader.model.hex(), self._reader.keys)
+                    journal = self._journals[path] = _Journal(
+                        content, stat.st_ino, known_keys=known_keys
+                    )
                 file.seek(journal.offset)
                 data = file.read(MAX_READ_BYTES)
         except OSError:
             return  # it is not there yet, or no more
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
-        told = journal.told
-        shown = journal.shown
-        entries = journal.told.entries
-        told.take(whole.splitlines())
+        content = journal.content
+        known_keys = journal.known_keys
+        entries = journal.content.entries
+        content.take(whole.splitlines())
         if len(data) == MAX_READ_BYTES:
             return
-        unfit = Counter({f"journal_{reason}": n for reason, n in told.damages.items()})
-        changed = told.changed
-        told.changed = set()
-        told.damages = Counter()
+        unfit = Counter({f"journal_{reason}": n for reason, n in content.damages.items()})
+        changed = content.changed
+        content.changed = set()
+        content.damages = Counter()
         damages: dict[str, Missed | None] = {}
         for key in changed & entries.keys():
             put = entries[key]
             if self._domain is not None and put.adapter is not None:
                 continue
-            if (keys := shown.get(key)) is None:
+            if (keys := known_keys.get(key)) is None:
                 keys = put.keys(self._hasher, self._reader.keys) or []
-                for one in keys:
-                    if one.name not in damages:
+                for block_key in keys:
+                    if block_key.name not in damages:
                         # A file that is gone is no damage: the end of its entry may be told next.
-                        miss = self._reader.miss_of(path, one)
+                        miss = self._reader.miss_of(path, block_key)
                         is_damage = miss is not None and miss.reason != "missing"
-                        damages[one.name] = miss if is_damage else None
-                if not keys or any(damages[one.name] for one in keys):
+                        damages[block_key.name] = miss if is_damage else None
+                if not keys or any(damages[block_key.name] for block_key in keys):
                     del entries[key]
                     continue
-                shown[key] = keys = self._keys_here(keys)
+                known_keys[key] = keys = self._keys_here(keys)
             if self._domain is not None:
                 here = self._key_here(key, keys)
                 put = msgspec.structs.replace(
@@ -212,8 +214,8 @@ class Peers:
         unfit.update(miss.reason for miss in damages.values() if miss is not None)
         if unfit:
             self.results.put(partial(self._count, unfit))
-        for key in shown.keys() - entries.keys():
-            self.results.put(partial(self._end, self._key_here(key, shown.pop(key))))
+        for key in known_keys.keys() - entries.keys():
+            self.results.put(partial(self._end, self._key_here(key, known_keys.pop(key))))
 
     def _key_here(self, key: str, keys: Sequence[BlockKey]) -> str:
         """The key that the engine knows an entry by."""
@@ -223,14 +225,16 @@ class Peers:
         """The keys in the domain, of an entry without a recurrent state."""
         if self._domain is None:
             return keys
-        found = list[BlockKey]()
+        sibling_keys = list[BlockKey]()
         parent = keys[0].owner
-        for one in keys:
-            digest = self._hasher.extend(parent, one.packed, one.place, self._domain)
+        for block_key in keys:
+            digest = self._hasher.extend(parent, block_key.packed, block_key.place, self._domain)
             name = self._reader.keys.name_of(digest)
-            found.append(one._replace(name=name, digest=digest, parent=parent, file=one))
+            sibling_keys.append(
+                block_key._replace(name=name, digest=digest, parent=parent, file=block_key)
+            )
             parent = digest
-        return found
+        return sibling_keys
 
     # On the engine's thread, around each step.
 
@@ -254,7 +258,7 @@ class Peers:
             key = next(iter(self._known))
             self._known.move_to_end(key)
             put, keys = self._known[key]
-            is_there = self._lost.isdisjoint(one.name for one in keys)
+            is_there = self._lost.isdisjoint(block_key.name for block_key in keys)
             if self._entries.get(key) is None and is_there and self._tier.has_room(keys):
                 self._put(key, put, keys)
 
@@ -275,7 +279,7 @@ class Peers:
     def _told(self, put: Put, keys: list[BlockKey]) -> None:
         key = Digest(bytes.fromhex(put.key))
         self._known[key] = put, keys
-        self._lost.difference_update(one.name for one in keys)
+        self._lost.difference_update(block_key.name for block_key in keys)
         self._put(key, put, keys)
 
     def _end(self, key: str) -> None:
@@ -328,7 +332,7 @@ class Peers:
             if 0 <= index < len(keys) and not any(
                 pool.find(keys[index].digest, keys[index].packed) for pool in self._above
             ):
-                blocks[index].names.update({one.digest: one.tokens for one in names})
+                blocks[index].names.update({name.digest: name.tokens for name in names})
                 self._tier.tell(blocks[index].names)
         self._tier.pool.release_chain(blocks)
 

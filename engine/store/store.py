@@ -59,7 +59,7 @@ class Written(NamedTuple):
 class Appended(NamedTuple):
     """These entries are told in the journal's file, as it is on the disk."""
 
-    told: dict[Entry, Recorded]
+    entries: dict[Entry, Recorded]
 
 
 class Failed(NamedTuple):
@@ -104,8 +104,8 @@ class StoreThreads:
     def delete(self, name: str) -> None:
         self._writer.submit(self._try, lambda: self._directory.delete(name))
 
-    def append(self, records: Sequence[Record], told: dict[Entry, Recorded]) -> None:
-        """Add records to the journal. `told` comes back when they are there.
+    def append(self, records: Sequence[Record], recorded: dict[Entry, Recorded]) -> None:
+        """Add records to the journal. `recorded` comes back when they are there.
 
         Lines that could not be written are tried again with the next ones, on a line of their own.
         """
@@ -115,7 +115,7 @@ class StoreThreads:
                 if isinstance(record, Put):
                     record = msgspec.structs.replace(record, model=self.reader.model.hex())
                 self._unwritten.append(encode_line(record, self.reader.keys))
-            self._untold.update(told)
+            self._untold.update(recorded)
             if not self._unwritten:
                 return
             lines = b"".join(self._unwritten)
@@ -193,8 +193,8 @@ class StoreThreads:
 
     def _compact(self) -> None:
         keys = self.reader.keys
-        told = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
-        lines = b"".join(encode_line(put, keys) for put in told.entries.values())
+        content = replay(self._directory.journal_lines(), self.reader.model.hex(), keys)
+        lines = b"".join(encode_line(put, keys) for put in content.entries.values())
         self._directory.rewrite_journal(lines)
         self._journal_bytes = self._compacted_bytes = len(lines)
 
@@ -386,7 +386,7 @@ class DiskStore:
             case Missed():
                 self._miss(result, now)
             case Appended():
-                for entry, recorded in result.told.items():
+                for entry, recorded in result.entries.items():
                     entry.recorded = recorded
             case Failed():
                 self._go_down(result.error)
@@ -437,14 +437,14 @@ class DiskStore:
         """
         wall = self._wall()
         records = list[Record]()
-        told = dict[Entry, Recorded]()
+        recorded = dict[Entry, Recorded]()
         for note in () if self._is_down else self._tier.take_notes():
             entry = note.entry
             key = note.entry.key.hex()
             if note.kind == "end" or entry.stored is None:
                 records.append(End(key=key))
                 continue
-            told[entry] = Recorded(entry.stored, entry.is_leased)
+            recorded[entry] = Recorded(entry.stored, entry.is_leased)
             times = Times.of(entry, now, wall)
             if note.kind == "touch":
                 records.append(Touch(key=key, times=times))
@@ -452,18 +452,18 @@ class DiskStore:
             packed = b"".join(self._tier.key_of(block).packed for block in entry.stored)
             records.append(Put.of(entry, times, packed, self._names(entry, entry.stored)))
         if records:
-            self._threads.append(records, told)
+            self._threads.append(records, recorded)
         for name in self._tier.take_deletes():
             self._threads.delete(name)
 
     def _names(self, entry: Entry, stored: Sequence[Block]) -> dict[int, list[HeldName]]:
         """The names that stand at an entry's blocks, wherever they are."""
-        found: dict[int, list[HeldName]] = {}
+        names_at: dict[int, list[HeldName]] = {}
         for index, block in enumerate(stored):
             digest = self._tier.key_of(block).digest
             names = dict(block.names)
             for other in (entry.blocks[index], self._device.canonical(digest, block)):
                 names.update(other.names)
             if names:
-                found[index] = [HeldName(name, tokens) for name, tokens in names.items()]
-        return found
+                names_at[index] = [HeldName(name, tokens) for name, tokens in names.items()]
+        return names_at

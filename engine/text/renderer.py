@@ -49,7 +49,7 @@ from engine.text.rendered import (
 from engine.text.template.boundaries import (
     Place,
     PlacedText,
-    Segment,
+    TemplateSegment,
     place_segments,
     segments_of,
     without_cuts,
@@ -222,7 +222,7 @@ def _within(controls: Iterable[str], markers: Collection[str]) -> set[str]:
     return {text for text in controls if any(text in marker for marker in markers)}
 
 
-def _span(encoded: EncodedText, place: Place, segment: Segment) -> SegmentSpan:
+def _span(encoded: EncodedText, place: Place, segment: TemplateSegment) -> SegmentSpan:
     """Where a segment lies in the tokens, by its place in the text."""
     if place.end is None:
         return SegmentSpan(None)
@@ -239,7 +239,7 @@ def _span(encoded: EncodedText, place: Place, segment: Segment) -> SegmentSpan:
 def _place_images(
     encoded: EncodedText,
     places: Sequence[Place],
-    segments: Sequence[Segment],
+    segments: Sequence[TemplateSegment],
     image_ids: Collection[str],
     spans: list[SegmentSpan],
 ) -> list[str]:

@@ -47,7 +47,7 @@ from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.pool import NoFreeBlocks
-from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
 from engine.clock import Clock
 from engine.errors import NotReady, rebuilt
@@ -55,7 +55,7 @@ from engine.protocol import Capability, GenerateRequest, Tool, ToolChoice
 from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser
-from engine.schedule.request import SequenceState, Shown
+from engine.schedule.request import ImagePrompt, SequenceState
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
@@ -98,21 +98,26 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
         trial_order(renderer, trial_request(" ".join(uuid4().hex for _ in range(num_words))))
         for _ in range(2)
     )
-    own = uuid4().hex
-    other = uuid4().hex
+    own_scope = uuid4().hex
+    other_scope = uuid4().hex
     slots = Slots(1)
-    told = list[Piece]()
-    for order, scope in ((first, own), (first, own), (second, other), (first, other)):
+    pieces = list[Piece]()
+    for order, scope in (
+        (first, own_scope),
+        (first, own_scope),
+        (second, other_scope),
+        (first, other_scope),
+    ):
         async with slots.taken(scope, pack(order.token_ids)) as place:
             sent = replace(order, order_id=uuid4().hex, scope=scope)
-            told.append(await server.prefill(sent, place))
-    again = told[1].cached_tokens
-    foreign = told[3].cached_tokens
+            pieces.append(await server.prefill(sent, place))
+    again = pieces[1].cached_tokens
+    foreign = pieces[3].cached_tokens
     length = len(first.token_ids)
     # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
     alike = common_length(pack(first.token_ids), pack(second.token_ids), TOKEN_BYTES)
-    if told[1].prompt_tokens not in (None, length):
-        note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {length}"
+    if pieces[1].prompt_tokens not in (None, length):
+        note = f"not told: it counts {pieces[1].prompt_tokens} tokens of a prompt of {length}"
         facts = replace(facts, tells="never", tells_note=note)
     elif again is None or foreign is None:
         note = f"not told: {server.NOT_TOLD}"
@@ -132,19 +137,19 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
     if facts.forced_note:
         return facts
     # Bind an answer to a schema that no model writes by itself, and a call to one.
-    found: set[Capability] = set()
+    capabilities: set[Capability] = set()
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")
     try:
         if await _keeps_to(server, renderer, trial_request(_HELLO, output_schema=_SCHEMA)):
-            found.add("structured_output")
+            capabilities.add("structured_output")
             choice = ToolChoice("tool", name="paint")
             call = trial_request(_HELLO, tools=[Tool("paint", _SCHEMA)], tool_choice=choice)
             note = "the template has no tool calls that we know"
             if renderer.tool_format is not None:
                 note = "it did not keep to a grammar of a call"
                 if await _keeps_to(server, renderer, call):
-                    found.add("forced_tools")
+                    capabilities.add("forced_tools")
                     note = "grammars, tried at the start"
         else:
             note = "it took a grammar and did not keep to it"
@@ -154,7 +159,7 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
         log.info("the upstream server takes no grammar", why=str(error))
         hint = "start it with --structured-outputs-config.backend guidance"
         note = f"it took no grammar: {hint}"
-    return replace(facts, capabilities=facts.capabilities | found, forced_note=note)
+    return replace(facts, capabilities=facts.capabilities | capabilities, forced_note=note)
 
 
 async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateRequest) -> bool:
@@ -198,30 +203,32 @@ class UpstreamCache(MirrorCache):
         super().__init__(pool, entries, hasher)
         self._is_isolated = is_isolated
 
-    def admit(self, query: CacheQuery, found: Found, table: BlockTable, reused: int | None) -> None:
+    def admit(
+        self, query: CacheQuery, lookup: Lookup, table: BlockTable, reused: int | None
+    ) -> None:
         """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
-        is_whole = self._settle(query, found, reused or 0)
-        hit = found.hit
+        is_whole = self._settle(query, lookup, reused or 0)
+        hit = lookup.hit
         if not self._is_isolated:
-            found.raced = min(found.raced, found.read)
-            found.reused = found.read
+            lookup.raced = min(lookup.raced, lookup.read)
+            lookup.reused = lookup.read
         if hit is not None and reused is None:
-            found.hit = None
-            found.miss_reason = "not_told"
-            found.missed |= {mark.segment: "not_told" for mark in found.marks}
+            lookup.hit = None
+            lookup.miss_reason = "not_told"
+            lookup.missed |= {mark.segment: "not_told" for mark in lookup.marks}
         elif hit is not None and not is_whole:
             self.entries.lose(hit)
-            found.miss_reason = "best_effort_evicted"
-            self._lost(found)
-            if not found.read:
-                found.hit = None
+            lookup.miss_reason = "best_effort_evicted"
+            self._lost(lookup)
+            if not lookup.read:
+                lookup.hit = None
         self._unwritten = set()
         try:
             self._mirror(query, table)
         except NoFreeBlocks:
             # Waiting requests hold all of the books: this prompt is not written down.
-            self._unwritten = {mark.segment for mark in found.marks}
-            found.marks = []
+            self._unwritten = {mark.segment for mark in lookup.marks}
+            lookup.marks = []
 
 
 class UpstreamLoop(ExternalLoop):
@@ -289,11 +296,11 @@ class UpstreamLoop(ExternalLoop):
         """The prompt is computed: what was reused is known now, or never will be."""
         request = sequence.request
         is_told = self._facts.tells != "never"
-        assert request.found is not None
+        assert request.lookup is not None
         if is_told and piece.cached_tokens is None:
             raise UpstreamError("the server did not say how much it reused")
-        told = piece.cached_tokens if is_told else None
-        self._cache.admit(request.query, request.found, sequence.table, told)
+        reused = piece.cached_tokens if is_told else None
+        self._cache.admit(request.query, request.lookup, sequence.table, reused)
         self._started(sequence)
 
     def _take(self, sequence: SequenceState, piece: Piece) -> None:
@@ -507,12 +514,12 @@ class UpstreamBackend(EngineBackend):
         choices = range(request.sampling.num_choices)
         return [ChatParser(request, tokenizer) for _ in choices]
 
-    async def _expand(self, shown: Shown) -> Expanded:
+    async def _expand(self, image_prompt: ImagePrompt) -> Expanded:
         parts = self._parts
         if parts is None or parts.images is None:
-            return await super()._expand(shown)
+            return await super()._expand(image_prompt)
         try:
-            return await parts.images.expand(shown)
+            return await parts.images.expand(image_prompt)
         except UpstreamError as error:
             log.warning("the upstream server counted no image", why=str(error))
             if isinstance(error, UpstreamGone):

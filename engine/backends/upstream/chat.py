@@ -79,8 +79,8 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
                 url = {"url": f"data:{image.media_type};base64,{data}"}
                 parts.append({"type": "image_url", "image_url": url, "uuid": image.id})
             elif piece:
-                told = f"[image {piece}]" if place % 2 else piece
-                parts.append({"type": "text", "text": told})
+                turn = f"[image {piece}]" if place % 2 else piece
+                parts.append({"type": "text", "text": turn})
         return parts if any("uuid" in part for part in parts) else text
 
     messages: list[dict[str, Any]] = []
@@ -105,22 +105,22 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
         ]
         if texts or calls:
             said = content(SEPARATOR.join(texts)) or None
-            told: dict[str, Any] = {"role": message.role, "content": said}
-            messages.append(told | ({"tool_calls": calls} if calls else {}))
+            turn: dict[str, Any] = {"role": message.role, "content": said}
+            messages.append(turn | ({"tool_calls": calls} if calls else {}))
     return messages
 
 
 def conversation(order: Order) -> dict[str, Any]:
     prompt = order.request.prompt
-    images = () if order.shown is None else order.shown.images
-    told: dict[str, Any] = {"messages": chat_messages(prompt, images)}
+    images = () if order.image_prompt is None else order.image_prompt.images
+    body: dict[str, Any] = {"messages": chat_messages(prompt, images)}
     if prompt.tools:
         functions = [
             {"name": t.name, "description": t.description or "", "parameters": t.input_schema}
             for t in prompt.tools
         ]
-        told["tools"] = [{"type": "function", "function": function} for function in functions]
-    return told
+        body["tools"] = [{"type": "function", "function": function} for function in functions]
+    return body
 
 
 class ChatParser:

@@ -26,7 +26,7 @@ from engine.backends.upstream.servers import Server
 from engine.cache.ids import TokenId
 from engine.errors import EngineError, ImageRefused, InvalidRequest
 from engine.protocol import GenerateRequest, Image, Message, Part, Prompt, Sampling, TextPart, Tool
-from engine.schedule.request import Shown
+from engine.schedule.request import ImagePrompt
 from engine.schedule.runner import SampleParams
 from engine.text.renderer import ChatRenderer
 
@@ -50,34 +50,34 @@ class ImageCounts:
         self._most = 1
         self._asking = asyncio.Semaphore(MAX_ASKED)
 
-    async def expand(self, shown: Shown) -> Expanded:
+    async def expand(self, image_prompt: ImagePrompt) -> Expanded:
         """Raises ImageRefused for what the server does not take, and UpstreamError."""
         if len(self._lengths) > MAX_KNOWN:
             self._lengths.clear()
         lengths = list[int]()
-        for image in shown.images:
+        for image in image_prompt.images:
             if image.id not in self._lengths:
                 length = await self._ask([image]) - self._num_around
                 if length <= 0:
                     raise UpstreamError("the server counted no tokens of an image")
                 self._lengths[image.id] = length
             lengths.append(self._lengths[image.id])
-        if len(shown.images) > self._most:
-            await self._ask(shown.images)
-            self._most = max(self._most, len(shown.images))
-        given = list(shown.token_ids)
-        places = [place for place, token in enumerate(given) if token == self._token]
+        if len(image_prompt.images) > self._most:
+            await self._ask(image_prompt.images)
+            self._most = max(self._most, len(image_prompt.images))
+        prompt_ids = list(image_prompt.token_ids)
+        places = [place for place, token in enumerate(prompt_ids) if token == self._token]
         if len(places) != len(lengths):
             raise InvalidRequest("the prompt's images are not where the template put them")
         token_ids = list[TokenId]()
         spans = list[tuple[int, int]]()
         end = 0
         for place, length in zip(places, lengths, strict=True):
-            token_ids += given[end:place]
+            token_ids += prompt_ids[end:place]
             spans.append((len(token_ids), length))
-            token_ids += given[place : place + 1] * length
+            token_ids += prompt_ids[place : place + 1] * length
             end = place + 1
-        token_ids += given[end:]
+        token_ids += prompt_ids[end:]
         return Expanded(token_ids, spans, places)
 
     async def _ask(self, images: Sequence[Image]) -> int:
@@ -120,7 +120,7 @@ def _order(request: GenerateRequest, token_ids: Sequence[TokenId], max_tokens: i
         request=request,
         sample=SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0),
         max_tokens=max_tokens,
-        shown=Shown(token_ids, images) if images else None,
+        image_prompt=ImagePrompt(token_ids, images) if images else None,
     )
 
 
@@ -140,19 +140,19 @@ async def tried(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
         for image in (first, second):
             texts = "See", image.reference, words
             order = trial_order(renderer, trial_request(*texts, images=[image], scope=scope))
-            assert order.shown is not None
-            expanded = await counts.expand(order.shown)
+            assert order.image_prompt is not None
+            expanded = await counts.expand(order.image_prompt)
             Widening(order.token_ids, expanded)
-            told = await server.prefill(replace(order, token_ids=expanded.token_ids))
-        if (told.cached_tokens or 0) > expanded.spans[0][0]:
+            piece = await server.prefill(replace(order, token_ids=expanded.token_ids))
+        if (piece.cached_tokens or 0) > expanded.spans[0][0]:
             raise UpstreamError("it takes one image for another")
     except (UpstreamGone, UpstreamBusy):
         raise
     except (UpstreamError, EngineError, ImportError) as error:
         log.warning("the model may see images, and is shown none here", why=str(error))
         return facts
-    if told.prompt_tokens not in (None, ours := len(expanded.token_ids)):
-        note = f"not told of prompts with images: it counts {told.prompt_tokens} tokens of {ours}"
+    if piece.prompt_tokens not in (None, ours := len(expanded.token_ids)):
+        note = f"not told of prompts with images: it counts {piece.prompt_tokens} tokens of {ours}"
         facts = replace(facts, tells_note=f"{facts.tells_note}; {note}")
     return replace(facts, capabilities=facts.capabilities | {"images"})
 

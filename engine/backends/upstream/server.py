@@ -265,20 +265,20 @@ class ModelFacts:
         text = config.get("text_config")
         encode = renderer.tokenizer.encode
         inner: Mapping[str, Any] = text if isinstance(text, dict) else config
-        own = renderer.tokenizer.get_vocab_size(with_added_tokens=True)
+        num_tokens = renderer.tokenizer.get_vocab_size(with_added_tokens=True)
         return cls(
-            vocabulary_size=max(own, _whole(inner.get("vocab_size")) or 0),
+            vocabulary_size=max(num_tokens, _whole(inner.get("vocab_size")) or 0),
             max_context_tokens=_whole(inner.get("max_position_embeddings")),
             sampling=recommended(read_json(model, "generation_config.json")),
             probes={text: encode(text, add_special_tokens=False).ids for text in PROBE_TEXTS},
         )
 
-    def context(self, told: int | None) -> int:
+    def context(self, server_context: int | None) -> int:
         """The server's context in tokens; where it does not tell, what the model was trained for.
 
         Raises UpstreamRefused where neither is known.
         """
-        context = told or self.max_context_tokens
+        context = server_context or self.max_context_tokens
         if context is None or not 0 < context < 2**31:
             raise UpstreamRefused("neither the server nor the model's config.json tells a context")
         return context

@@ -55,11 +55,11 @@ class Piece:
     is_last: bool = False
 
 
-def check_counts(order: Order, told: int, cached: int | None) -> None:
+def check_counts(order: Order, counted: int, cached: int | None) -> None:
     """Raise UpstreamError unless the server computed the prompt that we sent."""
     sent = len(order.token_ids)
-    if told != sent:
-        raise UpstreamError(f"the server counted {told} tokens of a prompt of {sent}")
+    if counted != sent:
+        raise UpstreamError(f"the server counted {counted} tokens of a prompt of {sent}")
     if cached is not None and not 0 <= cached <= sent:
         raise UpstreamError(f"the server says that it reused {cached} of {sent} tokens")
 
@@ -143,7 +143,7 @@ class Server:
 
     async def _sent(self, order: Order, place: Place) -> dict[str, Any]:
         # Images have megabytes.
-        if order.shown is None:
+        if order.image_prompt is None:
             return self._body(order, place)
         return await asyncio.to_thread(self._body, order, place)
 
@@ -274,12 +274,12 @@ class ChatServer(Server):
         Raises UpstreamRefused where it has none or several.
         """
         models = (await self._wire.ask(MODELS, Models)).data
-        found = [model for model in models if self._model in ("", model.id)]
-        if len(found) != 1:
+        matches = [model for model in models if self._model in ("", model.id)]
+        if len(matches) != 1:
             names = ", ".join(model.id for model in models[:8])
             raise UpstreamRefused(f"ENGINE_UPSTREAM_MODEL must name one of the server's: {names}")
-        self._model = found[0].id
-        return found[0]
+        self._model = matches[0].id
+        return matches[0]
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
         sample = order.sample
@@ -300,16 +300,16 @@ class ChatServer(Server):
         answer: _Answer = event
         if len(answer.choices) > 1:
             raise UpstreamError("more choices than were asked for")
-        told = self._usage(answer.usage, order)
+        usage = self._usage(answer.usage, order)
         if not answer.choices:
-            return told
+            return usage
         (choice,) = answer.choices
         tokens = choice.token_ids if self.READS_TOKENS else None
         return Piece(
             token_ids=self._files.check_tokens(tokens or []),
             delta=None if self.READS_TOKENS else choice.delta,
             finish_reason=choice.finish_reason,
-            sampled_tokens=told.sampled_tokens,
+            sampled_tokens=usage.sampled_tokens,
         )
 
     def _usage(self, usage: _Usage | None, order: Order) -> Piece:
@@ -391,11 +391,11 @@ class VllmServer(ChatServer):
 
     def _path(self, order: Order) -> str:
         """No images come with token ids, so the server renders a prompt that has some."""
-        return self.PATH if order.shown is None else ChatServer.PATH
+        return self.PATH if order.image_prompt is None else ChatServer.PATH
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:
         prompt: dict[str, Any] = {"prompt": list(order.token_ids)}
-        if order.shown is not None:
+        if order.image_prompt is not None:
             thinking = order.request.thinking
             is_open = order.request.prompt.messages[-1].role == "assistant"
             prompt = {
@@ -419,7 +419,7 @@ class VllmServer(ChatServer):
         }
 
     def _is_ours(self, usage: _Usage, order: Order) -> bool:
-        return order.shown is None or super()._is_ours(usage, order)
+        return order.image_prompt is None or super()._is_ours(usage, order)
 
     async def _metrics(self) -> tuple[dict[str, str], str]:
         """The labels of the cache's configuration, and when the process was started."""
@@ -518,21 +518,21 @@ class LlamaCppServer(Server):
             return await anext(pieces)
 
     def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
-        one: _Event = event
-        if one.prompt_progress is not None:
+        progress: _Event = event
+        if progress.prompt_progress is not None:
             return None
-        cached = one.timings.cache_n
-        told = one.tokens_evaluated
-        if told is None or cached is None:
+        cached = progress.timings.cache_n
+        num_prompt = progress.tokens_evaluated
+        if num_prompt is None or cached is None:
             raise UpstreamError("an answer without counts")
-        check_counts(order, told, cached)
+        check_counts(order, num_prompt, cached)
         if cached and not place.may_reuse:
             raise UpstreamError("the server reused what it was told to compute")
         return Piece(
-            token_ids=self._files.check_tokens(one.tokens),
+            token_ids=self._files.check_tokens(progress.tokens),
             cached_tokens=cached,
-            prompt_tokens=told,
-            finish_reason=one.stop_type if one.stop else None,
+            prompt_tokens=num_prompt,
+            finish_reason=progress.stop_type if progress.stop else None,
         )
 
     def _body(self, order: Order, place: Place) -> dict[str, Any]:

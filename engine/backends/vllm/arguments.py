@@ -39,7 +39,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             raise ArgumentRefused(f"ENGINE_VLLM_ARGS: `{name}` is set by the engine")
     num_blocks = None if settings.num_blocks is None else settings.num_blocks + 1
     # Ours by vLLM's names, as far as they were given.
-    given: dict[str, Any] = {
+    ours_given: dict[str, Any] = {
         name: value
         for name, ours, value in (
             ("dtype", "dtype", settings.dtype),
@@ -78,11 +78,11 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             extra = beside.get("kv_connector_extra_config")
             others = extra.get("connectors") if isinstance(extra, Mapping) else None
         if not isinstance(others, list) or not all(
-            isinstance(one, Mapping) and one.get("kv_connector") for one in others
+            isinstance(connector, Mapping) and connector.get("kv_connector") for connector in others
         ):
             message = "ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`"
             raise ArgumentRefused(message)
-        children = [ours, *(one for one in others if one["kv_connector"] != NAME)]
+        children = [ours, *(connector for connector in others if connector["kv_connector"] != NAME)]
         transfer = {
             "kv_connector": "MultiConnector",
             "kv_role": "kv_both",
@@ -91,7 +91,7 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
     return {
         **defaults,
         **settings.vllm_args,
-        **given,
+        **ours_given,
         "model": settings.model,
         "enable_prefix_caching": True,
         **({"enable_lora": True} if settings.adapters else {}),

@@ -35,7 +35,7 @@ from engine.protocol import SAMPLING_CAPABILITIES, Image, Message, Prompt, TextP
 from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.refusal import StartRefused
 from engine.schedule.accounting import Accounting
-from engine.schedule.request import Shown
+from engine.schedule.request import ImagePrompt
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, NotSizable, kv_size
 from engine.supervisor import Supervisor, trace_of
@@ -100,13 +100,13 @@ class VllmBackend(EngineBackend):
         self._parts = parts
         if self._settings.adapters or parts.adapters:
             folder = Path(self._settings.adapters) if self._settings.adapters else None
-            given = VllmAdapters(parts.core, self._event_loop)
+            adapters = VllmAdapters(parts.core, self._event_loop)
             spelled = parts.renderer.tokenizer.decode
             room = self._settings.adapter_bytes
             seconds = READ_SECONDS + LOAD_SECONDS
-            shelved = AdapterParts(folder, given, spelled, room, parts.adapters, seconds)
+            shelved = AdapterParts(folder, adapters, spelled, room, parts.adapters, seconds)
             self._adapters = AdapterShelf(shelved)
-            self._closing.callback(given.close)
+            self._closing.callback(adapters.close)
         settings = self._settings
         description = self._whole(description)
         # Room for what vLLM has evicted and not told yet.
@@ -140,9 +140,9 @@ class VllmBackend(EngineBackend):
         workers = new_pool(parts.renderer, parts.worker, description, settings, self._days)
         self._begin(Loaded(description, parts.renderer, workers, cache, accounting, loop))
 
-    async def _expand(self, shown: Shown) -> Expanded:
+    async def _expand(self, image_prompt: ImagePrompt) -> Expanded:
         assert self._parts is not None
-        return await self._parts.core.expand(shown)
+        return await self._parts.core.expand(image_prompt)
 
     async def stop(self) -> None:
         with self._closing:
@@ -238,12 +238,12 @@ async def sees_images(parts: VllmParts) -> bool:
     texts = [TextPart(text) for text in ("See", image.reference, "here.")]
     prompt = Prompt([Message("user", [*texts])], images=[image])
     rendered = parts.renderer.render(prompt, thinking=False)
-    shown = Shown(rendered.token_ids, [image])
+    image_prompt = ImagePrompt(rendered.token_ids, [image])
     text = parts.renderer.image_text
     marks = parts.renderer.tokenizer.encode(text, add_special_tokens=False).ids
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
-            Widening(shown.token_ids, await parts.core.show_first(shown, marks))
+            Widening(image_prompt.token_ids, await parts.core.show_first(image_prompt, marks))
     except (EngineError, TimeoutError, *_CHANGED) as error:
         log.warning(TOLD, why=trace_of(error))
         return False

@@ -35,10 +35,16 @@ from engine.backends.vllm.directive import (
     Bound,
     CoreStats,
     Directive,
-    Held,
     Report,
+    WantOutcome,
 )
-from engine.backends.vllm.internals import Block, CacheManager, Request, check_layers, check_version
+from engine.backends.vllm.internals import (
+    CacheManager,
+    Request,
+    VllmBlock,
+    check_layers,
+    check_version,
+)
 from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
 from engine.backends.vllm.plugin import register
 from engine.schedule.request import Ranges
@@ -64,7 +70,7 @@ class TrackedRequest:
     num_taken: int = 0
     num_watched: int = 0
     claims: list[Hold] = field(default_factory=list)
-    made: dict[str, int] = field(default_factory=dict)
+    made_tokens: dict[str, int] = field(default_factory=dict)
     computed: Ranges = field(default_factory=Ranges)
 
     @property
@@ -104,14 +110,14 @@ class RequestTracker:
 
     def arrive(self, request: Request) -> str | None:
         """Protect what the request will read; why its directive can't be followed, if so."""
-        given = request.kv_transfer_params
-        params = given.get(PARAM_KEY) if isinstance(given, Mapping) else None
+        transfer = request.kv_transfer_params
+        params = transfer.get(PARAM_KEY) if isinstance(transfer, Mapping) else None
         if params is None:
             return None
         token = params.get("token") if isinstance(params, Mapping) else None
         # JSON can hold halves of characters, which UTF-8 alone refuses.
-        told = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else b""
-        if self._token is None or not hmac.compare_digest(told, self._token):
+        token_bytes = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else b""
+        if self._token is None or not hmac.compare_digest(token_bytes, self._token):
             return "it does not carry the server's token"
         try:
             directive = msgspec.convert(params, Directive)
@@ -210,9 +216,11 @@ class RequestTracker:
         if state is None:
             return None
         held = [
-            Held(key=want.key, state=self._leases.state(want.key), tokens=state.made[want.key])
-            if want.key in state.made
-            else Held(key=want.key, state="none", tokens=0)
+            WantOutcome(
+                key=want.key, state=self._leases.state(want.key), tokens=state.made_tokens[want.key]
+            )
+            if want.key in state.made_tokens
+            else WantOutcome(key=want.key, state="none", tokens=0)
             for want in state.directive.wants
         ]
         return Report(
@@ -257,7 +265,7 @@ class RequestTracker:
                 want, directive.scope, request.block_hashes, request.request_id
             )
             if hold is not None:
-                state.made[want.key] = hold.tokens
+                state.made_tokens[want.key] = hold.tokens
                 if hold not in state.claims:
                     state.claims.append(hold)
         if state.num_watched == len(watches):
@@ -458,7 +466,7 @@ def add_utilities() -> None:
         "report": lambda core, of: to_builtins(_running(core).tracker.report(of)),
         "release": lambda core, keys: _running(core).leases.release(keys),
         "unlease": lambda core, keys: _running(core).leases.unlease(keys),
-        "record": lambda core, told: _running(core).leases.record(_records.decode(told)),
+        "record": lambda core, records: _running(core).leases.record(_records.decode(records)),
         "losses": lambda core: to_builtins(_running(core).leases.take_losses()),
         "core_stats": _core_stats,
     }
@@ -468,16 +476,18 @@ def add_utilities() -> None:
 
 def find_connector(core: Any) -> HoldfastConnector:
     """Ours, alone or among a MultiConnector's; raises RuntimeError if there is none."""
-    found = _of(core.scheduler)
-    if found is None:
+    connector = _of(core.scheduler)
+    if connector is None:
         raise RuntimeError("this vLLM runs without HoldfastConnector")
-    return found
+    return connector
 
 
 def _of(scheduler: Any) -> HoldfastConnector | None:
     connector = scheduler.get_kv_connector()
     candidates = (connector, *getattr(connector, "sub_connectors", ()))
-    return next((one for one in candidates if isinstance(one, HoldfastConnector)), None)
+    return next(
+        (candidate for candidate in candidates if isinstance(candidate, HoldfastConnector)), None
+    )
 
 
 def cut_at_marks() -> None:
@@ -494,30 +504,30 @@ def cut_at_marks() -> None:
         self: Scheduler, request: Any, num_new_tokens: int, local: int = 0, external: int = 0
     ) -> int:
         num: int = split(self, request, num_new_tokens, local, external)
-        found = _of(self)
-        if found is None:
+        connector = _of(self)
+        if connector is None:
             return num
-        tracker = found.tracker
+        tracker = connector.tracker
         start = request.num_computed_tokens + local + external
-        return found.switch.run(lambda: tracker.cut(request.request_id, start, num), num)
+        return connector.switch.run(lambda: tracker.cut(request.request_id, start, num), num)
 
     setattr(Scheduler, split.__name__, split_at_marks)
 
 
 def _bind(core: Any, token: str) -> Any:
-    found = _running(core)
-    leases = found.leases
+    connector = _running(core)
+    leases = connector.leases
     bound = Bound()
     # A tier of ours in an OffloadingConnector beside us (`tiers.py`).
     below = None
-    for connector in getattr(core.scheduler.get_kv_connector(), "sub_connectors", ()):
-        manager: Any = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+    for beside in getattr(core.scheduler.get_kv_connector(), "sub_connectors", ()):
+        manager: Any = getattr(getattr(beside, "connector_scheduler", None), "manager", None)
         for tier in getattr(manager, "secondary_tiers", ()):
             if below is None and hasattr(tier, "take_restored"):
                 below = tier
                 tier.above = manager.primary_tier._policy
     leases.below = below
-    found.tracker.bind(token)
+    connector.tracker.bind(token)
     if below is not None:
         entries = leases.restore()
         bound = Bound(max_blocks=below.max_blocks, chain=below.chain, entries=entries)
@@ -525,15 +535,15 @@ def _bind(core: Any, token: str) -> Any:
 
 
 def _running(core: Any) -> HoldfastConnector:
-    found = find_connector(core)
-    found.switch.check()
-    return found
+    connector = find_connector(core)
+    connector.switch.check()
+    return connector
 
 
 def _core_stats(core: Any) -> Any:
-    found = _running(core)
+    connector = _running(core)
     scheduler = core.scheduler
-    leases, tracker = found.leases, found.tracker
+    leases, tracker = connector.leases, connector.tracker
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     ours = {
         block.block_id
@@ -578,19 +588,23 @@ def wrap_cache(
         while blocks is None and switch.run(lambda: make_room(request, *args, **kwargs), False):
             blocks = allocate(request, *args, **kwargs)
         if blocks is not None and request.num_computed_tokens == 0:
-            given = parameters.bind(request, *args, **kwargs).arguments
-            hit = given.get("num_new_computed_tokens", 0)
-            hit += given.get("num_external_computed_tokens", 0)
+            arguments = parameters.bind(request, *args, **kwargs).arguments
+            hit = arguments.get("num_new_computed_tokens", 0)
+            hit += arguments.get("num_external_computed_tokens", 0)
             switch.run(lambda: tracker.look_up(request.request_id, hit), None)
         return blocks
 
     def make_room(request: Any, *args: Any, **kwargs: Any) -> bool:
-        given = parameters.bind(request, *args, **kwargs).arguments
+        arguments = parameters.bind(request, *args, **kwargs).arguments
         # vLLM says only for waiting requests whether others run.
-        if given.get("has_scheduled_reqs", True):
+        if arguments.get("has_scheduled_reqs", True):
             return False
-        found = given.get("new_computed_blocks")
-        hit = {block.block_id for group in found.blocks for block in group} if found else set()
+        hit_blocks = arguments.get("new_computed_blocks")
+        hit = (
+            {block.block_id for group in hit_blocks.blocks for block in group}
+            if hit_blocks
+            else set()
+        )
         return tracker.give_up(request.request_id) or leases.sacrifice(hit)
 
     def reset_prefix_cache() -> bool:
@@ -598,7 +612,7 @@ def wrap_cache(
         switch.run(lambda: tracker.give_back() if leases.is_sole_user() else None, None)
         return empty()
 
-    def maybe_evict(block: Block) -> bool:
+    def maybe_evict(block: VllmBlock) -> bool:
         """Count blocks whose content goes for other content, or because its load failed."""
         is_evicted = evict(block)
         if is_evicted:

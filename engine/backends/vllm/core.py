@@ -30,7 +30,7 @@ from engine.cache.ids import TokenId
 from engine.errors import ImageRefused, PromptTooLong
 from engine.peft import read_files
 from engine.refusal import StartRefused
-from engine.schedule.request import Shown
+from engine.schedule.request import ImagePrompt
 from engine.store.journal import Record
 
 FIRST_ADAPTER_ID = 2**30
@@ -57,18 +57,18 @@ def _refusals() -> tuple[type[Exception], ...]:
     return ValueError, getattr(exceptions, "VLLMClientError", ValueError)
 
 
-async def _prompt_of(shown: Shown) -> dict[str, Any]:
+async def _prompt_of(image_prompt: ImagePrompt) -> dict[str, Any]:
     """A prompt for vLLM's processor. An image is known by its id, which is its scope's alone."""
     from vllm.multimodal.media import ImageMediaIO
 
     def load() -> list[Any]:
         media = ImageMediaIO()
-        return [media.load_bytes(image.data).media for image in shown.images]
+        return [media.load_bytes(image.data).media for image in image_prompt.images]
 
     return {
-        "prompt_token_ids": list(shown.token_ids),
+        "prompt_token_ids": list(image_prompt.token_ids),
         "multi_modal_data": {"image": await asyncio.to_thread(load)},
-        "multi_modal_uuids": {"image": [image.id for image in shown.images]},
+        "multi_modal_uuids": {"image": [image.id for image in image_prompt.images]},
     }
 
 
@@ -106,49 +106,49 @@ class VllmCore:
         """End all holds for good: nobody keeps books of them any more."""
         await self._call("switch_off", reason)
 
-    async def show_first(self, shown: Shown, marks: Collection[TokenId]) -> Expanded:
+    async def show_first(self, image_prompt: ImagePrompt, marks: Collection[TokenId]) -> Expanded:
         """As `expand`, of a prompt with one image, in whose place others are tried alone later.
 
         One of the tokens `marks` is that place.
         """
-        self._alone = shown.token_ids
-        expanded = await self.expand(shown)
+        self._alone = image_prompt.token_ids
+        expanded = await self.expand(image_prompt)
         [(start, _)] = expanded.spans
         # The text's token in front of it may be joined with the image's first.
-        near = enumerate(shown.token_ids[start : start + 2], start)
+        near = enumerate(image_prompt.token_ids[start : start + 2], start)
         places = [place for place, token in near if token in marks][:1]
-        self._place = shown.token_ids[places[0]] if places else None
+        self._place = image_prompt.token_ids[places[0]] if places else None
         return expanded._replace(places=places)
 
-    async def expand(self, shown: Shown) -> Expanded:
+    async def expand(self, image_prompt: ImagePrompt) -> Expanded:
         """The tokens of a prompt with images, as vLLM makes them. Raises ImageRefused."""
         refused: Exception
         # Gemma 3's processor raises RuntimeError at one line break behind an image.
         refusals: tuple[type[Exception], ...] = (*_refusals(), RuntimeError)
         try:
-            return await self._expand(shown)
+            return await self._expand(image_prompt)
         except refusals as error:
             refused = error
         if getattr(refused, "parameter", None) == "input_tokens":
             length = getattr(refused, "value", 0)
             raise PromptTooLong(length, self._llm.model_config.max_model_len - 1) from refused
-        for image in shown.images[:-1]:
+        for image in image_prompt.images[:-1]:
             try:
-                await self._expand(Shown(self._alone, [image]))
+                await self._expand(ImagePrompt(self._alone, [image]))
             except refusals as error:
                 raise ImageRefused(image) from error
         # It is the last one, or one more than vLLM takes.
-        raise ImageRefused(shown.images[-1]) from refused
+        raise ImageRefused(image_prompt.images[-1]) from refused
 
-    async def _expand(self, shown: Shown) -> Expanded:
+    async def _expand(self, image_prompt: ImagePrompt) -> Expanded:
         """vLLM has a cache for what is not sent on. What is in its other one, which a sent request
         fills, the scheduler's process must have got."""
         async with self._decoding:
-            prompt = await _prompt_of(shown)
-            (made,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
-        spans = [(place.offset, place.length) for place in made["mm_placeholders"]["image"]]
-        places = [at for at, token in enumerate(shown.token_ids) if token == self._place]
-        return Expanded(made["prompt_token_ids"], spans, places)
+            prompt = await _prompt_of(image_prompt)
+            (processed,) = await self._llm.renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+        spans = [(place.offset, place.length) for place in processed["mm_placeholders"]["image"]]
+        places = [at for at, token in enumerate(image_prompt.token_ids) if token == self._place]
+        return Expanded(processed["prompt_token_ids"], spans, places)
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
@@ -156,10 +156,10 @@ class VllmCore:
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
-        if has_images := order.shown is not None:
+        if has_images := order.image_prompt is not None:
             async with self._decoding:
-                prompt = await _prompt_of(order.shown)
-            order = replace(order, shown=None)
+                prompt = await _prompt_of(order.image_prompt)
+            order = replace(order, image_prompt=None)
         # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
         salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
         try:
@@ -207,7 +207,9 @@ class VllmCore:
             output = await collector.get()
             metrics = output.metrics
             yield Output(
-                token_ids=[token for one in output.outputs for token in one.token_ids],
+                token_ids=[
+                    token for completion in output.outputs for token in completion.token_ids
+                ],
                 is_last=output.finished,
                 queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
             )

@@ -95,7 +95,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     unix_offset: float = 0.0
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class WantOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one want. `none`: the blocks were not all there when they should have been."""
 
     key: str
@@ -115,7 +115,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     hit_tokens: int
-    held: list[Held]
+    held: list[WantOutcome]
     computed_tokens: int = 0
 
 

@@ -21,7 +21,7 @@ HELD = frozenset(
 """vLLM's kinds of KV cache whose blocks a later hit takes as they are, by class."""
 
 
-class Block(Protocol):
+class VllmBlock(Protocol):
     block_id: int
     ref_cnt: int
     is_null: bool
@@ -33,12 +33,14 @@ class Block(Protocol):
 class BlockPool(Protocol):
     num_gpu_blocks: int
     hash_block_size: int
-    blocks: Sequence[Block]
-    _maybe_evict_cached_block: Callable[[Block], bool]
+    blocks: Sequence[VllmBlock]
+    _maybe_evict_cached_block: Callable[[VllmBlock], bool]
 
-    def touch(self, blocks: Sequence[Block]) -> None: ...
-    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None: ...
-    def unpin_blocks(self, blocks: Iterable[Block], on_reuse: Callable[[Block], None]) -> None: ...
+    def touch(self, blocks: Sequence[VllmBlock]) -> None: ...
+    def free_blocks(self, ordered_blocks: Iterable[VllmBlock]) -> None: ...
+    def unpin_blocks(
+        self, blocks: Iterable[VllmBlock], on_reuse: Callable[[VllmBlock], None]
+    ) -> None: ...
     def get_num_free_blocks(self) -> int: ...
 
 
@@ -48,7 +50,7 @@ class Coordinator(Protocol):
 
     def find_longest_cache_hit(
         self, block_hashes: list[bytes], max_cache_hit_length: int
-    ) -> tuple[Sequence[Sequence[Block]], int, int]: ...
+    ) -> tuple[Sequence[Sequence[VllmBlock]], int, int]: ...
 
 
 class CacheManager(Protocol):
@@ -96,14 +98,14 @@ def check_layers(groups: Iterable[Any]) -> None:
         spec = group.kv_cache_spec
         # One group may stand for layers of one kind and several shapes.
         specs = getattr(spec, "kv_cache_specs", None)
-        for one in [spec] if specs is None else specs.values():
-            kind = type(one).__name__
+        for layer_spec in [spec] if specs is None else specs.values():
+            kind = type(layer_spec).__name__
             why = None
             if kind not in HELD:
                 why = "no hit at a marked offset is known for them"
-            elif keeps_states(one) and one.mamba_cache_mode == "none":
+            elif keeps_states(layer_spec) and layer_spec.mamba_cache_mode == "none":
                 why = "their states are not cached (--mamba-cache-mode align)"
-            elif getattr(one, "bounded_replay", False):
+            elif getattr(layer_spec, "bounded_replay", False):
                 why = "a part of each hit is computed again"
             if why is not None:
                 layers = ", ".join(group.layer_names[:2])

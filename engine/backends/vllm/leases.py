@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.backends.vllm.directive import HoldState, Loss, LossReason, Want, Watch
-from engine.backends.vllm.internals import Block, CacheManager, keeps_states
+from engine.backends.vllm.internals import CacheManager, VllmBlock, keeps_states
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Order
@@ -29,7 +29,7 @@ from engine.store.journal import End, Put, Record
 if TYPE_CHECKING:
     from engine.backends.vllm.tiers import LeaseTier
 
-Blocks = tuple[Block, ...]
+Blocks = tuple[VllmBlock, ...]
 
 MAX_UNTOLD_LOSSES = 65_536
 
@@ -76,7 +76,7 @@ class LeaseManager:
         *,
         lease_share: float,
         scope_lease_share: float,
-        on_reuse: Callable[[Block], None],
+        on_reuse: Callable[[VllmBlock], None],
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
@@ -165,20 +165,20 @@ class LeaseManager:
         `end_claim`.
         """
         hold = self._find(want.key)
-        made = None
+        new_hold = None
         if hold is None or not hold.blocks:
-            made = self._make(want, scope, block_hashes)
+            new_hold = self._make(want, scope, block_hashes)
         if hold is None:
-            hold = made
-        elif made is not None:  # it was below alone, and is here again
-            hold.blocks, hold.hashes = made.blocks, made.hashes
+            hold = new_hold
+        elif new_hold is not None:  # it was below alone, and is here again
+            hold.blocks, hold.hashes = new_hold.blocks, new_hold.hashes
             self._holds[want.key] = hold
         if hold is None:
             return None
         hold.expires_at = max(hold.expires_at, want.expires_at)
         if hold.blocks and not hold.is_leased:
             is_leased = want.is_asked_for and self._try_lease(hold)
-            if not is_leased and made is not None:
+            if not is_leased and new_hold is not None:
                 self._pool.touch(hold.blocks)
                 self._depend(hold)
         hold.claims.add(claim)
@@ -225,16 +225,16 @@ class LeaseManager:
 
     def record(self, records: Iterable[Record]) -> None:
         """What the journal of the tier below shall tell of entries. It gets their blocks' keys."""
-        told = list[Record]()
-        for one in records:
-            if isinstance(one, Put):
-                keys = None if (hold := self._holds.get(one.key)) is None else hold.tier_keys
+        known_records = list[Record]()
+        for record in records:
+            if isinstance(record, Put):
+                keys = None if (hold := self._holds.get(record.key)) is None else hold.tier_keys
                 if not keys:
                     continue
-                one = msgspec.structs.replace(one, files=list(keys))
-            told.append(one)
+                record = msgspec.structs.replace(record, files=list(keys))
+            known_records.append(record)
         if self.below is not None:
-            self.below.record(told)
+            self.below.record(known_records)
 
     def restore(self) -> list[Put]:
         """Hold the entries that the tier below has from an earlier process."""
@@ -280,10 +280,10 @@ class LeaseManager:
             elif hold.is_lowered:
                 hold.is_lowered = False
                 self._note_loss(hold, "yielded")
-        told = [*self._losses, *(Loss(key=key, reason="evicted") for key in self._lost_watches)]
+        losses = [*self._losses, *(Loss(key=key, reason="evicted") for key in self._lost_watches)]
         self._lost_watches = {}
         self._losses.clear()
-        return told
+        return losses
 
     def block_states(self, ours: Collection[int]) -> BlockStats:
         """Every block by what holds it, and how many have more than one reference.
@@ -352,7 +352,7 @@ class LeaseManager:
     def count_eviction(self) -> None:
         self.evicted_blocks += 1
 
-    def note_reuse(self, block: Block) -> None:
+    def note_reuse(self, block: VllmBlock) -> None:
         """The block gets other content: what stood on it without a lease ends."""
         for hold in list(self._dependents.get(block.block_id, ())):
             self._lose_content(hold)
@@ -402,8 +402,8 @@ class LeaseManager:
             size = self._cache.coordinator.single_type_managers[0].block_size
             for offset in offsets:
                 # The block that ends there, or the nearest in front of it that is there at all.
-                found = groups[0][: offset // size] if offset <= hit else ()
-                block = next((block for block in reversed(found) if not block.is_null), None)
+                blocks = groups[0][: offset // size] if offset <= hit else ()
+                block = next((block for block in reversed(blocks) if not block.is_null), None)
                 if block is not None:
                     ends[offset] = (block,)
             break
@@ -416,11 +416,11 @@ class LeaseManager:
             # Of the scope's own next lease to end, and those of scopes above their share, one that
             # has a copy below loses nothing.
             firsts = [
-                one.first
-                for scope, one in zip(self._leases, self._held(), strict=True)
-                if one.first is not None
-                and (scope == hold.scope or one.num_blocks > one.share)
-                and self._has_copy(one.first)
+                scope_leases.first
+                for scope, scope_leases in zip(self._leases, self._held(), strict=True)
+                if scope_leases.first is not None
+                and (scope == hold.scope or scope_leases.num_blocks > scope_leases.share)
+                and self._has_copy(scope_leases.first)
             ]
             other = min(firsts, key=lambda first: first.expires_at, default=None)
             if other is None:

@@ -19,14 +19,22 @@ import structlog
 
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
 from engine.backends.vllm.core import OrderRefused, Output, VllmCore
-from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
+from engine.backends.vllm.directive import (
+    Directive,
+    HoldState,
+    Loss,
+    Report,
+    Want,
+    WantOutcome,
+    Watch,
+)
 from engine.cache.block import Block, Entry, Recorded
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.leases import EndReason
 from engine.cache.lookup import longest_hit
-from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
 from engine.protocol import ErrorCode, Failed, HeldName, MissReason
@@ -61,9 +69,9 @@ class HeldEntries(Entries):
         self._is_recorded = is_recorded
         self._changed: dict[Entry, None] = {}
 
-    def learn(self, held: Iterable[Held]) -> None:
+    def learn(self, held: Iterable[WantOutcome]) -> None:
         """What became of a request's wants; of entries that are not written yet, for `write`."""
-        self._states = {Digest(bytes.fromhex(one.key)): one.state for one in held}
+        self._states = {Digest(bytes.fromhex(outcome.key)): outcome.state for outcome in held}
         for key in self._states:
             entry = self.get(key)
             if entry is not None and not entry.is_broken and not entry.is_leased:
@@ -201,15 +209,15 @@ class HeldCache(MirrorCache):
             blocks = below.mirror(digests)
             self.entries.take_back_put(put, blocks, now, wall)
             for index, names in put.names.items():
-                blocks[index].names.update({one.digest: one.tokens for one in names})
+                blocks[index].names.update({name.digest: name.tokens for name in names})
             below.release_chain(blocks)
 
     def directive(
-        self, request_id: str, query: CacheQuery, found: Found, lease_blocks: int | None
+        self, request_id: str, query: CacheQuery, lookup: Lookup, lease_blocks: int | None
     ) -> Directive:
         """What a request that was looked up asks of the connector. To be settled by `let_off`."""
         wants: dict[Digest, Want] = {}
-        for mark in found.marks:
+        for mark in lookup.marks:
             tokens = mark.tokens
             key = query.digests.at(tokens)
             entry = self.entries.find(query.digests, tokens, query.arrived_at)
@@ -222,7 +230,7 @@ class HeldCache(MirrorCache):
             wants[key] = Want(
                 key=key.hex(), tokens=tokens, expires_at=expires_at, is_asked_for=mark.hold
             )
-        hit = found.hit
+        hit = lookup.hit
         if hit is not None and hit.key not in wants:
             wants[hit.key] = _want_of(hit)
         self._wanted.update(wants.keys())
@@ -266,33 +274,33 @@ class HeldCache(MirrorCache):
         lapsed = ((key, entries.get(key)) for key in due)
         return [key for key, entry in lapsed if entry is not None and not entry.is_leased]
 
-    def admit(self, query: CacheQuery, found: Found, table: BlockTable, report: Report) -> None:
+    def admit(self, query: CacheQuery, lookup: Lookup, table: BlockTable, report: Report) -> None:
         """The request has its first token: what it reused, and what the connector holds for it.
 
         A hit that was lost on the way is none: another entry is read if what was reused covers one.
         """
-        if not self._settle(query, found, reused := report.hit_tokens):
-            self.let_go(found)
+        if not self._settle(query, lookup, reused := report.hit_tokens):
+            self.let_go(lookup)
 
             def covered(tokens: int) -> Entry | None:
                 if tokens > reused:
                     return None
                 return self.entries.find(query.digests, tokens, query.arrived_at)
 
-            hit = found.hit = longest_hit(query.segments, found.marks, covered, query.lookback_to)
-            found.read = 0 if hit is None else min(hit.tokens, reused)
-            self.explain(query, found)
-            if found.miss_reason is None and hit is None:
-                found.miss_reason = "best_effort_evicted"
-            self._lost(found)
+            hit = lookup.hit = longest_hit(query.segments, lookup.marks, covered, query.lookback_to)
+            lookup.read = 0 if hit is None else min(hit.tokens, reused)
+            self.explain(query, lookup)
+            if lookup.miss_reason is None and hit is None:
+                lookup.miss_reason = "best_effort_evicted"
+            self._lost(lookup)
         states = {Digest(bytes.fromhex(held.key)): held.state for held in report.held}
         written = [
             mark
-            for mark in found.marks
+            for mark in lookup.marks
             if states.get(query.digests.at(mark.tokens), "none") != "none"
         ]
-        self._unwritten = {mark.segment for mark in found.marks if mark not in written}
-        found.marks = written
+        self._unwritten = {mark.segment for mark in lookup.marks if mark not in written}
+        lookup.marks = written
         self.entries.learn(report.held)
         self._mirror(query, table)
 
@@ -384,16 +392,16 @@ class VllmLoop(ExternalLoop):
     # Requests.
 
     def _begin(self, sequence: SequenceState) -> None:
-        query, found = sequence.request.query, sequence.request.found
+        query, lookup = sequence.request.query, sequence.request.lookup
         # A client may use an id again; the connector never hears one twice.
         self._num_orders += 1
         order_id = f"{sequence.request.request_id}/{self._num_orders}"
         share = query.lease_share
         lease_blocks = None if share is None else int(self._max_leased_blocks * share)
         if sequence is sequence.request.leader:
-            assert found is not None
+            assert lookup is not None
             directive = msgspec.structs.replace(
-                self._cache.directive(order_id, query, found, lease_blocks),
+                self._cache.directive(order_id, query, lookup, lease_blocks),
                 unix_offset=time.time() - self._clock.now(),
             )
             self._wanting[sequence.request] = directive
@@ -445,7 +453,7 @@ class VllmLoop(ExternalLoop):
             async for output in outputs:
                 is_last = output.is_last
                 if len(request.sequences) == 1:
-                    request.shown = None
+                    request.image_prompt = None
                 if request.started_at is None:
                     await self._admit(sequence, output, directive)
                 self._take(sequence, output)
@@ -464,11 +472,11 @@ class VllmLoop(ExternalLoop):
         request = sequence.request
         order_id = directive.request_id
         losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
-        assert request.found is not None
+        assert request.lookup is not None
         if report is None:
             raise RuntimeError("the connector has no report of a request that began to answer")
         self._cache.lose(losses)
-        self._cache.admit(request.query, request.found, sequence.table, report)
+        self._cache.admit(request.query, request.lookup, sequence.table, report)
         is_manual = isinstance(self._clock, ManualClock)
         request.began_at = request.submitted_at + (0.0 if is_manual else output.queue_seconds)
         self._started(sequence)

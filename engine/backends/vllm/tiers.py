@@ -237,13 +237,15 @@ class LeaseTier(SecondaryTierManager):
 
     def record(self, records: Sequence[Record]) -> None:
         """Tell the journal of entries. What is said of one that it does not know is left out."""
-        told = [one for one in records if isinstance(one, Put) or one.key in self._leases]
-        for one in told:
-            if isinstance(one, End):
-                self._leases.pop(one.key, None)
+        known_records = [
+            record for record in records if isinstance(record, Put) or record.key in self._leases
+        ]
+        for record in known_records:
+            if isinstance(record, End):
+                self._leases.pop(record.key, None)
             else:
-                self._leases[one.key] = one.times.is_leased
-        self._threads.append(told, {})
+                self._leases[record.key] = record.times.is_leased
+        self._threads.append(known_records, {})
 
     def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
         """Keep an entry of an earlier process; False where there is no room."""
@@ -314,7 +316,7 @@ class LeaseTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         self._jobs = {job for job in self._jobs if not job.done()}
-        failures = (one for one in self._threads.results.take() if isinstance(one, Failed))
+        failures = (result for result in self._threads.results.take() if isinstance(result, Failed))
         self._counts["failed"] += sum(1 for _ in failures)
         results = list[JobResult]()
         with suppress(queue.Empty):
@@ -390,12 +392,12 @@ class LeaseTier(SecondaryTierManager):
         done = list[bytes]()
         failed = dict[bytes, str]()
         for key, chunk in pairs:
-            found = self._reader.read(self._directory.path, self._block_of(key))
-            if isinstance(found, Arrived):
-                self._chunk(chunk)[:] = found.payload
+            outcome = self._reader.read(self._directory.path, self._block_of(key))
+            if isinstance(outcome, Arrived):
+                self._chunk(chunk)[:] = outcome.payload
                 done.append(key)
             else:
-                failed[key] = found.reason
+                failed[key] = outcome.reason
         self._finished.put(Done(job_id, True, done, failed, time.monotonic() - began))
 
     def _chunk(self, chunk: int) -> memoryview:
@@ -416,8 +418,8 @@ def facts_of(config: Any) -> dict[str, str]:
     The weights of a local model are told by their files' sizes and times of change.
     """
     folder = Path(config.model.name)
-    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    stats = [(path.name, stat.st_size, stat.st_mtime_ns) for path in found if (stat := path.stat())]
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    stats = [(path.name, stat.st_size, stat.st_mtime_ns) for path in files if (stat := path.stat())]
     layout = (config.groups, config.cache, config.parallel.tp_size, config.parallel.pp_size)
     return {
         "vllm": __version__,

@@ -62,10 +62,10 @@ class Replay:
         weights = scores.masked_fill(places > self.positions[:, None], -torch.inf).softmax(-1)
         weights = weights[..., self.sinks : self.sinks + len(self.columns)]
         if self.is_own:
-            found = weights.mean(1).sum(1)
-            self.noted[layer.index] = self.noted.get(layer.index, 0) + found
+            weight = weights.mean(1).sum(1)
+            self.noted[layer.index] = self.noted.get(layer.index, 0) + weight
         else:
-            found = weights.amax((1, 2))
-            earlier = self.noted.get(layer.index, found)
-            self.noted[layer.index] = torch.maximum(earlier, found)
+            weight = weights.amax((1, 2))
+            earlier = self.noted.get(layer.index, weight)
+            self.noted[layer.index] = torch.maximum(earlier, weight)
         return attend(query, keys, values, mask, layer, None)

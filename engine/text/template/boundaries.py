@@ -31,7 +31,7 @@ _SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TemplateSegment:
     """A tool, a block of the system prompt or a part of a message."""
 
     # Templates treat segments of one kind alike.
@@ -44,17 +44,17 @@ class Segment:
     message: Message | None = field(default=None, compare=False)
 
 
-def segments_of(prompt: Prompt) -> list[Segment]:
+def segments_of(prompt: Prompt) -> list[TemplateSegment]:
     """In their order: tools, system blocks, the messages' parts."""
-    segments = [Segment("tool", None, tool.name) for tool in prompt.tools]
-    segments += [Segment("system prompt", block.text) for block in prompt.system]
+    segments = [TemplateSegment("tool", None, tool.name) for tool in prompt.tools]
+    segments += [TemplateSegment("system prompt", block.text) for block in prompt.system]
     for message in prompt.messages:
         for part in message.parts:
             kind = f"{message.role} {type(part).__name__}"
             if isinstance(part, ToolUsePart):
-                segments.append(Segment(kind, None, part.name, message))
+                segments.append(TemplateSegment(kind, None, part.name, message))
             else:
-                segments.append(Segment(kind, part.text, message=message))
+                segments.append(TemplateSegment(kind, part.text, message=message))
     return segments
 
 
@@ -197,7 +197,7 @@ class _Finder:
                 return marks, unmarked.positions
             if not attempt:
                 # Equal texts of one kind get equal marks: a template may compare whole messages.
-                first: dict[Segment, SegmentMarks] = {}
+                first: dict[TemplateSegment, SegmentMarks] = {}
                 for number, pair in marks.items():
                     segment = self._segments[number]
                     if segment.text is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.cache.digests import ActiveAdapter
-from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
 from engine.protocol import Ttl
 
@@ -34,7 +34,7 @@ class Life:
     query: CacheQuery
     table: BlockTable
     tokens: list[int]
-    found: Found | None
+    found: Lookup | None
     is_running: bool = False
     is_started: bool = False
     computed: set[int] = field(default_factory=set)

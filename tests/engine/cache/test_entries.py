@@ -1,6 +1,6 @@
 """Entries on ten blocks of four tokens: late readers, copy-on-write, and the host tier."""
 
-from engine.cache.prefix_cache import Found
+from engine.cache.prefix_cache import Lookup
 from tests.engine.cache.checks import check_entries
 from tests.engine.cache.world import World
 
@@ -22,7 +22,7 @@ def flood(world: World, start: int = 1000, blocks: int = 9) -> None:
     world.check()
 
 
-def late(world: World, now: float, age: float) -> Found:
+def late(world: World, now: float, age: float) -> Lookup:
     """What a reader that came `age` seconds ago finds now."""
     world.now = now
     world.entries.expire(now)

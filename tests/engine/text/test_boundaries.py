@@ -1,4 +1,4 @@
-"""Segment ends, whatever the template does with the segments."""
+"""TemplateSegment ends, whatever the template does with the segments."""
 
 import json
 

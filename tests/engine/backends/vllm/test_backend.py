@@ -22,10 +22,10 @@ from engine.backends.vllm.directive import (
     Bound,
     CoreStats,
     Directive,
-    Held,
     Loss,
     LossReason,
     Report,
+    WantOutcome,
 )
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
@@ -113,7 +113,7 @@ class ScriptedCore(VllmCore):
         return Report(
             request_id=directive.request_id,
             hit_tokens=hit,
-            held=[Held(key=w.key, state="leased", tokens=w.tokens) for w in directive.wants],
+            held=[WantOutcome(key=w.key, state="leased", tokens=w.tokens) for w in directive.wants],
         )
 
     async def add_adapter(self, digest: str, directory: str) -> None:

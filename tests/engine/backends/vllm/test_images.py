@@ -12,7 +12,7 @@ from engine.backends.external import Order
 from engine.backends.vllm.core import VllmCore
 from engine.backends.vllm.directive import Directive
 from engine.protocol import GenerateRequest, Image, Message, Prompt, Sampling, TextPart
-from engine.schedule.request import Shown
+from engine.schedule.request import ImagePrompt
 from engine.schedule.runner import SampleParams
 from tests.e2e.prompts import png
 
@@ -41,7 +41,7 @@ async def test_neither_files_nor_pixels_are_held_while_vllm_answers() -> None:
     llm, file = Llm(), png()
     core = VllmCore(llm, 100, takes_seeds=False, is_owner=False)
     before = sys.getrefcount(file)
-    shown = Shown([1, 2, 3], [Image("0" * 64, "image/png", file, 112, 84)])
+    image_prompt = ImagePrompt([1, 2, 3], [Image("0" * 64, "image/png", file, 112, 84)])
     order = Order(
         order_id="one",
         scope="s",
@@ -54,10 +54,10 @@ async def test_neither_files_nor_pixels_are_held_while_vllm_answers() -> None:
         ),
         sample=SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0),
         max_tokens=9,
-        shown=shown,
+        image_prompt=image_prompt,
     )
     outputs = core.generate(order, Directive(request_id="one", scope="s", wants=[]))
-    del order, shown
+    del order, image_prompt
     given = sys.getrefcount(file)
     assert list((await anext(outputs)).token_ids) == [5]
     gc.collect()  # what decodes a file refers to itself

@@ -3,7 +3,14 @@
 import pytest
 
 from engine.backends.external import MirrorPool
-from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, LossReason, Report
+from engine.backends.vllm.directive import (
+    Directive,
+    HoldState,
+    Loss,
+    LossReason,
+    Report,
+    WantOutcome,
+)
 from engine.backends.vllm.loop import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
@@ -43,7 +50,7 @@ class Books:
 
     def answer(self, hit_tokens: int = 0, state: HoldState = "leased") -> CacheResult:
         held = [
-            Held(key=want.key, state=state, tokens=want.tokens if state != "none" else 0)
+            WantOutcome(key=want.key, state=state, tokens=want.tokens if state != "none" else 0)
             for want in self._directive.wants
         ]
         report = Report(request_id="request", hit_tokens=hit_tokens, held=held)
