@@ -294,8 +294,8 @@ def _check_format(path: Path) -> None:
     raise StoreRefused(
         reason,
         f"{path} is of the {reason} format {int(version)}, and this version's is {FORMAT}: start"
-        " the version that made it, or delete the directory, which loses the prompts held there: they"
-        " are computed again",
+        " the version that made it, or delete the directory, which loses the prompts held there:"
+        " they are computed again",
     )
 
 
