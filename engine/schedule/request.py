@@ -282,7 +282,8 @@ class RequestState:
     twin: Twin | None = None
     raced: int = 0
     # So many later requests were admitted before it, because it did not fit and needed `num_needed`
-    # free blocks then, or for what they reused: those computed `overtaken_tokens` (`waiting.py`).
+    # free blocks then, or for what they reused: those computed `overtaken_tokens`
+    # (`reuse_order.py`).
     num_overtaken: int = 0
     overtaken_tokens: int = 0
     num_needed: int = 0

@@ -3,11 +3,12 @@
 A waiting request is admitted when all blocks of its prompt can be allocated, in order of arrival
 within its scope. Scopes take turns by computed tokens, at prefill and at admission, and while
 several share the engine a step is short (`pace.py`). So a long prompt of one scope does not delay
-another scope's short one. Batch sequences are planned behind all interactive ones (`waiting.py`).
+another scope's short one. Batch sequences are planned behind all interactive ones
+(`batch_share.py`).
 
 If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
 After that it gets the blocks of the running sequences as they end. One of its scope may also pass
-it where it would evict what that one reuses (`waiting.py`). If a running sequence finds no
+it where it would evict what that one reuses (`reuse_order.py`). If a running sequence finds no
 block for its next token, the youngest sequence is preempted and recomputed later. Batch sequences
 are preempted before interactive ones, and for interactive requests that find no block or place.
 Leases are ended only when nothing else can run.
@@ -24,16 +25,12 @@ from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import Load
 from engine.cache.table import BlockCopy
+from engine.schedule.batch_share import BatchShare
 from engine.schedule.pace import StepPace, StepRoom
 from engine.schedule.request import PrefillChunk, SequenceState, Twin, prefill_chunks
+from engine.schedule.reuse_order import MAX_LOOKED_AT, MAX_OVERTAKEN, ReuseOrder
 from engine.schedule.speculation import Speculation
-from engine.schedule.waiting import (
-    MAX_LOOKED_AT,
-    MAX_OVERTAKEN,
-    BatchShare,
-    ReuseOrder,
-    WaitingClasses,
-)
+from engine.schedule.waiting import WaitingClasses
 
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""

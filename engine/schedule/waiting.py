@@ -1,35 +1,18 @@
-"""The waiting requests, their fair order, and the service classes.
+"""The waiting requests and their fair order.
 
 There is one line per scope, in order of arrival. The next turn is the scope's that got the fewest
 computed tokens; of equal ones the one's that was served longest ago. A scope that comes, or comes
 back, starts level with the least served of the others, so that no scope saves up turns by staying
 away. A preempted sequence comes before all others.
-
-Rows of batches are computed behind the interactive requests. Batch sequences take no part in a step
-while an interactive one waits to begin or for its first tokens. They keep their blocks meanwhile.
-While interactive ones only decode, every second step computes batch sequences too. They have
-a floor: where none was computed for FLOOR_SECONDS, the next step computes them whatever waits.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
-from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import PrefixCache
-from engine.schedule.pace import FIRST_TOKENS
 from engine.schedule.request import SequenceState
 
 MAX_IDLE_SCOPES = 1024
-MAX_LOOKED_AT = 64
-"""How many requests of the queue a step looks at for those of one scope."""
-FLOOR_SECONDS = 0.5
-MAX_OVERTAKEN = 16
-"""How many requests may be admitted before one that came earlier."""
-MAX_STEPS = 4
-MAX_COMPARED = 16
-"""How many requests a step compares."""
 
 
 class WaitingQueue:
@@ -125,149 +108,3 @@ class WaitingClasses:
     def __iter__(self) -> Iterator[SequenceState]:
         """Batch sequences come last."""
         return chain.from_iterable(self._queues)
-
-
-class BatchShare:
-    """Which steps compute batch sequences. Times are seconds of the engine's clock."""
-
-    def __init__(self) -> None:
-        self._held_since: float | None = None
-        self._had_turn = False
-
-    def allows(self, running: Sequence[SequenceState], waiting: WaitingClasses, now: float) -> bool:
-        """Whether the step that begins now computes batch sequences. Asked once a step."""
-        if not any(sequence.is_batch for sequence in running) and not waiting[True]:
-            self._held_since = None
-            return False
-        interactive = [sequence for sequence in running if not sequence.is_batch]
-        if self._held_since is None:
-            self._held_since = now
-        if not interactive and not waiting[False]:
-            return True
-        if self.is_overdue(now):
-            return True
-        if waiting[False] or any(
-            sequence.can_sample and (sequence.num_pending > 1 or sequence.num_output < FIRST_TOKENS)
-            for sequence in interactive
-        ):
-            return False
-        self._had_turn = not self._had_turn
-        return self._had_turn
-
-    def is_overdue(self, now: float) -> bool:
-        """Whether the floor is due."""
-        return self._held_since is not None and now - self._held_since >= FLOOR_SECONDS
-
-    def computed(self) -> None:
-        """A step computed batch sequences."""
-        self._held_since = None
-
-
-class Waiting(NamedTuple):
-    """What a waiting request would compute now: `uncached` tokens.
-
-    `num_unheld` blocks that it would reuse have no reference. `num_overtaken` requests went before
-    it; those that passed it computed `overtaken` tokens.
-    """
-
-    uncached: int
-    num_unheld: int
-    num_overtaken: int
-    overtaken: int
-
-    def patience(self, max_tokens: int) -> int:
-        """How many tokens the next request that passes this one may compute."""
-        is_late = self.num_overtaken >= MAX_OVERTAKEN
-        return 0 if is_late else max(self.uncached, max_tokens) - self.overtaken
-
-
-def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) -> int:
-    """The index of the next request. `line` is in order of arrival and not empty.
-
-    The first goes first, unless its blocks can only be had by evicting what the others would reuse.
-    Then the one that has least to compute does, as in SGLang (Zheng et al. 2024, section 3). Nobody
-    starves: a request is passed MAX_OVERTAKEN times at most, by requests that compute no more
-    tokens than it does itself, or than MAX_STEPS steps do.
-    """
-    first, *others = line
-    spare = pool.num_reclaimable - sum(sequence.num_unheld for sequence in others)
-    if spare * pool.block_size >= first.uncached:
-        return 0
-    max_tokens = MAX_STEPS * step_tokens
-    best = 0
-    patience = first.patience(max_tokens)
-    for index, sequence in enumerate(others, 1):
-        if sequence.uncached < line[best].uncached and sequence.uncached <= patience:
-            best = index
-        patience = min(patience, sequence.patience(max_tokens))
-    return best
-
-
-class ReuseOrder:
-    """Lets a waiting request pass others of its scope where they would evict what it reuses.
-
-    Only requests of one scope are compared. What is here is estimated from digests: what a request
-    reuses is decided at its admission.
-    """
-
-    def __init__(self, cache: PrefixCache, max_step_tokens: int) -> None:
-        self._cache = cache
-        self._max_step_tokens = max_step_tokens
-        # The request that is next, and the earlier ones that it passes.
-        self._next: SequenceState | None = None
-        self._passed: list[SequenceState] = []
-
-    def next(
-        self,
-        first: SequenceState | None,
-        queue: Iterable[SequenceState],
-        awaits_twin: Callable[[SequenceState], bool],
-    ) -> SequenceState | None:
-        """The next request: the first in order, or one of its scope that passes it."""
-        self._next = None
-        self._passed = []
-        if first is None or not _is_comparable(first):
-            return first
-        line = [first]
-        pool = self._cache.pool
-        if pool.num_empty * pool.block_size < first.num_pending:  # it evicts something
-            for other in islice(queue, MAX_LOOKED_AT):
-                if len(line) == MAX_COMPARED:
-                    break
-                if other.scope == first.scope and other is not first and _is_comparable(other):
-                    line.append(other)
-        while len(line) > 1:
-            waiting = list[Waiting]()
-            for request in (sequence.request for sequence in line):
-                assert request.lookup is not None
-                digests = request.query.digests
-                here = self._cache.resident(request.query.digests)
-                held = self._cache.resident(digests, here, is_held=True)
-                # The last token is always computed.
-                most = max(here * pool.block_size, request.lookup.read)
-                uncached = digests.num_tokens - min(most, digests.num_tokens - 1)
-                passed = request.num_overtaken, request.overtaken_tokens
-                waiting.append(Waiting(uncached, here - held, *passed))
-            index = next_by_reuse(waiting, pool, self._max_step_tokens)
-            if index == 0:
-                break
-            if not awaits_twin(line[index]):
-                self._next = line[index]
-                self._passed = line[:index]
-                return self._next
-            del line[index]
-        return first
-
-    def admitted(self, sequence: SequenceState, overtaken: Sequence[SequenceState]) -> None:
-        """It has its blocks. Those that it passed, and those in `overtaken`, still wait."""
-        passed = self._passed if sequence is self._next else []
-        for other in {*passed, *overtaken}:
-            other.request.num_overtaken += 1
-        for other in passed:
-            other.request.overtaken_tokens += sequence.num_pending
-        self._next = None
-        self._passed = []
-
-
-def _is_comparable(sequence: SequenceState) -> bool:
-    return sequence.is_new and not sequence.lacks_look_up

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.schedule.waiting import FLOOR_SECONDS
+from engine.schedule.batch_share import FLOOR_SECONDS
 from tests.engine.schedule.harness import Harness, Sent, words
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.pool import BlockPool
-from engine.schedule.waiting import (
+from engine.schedule.reuse_order import (
     MAX_OVERTAKEN,
     MAX_STEPS,
     Waiting,
