@@ -37,6 +37,23 @@ SWITCH_SECONDS = 0.0001
 default. A step of the model takes the lock anew for each of its hundreds of operations."""
 
 
+def _configure_log(settings: Settings) -> None:
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[settings.log_level.upper()]
+        ),
+        logger_factory=LineLoggers(_STDOUT),
+        cache_logger_on_first_use=True,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["profile-variant"]:
@@ -59,20 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, UnicodeError):  # the second is of a name that is too long
         print("ENGINE_HOST: must be an address of this machine", file=sys.stderr)
         return 2
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[settings.log_level.upper()]
-        ),
-        logger_factory=LineLoggers(_STDOUT),
-        cache_logger_on_first_use=True,
-    )
+    _configure_log(settings)
     for line in misspelt(os.environ, [PREFIX + name.upper() for name in Settings.model_fields]):
         log.warning("setting_unknown", error=line)
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from engine.approximate.asking import Approximations, Asked, asks_for_any
+from engine.approximate.prompt import ApproximatePrompt
 from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Body, Generation, Progress, Renderer, own_guarantees
@@ -34,9 +35,10 @@ from engine.backends.reports import (
 )
 from engine.backends.storing import OpenStore
 from engine.cache.block import Block, Entry
+from engine.cache.digests import ActiveAdapter
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
-from engine.cache.prefix_cache import PrefixCache
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
 from engine.protocol import (
@@ -162,19 +164,12 @@ class EngineBackend:
     async def open(self, body: Body, scope: str = "") -> Generation:
         loaded = self._ready()
         received_at = self._clock.now()
-        answer = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
-        assert isinstance(answer, Prepared)
-        request = _decode.decode(answer.request)
-        image_prompt = None
-        if answer.images:
-            image_prompt = ImagePrompt(array("I", answer.token_ids).tolist(), answer.images)
-            expanded = await self._expand(image_prompt)
-            check_length(len(expanded.token_ids), loaded.description)
-            answer = await asyncio.to_thread(widened, answer, expanded, loaded.description)
+        prepared, image_prompt = await self._prepared(loaded, body, scope)
+        request = _decode.decode(prepared.request)
         query = await asyncio.to_thread(
             query_of,
             request,
-            answer,
+            prepared,
             loaded.cache,
             loaded.description,
             self._adapters.acting,
@@ -183,17 +178,10 @@ class EngineBackend:
         adapter = query.digests.adapter
         new_request: Callable[..., RequestState] = RequestState
         if asks_for_any(request):
-            wish = Asked(
-                request=request,
-                query=query,
-                begins=answer.begins,
-                has_images=bool(answer.keys),
-            )
-            approximate = loaded.approximate
-            prompt = await asyncio.to_thread(approximate.prompt_of, wish, loaded.cache)
+            prompt = await asyncio.to_thread(_approximate_prompt, loaded, request, query, prepared)
             query = prompt.query
             new_request = partial(
-                ApproximateRequest, prompt=prompt, compressor=approximate.compressor
+                ApproximateRequest, prompt=prompt, compressor=loaded.approximate.compressor
             )
         generation = Generation(
             self._event_loop, cancel=partial(self._cancel_soon, loaded, request.request_id)
@@ -205,12 +193,34 @@ class EngineBackend:
             emit=generation.emit,
             submitted_at=received_at,
             spelled=loaded.renderer.spelled,
-            unheld=answer.unheld,
-            folded=answer.folded,
-            inexact=answer.inexact,
+            unheld=prepared.unheld,
+            folded=prepared.folded,
+            inexact=prepared.inexact,
             image_prompt=image_prompt,
         )
-        samples = new_samples(request, loaded.description)
+        await self._submit(loaded, state, adapter)
+        generation.is_open = True
+        return generation
+
+    async def _prepared(
+        self, loaded: Loaded, body: Body, scope: str
+    ) -> tuple[Prepared, ImagePrompt | None]:
+        """A body as a worker prepared it, with the places of its images widened."""
+        prepared = await loaded.preparation.run(GENERATE, *_prepared_as(body, scope))
+        assert isinstance(prepared, Prepared)
+        if not prepared.images:
+            return prepared, None
+        image_prompt = ImagePrompt(array("I", prepared.token_ids).tolist(), prepared.images)
+        expanded = await self._expand(image_prompt)
+        check_length(len(expanded.token_ids), loaded.description)
+        prepared = await asyncio.to_thread(widened, prepared, expanded, loaded.description)
+        return prepared, image_prompt
+
+    async def _submit(
+        self, loaded: Loaded, state: RequestState, adapter: ActiveAdapter | None
+    ) -> None:
+        """Hand a request to the loop. Who stops waiting for that has cancelled it."""
+        samples = new_samples(state.request, loaded.description)
 
         def submit() -> None:
             self._adapters.check_held(adapter)
@@ -226,8 +236,6 @@ class EngineBackend:
         except asyncio.CancelledError:  # it ends here or there
             future.add_done_callback(take_back)
             raise
-        generation.is_open = True
-        return generation
 
     async def cancel(self, request_id: str) -> bool:
         return await self._ask(lambda loaded: loaded.loop.cancel(request_id))
@@ -412,13 +420,14 @@ class EngineBackend:
     async def _parts_of(self, loaded: Loaded, parts: Iterator[T]) -> list[T]:
         """All of them, each taken between two steps."""
         items = list[T]()
-        while (part := await self._call(loaded, partial(next, parts, None))) is not None:
-            items.append(part)
+        while (item := await self._call(loaded, partial(next, parts, None))) is not None:
+            items.append(item)
         return items
 
     def _cancel_soon(self, loaded: Loaded, request_id: str) -> None:
         def log_failure(future: "Future[bool]") -> None:
-            if (error := future.exception()) is not None:
+            error = future.exception()
+            if error is not None:
                 log.error("cancel failed", error=type(error).__name__)
 
         loaded.loop.call(partial(loaded.loop.cancel, request_id)).add_done_callback(log_failure)
@@ -426,3 +435,16 @@ class EngineBackend:
 
 def _prepared_as(body: Body, scope: str) -> tuple[bytes, str]:
     return (body, scope) if isinstance(body, bytes) else (msgspec.json.encode(body), body.scope)
+
+
+def _approximate_prompt(
+    loaded: Loaded, request: GenerateRequest, query: CacheQuery, prepared: Prepared
+) -> ApproximatePrompt:
+    """The prompt of a request that asks for anything approximate. Raises FieldRefused."""
+    wish = Asked(
+        request=request,
+        query=query,
+        begins=prepared.begins,
+        has_images=bool(prepared.keys),
+    )
+    return loaded.approximate.prompt_of(wish, loaded.cache)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import date
 from functools import partial
+from itertools import chain
 
 from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterShelf
@@ -50,7 +51,8 @@ class LocalBackend(EngineBackend):
         settings = self._settings
         description = self._whole(parts.description)
         memory = new_memory(settings, parts, description, self._clock)
-        cache, store = memory.cache, memory.store
+        cache = memory.cache
+        store = memory.store
         max_step_tokens = settings.max_step_tokens or parts.step_tokens
         speculation = None
         if parts.new_drafter is not None:
@@ -155,7 +157,8 @@ class LocalBackend(EngineBackend):
     async def memory(self) -> Memory:
         """A part of the pool between two steps, so that none waits long for it."""
         loaded = self._ready()
-        pool, host = loaded.cache.pool, loaded.cache.host
+        pool = loaded.cache.pool
+        host = loaded.cache.host
         blocks_per_cell = math.ceil(pool.num_blocks / MAX_CELLS)
         owners = await self._owners(loaded)
         parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
@@ -166,7 +169,7 @@ class LocalBackend(EngineBackend):
                 epoch=loaded.description.epoch,
                 block_size=pool.block_size,
                 blocks_per_cell=blocks_per_cell,
-                cells=[cell for part in parts for cell in part.cells],
+                cells=list(chain.from_iterable(part.cells for part in parts)),
                 referenced_blocks=sum(part.num_referenced for part in parts),
                 unused_tokens=sum(part.unused_tokens for part in parts),
                 host=None if host is None else pool_stats(host.pool),

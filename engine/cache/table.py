@@ -111,11 +111,7 @@ class BlockTable:
         if num_needed + num_spare > self._pool.num_reclaimable:
             raise NoFreeBlocks(num_needed + num_spare)
         if self.state is not None:
-            for number, block in enumerate(state, -len(state)):
-                if block.is_away:  # its content is still to come
-                    self.incoming[number] = block
-                    block = self._pool.allocate(block.index, self._root, is_state=True)
-                self._arriving_state.append(block)
+            self._take_state(state)
             self.state.fill(position, self._arriving_state)
         copies: list[BlockCopy] = []
         for index in range(total):
@@ -143,6 +139,14 @@ class BlockTable:
         self._arrivals.extend(self.incoming)
         self._pass_over()
         return copies
+
+    def _take_state(self, state: Sequence[Block]) -> None:
+        """Take the blocks of a recurrent state, and room for those whose content is to come."""
+        for number, block in enumerate(state, -len(state)):
+            if block.is_away:
+                self.incoming[number] = block
+                block = self._pool.allocate(block.index, self._root, is_state=True)
+            self._arriving_state.append(block)
 
     def gaps(self, end: int, begin: int = 0) -> Iterator[tuple[int, int]]:
         """The ranges of positions [begin, end) that are still to be computed, in order."""

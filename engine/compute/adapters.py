@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.compute.errors import ModelRefused
-from engine.peft import WEIGHTS, read_files
+from engine.peft import WEIGHTS, AdapterFiles, read_files
 from engine.schedule.runner import Work
 
 _WEIGHT = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -51,14 +51,10 @@ class Adapter:
     layers: Mapping[str, LowRank]
 
 
-def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
-    """Read and check a PEFT directory. Raise StartRefused, which names what is not supported."""
-    files = read_files(directory)
-    config = files.config
-    invocation = files.invocation
-    if any(not 0 <= token < model.config.vocab_size for token in invocation):
-        raise ModelRefused("`alora_invocation_tokens`: an id that the model does not have")
-    modules = dict(model.named_modules())
+def _read_sides(
+    files: AdapterFiles, modules: Mapping[str, nn.Module]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The two matrices of each layer, by the layer's name. Raises ModelRefused."""
     head = modules.get("lm_head")
     sides: dict[str, dict[str, torch.Tensor]] = {}
     try:
@@ -86,6 +82,18 @@ def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
         if type(module) is not nn.Linear:
             raise ModelRefused(f"`{name[:128]}`: the base model has no such linear layer")
         sides.setdefault(name, {})[weight_name["side"]] = tensor
+    return sides
+
+
+def load_adapter(directory: Path, model: PreTrainedModel) -> Adapter:
+    """Read and check a PEFT directory. Raise StartRefused, which names what is not supported."""
+    files = read_files(directory)
+    config = files.config
+    invocation = files.invocation
+    if any(not 0 <= token < model.config.vocab_size for token in invocation):
+        raise ModelRefused("`alora_invocation_tokens`: an id that the model does not have")
+    modules = dict(model.named_modules())
+    sides = _read_sides(files, modules)
     if not sides:
         raise ModelRefused(f"{WEIGHTS}: no weights")
     ranks = files.ranks(list(sides))

@@ -58,6 +58,14 @@ class Batch:
     tiles: Tiles | None = None
 
 
+def _table_of(work: Work, block_size: int) -> Table:
+    """The blocks that a work reads and writes. Raises ValueError for too short a table."""
+    needed = blocks_for(work.start + len(work.token_ids), block_size)
+    if len(work.block_table) < needed:
+        raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
+    return np.array(work.block_table[:needed], dtype=np.int64)
+
+
 def build_batch(
     works: Sequence[Work],
     block_size: int,
@@ -84,10 +92,7 @@ def build_batch(
         if not count:
             raise ValueError("a work has no tokens")
         end = begin + count
-        needed = blocks_for(work.start + count, block_size)
-        if len(work.block_table) < needed:
-            raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
-        table: Table = np.array(work.block_table[:needed], dtype=np.int64)
+        table = _table_of(work, block_size)
         token_ids.extend(work.token_ids)
         run = Run(begin, count, work.start, table)
         if count == 1:

@@ -101,30 +101,8 @@ class LoadedModel:
         return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), self.kernel)
 
 
-def load_model(
-    model: str,
-    *,
-    dtype: str | None = None,
-    attention: Attention = "auto",
-    kv_dtype: KvDtype = "model",
-    device: str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    """Load, check and return a model, on `device` or on a GPU where there is one.
-
-    `dtype` None is float32 on a CPU and bfloat16 on a GPU. Torch's threads on a CPU are as many as
-    `OMP_NUM_THREADS` says. Raises ModelRefused with the reason.
-    """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
-    report = progress or (lambda _stage, _fraction: None)
-    report("configuration", 0.0)
-    if dtype not in DTYPES:
-        raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
-    AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    # A path that leads nowhere would be asked of the hub, whose answer speaks of names.
-    if model.startswith(("/", ".", "~")) and not Path(model).exists():
-        raise ModelRefused(f"`model`: there is no directory {model}")
+def _read_weights(model: str, dtype: str, report: Progress) -> PreTrainedModel:
+    """The text decoder of a model as Transformers loads it. Raises ModelRefused."""
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         check_config(config)
@@ -157,7 +135,34 @@ def load_model(
         raise ModelRefused(
             f"`model`: {model} has no weights for {missing[0]} ({len(missing)} missing in all)"
         )
-    loaded: PreTrainedModel = whole if is_text else _text_decoder(whole)
+    return whole if is_text else _text_decoder(whole)
+
+
+def load_model(
+    model: str,
+    *,
+    dtype: str | None = None,
+    attention: Attention = "auto",
+    kv_dtype: KvDtype = "model",
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load, check and return a model, on `device` or on a GPU where there is one.
+
+    `dtype` None is float32 on a CPU and bfloat16 on a GPU. Torch's threads on a CPU are as many as
+    `OMP_NUM_THREADS` says. Raises ModelRefused with the reason.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
+    report = progress or (lambda _stage, _fraction: None)
+    report("configuration", 0.0)
+    if dtype not in DTYPES:
+        raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    # A path that leads nowhere would be asked of the hub, whose answer speaks of names.
+    if model.startswith(("/", ".", "~")) and not Path(model).exists():
+        raise ModelRefused(f"`model`: there is no directory {model}")
+    loaded = _read_weights(model, dtype, report)
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
     prepared = prepare_model(loaded, attention, kv_dtype)

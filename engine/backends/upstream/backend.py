@@ -84,20 +84,31 @@ _APART_BY = {
 }
 
 
+def _unseen_request(num_words: int) -> GenerateRequest:
+    return trial_request(" ".join(uuid4().hex for _ in range(num_words)))
+
+
 async def examined(server: Server, renderer: ChatRenderer) -> Facts:
-    """The facts with what only trying shows. Raises UpstreamError where the server fails.
+    """The facts with what only trying shows. Raises UpstreamError where the server fails."""
+    facts = await server.find_facts()
+    facts = await _with_reuse(server, renderer, facts)
+    facts = await tried(server, renderer, facts)
+    if facts.forced_note:
+        return facts
+    return await _with_grammars(server, renderer, facts)
+
+
+async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
+    """The facts with what the server tells of reuse, and whether it keeps scopes apart.
 
     One prompt is sent twice in one scope; then in another, after something else: a cache behind the
     slots of llama.cpp shows only where a slot had other content meanwhile.
     """
-    facts = await server.find_facts()
     # Nobody has sent such words before, so nothing can be reused at first. Each of 32 hexadecimal
     # digits has several tokens, so there are blocks of them.
     num_words = max(PROBE_TOKENS, 3 * (facts.block_size or 0)) // 12
-    first, second = (
-        trial_order(renderer, trial_request(" ".join(uuid4().hex for _ in range(num_words))))
-        for _ in range(2)
-    )
+    first = trial_order(renderer, _unseen_request(num_words))
+    second = trial_order(renderer, _unseen_request(num_words))
     own_scope = uuid4().hex
     other_scope = uuid4().hex
     slots = Slots(1)
@@ -133,9 +144,11 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
         else:
             note = f"a second scope reused {foreign} tokens of the first one's prompt"
             facts = replace(facts, isolation="none", isolation_note=note)
-    facts = await tried(server, renderer, facts)
-    if facts.forced_note:
-        return facts
+    return facts
+
+
+async def _with_grammars(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
+    """The facts with what the server does with a grammar."""
     # Bind an answer to a schema that no model writes by itself, and a call to one.
     capabilities: set[Capability] = set()
     if not renderer.can_constrain:

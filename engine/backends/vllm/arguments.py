@@ -39,16 +39,17 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             raise ArgumentRefused(f"ENGINE_VLLM_ARGS: `{name}` is set by the engine")
     num_blocks = None if settings.num_blocks is None else settings.num_blocks + 1
     # Ours by vLLM's names, as far as they were given.
+    values = (
+        ("dtype", "dtype", settings.dtype),
+        ("block_size", "block_size", settings.block_size),
+        ("num_gpu_blocks_override", "num_blocks", num_blocks),
+        ("max_num_batched_tokens", "max_step_tokens", settings.max_step_tokens),
+        ("max_num_seqs", "max_running", settings.max_running),
+    )
     ours_given: dict[str, Any] = {
         name: value
-        for name, ours, value in (
-            ("dtype", "dtype", settings.dtype),
-            ("block_size", "block_size", settings.block_size),
-            ("num_gpu_blocks_override", "num_blocks", num_blocks),
-            ("max_num_batched_tokens", "max_step_tokens", settings.max_step_tokens),
-            ("max_num_seqs", "max_running", settings.max_running),
-        )
-        if ours in settings.model_fields_set and value is not None
+        for name, setting, value in values
+        if setting in settings.model_fields_set and value is not None
     }
     defaults: dict[str, Any] = {
         # SHA-256 over CBOR is the same in every process and language.
@@ -60,6 +61,20 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         defaults |= {"max_loras": 4}
     if is_cpu:
         defaults |= {"block_size": 32, "enforce_eager": True, "dtype": "float32"}
+    return {
+        **defaults,
+        **settings.vllm_args,
+        **ours_given,
+        "model": settings.model,
+        "enable_prefix_caching": True,
+        **({"enable_lora": True} if settings.adapters else {}),
+        "disable_log_stats": False,
+        "kv_transfer_config": _transfer_config(settings),
+    }
+
+
+def _transfer_config(settings: Settings) -> dict[str, Any]:
+    """Our connector alone, or in a MultiConnector in front of the given one or its children."""
     ours: dict[str, Any] = {
         "kv_connector": NAME,
         "kv_role": "kv_producer",
@@ -69,34 +84,23 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             "scope_lease_share": LEASE_SHARES["scope_lease_share"],
         },
     }
-    # Ours alone, or in a MultiConnector in front of the given one or its children.
-    transfer = ours
     beside = settings.vllm_args.get("kv_transfer_config")
-    if beside is not None:
-        others: Any = [beside]
-        if isinstance(beside, Mapping) and beside.get("kv_connector") == "MultiConnector":
-            extra = beside.get("kv_connector_extra_config")
-            others = extra.get("connectors") if isinstance(extra, Mapping) else None
-        if not isinstance(others, list) or not all(
-            isinstance(connector, Mapping) and connector.get("kv_connector") for connector in others
-        ):
-            message = "ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`"
-            raise ArgumentRefused(message)
-        children = [ours, *(connector for connector in others if connector["kv_connector"] != NAME)]
-        transfer = {
-            "kv_connector": "MultiConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"connectors": children},
-        }
+    if beside is None:
+        return ours
+    others: Any = [beside]
+    if isinstance(beside, Mapping) and beside.get("kv_connector") == "MultiConnector":
+        extra = beside.get("kv_connector_extra_config")
+        others = extra.get("connectors") if isinstance(extra, Mapping) else None
+    if not isinstance(others, list) or not all(
+        isinstance(connector, Mapping) and connector.get("kv_connector") for connector in others
+    ):
+        message = "ENGINE_VLLM_ARGS: `kv_transfer_config` must name a `kv_connector`"
+        raise ArgumentRefused(message)
+    foreign = [connector for connector in others if connector["kv_connector"] != NAME]
     return {
-        **defaults,
-        **settings.vllm_args,
-        **ours_given,
-        "model": settings.model,
-        "enable_prefix_caching": True,
-        **({"enable_lora": True} if settings.adapters else {}),
-        "disable_log_stats": False,
-        "kv_transfer_config": transfer,
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [ours, *foreign]},
     }
 
 

@@ -273,12 +273,8 @@ def parts_of(
     if settings.adapters or adapters:
         check_version(__version__, ADAPTERS_SINCE)
     model = config.model_config
-    cache = config.cache_config
     worker = msgspec.structs.replace(worker, image_text=image_text(model))
     renderer = chat_renderer(worker)
-    sampling: dict[str, Any] = model.get_diff_sampling_param()
-    if model.try_get_generation_config().get("do_sample") is False:
-        sampling |= {"temperature": 0.0, **model.override_generation_config}
     return VllmParts(
         core=VllmCore(
             llm,
@@ -288,43 +284,55 @@ def parts_of(
         ),
         renderer=renderer,
         worker=worker,
-        description=Description(
-            backend="vllm",
-            model=model_name,
-            epoch="",
-            max_context_tokens=model.max_model_len,
-            block_size=cache.block_size,
-            num_blocks=cache.num_gpu_blocks - 1,
-            granularity=cache.block_size,
-            min_cache_tokens=settings.min_cache_tokens,
-            # As the native engine's, but that blocks are shared whole only.
-            capabilities=capabilities_of(
-                renderer,
-                {
-                    "multiple_choices": True,
-                    "own_template": True,
-                    **dict.fromkeys(SAMPLING_CAPABILITIES, True),
-                    "service_class": config.scheduler_config.policy == "priority",
-                },
-            ),
-            prefix_order=renderer.prefix_order,
-            tool_format=renderer.tool_format,
-            reasoning_format=renderer.reasoning_format,
-            kv_bytes_per_token=kv_bytes(
-                json.loads(model.hf_config.to_json_string(use_diff=False)),
-                str(model.dtype).removeprefix("torch."),
-                cache.cache_dtype,
-            ),
-            device=str(config.device_config.device_type),
-            default_sampling=recommended(sampling),
-            max_running=config.scheduler_config.max_num_seqs,
-            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
-            identity=identity_of(model.model, renderer),
-        ),
-        has_states=cache.mamba_cache_mode != "none",
+        description=_description(config, settings, model_name, renderer),
+        has_states=config.cache_config.mamba_cache_mode != "none",
         adapters={
             name: Path(get_adapter_absolute_path(path)) for name, path in (adapters or {}).items()
         },
+    )
+
+
+def _description(
+    config: Any, settings: Settings, model_name: str, renderer: ChatRenderer
+) -> Description:
+    """What an engine over a vLLM of this configuration tells of itself, but for the epoch."""
+    model = config.model_config
+    cache = config.cache_config
+    sampling: dict[str, Any] = model.get_diff_sampling_param()
+    if model.try_get_generation_config().get("do_sample") is False:
+        sampling |= {"temperature": 0.0, **model.override_generation_config}
+    return Description(
+        backend="vllm",
+        model=model_name,
+        epoch="",
+        max_context_tokens=model.max_model_len,
+        block_size=cache.block_size,
+        num_blocks=cache.num_gpu_blocks - 1,
+        granularity=cache.block_size,
+        min_cache_tokens=settings.min_cache_tokens,
+        # As the native engine's, but that blocks are shared whole only.
+        capabilities=capabilities_of(
+            renderer,
+            {
+                "multiple_choices": True,
+                "own_template": True,
+                **dict.fromkeys(SAMPLING_CAPABILITIES, True),
+                "service_class": config.scheduler_config.policy == "priority",
+            },
+        ),
+        prefix_order=renderer.prefix_order,
+        tool_format=renderer.tool_format,
+        reasoning_format=renderer.reasoning_format,
+        kv_bytes_per_token=kv_bytes(
+            json.loads(model.hf_config.to_json_string(use_diff=False)),
+            str(model.dtype).removeprefix("torch."),
+            cache.cache_dtype,
+        ),
+        device=str(config.device_config.device_type),
+        default_sampling=recommended(sampling),
+        max_running=config.scheduler_config.max_num_seqs,
+        longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+        identity=identity_of(model.model, renderer),
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
@@ -152,40 +152,21 @@ class VllmCore:
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
         prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
-        if has_images := order.image_prompt is not None:
+        has_images = order.image_prompt is not None
+        if order.image_prompt is not None:
             async with self._decoding:
                 prompt = await _prompt_of(order.image_prompt)
             order = replace(order, image_prompt=None)
         # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
         salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
         try:
-            known = msgspec.structs.replace(directive, token=self._token)
-            structured = None
-            if order.grammar is not None:
-                structured = StructuredOutputsParams(grammar=order.grammar)
-            params = SamplingParams(
-                **vllm_sampling(order, self._vocabulary_size, takes_seeds=self._takes_seeds),
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-                structured_outputs=structured,
-                extra_args={
-                    "kv_transfer_params": {
-                        PARAM_KEY: msgspec.to_builtins(known),
-                        # For vLLM's OffloadingConnector: what is not marked stays where it is.
-                        "max_offload_tokens": max((want.tokens for want in known.wants), default=0),
-                    }
-                },
-            )
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
             # would leave it unapplied until the model ends its thinking.
             adding = self._llm.add_request(
                 order.order_id,
                 {**prompt, "cache_salt": salt},
-                params,
+                self._sampling_params(order, directive),
                 lora_request=self._adapters.get(order.adapter),
                 reasoning_ended=True,
                 # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
@@ -194,8 +175,9 @@ class VllmCore:
             if has_images:
                 # vLLM counts on it that the scheduler's process gets each image that it has
                 # processed: an order that is cancelled meanwhile is sent all the same.
-                adding = self._adding[order.order_id] = asyncio.ensure_future(adding)
-                adding = asyncio.shield(adding)
+                task = asyncio.ensure_future(adding)
+                self._adding[order.order_id] = task
+                adding = asyncio.shield(task)
             collector = await adding
         except _refusals() as error:
             self._adding.pop(order.order_id, None)
@@ -206,15 +188,37 @@ class VllmCore:
         while True:
             output = await collector.get()
             metrics = output.metrics
+            completions = (completion.token_ids for completion in output.outputs)
             yield Output(
-                token_ids=[
-                    token for completion in output.outputs for token in completion.token_ids
-                ],
+                token_ids=list(chain.from_iterable(completions)),
                 is_last=output.finished,
                 queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
             )
             if output.finished:
                 return
+
+    def _sampling_params(self, order: Order, directive: Directive) -> Any:
+        """How vLLM draws an order's tokens, and what our connector is told with it."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        known = msgspec.structs.replace(directive, token=self._token)
+        structured = None
+        if order.grammar is not None:
+            structured = StructuredOutputsParams(grammar=order.grammar)
+        return SamplingParams(
+            **vllm_sampling(order, self._vocabulary_size, takes_seeds=self._takes_seeds),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=structured,
+            extra_args={
+                "kv_transfer_params": {
+                    PARAM_KEY: msgspec.to_builtins(known),
+                    # For vLLM's OffloadingConnector: what is not marked stays where it is.
+                    "max_offload_tokens": max((want.tokens for want in known.wants), default=0),
+                }
+            },
+        )
 
     async def abort(self, order_id: str) -> None:
         adding = self._adding.pop(order_id, None)
