@@ -5,6 +5,7 @@ import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import chain
 from typing import Any, TypeVar
 
 import uvicorn
@@ -125,7 +126,8 @@ class SteadyServer(uvicorn.Server):
             return protocol
 
         backlog = self.config.backlog
-        for listener in [listener for server in self.servers for listener in server.sockets]:
+        listeners = list(chain.from_iterable(server.sockets for server in self.servers))
+        for listener in listeners:
             for _ in range(ACCEPTS_A_ROUND - 1):
                 again = listener.dup()
                 self.servers.append(

@@ -119,7 +119,8 @@ def _by(
 
 
 def _of_stats(stats: Stats) -> Iterable[Metric]:
-    counters, blocks = stats.counters, stats.blocks
+    counters = stats.counters
+    blocks = stats.blocks
     by_state = {state: getattr(blocks, state) for state in BLOCK_STATES}
     yield _by(GaugeMetricFamily, "kv_blocks", "KV blocks by what holds them", "state", by_state)
     by_class = {label: getattr(counters, name) for label, name in TOKEN_CLASSES.items()}
@@ -137,7 +138,8 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
         family = HistogramMetricFamily(name, text)
         family.add_metric([], buckets, values.total)
         yield family
-    if (store := stats.store) is not None:
+    store = stats.store
+    if store is not None:
         text = "Files and journal lines of the store that were not what they must be"
         misses = dict(sorted(store.misses.items()))
         yield _by(CounterMetricFamily, "store_misses", text, "reason", misses)

@@ -169,13 +169,15 @@ def _check_is_described(config: Mapping[str, Any], kinds: set[str]) -> None:
             raise NotSizable(f"{field}: the model has {meaning}")
     has_attention = kinds & (_KEEPING_LAYERS | {"hybrid"})
     described_kinds = _KEEPING_LAYERS | (_LINEAR_LAYERS | _OTHER_LAYERS if has_attention else set())
-    if others := kinds - described_kinds:
+    others = kinds - described_kinds
+    if others:
         raise NotSizable(f"layer_types: not known how much {', '.join(sorted(others))} keeps")
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> list[str]:
     """The kind of each layer, as far as the configuration says."""
-    if kinds := config.get("layer_types") or config.get("layers_block_type"):
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    if kinds:
         return list(kinds)
     attending = config.get("attn_layer_indices")
     count = config.get("num_hidden_layers")

@@ -113,7 +113,8 @@ class Supervisor:
     async def stop(self, name: str, wait_seconds: float = STOP_SECONDS) -> None:
         """Let a loop end between two rounds. Cancel it if that takes longer than `wait_seconds`."""
         self._watched.pop(name, None)
-        if (running := self._tasks.pop(name, None)) is None:
+        running = self._tasks.pop(name, None)
+        if running is None:
             return
         task, stopping = running
         stopping.set()

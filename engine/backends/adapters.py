@@ -154,7 +154,8 @@ class AdapterShelf:
 
         Raise AdapterRefused, which says why.
         """
-        if (parts := self._parts) is None:
+        parts = self._parts
+        if parts is None:
             raise AdapterRefused(f"{name[:64]}: this engine takes no adapters")
         async with self._changing:
             if name not in self._by_name and len(self._by_name) >= MAX_ADAPTERS:
@@ -218,7 +219,8 @@ class AdapterShelf:
         """The adapter, and the bytes of the file with its weights. Raise AdapterRefused."""
         if not _NAME.fullmatch(name):
             raise AdapterRefused("name: 64 letters, digits, `.`, `_` or `-` at most")
-        if (path := parts.find(name)) is None:
+        path = parts.find(name)
+        if path is None:
             raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
         size = 0
         held = sum(self._held.values())
@@ -249,7 +251,8 @@ class AdapterShelf:
     def _leave(
         self, parts: AdapterParts, info: AdapterInfo, call: Call[None], accounting: Accounting
     ) -> AdapterInfo:
-        if self._is_named(digest := info.digest):
+        digest = info.digest
+        if self._is_named(digest):
             return info
         info = self._leaving[digest] = msgspec.structs.replace(info, is_leaving=True)
 

@@ -55,7 +55,8 @@ class Order:
 
 
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
-    request, parser = sequence.request, sequence.parser
+    request = sequence.request
+    parser = sequence.parser
     adapter = request.query.digests.adapter
     max_tokens = request.request.sampling.max_tokens
     room = max_context_tokens - len(request.query.tokens)
@@ -263,7 +264,8 @@ class ExternalLoop:
         """Take the time of a prefill that waited for nobody: of others' steps nothing is told."""
         if self._alone is not request or len(request.sequences) > 1:
             return
-        began_at, started_at = request.began_at, request.started_at
+        began_at = request.began_at
+        started_at = request.started_at
         if request.usage is not None and began_at is not None and started_at is not None:
             seconds = started_at - began_at
             if seconds > 0:  # a clock that is moved by hand tells no time

@@ -63,7 +63,8 @@ class EventLog:
                     self._held.pop(digest, None)
             case LeaseEnded():
                 for digest in event.names:
-                    if (held := self._held.get(digest)) is not None:
+                    held = self._held.get(digest)
+                    if held is not None:
                         self._held[digest] = *held[:2], False
 
     def publish(self, events: Sequence[Event]) -> None:

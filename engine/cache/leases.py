@@ -138,7 +138,8 @@ class Leases:
         if len(entry.blocks) > self.max_blocks:
             return False
         while (excess := pool.num_leased + pool.num_unleased(entry.blocks) - self.max_blocks) > 0:
-            if (other := self._first_to_lower(entry.scope)) is not None:
+            other = self._first_to_lower(entry.scope)
+            if other is not None:
                 self._lower(other)
                 continue
             scope_leases = self._scopes.get(entry.scope)
@@ -166,7 +167,8 @@ class Leases:
 
     def reorder(self, entry: Entry) -> None:
         """The store has a whole copy of the entry from now on, or its expiry is earlier."""
-        if (scope := self._scopes.get(entry.scope)) is not None:
+        scope = self._scopes.get(entry.scope)
+        if scope is not None:
             scope.by_use.push(entry)
             scope.by_end.push(entry)
 
@@ -194,7 +196,8 @@ class Leases:
     def sacrifice(self) -> bool:
         """Lower the least recently used lease that has a copy, else end the one that would expire
         first. False if there is no lease."""
-        if (entry := self._first_to_lower()) is not None:
+        entry = self._first_to_lower()
+        if entry is not None:
             self._lower(entry)
         elif (entry := next_to_end(self._held())) is not None:
             self.end(entry, "sacrificed")

@@ -29,7 +29,8 @@ class Order(Generic[T]):
 
     def push(self, item: T) -> None:
         """Nothing happens if the item has no key now."""
-        if (key := self._key_of(item)) is None:
+        key = self._key_of(item)
+        if key is None:
             return
         self._pushes += 1
         heappush(self._heap, (key, self._pushes, item))

@@ -329,7 +329,8 @@ class BlockPool:
 
     def _give(self, block: Block) -> None:
         """The block has no useful content left, so no scope holds it."""
-        if (share := block.share) is not None:
+        share = block.share
+        if share is not None:
             share.held -= 1
             block.share = None
             if not share.held:

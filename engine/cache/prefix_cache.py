@@ -422,7 +422,8 @@ class PrefixCache:
         digest = digests.full[index]
         packed = digests.block_tokens(index)
         for pool in self.pools:
-            if (block := pool.find(digest, packed)) is not None:
+            block = pool.find(digest, packed)
+            if block is not None:
                 return block
         return None
 

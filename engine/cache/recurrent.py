@@ -92,7 +92,8 @@ class RecurrentState:
                 self._pool.release_chain(self._current)
             self._current = self._spare[: self._num_blocks]
             del self._spare[: self._num_blocks]
-        if (tokens := self.plan.get(num_tokens)) is None:
+        tokens = self.plan.get(num_tokens)
+        if tokens is None:
             return
         marker = (_AT_END if tokens == num_tokens else _ONE_BEFORE) * self._pool.block_size
         for place, block in enumerate(self._current, blocks_for(tokens, self._pool.block_size)):

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from engine.cache.block import Block, Entry
@@ -122,7 +122,7 @@ class StoreHolds:
         return sum(len(scope.entries) for scope in self._scopes.values())
 
     def entries(self) -> list[Entry]:
-        return [entry for scope in self._scopes.values() for entry in scope.entries]
+        return list(chain.from_iterable(scope.entries for scope in self._scopes.values()))
 
     def of(self, block: Block) -> list[Entry]:
         """The entries whose copies have this block."""
@@ -304,7 +304,8 @@ class StoreTier:
             self.pool.index(block, self._keys[block].digest)
 
     def _note_forgotten(self, block: Block) -> None:
-        if (key := self._keys.pop(block, None)) is not None:
+        key = self._keys.pop(block, None)
+        if key is not None:
             del self._blocks[key.name]
             self._proven.discard(block)
             self.forget_read(key.name)
@@ -383,7 +384,8 @@ class StoreTier:
 
     def end(self, entry: Entry) -> None:
         """An entry has ended. Its copy's content stays as long as there is room."""
-        if (job := self._jobs.get(entry)) is not None:
+        job = self._jobs.get(entry)
+        if job is not None:
             self._drop_job(job)
         if entry.stored is not None:
             self._say(entry, "end")
@@ -407,7 +409,8 @@ class StoreTier:
         """Blocks for these files, each with a reference. None where there is no room."""
         blocks: list[Block] = []
         for key in keys:
-            if (block := self._blocks.get(key.name)) is not None:
+            block = self._blocks.get(key.name)
+            if block is not None:
                 self.pool.acquire(block)
             else:
                 try:
@@ -443,7 +446,8 @@ class StoreTier:
 
     def written(self, name: str, *, is_good: bool) -> None:
         """A file was written, or could not be."""
-        if (pending := self._pending.pop(name, None)) is None:
+        pending = self._pending.pop(name, None)
+        if pending is None:
             return
         block, jobs = pending
         if is_good and self._blocks.get(name) is block:

@@ -375,7 +375,8 @@ class PrefillChunk:
 
 def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
     """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
-    if (left := budget) <= 0:
+    left = budget
+    if left <= 0:
         return
     boundaries = sequence.boundaries
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
@@ -402,7 +403,8 @@ def new_boundaries(request: RequestState) -> list[int]:
     boundaries = marked_ends(request.query)
     if request.request.sampling.num_choices > 1:
         boundaries.add(len(request.query.tokens) - 1)
-    if (state := request.leader.table.state) is not None:
+    state = request.leader.table.state
+    if state is not None:
         boundaries.update(state.plan)
     return sorted(boundaries)
 

@@ -153,7 +153,8 @@ class Scheduler:
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:
         """What is to be done, in this order, before anything is written on the device: the copies
         to the host, the blocks to write zeros to, and the device's own copies."""
-        host, pool = self._cache.host, self._cache.pool
+        host = self._cache.host
+        pool = self._cache.pool
         copies = self.copies
         self.copies = []
         to_clear = pool.to_clear

@@ -69,7 +69,8 @@ class Speculation:
             query = sequence.request.query
             num_tokens = len(sequence.tokens)
             room = min(left, self._max_context_tokens - query.cut - num_tokens - 1)
-            if (most := sequence.request.request.sampling.max_tokens) is not None:
+            most = sequence.request.request.sampling.max_tokens
+            if most is not None:
                 room = min(room, most - sequence.num_output - 1)
             draft = sequence.draft[: max(room, 0)]
             if chunk.count == 1 and chunk.is_last and draft and not sequence.is_preparing:

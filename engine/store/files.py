@@ -188,7 +188,8 @@ class StoreDirectory:
         self._blocks = path / "blocks"
         self._new = path / "new"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if strangers := sorted(set(os.listdir(path)) - _OWN):
+        strangers = sorted(set(os.listdir(path)) - _OWN)
+        if strangers:
             message = f"{path} has files that are not a store's: {strangers[0]}"
             raise StoreRefused("strangers", message)
         path.chmod(0o700)
@@ -203,7 +204,8 @@ class StoreDirectory:
             self._blocks.mkdir(mode=0o700, exist_ok=True)
             for left in self._new.iterdir():
                 left.unlink()
-            if secret is None and (place := path / "secret").exists():
+            place = path / "secret"
+            if secret is None and place.exists():
                 place.chmod(0o600)
                 secret = place.read_bytes()
             if secret is None or len(secret) != SECRET_BYTES:
@@ -330,7 +332,8 @@ def open_member(root: Path, model: bytes) -> StoreDirectory:
     members = root / "members"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     expected = ("members", "secret", "lost+found")
-    if strangers := sorted(name for name in os.listdir(root) if not name.startswith(expected)):
+    strangers = sorted(name for name in os.listdir(root) if not name.startswith(expected))
+    if strangers:
         raise StoreRefused("strangers", f"{root} is no shared store: it has {strangers[0]}")
     members.mkdir(mode=0o700, exist_ok=True)
     root.chmod(0o700)

@@ -198,7 +198,8 @@ class JournalContent:
     def take(self, lines: Iterable[bytes]) -> None:
         """Take in further lines, the oldest first."""
         for line in lines:
-            if not (whole := line.rstrip(b"\n")):
+            whole = line.rstrip(b"\n")
+            if not whole:
                 continue
             record = decode_line(whole, self._keys)
             if record is None:

@@ -193,7 +193,8 @@ class Peers:
             put = entries[key]
             if self._domain is not None and put.adapter is not None:
                 continue
-            if (keys := known_keys.get(key)) is None:
+            keys = known_keys.get(key)
+            if keys is None:
                 keys = put.keys(self._hasher, self._reader.keys) or []
                 for block_key in keys:
                     if block_key.name not in damages:
@@ -304,7 +305,8 @@ class Peers:
             self._lost.clear()
         self._lost.add(missed.name)
         self._tier.forget_read(missed.name)
-        if (block := self._tier.block_of(missed.name)) is not None:
+        block = self._tier.block_of(missed.name)
+        if block is not None:
             for entry in list(block.dependents):
                 self._entries.end(entry, "damaged")
             self._tier.forget(block)
@@ -320,11 +322,13 @@ class Peers:
             self._known.pop(key, None)
             return
         entry = put.entry(now, wall, is_leased=False)
-        if (there := self._entries.get(key)) is not None:
+        there = self._entries.get(key)
+        if there is not None:
             if not self._is_only_theirs(there) or there.expires_at >= entry.expires_at:
                 return
             self._entries.end(there, "ttl_expired")
-        if (blocks := self._tier.acquire_keys(keys)) is None:
+        blocks = self._tier.acquire_keys(keys)
+        if blocks is None:
             return
         entry.blocks = blocks
         self._entries.take_in(entry)

@@ -151,7 +151,8 @@ async def tried(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
     except (UpstreamError, EngineError, ImportError) as error:
         log.warning("the model may see images, and is shown none here", why=str(error))
         return facts
-    if piece.prompt_tokens not in (None, ours := len(expanded.token_ids)):
+    ours = len(expanded.token_ids)
+    if piece.prompt_tokens not in (None, ours):
         note = f"not told of prompts with images: it counts {piece.prompt_tokens} tokens of {ours}"
         facts = replace(facts, tells_note=f"{facts.tells_note}; {note}")
     return replace(facts, capabilities=facts.capabilities | {"images"})

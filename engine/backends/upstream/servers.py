@@ -123,7 +123,8 @@ class Server:
             event = decoded(data, self.EVENT, path)
             if event.error is not None:
                 raise UpstreamError("the server ended the stream with an error")
-            if (piece := self._piece(event, order, place)) is None:
+            piece = self._piece(event, order, place)
+            if piece is None:
                 continue
             # Of a server that tells no tokens, bytes are bounded.
             is_text = self.MAX_TOKEN_EVENT_BYTES > 0

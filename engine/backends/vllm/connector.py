@@ -168,7 +168,8 @@ class RequestTracker:
                 most = state.request.num_prompt_tokens
                 # Lost by a preemption, or not loaded by another connector: it is computed.
                 state.hit_tokens = min(state.hit_tokens, start)
-                if (end := min(start + num_scheduled, most)) > start:
+                end = min(start + num_scheduled, most)
+                if end > start:
                     state.computed.add(start, end)
         for request_id, state in list(self._wanting.items()):
             scheduled = num_scheduled_tokens.get(request_id)
@@ -248,7 +249,8 @@ class RequestTracker:
         directive = state.directive
         request = state.request
         first = state.num_watched
-        wants, watches = directive.wants, directive.watches
+        wants = directive.wants
+        watches = directive.watches
         while state.num_watched < len(watches) and (
             watches[state.num_watched].tokens <= computed_tokens
         ):
@@ -543,7 +545,8 @@ def _running(core: Any) -> HoldfastConnector:
 def _core_stats(core: Any) -> Any:
     connector = _running(core)
     scheduler = core.scheduler
-    leases, tracker = connector.leases, connector.tracker
+    leases = connector.leases
+    tracker = connector.tracker
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     ours = {
         block.block_id

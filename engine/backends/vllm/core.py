@@ -242,7 +242,8 @@ class VllmCore:
 
     async def remove_adapter(self, digest: str) -> None:
         """No request has it any more."""
-        if (request := self._adapters.pop(digest, None)) is not None:
+        request = self._adapters.pop(digest, None)
+        if request is not None:
             await self._llm.remove_lora(request.lora_int_id)
 
     async def report(self, request_id: str) -> Report | None:

@@ -171,7 +171,8 @@ class LeaseManager:
         if hold is None:
             hold = new_hold
         elif new_hold is not None:  # it was below alone, and is here again
-            hold.blocks, hold.hashes = new_hold.blocks, new_hold.hashes
+            hold.blocks = new_hold.blocks
+            hold.hashes = new_hold.hashes
             self._holds[want.key] = hold
         if hold is None:
             return None
@@ -228,7 +229,8 @@ class LeaseManager:
         known_records = list[Record]()
         for record in records:
             if isinstance(record, Put):
-                keys = None if (hold := self._holds.get(record.key)) is None else hold.tier_keys
+                hold = self._holds.get(record.key)
+                keys = None if hold is None else hold.tier_keys
                 if not keys:
                     continue
                 record = msgspec.structs.replace(record, files=list(keys))

@@ -279,7 +279,8 @@ class HeldCache(MirrorCache):
 
         A hit that was lost on the way is none: another entry is read if what was reused covers one.
         """
-        if not self._settle(query, lookup, reused := report.hit_tokens):
+        reused = report.hit_tokens
+        if not self._settle(query, lookup, reused):
             self.let_go(lookup)
 
             def covered(tokens: int) -> Entry | None:
@@ -392,7 +393,8 @@ class VllmLoop(ExternalLoop):
     # Requests.
 
     def _begin(self, sequence: SequenceState) -> None:
-        query, lookup = sequence.request.query, sequence.request.lookup
+        query = sequence.request.query
+        lookup = sequence.request.lookup
         # A client may use an id again; the connector never hears one twice.
         self._num_orders += 1
         order_id = f"{sequence.request.request_id}/{self._num_orders}"
@@ -501,11 +503,13 @@ class VllmLoop(ExternalLoop):
         if entries.has_changed:
             records = entries.take_records(self._clock.now(), time.time())
             self._spawn(self._core.record(records))
-        if unleased := [key.hex() for key in self._cache.take_unleased()]:
+        unleased = [key.hex() for key in self._cache.take_unleased()]
+        if unleased:
             self._spawn(self._core.unlease(unleased))
         released = self._released
         self._released = []
-        if keys := [key.hex() for key in (*released, *self._cache.take_released())]:
+        keys = [key.hex() for key in (*released, *self._cache.take_released())]
+        if keys:
             self._spawn(self._core.release(keys))
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None:

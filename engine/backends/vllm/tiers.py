@@ -75,7 +75,8 @@ class Wanted:
         now = self.clock()
         while self._ends and self._ends[0][0] <= now:
             _, key = heapq.heappop(self._ends)
-            if (until := self.until[key]) > now:
+            until = self.until[key]
+            if until > now:
                 heapq.heappush(self._ends, (until, key))
             else:
                 del self.until[key]
@@ -114,7 +115,8 @@ class LeasedLast(CachePolicy):
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
         for key in reversed(list(keys)):
-            if key in (order := self._order_of(key)):
+            order = self._order_of(key)
+            if key in order:
                 order.move_to_end(key)
 
     def mark_evictable(self, key: bytes) -> None:
@@ -131,7 +133,8 @@ class LeasedLast(CachePolicy):
                 self._plain[key] = None
                 self._plain.move_to_end(key, last=False)
         able = (key for key in chain(self._plain, self._leased) if key not in protected)
-        if len(keys := list(islice(able, n))) < n:
+        keys = list(islice(able, n))
+        if len(keys) < n:
             return None
         for key in keys:
             del self._order_of(key)[key]
@@ -249,7 +252,8 @@ class LeaseTier(SecondaryTierManager):
 
     def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
         """Keep an entry of an earlier process; False where there is no room."""
-        files = self._puts.entries[key := entry.key.hex()].files
+        key = entry.key.hex()
+        files = self._puts.entries[key].files
         num_new = sum(file not in self._stored for file in files)
         if len(self._stored) + num_new > self.max_blocks:
             return False
