@@ -100,27 +100,28 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a loaded engine. `description` lacks only the epoch.
-
-    `step_tokens` is the default of tokens computed in one step. Decoding and cancelling wait for a
-    step, so it should take about 0.1 s. A copy of one block moves `block_bytes`. `worker` says how
-    a worker process makes the same renderer. `facts` are what a block's content
-    depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
-    proposes a choice's next tokens; None without speculation. A recurrent state takes
-    `state_blocks`; 0 for a model without linear layers. `adapters` are those of the settings.
-    `approximate` says what it can do of approximate prompts.
-    """
+    """The parts of a loaded engine."""
 
     runner: Runner
     renderer: Renderer
+    # How a worker process makes the same renderer.
     worker: WorkerSpec
+    # It lacks only the epoch.
     description: Description
+    # So many tokens are computed in one step, unless the settings say otherwise. Decoding and
+    # cancelling wait for a step, so it should take about 0.1 s.
     step_tokens: int
+    # A copy of one block moves so many.
     block_bytes: int
+    # What a block's content depends on besides its tokens; None: its blocks can't be stored.
     facts: Mapping[str, str] | None = None
+    # Makes what proposes a choice's next tokens; None: there is no speculation.
     new_drafter: Callable[[], Drafter] | None = None
+    # What a recurrent state takes; 0: the model has no linear layers.
     state_blocks: int = 0
+    # Those of the settings.
     adapters: AdapterParts | None = None
+    # What it can do of approximate prompts.
     approximate: Approximations = field(default_factory=Approximations)
 
 

@@ -21,30 +21,30 @@ class Home(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One fixed-size piece of KV memory, and its content.
-
-    `tokens` (4 bytes each) only grows until the block is allocated anew, so content in use is never
-    overwritten. `digest` is set once the block is full and indexed. `lease_count` of the
-    `ref_count` references are leases. `last_use` is the number of the last release by a sequence
-    that computed with the block.
-
-    `dependents` are the best-effort entries that end with the block's content. `names` are the
-    gateway's names that are anchored here. `home` is the block's pool. `index` is its place in the
-    chain that it was allocated for. `owner` is the digest of that chain's empty prefix, which
-    stands for the scope. `share` counts the block for the owner; None if it has no useful content.
-    """
+    """One fixed-size piece of KV memory, and its content."""
 
     block_id: BlockId
+    # The pool that it belongs to.
     home: Home
+    # Its place in the chain that it was allocated for.
     index: int = 0
+    # The digest of that chain's empty prefix, which stands for the scope.
     owner: Digest = NOBODY
     ref_count: int = 0
+    # So many of the references are leases.
     lease_count: int = 0
+    # The number of the last release by a sequence that computed with the block.
     last_use: int = 0
+    # Set once the block is full and indexed.
     digest: Digest | None = None
+    # Four bytes a token. They only grow until the block is allocated anew, so that content in use
+    # is never overwritten.
     tokens: bytearray = field(default_factory=bytearray)
+    # The best-effort entries that end with its content.
     dependents: "set[Entry]" = field(default_factory=set)
+    # The gateway's names that are anchored here, with their tokens.
     names: dict[str, int] = field(default_factory=dict)
+    # Counts the block for the owner; None: it has no useful content.
     share: "ScopeShare | None" = None
     queue: "BlockQueue | None" = None
 

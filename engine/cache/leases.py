@@ -34,19 +34,24 @@ L = TypeVar("L", bound=Lease)
 
 
 class ScopeLeases(NamedTuple, Generic[L]):
-    """One scope's leases: the blocks that they hold, the scope's share of the budget in blocks, and
-    the lease that would expire first."""
+    """One scope's leases."""
 
+    # The blocks that they hold.
     num_blocks: int
+    # The scope's share of the budget, in blocks.
     share: int
+    # The lease that would expire first.
     first: L | None
 
 
 class Claim(NamedTuple):
-    """A new lease: with it its scope holds `num_blocks`, and all `excess` more than the budget."""
+    """A new lease that the budget has no room for."""
 
+    # What its scope holds with it, in blocks.
     num_blocks: int
+    # The scope's share of the budget, in blocks.
     share: int
+    # What all scopes hold with it beyond the budget, in blocks.
     excess: int
 
 

@@ -24,27 +24,26 @@ WINDOW = 20
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment's place in the rendered prompt: `end` in tokens, None without a boundary.
-
-    `turn` numbers messages; tools and system blocks have turn None.
-    """
+    """One segment's place in the rendered prompt."""
 
     kind: SegmentKind
+    # In tokens; None: it has no boundary.
     end: int | None
+    # The number of its message; None: a tool or a block of the system prompt.
     turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An eligible breakpoint: the end of its prefix, its TTL, and its own lifetime if any.
-
-    `hold`: a lease is asked for.
-    """
+    """An eligible breakpoint."""
 
     segment: int
+    # The end of its prefix.
     tokens: int
     ttl: Ttl
+    # A lifetime of its own, in place of the TTL's.
     seconds: float | None = None
+    # Whether a lease is asked for.
     hold: bool = True
 
 

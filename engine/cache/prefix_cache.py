@@ -39,46 +39,51 @@ MAX_SCOPES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheQuery:
-    """One prompt as the cache sees it. Its digests have the kind of its chain."""
+    """One prompt as the cache sees it."""
 
     scope: str
-    # A token a slot.
+    # One of each slot.
     tokens: Sequence[TokenId]
+    # They have the kind of the prompt's chain.
     digests: PromptDigests
     # Their ends are floored to the granularity.
     segments: Sequence[Segment]
     breakpoints: Sequence[Breakpoint]
-    # They have their slots, and are shortest first.
+    # The shortest first. Their tokens are slots.
     names: Sequence[HeldName]
+    # No breakpoint in front of so many is eligible.
     min_tokens: int
+    # When the turn arrived, in seconds of the engine's clock: TTLs count from then.
     arrived_at: float
-    # None is the common share.
+    # The scope's share of the lease budget; None: the common one.
     lease_share: float | None = None
-    # The request's.
+    # Look-ups go back to this segment, over any number of positions; None: over the window.
     lookback_to: int | None = None
-    # Of all tokens behind the first ones positions are so much greater than slots. Counts are told
-    # in positions.
+    # How much greater a token's position is than its slot, but for the first tokens. Counts are
+    # told in positions.
     cut: int = 0
 
 
 @dataclass(slots=True)
 class Lookup:
-    """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
-
-    So are those of its recurrent `state`. `refreshes` are permanent from `write` on. Another
-    sequence was computing `raced` tokens of the prompt when this request could have run. `missed`
-    has the reason of each breakpoint that was not read, by its segment.
-    """
+    """The result of a look-up."""
 
     marks: list[Mark]
+    # The entry that is read, if any, and how many of its tokens are.
     hit: Entry | None
     read: int
+    # Why the request read less than it marked.
     miss_reason: MissReason | None
+    # The hit's blocks, and those of its recurrent state. They are held until `begin` or `let_go`.
     held: list[Block] = field(default_factory=list)
     state: list[Block] = field(default_factory=list)
+    # They are permanent from `write` on.
     refreshes: list[Refresh] = field(default_factory=list)
+    # The tokens that were reused from memory, those of the hit among them.
     reused: int = 0
+    # The tokens of the prompt that another sequence was computing when this request could have run.
     raced: int = 0
+    # Why each breakpoint was not read, by its segment.
     missed: dict[int, MissReason] = field(default_factory=dict)
 
 

@@ -37,17 +37,16 @@ EngineRole = Literal["prefill", "decode", "both"]
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that requests may ask for by its `digest`, the SHA-256 of its weights.
-
-    It acts on a prompt from the last occurrence of the text `invocation` on; None: on all of it.
-    One that `is_leaving` finishes its requests, and takes no others.
-    """
+    """An adapter that requests may ask for."""
 
     name: str
+    # The SHA-256 of its weights, by which requests ask for it.
     digest: str
     rank: int
     num_bytes: int
+    # It acts on a prompt from the last occurrence of this text on; None: on all of it.
     invocation: str | None = None
+    # It finishes its requests, and takes no others.
     is_leaving: bool = False
 
 
@@ -86,145 +85,151 @@ def why_refused(
     """Why an engine may not be asked for it; None if it may. The next lower parameter that was
     measured decides. No token recomputed is also the least share."""
     known = [
-        one
-        for one in techniques
-        if one.method == method
-        and one.parameter <= parameter
-        and (isinstance(one.parameter, type(parameter)) or not one.parameter)
+        technique
+        for technique in techniques
+        if technique.method == method
+        and technique.parameter <= parameter
+        and (isinstance(technique.parameter, type(parameter)) or not technique.parameter)
     ]
     if not known:
         other = {"blocks": "place blocks anywhere", "sibling": "read entries of a sibling"}
         return f"this engine does not {other.get(method, f'compress by {method}')}"
-    one = max(known, key=lambda one: one.parameter)
-    if one.is_allowed:
+    nearest = max(known, key=lambda technique: technique.parameter)
+    if nearest.is_allowed:
         return None
     return (
-        f"{one.name} is too far from exact on this model: KL {one.kl:.2f}, "
-        f"agreement {one.agreement:.2f}"
+        f"{nearest.name} is too far from exact on this model: KL {nearest.kl:.2f}, "
+        f"agreement {nearest.agreement:.2f}"
     )
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What tells a model from another one of the same name. An empty text is not known.
+    """What tells a model from another one of the same name. An empty text is not known."""
 
-    `weights` is a digest of its weights' files, `template` of its chat template, `vocabulary` of
-    its tokens and their ids, all in hex. `server` is what the server in front of which an engine
-    stands says that it serves.
-    """
-
+    # A digest of its weights' files, in hex.
     weights: str = ""
+    # A digest of its chat template, in hex.
     template: str = ""
+    # A digest of its tokens and their ids, in hex.
     vocabulary: str = ""
+    # What the server that an engine stands in front of says that it serves.
     server: str = ""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
-
-    `prefix_order` says whether tools are rendered before the system prompt or where the model's
-    own template puts them. `epoch` changes with every start: nothing of an older one is held.
-    `max_running` sequences are computed together at most; what is sent beyond waits there.
-    `longest_token_bytes` of text, as UTF-8, become one token at most, so a prompt of n bytes has at
-    least n / that many tokens. `upstream` is the kind of the server that an engine of the backend
-    `upstream` stands in front of. `kv_dtype` is the type that keys and values are kept in,
-    `attention` what the native engine attends with: `sdpa`, `triton`, or `cpp` and the processor's
-    level that the kernel was built for; `device` is `cpu`, or a GPU's name or kind. A 0 or empty
-    text is what the engine does not tell. `guarantees` has each name once. An engine with a `role`
-    shares a store with the others of its model. Requests may carry a `record` where it
-    `keeps_records`. `techniques` are the approximations that were measured; none where they
-    are off, or the engine can't. While an engine `is_measuring` those of its own are not known yet.
-    `identity` says which model stands behind the name `model`.
-    """
+    """What an engine is and can do. It does not tell a number that is 0 or a text that is empty."""
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
     model: str
+    # Changes with every start: nothing of an earlier epoch is held.
     epoch: str
     max_context_tokens: int
     block_size: int
     num_blocks: int
+    # Entries sit at multiples of so many tokens; 1 is exact to the token.
     granularity: int
     min_cache_tokens: int
     capabilities: list[Capability]
+    # Whether tools are rendered before the system prompt, or where the model's template has them.
     prefix_order: Literal["tools_first", "template"] = "template"
     tool_format: str | None = None
     reasoning_format: str | None = None
     kv_bytes_per_token: int = 0
     state_blocks: int = 0
+    # The type that keys and values are kept in.
     kv_dtype: str = ""
+    # What the native engine attends with: `sdpa`, `triton`, or `cpp` and the processor's level
+    # that the kernel was built for.
     attention: str = ""
+    # `cpu`, or a GPU's name or kind.
     device: str = ""
     default_sampling: Sampling = Sampling(max_tokens=None)
+    # So many sequences are computed together at most. What is sent beyond waits there.
     max_running: int = 0
+    # So many bytes of text, as UTF-8, become one token at most. A prompt of n bytes has at least
+    # n / that many tokens.
     longest_token_bytes: int = 0
+    # The kind of the server that an engine of the backend `upstream` stands in front of.
     upstream: str | None = None
+    # Each name once.
     guarantees: list[Guarantee] = []
+    # An engine for `prefill` or `decode` shares a store with the others of its model.
     role: EngineRole = "both"
+    # Requests may carry a `record`.
     keeps_records: bool = False
     adapters: list[AdapterInfo] = []
+    # The approximations that were measured; none where they are off, or the engine can't.
     techniques: list[Technique] = []
+    # The engine's own approximations are not known yet.
     is_measuring: bool = False
+    # Which model stands behind the name `model`.
     identity: ModelIdentity = ModelIdentity()
     protocol_version: int = PROTOCOL_VERSION
 
 
 class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks by what holds them; the five add up to `total`.
-
-    `active` blocks are referenced by a sequence, `leased` ones by leases alone. `best_effort` ones
-    have no reference and belong to a best-effort entry. `cached` ones have no
-    reference and reusable content, `free` ones nothing of use. `shared` blocks have more than one
-    reference, in whatever class. `foreign` ones are active for requests of other protocols.
-    """
+    """Blocks by what holds them; the five classes add up to `total`."""
 
     total: int
+    # They have nothing of use.
     free: int
+    # A sequence refers to them.
     active: int
+    # Leases alone refer to them.
     leased: int
+    # They have no reference and belong to a best-effort entry.
     best_effort: int
+    # They have no reference and reusable content.
     cached: int
+    # Those with more than one reference, in whatever class.
     shared: int = 0
+    # Those that are active for requests of other protocols.
     foreign: int = 0
 
 
 class Counters(InputUsage, kw_only=True):
-    """Totals since the epoch began; tokens by class count started requests only.
+    """Totals since the epoch began.
 
-    `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
-    before they started. `evicted_entries` were best-effort and lost a block for room.
-    `evicted_blocks` with content were reused on the device; `demoted_blocks` were copied to the
-    host, `promoted_blocks` back. `leases_lowered` left the device for the store. `leases_granted`
-    began, those that the store brought back from an earlier epoch among them. Less those that ended
-    (`leases_` and `expired`, `sacrificed`, `yielded`, `dropped` or `damaged`) they are live.
-
-    `sampling_steps` count a step once for each choice that it drew tokens of. With speculation
-    `draft_tokens` were proposed there, of which `accepted_draft_tokens` were drawn.
+    Tokens by class count started requests only; `computed_tokens` count the others too.
     """
 
     requests: int = 0
+    # The computed tokens of requests that ended before they started.
     prefilled_tokens: int = 0
     output_tokens: int = 0
+    # A step counts once for each choice that it drew tokens of.
     sampling_steps: int = 0
+    # The tokens that were proposed in these steps.
     draft_tokens: int = 0
+    # Those of them that were drawn.
     accepted_draft_tokens: int = 0
     copied_blocks: int = 0
+    # With content, and reused on the device.
     evicted_blocks: int = 0
+    # Best-effort ones that lost a block for room.
     evicted_entries: int = 0
+    # Copied to the host.
     demoted_blocks: int = 0
+    # Copied back from the host.
     promoted_blocks: int = 0
     preempted_requests: int = 0
+    # Those that the store brought back from an earlier epoch are among them. Less those that
+    # expired, or were sacrificed, yielded, dropped or damaged, they are live.
     leases_granted: int = 0
     leases_expired: int = 0
     leases_sacrificed: int = 0
     leases_yielded: int = 0
+    # They left the device for the store, and live.
     leases_lowered: int = 0
     leases_dropped: int = 0
     leases_damaged: int = 0
 
 
 class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What leases hold, and may hold, in blocks; one that several hold counts once."""
+    """What leases hold, in blocks. A block that several leases hold counts once."""
 
     blocks: int
+    # What they may hold.
     max_blocks: int
 
 
@@ -439,15 +444,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry; `entry` (32 hex digits) identifies it within its scope.
+    """One live entry."""
 
-    `name` is the gateway's name of just this prefix. `shared_by` counts the sequences that hold its
-    deepest full block. `reason` says why nothing holds a `best_effort` one. `tier` is where its
-    first block is. An entry that `is_stored` outlives a restart. `own_tokens` are those that no
-    shorter entry has, nor a leased one if it is best effort: each is in one entry's. What is
-    `approximate` has fewer tokens in memory.
-    """
-
+    # Identifies it within its scope, 32 hex digits.
     entry: str
     scope: str
     tokens: int
@@ -456,10 +455,18 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: EntryState
     expires_in_seconds: float
     reads: int
+    # The gateway's name of just this prefix.
     name: str | None = None
+    # The number of sequences that hold its deepest full block.
     shared_by: int = 0
+    # Why nothing holds a `best_effort` one.
     reason: BestEffortReason | None = None
+    # Where its first block is.
     tier: Tier = "device"
+    # It outlives a restart.
     is_stored: bool = False
+    # Those that no shorter entry has, nor a leased one if this one is best-effort. So each token
+    # counts for one entry.
     own_tokens: int = 0
+    # An approximate entry has fewer tokens in memory.
     approximate: Compressed | Literal["blocks", "sibling"] | None = None

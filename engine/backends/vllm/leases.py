@@ -36,25 +36,25 @@ MAX_UNTOLD_LOSSES = 65_536
 
 @dataclass(eq=False, slots=True)
 class Hold:
-    """An entry. `hashes` are its blocks' own at the time it was made, to know them again by.
-
-    `below`: a whole copy is in the tier below, by these keys. Its lease `is_lowered` where the copy
-    holds it; without blocks the copy is all that is left of the entry.
-
-    `is_watch`: no entry but a place that a name stands on. It is told when it is lost, and no more.
-    """
+    """An entry."""
 
     key: str
     scope: str
     tokens: int
     expires_at: float
+    # Without blocks the copy below is all that is left of the entry.
     blocks: Blocks
+    # The blocks' own hashes when the entry was made, to know them again by.
     hashes: tuple[bytes | None, ...]
     is_leased: bool = False
+    # The requests that have not begun to answer, and that read it.
     claims: set[str] = field(default_factory=set)
     is_confirmed: bool = False
+    # No entry but a place that a name stands on. That it is lost is told, and no more.
     is_watch: bool = False
+    # The keys of a whole copy in the tier below.
     below: tuple[bytes, ...] = ()
+    # The copy holds its lease.
     is_lowered: bool = False
 
     @property
