@@ -61,7 +61,7 @@ def compression_of(domain: ActiveAdapter | None, block_size: int) -> Compression
     """What a chain's domain says. None for an exact chain, also one that an adapter acts on."""
     packed = bytes.fromhex(domain.digest) if domain is not None else b""
     name = packed[8:16].rstrip(b"\0")
-    scorer = next((one for one in SCORERS if one.encode() == name), None)
+    scorer = next((known for known in SCORERS if known.encode() == name), None)
     if not packed.startswith(_MAGIC) or scorer is None:
         return None
     of = int.from_bytes(packed[16:20])

@@ -139,8 +139,10 @@ def compressed(query: CacheQuery, cache: PrefixCache, how: Compression) -> Appro
         return None if end is None or end < how.of else end - how.cut
 
     exact = query.tokens[: how.of]
-    own = [*exact, exact[0]]
-    origin = replace(query, tokens=own, digests=cache.digests(query.scope, own), lookback_to=None)
+    with_first = [*exact, exact[0]]
+    origin = replace(
+        query, tokens=with_first, digests=cache.digests(query.scope, with_first), lookback_to=None
+    )
     content = bytes.fromhex(how.domain.digest) + pack(exact)
     tokens = [*_standing(content, how.kept), *query.tokens[how.of :]]
     in_slots = replace(
@@ -171,14 +173,14 @@ def with_documents(
     tokens = list(query.tokens)
     all_placed: list[Placed] = []
     for document, start, end in documents:
-        own = [query.tokens[0], *query.tokens[start:end]]
+        alone = [query.tokens[0], *query.tokens[start:end]]
         origin = replace(
             query,
-            tokens=[*own, own[0]],
-            digests=cache.digests(query.scope, [*own, own[0]]),
-            segments=[Segment("text", len(own))],
+            tokens=[*alone, alone[0]],
+            digests=cache.digests(query.scope, [*alone, alone[0]]),
+            segments=[Segment("text", len(alone))],
             breakpoints=[Breakpoint(0, document.ttl)],
-            names=[HeldName(document.name, len(own))] if document.name else [],
+            names=[HeldName(document.name, len(alone))] if document.name else [],
             min_tokens=1,
             lookback_to=None,
         )
@@ -188,7 +190,7 @@ def with_documents(
             number = round(number * SHARE_PARTS) | _IS_SHARE
         copied = start + document.num_recomputed(end - start)
         placed = Placed(origin, start, copied, end, start - 1, is_chosen)
-        content = kind + int(number).to_bytes(4) + origin.digests.at(len(own))
+        content = kind + int(number).to_bytes(4) + origin.digests.at(len(alone))
         tokens[placed.begin : end] = _standing(content, end - placed.begin)
         all_placed.append(placed)
     digests = cache.digests(query.scope, tokens, blocks_domain(all_placed[0].begin))

@@ -148,7 +148,7 @@ class ApproximateSequence(SequenceState):
         assert compressor is not None and self.own is not None
         if self.placing is not self.placings[-1]:
             return
-        own = self.own[1].block_ids
+        targets = self.own[1].block_ids
         blends: list[Blend] = []
         for placing in self.placings:
             assert placing.table is not None
@@ -159,10 +159,10 @@ class ApproximateSequence(SequenceState):
                 blends.append(Blend(placed.start, placed.end, num, sources, placing.chosen))
         if blends:
             gaps = list(self.own[1].gaps(blends[-1].end))
-            yield from compressor.choose(prompt.real, gaps, blends, own)
+            yield from compressor.choose(prompt.real, gaps, blends, targets)
         for placing in self.placings:
             assert placing.table is not None
-            move = Move(placing.ranges, placing.table.block_ids, own)
+            move = Move(placing.ranges, placing.table.block_ids, targets)
             if prompt.asked is not None:
                 layers = prompt.asked.sibling.own_layers
                 yield from compressor.take_over(layers, prompt.real, move)
@@ -223,8 +223,8 @@ class ApproximateSequence(SequenceState):
 
     @property
     def num_output(self) -> int:
-        own = self.tokens if self.own is None else self.own[0]
-        return len(own) - len(self.request.query.tokens)
+        tokens = self.tokens if self.own is None else self.own[0]
+        return len(tokens) - len(self.request.query.tokens)
 
 
 @dataclass(eq=False, kw_only=True)
