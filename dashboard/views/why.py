@@ -1,6 +1,7 @@
 """Why did this miss? A request beside the one before it: where they differ, and what it cost."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import streamlit as st
@@ -102,15 +103,31 @@ def draw(view: View, chosen: Selection) -> None:
     else:
         draw_verdict(view.turn, view.found, view.before)
         draw_marks(view.turn)
-        parts.heading("Side by side")
-        here = _fields(view.turn)
-        there = _fields(view.earlier) if view.earlier else {}
-        rows = [
-            {"What": name, "This request": value, "Earlier": there.get(name)}
-            for name, value in here.items()
-        ]
-        parts.table(rows, "side_by_side", "The two requests field by field.", height=360)
+        draw_side_by_side(view.turn, view.earlier)
     draw_lists(view, chosen)
+
+
+def draw_side_by_side(turn: Turn, earlier: Turn | None) -> None:
+    """What differs between the two; all fields where there is no earlier request, or when the
+    reader wants them."""
+    parts.heading("Side by side")
+    shows_all = earlier is None
+    if earlier is not None:
+        shows_all = st.toggle("Show also what is the same", key="all_fields")
+    rows = compared_fields(_fields(turn), _fields(earlier) if earlier else {})
+    if not shows_all:
+        rows = [row for row in rows if row["This request"] != row["Earlier"]]
+    parts.table(rows, "side_by_side", "The two requests field by field.", height="content")
+
+
+def compared_fields(
+    here: Mapping[str, str | None], there: Mapping[str, str | None]
+) -> list[Mapping[str, str | None]]:
+    """A row for each field of either request."""
+    return [
+        {"What": name, "This request": here.get(name), "Earlier": there.get(name)}
+        for name in {**here, **there}
+    ]
 
 
 def draw_lists(view: View, chosen: Selection) -> None:
@@ -225,6 +242,10 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None) 
     """One verdict; the cards show where the prompts part if that is what it rests on."""
     judged = verdict(turn, found, before)
     with st.container(border=True, key="verdict"):
+        if judged.difference is not None:
+            draw_difference(judged.difference, turn)
+            if judged.difference.segment is not None:
+                st.caption(known_to(judged.difference))
         st.badge(
             "Hit" if judged.is_good else "Read in part" if turn.cache_read_tokens else "Miss",
             icon=":material/check_circle:" if judged.is_good else ":material/report:",
@@ -238,10 +259,6 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None) 
                 label="Advice says which markers would pay for requests like this one",
                 icon=":material/lightbulb:",
             )
-        if judged.difference is not None:
-            draw_difference(judged.difference)
-            if judged.difference.segment is not None:
-                st.caption(known_to(judged.difference))
         st.caption(compared_with(found, judged))
 
 
@@ -266,8 +283,9 @@ def compared_with(found: TurnDivergence | None, judged: Verdict) -> str:
     return "Compared with the earlier prompt that begins most like it."
 
 
-def draw_difference(found: TurnDivergence) -> None:
-    """Section, and the block within it and the character within that, counted from 1."""
+def draw_difference(found: TurnDivergence, turn: Turn) -> None:
+    """Where the prompts part, what was read before that place, and what was lost behind it. The
+    place is a section, the block within it and the character within that, counted from 1."""
     section = formats.NO_VALUE
     where = None
     if found.section is not None and found.block is not None:
@@ -275,16 +293,18 @@ def draw_difference(found: TurnDivergence) -> None:
         where = f"block {found.block + 1}"
         where += _characters(found)
     whole = found.earlier_tokens
-    with st.grid(4, min_column_width=170):
+    with st.grid(5, min_column_width=170):
         parts.card("first_difference", section, delta=where)
+        told = f"of {turn.prompt_tokens:,} in the prompt"
+        parts.card("cache_read_tokens", formats.whole(turn.cache_read_tokens), delta=told)
+        parts.card("missed_tokens", formats.whole(found.missed_tokens))
+        parts.card("missed_nano", formats.dollars(found.missed_nano))
         told = None if whole is None else f"of {whole:,} in the earlier prompt"
         shared = formats.whole(found.shared_tokens)
         below = found.shared_tokens_below
         if not found.is_exact and below is not None:
             shared = f"{shared} to {below:,}"
         parts.card("shared_tokens", shared, delta=told)
-        parts.card("missed_tokens", formats.whole(found.missed_tokens))
-        parts.card("missed_nano", formats.dollars(found.missed_nano))
 
 
 def known_to(found: TurnDivergence) -> str:

@@ -377,7 +377,7 @@ def test_prefixes_are_told_by_kind_and_their_rest_is_within_their_ttl(
         assert {"5m": minutes <= 5, "1h": minutes <= 60}.get(row["TTL"], True)
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", (*PAGES, "/latency"))
 def test_hostile_names_are_only_names(admin: Visit, path: str) -> None:
     """Nothing is loaded, run or marked up: `visits` sees requests, errors and dialogs."""
     page = admin.open(f"{path}?range=24h&request=msg_{1:028x}&miss=msg_{1:028x}")
