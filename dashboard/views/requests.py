@@ -34,7 +34,9 @@ OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client
 # As the query of the admin API says it.
 READ_NOTHING = "read nothing"
 HITS = {ANY: None, "read something": "true", READ_NOTHING: "false"}
-FILTERS = ("request", "outcome", "hit", "reason", "key", "prefix")
+ANY_SHARE = (0, 100)
+"""The read shares that filter nothing, in percent."""
+FILTERS = ("request", "outcome", "hit", "reason", "key", "prefix", "client")
 """The names of this page's filters, in its URL and in the session."""
 NOT_READ = "Not read because"
 NO_SUCH = "There is no such request, or none that your key may see."
@@ -78,6 +80,24 @@ def controls() -> None:
         reason_filter("Any")
         for label, key, length in (("Key id", "key", 32), ("Prefix id", "prefix", 16)):
             st.text_input(label, key=key, max_chars=length, width=180, bind="query-params")
+        st.text_input(
+            "Client begins with",
+            key="client",
+            placeholder="Anthropic/Python",
+            max_chars=64,
+            width=180,
+            bind="query-params",
+        )
+        st.slider(
+            "Share of the prompt that was read (%)",
+            0,
+            100,
+            ANY_SHARE,
+            5,
+            key="share",
+            width=250,
+            bind="query-params",
+        )
         if st.session_state.get("after"):
             st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
 
@@ -86,7 +106,17 @@ def summary() -> str:
     """How many filters of this page are set."""
     state = st.session_state
     num_set = sum(bool(state.get(name)) for name in FILTERS)
+    num_set += state.get("share", ANY_SHARE) != ANY_SHARE
     return f"Filters of requests: {num_set} set"
+
+
+def share_params(share: tuple[int, int]) -> dict[str, int | None]:
+    """The query of the admin API for a read share of `share` percent, both ends included."""
+    low, high = share
+    return {
+        "min_read_percent": low if low > 0 else None,
+        "max_read_percent": high if high < 100 else None,
+    }
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -98,6 +128,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
         "miss_reason": chosen_reason(),
         "key": (state.get("key") or "").strip() or None,
         "prefix": (state.get("prefix") or "").strip() or None,
+        "client": (state.get("client") or "").strip() or None,
+        **share_params(state.get("share") or ANY_SHARE),
         "after": state.get("after"),
         "limit": PAGE,
     }
@@ -160,6 +192,9 @@ def draw(view: View, chosen: Selection) -> None:
         parts.table(turn_table(turns), "turns", alt_text, picked=pick)
     else:
         parts.empty("No requests in this range that match.", key="requests")
+    if (num_searched := view.page.num_searched) is not None:
+        told = f"{num_searched:,} requests were looked at. Older goes on behind them."
+        st.caption(told)
     if cursor := view.page.next:
         st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
     if view.counts.counts:

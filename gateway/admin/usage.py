@@ -32,6 +32,7 @@ from gateway.ledger.reads.prefixes import prefixes as prefixes_of
 from gateway.ledger.reads.sums import Priced, Range, comparisons, waterfall
 from gateway.ledger.reads.sums import latency as latency_of
 from gateway.ledger.reads.turns import Cursor, TurnFilter
+from gateway.prompt.ask import AGENT_CHARACTERS
 from gateway.structs import fleet
 from gateway.structs import usage as structs
 
@@ -212,10 +213,21 @@ class UsageController(AdminController):
         key: Annotated[str | None, QueryParameter(name="key", max_length=32)] = None,
         prefix: Annotated[str | None, QueryParameter(name="prefix", max_length=16)] = None,
         has_read: Annotated[bool | None, QueryParameter(name="has_read")] = None,
+        client: Annotated[
+            str | None, QueryParameter(name="client", max_length=AGENT_CHARACTERS)
+        ] = None,
+        min_read_percent: Annotated[
+            int | None, QueryParameter(name="min_read_percent", ge=0, le=100)
+        ] = None,
+        max_read_percent: Annotated[
+            int | None, QueryParameter(name="max_read_percent", ge=0, le=100)
+        ] = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
         after: Annotated[str | None, QueryParameter(name="after", max_length=96)] = None,
     ) -> structs.TurnPage:
-        """The default range is all time, since `limit` bounds the page."""
+        """The default range is all time, since `limit` bounds the page. `client` is what the user
+        agent begins with, the percents are of the prompt. A page looks at 20,000 turns at most for
+        these, `key` and `has_read`, and says so in `num_searched`."""
         until_ms = span.until_ms
         of = Range(
             since_ms=span.since_ms or 0,
@@ -225,7 +237,14 @@ class UsageController(AdminController):
             model=model,
         )
         which = TurnFilter(
-            outcome=outcome, miss_reason=miss_reason, key_id=key, prefix=prefix, has_read=has_read
+            outcome=outcome,
+            miss_reason=miss_reason,
+            key_id=key,
+            prefix=prefix,
+            has_read=has_read,
+            client=client,
+            min_read_percent=min_read_percent,
+            max_read_percent=max_read_percent,
         )
         try:
             cursor = None if after is None else Cursor.parse(after)

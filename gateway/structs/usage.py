@@ -307,10 +307,12 @@ class TurnContent(KeptContent, frozen=True, kw_only=True):
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`next` is the cursor of the following page; None on the last page."""
+    """`next` is the cursor of the following page; None on the last page. `num_searched`: the page
+    ends behind so many turns, since its filters have to look at each. There may be more."""
 
     turns: list[Turn]
     next: str | None
+    num_searched: int | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,17 +21,57 @@ from gateway.structs.usage import Sample, Turn, TurnMark, TurnPage
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFilter:
     """The filters of a page besides its range. None filters nothing. `outcome` `error` is any
-    error, `miss_reason` `any` is any reason."""
+    error, `miss_reason` `any` is any reason. `client` is what the user agent begins with. The
+    percents are of the prompt's tokens that were read, both ends included; a turn without a prompt
+    has none."""
 
     outcome: str | None = None
     miss_reason: str | None = None
     key_id: str | None = None
     prefix: str | None = None
     has_read: bool | None = None
+    client: str | None = None
+    min_read_percent: int | None = None
+    max_read_percent: int | None = None
+
+    def indexed(self) -> list[ColumnElement[bool]]:
+        """What an index has, in the order of a page."""
+        conditions: list[ColumnElement[bool]] = []
+        if self.outcome == "error":
+            conditions.append(text(IS_ERROR))  # type: ignore[arg-type]
+        elif self.outcome:
+            conditions.append(TurnRow.outcome == self.outcome)
+        if self.miss_reason == "any":
+            conditions.append(TurnRow.miss_reason.is_not(None))
+        elif self.miss_reason:
+            conditions.append(TurnRow.miss_reason == self.miss_reason)
+        if self.prefix:
+            conditions.append(TurnRow.prefix == self.prefix)
+        return conditions
+
+    def searched(self) -> list[ColumnElement[bool]]:
+        """What no index has: each turn must be looked at."""
+        read = TurnRow.cache_read_tokens
+        prompt = prompt_tokens(TurnRow)
+        conditions: list[ColumnElement[bool]] = []
+        if self.key_id:
+            conditions.append(TurnRow.key_id == self.key_id)
+        if self.has_read is not None:
+            conditions.append(read > 0 if self.has_read else read == 0)
+        if self.client:
+            start = func.substr(TurnRow.user_agent, 1, len(self.client))
+            conditions.append(start == self.client)
+        if self.min_read_percent is not None or self.max_read_percent is not None:
+            conditions.append(prompt > 0)
+        if self.min_read_percent is not None:
+            conditions.append(100 * read >= self.min_read_percent * prompt)
+        if self.max_read_percent is not None:
+            conditions.append(100 * read <= self.max_read_percent * prompt)
+        return conditions
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """The last turn of a page."""
+    """The last turn that a page has, or has looked at."""
 
     opened_ms: int
     id: str
@@ -48,6 +88,8 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(int(opened), turn_id)
 
 
+MAX_SEARCHED = 20_000
+"""One page looks at so many turns for what no index has; the next page goes on behind them."""
 REQUEST_PREFIX = "req_"
 """How the ids of HTTP requests begin; those of turns begin with `msg_`."""
 _RESPONSE_PREFIXES = "chatcmpl-", "cmpl-", "resp_"
@@ -89,30 +131,42 @@ async def page_of(
     which: TurnFilter,
     limit: int,
     after: Cursor | None = None,
+    max_searched: int = MAX_SEARCHED,
 ) -> TurnPage:
-    query = _newest(_COLUMNS, of, limit + 1)
-    if which.outcome == "error":
-        query = query.where(text(IS_ERROR))
-    elif which.outcome:
-        query = query.where(TurnRow.outcome == which.outcome)
-    if which.miss_reason == "any":
-        query = query.where(TurnRow.miss_reason.is_not(None))
-    elif which.miss_reason:
-        query = query.where(TurnRow.miss_reason == which.miss_reason)
-    for column, value in ((TurnRow.key_id, which.key_id), (TurnRow.prefix, which.prefix)):
-        if value:
-            query = query.where(column == value)
-    if which.has_read is not None:
-        read = TurnRow.cache_read_tokens
-        query = query.where(read > 0 if which.has_read else read == 0)
+    """As `page`. A page looks at `max_searched` turns at most for what no index has."""
+    conditions = which.indexed()
     if after is not None:
-        query = query.where(*_before(after.opened_ms, after.id))
+        conditions += _before(after.opened_ms, after.id)
+    searched = which.searched()
+    last = None
+    if searched:
+        last = await _last_searched(connection, of, conditions, max_searched)
+    query = _newest(_COLUMNS, of, limit + 1).where(*conditions, *searched)
+    if last is not None:
+        place = tuple_(TurnRow.opened_ms, TurnRow.id)
+        query = query.where(
+            TurnRow.opened_ms >= last.opened_ms, place >= tuple_(last.opened_ms, last.id)
+        )
     rows = (await connection.execute(query)).all()
     turns = [_turn(row._mapping) for row in rows[:limit]]
-    more = len(rows) > limit
-    return TurnPage(
-        turns=turns, next=str(Cursor(turns[-1].opened_ms, turns[-1].id)) if more else None
-    )
+    if len(rows) > limit:
+        return TurnPage(turns=turns, next=str(Cursor(turns[-1].opened_ms, turns[-1].id)))
+    if last is not None:
+        return TurnPage(turns=turns, next=str(last), num_searched=max_searched)
+    return TurnPage(turns=turns, next=None)
+
+
+async def _last_searched(
+    connection: AsyncConnection,
+    of: Range,
+    conditions: Sequence[ColumnElement[bool]],
+    max_searched: int,
+) -> Cursor | None:
+    """The last of the newest `max_searched` turns; None where there are no more than these."""
+    place = (TurnRow.opened_ms, TurnRow.id)
+    query = _newest(place, of, 2).where(*conditions).offset(max_searched - 1)
+    rows = (await connection.execute(query)).all()
+    return Cursor(*rows[0]) if len(rows) > 1 else None
 
 
 async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:

@@ -58,7 +58,7 @@ TURNS = [
         prefix=PREFIX,
         prefix_ttl="5m",
     ),
-    turn(2, 5, cache_read_tokens=2000, prefix=PREFIX, prefix_ttl="5m"),
+    turn(2, 5, cache_read_tokens=2000, prefix=PREFIX, prefix_ttl="5m", user_agent="Anthropic/Py 1"),
     turn(3, 45, cache_write_5m_tokens=2000, miss_reason="ttl_expired", prefix=PREFIX),
     # An engine that timed nothing, a longer prompt.
     turn(4, 100, engine="engine-1", cache_read_tokens=150_000, workspace="team-b"),
@@ -142,6 +142,19 @@ def test_pages_of_turns_hold_each_turn_once(http: httpx.Client) -> None:
     assert ids == [turn.id for turn in sorted(TURNS, key=lambda turn: turn.opened_at, reverse=True)]
 
 
+def test_turns_are_found_by_client_and_by_read_share(http: httpx.Client) -> None:
+    """2,000 of the 2,100 tokens of the second turn were read: 95.2 %."""
+
+    def ids(**parameters: Any) -> list[str]:
+        found = http.get("/admin/v1/turns/search", params=parameters).json()
+        return [turn["id"] for turn in found["turns"]]
+
+    assert ids(client="Anthropic/") == ["msg_0002"]
+    assert ids(min_read_percent=96) == ["msg_0004"]
+    assert ids(min_read_percent=95, max_read_percent=96) == ["msg_0002"]
+    assert len(ids(max_read_percent=0)) == len(TURNS) - 2
+
+
 def test_one_turn_is_shown_by_its_id(http: httpx.Client) -> None:
     found = http.get("/admin/v1/turns/msg_0001").json()
     assert (found["prefix"], found["prefill_seconds"]) == (PREFIX, 1.05)
@@ -154,6 +167,8 @@ def test_one_turn_is_shown_by_its_id(http: httpx.Client) -> None:
     [
         ("usage?since_ms=5&until_ms=5", "since_ms"),
         ("turns/search?after=1.", "after"),
+        ("turns/search?min_read_percent=101", "min_read_percent"),
+        ("turns/search?max_read_percent=-1", "max_read_percent"),
         ("usage/groups?group_by=key&engine=engine-0", "engine"),
         ("usage/groups?group_by=key&group_by=engine", "engine"),
         ("export.csv?engine=engine-0", "engine"),
