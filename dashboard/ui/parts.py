@@ -19,7 +19,7 @@ from dashboard.client import ClientError, Refused
 from dashboard.settings import settings
 from dashboard.ui import charts, filters, formats, viewer
 from dashboard.ui.charts import Row, Rows
-from gateway.structs.fleet import Definition
+from gateway.structs.fleet import Definition, ListedModel
 from gateway.structs.usage import Savings
 
 NUM_ROWS_SHOWN = 10
@@ -183,6 +183,23 @@ def no_engine(text: str, key: str) -> None:
     with st.container(key=f"start_{key}"):
         st.caption("This starts a gateway, an engine with a small model, and this dashboard:")
         st.code(START, language=None)
+
+
+def unseen_images(num_images: int, model: str | None, listed: Sequence[ListedModel]) -> None:
+    """Say of a request's images that its model will not see them. Nothing is said of a `model` that
+    is not known here, unless no model here sees images."""
+    seeing = {entry.id for entry in listed if entry.sees}
+    known = {entry.id for entry in listed}
+    is_seen = model in seeing or (model not in known and bool(seeing))
+    if not num_images or is_seen:
+        return
+    images = formats.counted(num_images, "image")
+    them = "it" if num_images == 1 else "them"
+    st.warning(
+        f"{images} in this request: this model will not see {them}. A placeholder stands there, or"
+        " the gateway refuses the request (HOLDFAST_UNREADABLE).",
+        icon=":material/hide_image:",
+    )
 
 
 def problem(what: str, text: str, icon: str = ":material/block:") -> None:

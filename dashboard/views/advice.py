@@ -218,6 +218,9 @@ def draw_pasted(session: Session) -> None:
     for number, found in enumerate(report.requests):
         parts.heading(f"Request {number + 1}")
         st.caption(f"About {formats.counted(found.tokens, 'token')}.")
+        model = found.body.get("model")
+        listed = viewer.about(session).listed
+        parts.unseen_images(found.num_images, model if isinstance(model, str) else None, listed)
         draw_findings(found.findings, f"pasted_{number}", "Nothing to change.")
         if found.marked is not None:
             with st.expander("The request with the markers in place"):

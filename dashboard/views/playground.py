@@ -23,7 +23,7 @@ from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
 from dashboard.views.advice import MAX_CHARACTERS, PATH
 from gateway.structs.advice import AdviceReport, RequestAdvice
-from gateway.structs.fleet import About, MadeKey, Workspace
+from gateway.structs.fleet import About, ListedModel, MadeKey, Workspace
 from gateway.structs.usage import Turn
 
 KEY_SECONDS = 3600
@@ -156,7 +156,7 @@ def draw_session(session: Session) -> None:
             "Write it as", [_BLOCKS, _PASTED], default=_BLOCKS, key="playground_mode", required=True
         )
         if mode == _PASTED:
-            asked, blocks = draw_pasted(session.client, model)
+            asked, blocks = draw_pasted(session.client, model, about.listed)
         else:
             asked, blocks = draw_blocks(model, int(longest))
         sends = st.button(
@@ -291,7 +291,9 @@ def _move(place: int, step: int | None) -> None:
     st.session_state[_ORDER] = order
 
 
-def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Block]]:
+def draw_pasted(
+    client: AdminClient, model: str, listed: Sequence[ListedModel]
+) -> tuple[Asked | None, list[Block]]:
     """A request of any dialect. The gateway reads it, so what it refuses is refused here."""
     dialect = st.selectbox(
         "API",
@@ -320,6 +322,7 @@ def draw_pasted(client: AdminClient, model: str) -> tuple[Asked | None, list[Blo
     read: RequestAdvice = kept[1]
     name = prompt.DIALECTS.get(read.dialect, read.dialect)
     st.caption(f"{name}, sent as one answer to the model chosen above.")
+    parts.unseen_images(read.num_images, model, listed)
     blocks = []
     why = "images, calls or results of tools"
     try:

@@ -108,16 +108,20 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def draw_side_by_side(turn: Turn, earlier: Turn | None) -> None:
-    """What differs between the two; all fields where there is no earlier request, or when the
-    reader wants them."""
-    parts.heading("Side by side")
-    shows_all = earlier is None
-    if earlier is not None:
-        shows_all = st.toggle("Show also what is the same", key="all_fields")
+    """What differs between the two, and all fields when the reader wants them. Where there is no
+    earlier request these are the fields of this one that have a value."""
+    parts.heading("Side by side" if earlier else "The request")
     rows = compared_fields(_fields(turn), _fields(earlier) if earlier else {})
+    shows_all = st.toggle("Show also what is the same", key="all_fields") if earlier else False
     if not shows_all:
         rows = [row for row in rows if row["This request"] != row["Earlier"]]
-    parts.table(rows, "side_by_side", "The two requests field by field.", height="content")
+    parts.table(
+        rows,
+        "side_by_side",
+        "The two requests field by field.",
+        height=360,
+        hidden=() if earlier else ("Earlier",),
+    )
 
 
 def compared_fields(

@@ -291,6 +291,7 @@ def _listed(services: Services) -> list[fleet.ListedModel]:
             id=model.id,
             root=model.adapter or model.stands_for or None,
             parent=catalogue.base_of(model) if model.adapter is not None else None,
+            sees=catalogue.sees(model.id, services.fleet.served),
         )
         for model in catalogue.models(services.fleet.served)
     ]

@@ -29,6 +29,7 @@ from gateway.dialects.responses.lower import prepare
 from gateway.dialects.responses.request import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
+from gateway.prompt.media import num_placeholders
 from gateway.prompt.plan import Plan
 from gateway.prompt.slots import MarkersBroken
 from gateway.structs.advice import Block, Finding, RequestAdvice, StreamAdvice
@@ -393,6 +394,7 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
         marked=marked(pasted, places) if places else None,
         body=pasted.body,
         as_messages=as_messages(pasted),
+        num_images=num_placeholders(pasted.plan.prompt),
     )
 
 

@@ -197,6 +197,12 @@ class Catalogue:
                     ids.append(listed.id)
         return ids
 
+    def sees(self, model_id: str, served: Served) -> bool:
+        """Whether the model of that id is shown images; a model that no engine has sees none."""
+        with suppress(ModelNotFound):
+            return self.find(model_id, served).sees
+        return False
+
     def base_of(self, model: Model) -> str:
         """The id of the model that an adapter is on or an alias stands for, and of a model
         itself."""

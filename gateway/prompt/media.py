@@ -5,6 +5,7 @@ says what is missing stands in its place, and the answer tells of it. Nothing is
 size is read from the first bytes of its file.
 """
 
+import re
 import struct
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.protocol import Prompt, TextPart, ToolResultPart
 from gateway.base.errors import InvalidRequest
 from gateway.prompt.ignored import Notepad
 
@@ -70,6 +72,19 @@ def placeholder(media: Media) -> str:
     dimensions = "" if size is None else f"{size[0]} × {size[1]}"
     facts = [_printable(form), dimensions, _printable(media.name), "not shown to this model"]
     return f"[{media.kind}: {', '.join(fact for fact in facts if fact)}]"
+
+
+_PLACEHOLDER = re.compile(r"\[image: (?:[^\[\]]*, )?not shown to this model\]")
+
+
+def num_placeholders(prompt: Prompt) -> int:
+    """How many images the placeholders of a prompt stand for."""
+    texts = [block.text for block in prompt.system]
+    for message in prompt.messages:
+        for part in message.parts:
+            if isinstance(part, TextPart | ToolResultPart):
+                texts.append(part.text)
+    return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
 
 def _printable(text: str) -> str:

@@ -161,7 +161,8 @@ class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens` are estimated from bytes. `marked` is the request with the markers in place; None
     where nothing is to be marked or the dialect has no markers, and then a policy of the key does
     it. `blocks` are the first 200. `body` is what was read, `as_messages` the same as a body of the
-    Messages API; None where it has more than texts and tools."""
+    Messages API; None where it has more than texts and tools. `num_images` are the images in it,
+    which a model sees only if it is listed with `sees`."""
 
     dialect: str
     tokens: int
@@ -170,6 +171,7 @@ class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
     marked: dict[str, Any] | None
     body: dict[str, Any]
     as_messages: dict[str, Any] | None
+    num_images: int = 0
 
 
 class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,11 +19,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     """An id of `GET /v1/models`: of an adapter `root` is its name and `parent` its model, of an
-    alias `root` is what it stands for."""
+    alias `root` is what it stands for. A model that `sees` is shown images; others get a
+    placeholder, or their request is refused (`HOLDFAST_UNREADABLE`)."""
 
     id: str
     root: str | None
     parent: str | None
+    sees: bool = False
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):

@@ -181,6 +181,45 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     assert f"miss={turn_id}" in page.url and "range=1h" in page.url
     assert admin.metric("First difference") == "System"
     assert admin.metric("Cost of the miss").startswith("$")
+    difference = page.get_by_test_id("stMetric").filter(has_text="First difference").bounding_box()
+    verdict = page.get_by_text("What to change").bounding_box()
+    assert difference and verdict and difference["y"] < verdict["y"]
+    assert admin.metric("Read from cache") == "0"
+    assert int(admin.metric("Lost behind the difference").replace(",", "")) > 0
+    fields = grid(page, "This request")
+    assert all(row["This request"] != row["Earlier"] for row in fields)
+    assert "Model" not in {row["What"] for row in fields}
+    page.get_by_text("Show also what is the same").click()
+    eventually(lambda: "Model" in {row["What"] for row in grid(page, "This request")})
+    page.wait_for_url(re.compile(f"miss={turn_id}"), timeout=WAIT_MS)
+
+
+def test_requests_are_found_by_client_and_by_what_they_read(site: Site, admin: Visit) -> None:
+    """Both stand in the link, and whoever opens it has them."""
+    key = site.key_of("shares")
+    first = site.ask(BOOK, key)
+    second = site.ask(BOOK, key)
+    client = "Anthropic/Python"
+    link = f"/requests?range=1h&workspace=shares&client={client}"
+    for share, ids in (
+        ("0&share=100", [second, first]),
+        ("50&share=100", [second]),
+        ("0&share=0", [first]),
+    ):
+        page = admin.open(f"{link}&share={share}")
+        eventually(
+            lambda page=page, ids=ids: (
+                [row["Id"].removeprefix("requests?request=") for row in grid(page, "Read (tokens)")]
+                == ids
+            )
+        )
+    page = admin.open("/requests?range=1h&workspace=shares&client=curl")
+    page.get_by_text("No requests in this range that match").wait_for(timeout=WAIT_MS)
+    page.get_by_role("slider").first.press("ArrowRight")
+    page.get_by_label("Client begins with").fill("Anthropic")
+    page.get_by_label("Client begins with").press("Enter")
+    page.wait_for_url(re.compile("client=Anthropic.*share=5&share=100"), timeout=WAIT_MS)
+    eventually(lambda: len(grid(page, "Read (tokens)")) == 1)
 
 
 def test_a_turn_that_read_is_no_miss_and_each_marker_has_its_reason(
@@ -240,8 +279,9 @@ def test_an_id_in_a_table_leads_to_its_request(site: Site, admin: Visit) -> None
     table.wait_for(timeout=WAIT_MS)
 
     def is_opened() -> bool:
-        """The grid is a canvas, painted some time after it stands: a picking box, time, the id."""
-        table.click(position={"x": 230, "y": 52})
+        """The grid is a canvas, painted some time after it stands: a picking box, time, money,
+        the id."""
+        table.click(position={"x": 350, "y": 52})
         page.wait_for_timeout(3000)
         return any(f"requests?request={turn_id}" in each.url for each in admin.context.pages)
 
