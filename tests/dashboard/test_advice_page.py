@@ -1,6 +1,7 @@
 """The pages "Advice" and "Plan" in Streamlit's harness, on a real gateway over a real ledger."""
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,6 +14,7 @@ from tests.dashboard.conftest import Show
 from tests.dashboard.signed_in import said, table
 from tests.gateway.admin.test_advise import BODIES, RULES, record
 from tests.gateway.admin_client import Admin
+from tests.gateway.prompt.test_media import png
 from tests.gateway.serving import fill, make_settings, serve_gateway
 
 Page = Callable[..., AppTest]
@@ -116,6 +118,52 @@ def test_a_pasted_request_is_shown_with_its_markers(page: Page) -> None:
     assert "Nothing is marked" in said(app)
     marked = msgspec.json.decode(app.code[0].value)
     assert marked["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
+
+
+PNG = b64encode(png(64, 48)).decode()
+URL = f"data:image/png;base64,{PNG}"
+WITH_IMAGES = {
+    "messages": {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "image",
+                        "source": {"type": "base64", "media_type": "image/png", "data": PNG},
+                    },
+                    {"type": "text", "text": "What is this?"},
+                ],
+            }
+        ],
+    },
+    "chat": {
+        "model": "m",
+        "max_completion_tokens": 9,
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]}
+        ],
+    },
+    "responses": {
+        "model": "m",
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}],
+    },
+    "gemini": {
+        "contents": [
+            {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": PNG}}]}
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", WITH_IMAGES)
+def test_a_pasted_image_that_no_model_here_sees_is_said(page: Page, dialect: str) -> None:
+    app = pasted(page(), json.dumps(WITH_IMAGES[dialect]))
+    assert "1 image in this request: this model will not see it" in said(app, "warning")
+    app = pasted(app, json.dumps(BODIES["messages"]))
+    assert "will not see" not in said(app, "warning")
 
 
 def go(app: AppTest) -> AppTest:

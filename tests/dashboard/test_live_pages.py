@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 from tests.dashboard.conftest import Show
 from tests.dashboard.fake_admin import ADMIN_KEY, FakeAdmin, serve_fake
 from tests.dashboard.live_answers import about, answers, engine_now
-from tests.dashboard.signed_in import metrics, table
+from tests.dashboard.signed_in import metrics, said, table
 
 PAGES = ("prefixes", "memory", "latency", "fleet", "playground")
 HOSTILE = "![x](http://evil.test/x.png) :red[boo] <img src=x> $a$"
@@ -202,6 +202,43 @@ def test_what_is_no_request_is_said_and_not_sent(page: Page, admin: FakeAdmin) -
     admin.refused.add("/admin/v1/advise")
     app.text_area(key="playground_pasted").set_value("curl -d @file.json http://x").run()
     assert app.error and app.button(key="send").disabled
+
+
+@pytest.mark.parametrize(("sees", "warned"), [(False, True), (True, False)])
+def test_an_image_that_the_chosen_model_will_not_see_is_said(
+    page: Page, sees: bool, warned: bool
+) -> None:
+    read = {
+        "dialect": "messages",
+        "tokens": 9,
+        "blocks": [],
+        "findings": [],
+        "marked": None,
+        "body": {"messages": []},
+        "as_messages": None,
+        "num_images": 2,
+    }
+    report = {
+        "text": "",
+        "num_turns": 0,
+        "num_without_sketch": 0,
+        "is_cut": False,
+        "since_ms": None,
+        "until_ms": None,
+        "streams": [],
+        "requests": [read],
+        "saves": {"tokens": 0, "multiples": 0.0},
+    }
+    listed = [
+        {"id": "m", "root": None, "parent": None, "sees": sees},
+        {"id": "other", "root": None, "parent": None, "sees": not sees},
+    ]
+    app = page("playground", mine(listed=listed) | {"/admin/v1/advise": report})
+    app.segmented_control(key="playground_mode").set_value("JSON or curl").run()
+    app.text_area(key="playground_pasted").set_value("{}").run()
+    assert not app.exception, app.exception
+    told = said(app, "warning")
+    assert ("2 images in this request: this model will not see them" in told) is warned
 
 
 def test_hostile_text_stays_in_cells_and_plain_text(page: Page) -> None:
