@@ -299,8 +299,8 @@ def draw_difference(found: TurnDivergence, turn: Turn) -> None:
     whole = found.earlier_tokens
     with st.grid(5, min_column_width=170):
         parts.card("first_difference", section, delta=where)
-        told = f"of {turn.prompt_tokens:,} in the prompt"
-        parts.card("cache_read_tokens", formats.whole(turn.cache_read_tokens), delta=told)
+        of_prompt = f"of {turn.prompt_tokens:,} in the prompt"
+        parts.card("cache_read_tokens", formats.whole(turn.cache_read_tokens), delta=of_prompt)
         parts.card("missed_tokens", formats.whole(found.missed_tokens))
         parts.card("missed_nano", formats.dollars(found.missed_nano))
         told = None if whole is None else f"of {whole:,} in the earlier prompt"
