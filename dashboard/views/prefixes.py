@@ -1,6 +1,6 @@
 """Prefixes and leases: what is held right now, for how long, and is it worth it?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import streamlit as st
@@ -10,7 +10,7 @@ from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
-from dashboard.views.savings import NUM_DIGITS, prefix_label, reads_per_write
+from dashboard.views.savings import NUM_DIGITS, first_words, prefix_label, reads_per_write
 from engine.protocol import TTLS, BestEffortReason
 from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
@@ -56,21 +56,25 @@ _OUTCOME = "drop_outcome"
 
 
 class View(NamedTuple):
-    """`silent` are the engines whose leases are not known now, and why."""
+    """`silent` are the engines whose leases are not known now, and why. `words` are the first words
+    of prefixes, by their last request."""
 
     leases: list[Lease]
     silent: list[Condition]
+    words: Mapping[str, str]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
     leases = client.get("/admin/v1/leases", list[Lease], held)
-    return View(leases, conditions.silent(client, chosen.engine))
+    ordered = sorted(leases, key=worth, reverse=True)
+    words = first_words(client, (lease.prefix.look for lease in ordered if lease.prefix))
+    return View(ordered, conditions.silent(client, chosen.engine), words)
 
 
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view.leases, view.silent)
-    draw_leases(view.leases, view.silent)
+    draw_leases(view)
     st.page_link(
         "views/savings.py",
         label="Savings says of each prefix whether it has paid for its writes",
@@ -131,7 +135,9 @@ def time_left(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def draw_leases(leases: list[Lease], silent: list[Condition]) -> None:
+def draw_leases(view: View) -> None:
+    leases = view.leases
+    silent = view.silent
     parts.heading("Held now", "leases")
     if (outcome := st.session_state.get(_OUTCOME)) is not None:
         st.info(outcome, icon=":material/delete:")
@@ -143,7 +149,7 @@ def draw_leases(leases: list[Lease], silent: list[Condition]) -> None:
         )
         return
     parts.table(
-        [*silent_rows(silent), *lease_table(leases)],
+        [*silent_rows(silent), *lease_table(leases, view.words)],
         "leases",
         f"{formats.counted(len(leases), 'entry', 'entries')} that engines hold"
         f" of {formats.counted(len(by_prefix(leases)), 'prefix', 'prefixes')}, by their worth.",
@@ -152,7 +158,7 @@ def draw_leases(leases: list[Lease], silent: list[Condition]) -> None:
         picked=_doom if viewer.may_change() else None,
     )
     if viewer.may_change():
-        draw_drop(leases)
+        draw_drop(leases, view.words)
 
 
 def silent_rows(silent: Sequence[Condition]) -> list[Row]:
@@ -175,12 +181,12 @@ def worth(lease: Lease) -> tuple[int, int, int]:
     return net or 0, lease.entry.reads, lease.entry.tokens
 
 
-def lease_table(found: Sequence[Lease]) -> list[Row]:
-    """One row for each lease, the most worth first. Prefixes that came once, or have no price, have
+def lease_table(found: Sequence[Lease], words: Mapping[str, str]) -> list[Row]:
+    """One row for each lease, in their order. Prefixes that came once, or have no price, have
     no net savings."""
     return [
         {
-            "Prefix": lease_label(lease),
+            "Prefix": lease_label(lease, words),
             "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
             parts.READS_PER_WRITE: reads_per_write(lease.prefix) if lease.prefix else None,
             "Tokens": entry.tokens,
@@ -204,7 +210,7 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             "Prefix id": (entry.name or entry.entry)[:16],
             "Entry": entry.entry,
         }
-        for lease in sorted(found, key=worth, reverse=True)
+        for lease in found
         for entry, look in ((lease.entry, lease.prefix.look if lease.prefix else None),)
     ]
 
@@ -215,12 +221,12 @@ def state_of(entry: EntryInfo) -> str:
     return f"{state}: {REASONS[entry.reason]}" if entry.reason else state
 
 
-def lease_label(lease: Lease) -> str:
+def lease_label(lease: Lease, words: Mapping[str, str]) -> str:
     """What a person can tell it by."""
     look = lease.prefix.look if lease.prefix else None
     digest = lease.entry.name or lease.entry.entry
     if look is not None:
-        return prefix_label(look, digest)
+        return prefix_label(look, digest, words)
     return f"{formats.counted(lease.entry.tokens, 'token')} · {digest[:NUM_DIGITS]}"
 
 
@@ -229,7 +235,7 @@ def _doom(row: Row) -> None:
     st.session_state.pop(_OUTCOME, None)
 
 
-def draw_drop(leases: list[Lease]) -> None:
+def draw_drop(leases: list[Lease], words: Mapping[str, str]) -> None:
     """What was picked, and the button that really ends it."""
     doomed = st.session_state.get(_DOOMED)
     lease = next((each for each in leases if (each.entry.entry, each.engine) == doomed), None)
@@ -238,7 +244,7 @@ def draw_drop(leases: list[Lease]) -> None:
         return
     with st.container(border=True, key="drop"):
         st.text(
-            f"{lease_label(lease)} · {lease.entry.tokens:,} tokens on"
+            f"{lease_label(lease, words)} · {lease.entry.tokens:,} tokens on"
             f" {lease.engine}, ends by itself in {time_left(lease.entry.expires_in_seconds)}"
         )
         if lease.workspace is None:

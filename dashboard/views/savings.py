@@ -1,21 +1,37 @@
 """Savings: what does caching save, where does it cost, and would the other TTL be cheaper?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 import altair as alt
 import streamlit as st
 
-from dashboard.client import AdminClient
+from dashboard.client import AdminClient, NotThere, segment
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import CHART_HEIGHT, MONEY, TEXT, Row, bars_over_time, per_bucket
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import NANO, dollars
 from dashboard.ui.parts import in_dollars
 from dashboard.views.overview import intervals, time_axis
-from gateway.structs.usage import Group, PrefixLook, PrefixReport, Savings, Usage, Waterfall
+from gateway.structs.usage import (
+    KEPT,
+    Group,
+    PrefixLook,
+    PrefixReport,
+    Savings,
+    TurnBeginning,
+    Usage,
+    Waterfall,
+)
 
 NUM_PREFIXES = 100
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+NUM_WORDS = 20
+"""So many prefixes are called by their first words: each is a kept prompt that is opened."""
+WORDS_SECONDS = 60.0
+"""How long first words stand after their prompt was deleted, at most."""
 _LAST_SPACE = "lastindexof(datum.label, ' ')"
 _LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {_LAST_SPACE} + 1)]"
 
@@ -26,18 +42,26 @@ class View(NamedTuple):
     prefixes: list[PrefixReport]
     models: list[Group]
     workspaces: list[Group]
+    words: Mapping[str, str]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
     of_prefixes = {**chosen.params("engine"), "limit": NUM_PREFIXES}
+    prefixes = client.get("/admin/v1/prefixes", list[PrefixReport], of_prefixes)
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
-        client.get("/admin/v1/prefixes", list[PrefixReport], of_prefixes),
+        by_worth(prefixes),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "workspace"}),
+        first_words(client, (each.look for each in by_worth(prefixes))),
     )
+
+
+def by_worth(prefixes: Sequence[PrefixReport]) -> list[PrefixReport]:
+    """What saved most comes first."""
+    return sorted(prefixes, key=lambda prefix: prefix.saved_nano or 0, reverse=True)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -248,7 +272,6 @@ def draw_prefixes(view: View) -> None:
             "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
         )
         return
-    prefixes = sorted(prefixes, key=lambda each: each.saved_nano or 0, reverse=True)
     paid = sum(each.is_paid_back is True for each in prefixes)
     gains = [each.better_ttl_saves_nano or 0 for each in prefixes]
     wrong = sum(gain > 0 for gain in gains)
@@ -263,7 +286,7 @@ def draw_prefixes(view: View) -> None:
             else ""
         )
     )
-    rows = [*prefix_table(prefixes), *rest]
+    rows = [*prefix_table(prefixes, view.words), *rest]
     parts.table(
         rows,
         "prefixes",
@@ -271,10 +294,12 @@ def draw_prefixes(view: View) -> None:
     )
 
 
-def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
+def prefix_table(
+    prefixes: Sequence[PrefixReport], words: Mapping[str, str] = NO_WORDS
+) -> list[Row]:
     return [
         {
-            "Prefix": prefix_label(each.look, each.prefix) if each.look else DELETED,
+            "Prefix": prefix_label(each.look, each.prefix, words) if each.look else DELETED,
             "Net ($)": in_dollars(each.saved_nano),
             parts.READS_PER_WRITE: reads_per_write(each),
             parts.REQUESTS_OF: parts.requests_of(each.prefix, each.workspace),
@@ -311,11 +336,27 @@ def reads_per_write(found: PrefixReport) -> float | None:
     return round(found.cache_read_tokens / written, 2) if written else None
 
 
-def prefix_label(look: PrefixLook, digest: str = "") -> str:
-    """What a person can tell a prefix by: its name, or how many blocks of each kind it has and the
-    start of its digest."""
+def first_words(client: AdminClient, looks: Iterable[PrefixLook | None]) -> dict[str, str]:
+    """By its last request, the first words of each prefix without a name whose workspace keeps
+    contents, for a viewer who may read them; of the first `NUM_WORDS`. Raise ClientError."""
+    if viewer.is_admin() and not viewer.may_change():
+        return {}
+    turns = [look.last_turn for look in looks if look and not look.name and look.content == KEPT]
+    words: dict[str, str] = {}
+    for turn_id in list(dict.fromkeys(turns))[:NUM_WORDS]:
+        path = f"/admin/v1/turns/{segment(turn_id)}/content/beginning"
+        with suppress(NotThere):  # it was deleted, or is on its way to the database
+            words[turn_id] = client.get(path, TurnBeginning, kept_seconds=WORDS_SECONDS).text
+    return words
+
+
+def prefix_label(look: PrefixLook, digest: str = "", words: Mapping[str, str] = NO_WORDS) -> str:
+    """What a person can tell a prefix by: its name, or else its first words, or else how many
+    blocks of each kind it has; behind these stands the start of its digest."""
     if look.name:
         return look.name
+    if beginning := words.get(look.last_turn):
+        return " · ".join(filter(None, (beginning, digest[:NUM_DIGITS])))
     kinds = {"tool": look.num_tools, "system block": look.num_system}
     kinds["message block"] = look.num_messages
     counted = [formats.counted(count, kind) for kind, count in kinds.items() if count]

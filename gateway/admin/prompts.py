@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar.params import FromPath, QueryParameter
 
-from engine.protocol import Prompt
+from engine.protocol import Prompt, TextPart
 from gateway.admin.controller import (
     AdminController,
     Deps,
@@ -36,6 +36,8 @@ _MAX_CANDIDATES = 200
 _MAX_BESIDE = 300
 # By how much the blocks of two prompts may differ in length and still be taken for two versions of
 # one: a date, a name or an id in a block is shorter.
+BEGINNING_CHARACTERS = 80
+_READ_CHARACTERS = 1000
 _ALIKE_BYTES = 32
 _ALIKE_SHARE = 0.02
 
@@ -208,6 +210,25 @@ def _place_of(
     return "messages", place - before.num_system
 
 
+async def _readable(request: AdminRequest, services: Services, turn_id: str) -> structs.Turn:
+    """The turn, for a viewer who may read its contents. Raise Forbidden for others."""
+    if request.user.workspace is None and not request.user.may_change:
+        raise Forbidden("what people wrote needs a key of the workspace or of scope `admin`")
+    return await turn_of(services, turn_id, request.user.workspace)
+
+
+def first_words(prompt: Prompt) -> str:
+    """What a prompt begins with, as text in one line; empty for a prompt without a text."""
+    texts = [prompt.text or "", *(block.text for block in prompt.system)]
+    for message in prompt.messages:
+        texts += [part.text for part in message.parts if isinstance(part, TextPart)]
+    for text in texts:
+        words = " ".join(text[:_READ_CHARACTERS].split())
+        if words:
+            return words[:BEGINNING_CHARACTERS]
+    return ""
+
+
 class ContentController(AdminController):
     path = "/admin/v1/turns/{turn_id:str}/content"
 
@@ -216,13 +237,21 @@ class ContentController(AdminController):
         self, request: AdminRequest, turn_id: FromPath[str], services: Deps
     ) -> structs.TurnContent:
         """For keys of the workspace and for those of scope `admin`."""
-        if request.user.workspace is None and not request.user.may_change:
-            raise Forbidden("what people wrote needs a key of the workspace or of scope `admin`")
-        turn = await turn_of(services, turn_id, request.user.workspace)
+        turn = await _readable(request, services, turn_id)
         body, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
         return structs.TurnContent(
             turn=turn.id, until_ms=until_ms, prompt=body.prompt, answer=body.answer
         )
+
+    @view("/beginning", "getBeginning", "The first words of a turn's prompt, where it is kept.")
+    async def beginning(
+        self, request: AdminRequest, turn_id: FromPath[str], services: Deps
+    ) -> structs.TurnBeginning:
+        """For those who may read the whole."""
+        turn = await _readable(request, services, turn_id)
+        body, _ = await services.turns.keeper.read(turn.workspace, turn.id)
+        prompt = await asyncio.to_thread(msgspec.convert, body.prompt, Prompt)
+        return structs.TurnBeginning(turn=turn.id, text=first_words(prompt))
 
     @removal("/", "deleteContent", "Delete what is kept of a turn's prompt and answer.")
     async def remove(self, turn_id: FromPath[str], services: Deps) -> structs.Turn:

@@ -160,7 +160,8 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
     """A prefix by its last request. `num_tools`, `num_system` and `num_messages` count the blocks
     up to its end; None where the request's fingerprint does not have that place. `tokens` are the
-    marked ones of that request. `name` is what the client called the request in its metadata."""
+    marked ones of that request. `name` is what the client called the request in its metadata.
+    `content` is what became of that request's prompt and answer (`KEPT_CONTENTS`)."""
 
     last_turn: str
     last_ms: int
@@ -171,6 +172,7 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
     num_tools: int | None
     num_system: int | None
     num_messages: int | None
+    content: str | None = None
 
 
 class PrefixReport(CacheUsage, kw_only=True):
@@ -304,6 +306,14 @@ class TurnContent(KeptContent, frozen=True, kw_only=True):
 
     turn: str
     until_ms: int
+
+
+class TurnBeginning(msgspec.Struct, frozen=True, kw_only=True):
+    """The first words of a kept prompt, 80 characters at most: those of its first system block, or
+    else of its first text. White space is one space."""
+
+    turn: str
+    text: str
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):

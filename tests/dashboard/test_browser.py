@@ -271,6 +271,29 @@ def test_what_a_workspace_keeps_is_shown_and_deleted_there(site: Site, admin: Vi
     site.admin.get(f"turns/{first}/content")
 
 
+def test_a_prefix_is_called_by_its_first_words_where_they_are_kept(
+    site: Site, visits: list[Visit], admin: Visit
+) -> None:
+    """By whoever may read them: an admin key that may only read sees none."""
+    beginning = "The keeper of the lamp writes"
+    key = site.key_of("worded", keep_days=3)
+    for _ in range(2):
+        last = site.ask(f"{beginning}\n all that he sees. {BOOK}", key)
+    for path in ("/prefixes?workspace=worded", "/savings?range=1h&workspace=worded"):
+        page = admin.open(path)
+        eventually(
+            lambda page=page: any(
+                row["Prefix"].startswith(f"{beginning} all that") for row in grid(page, "Prefix")
+            )
+        )
+    watching = site.admin.make_key("default", scope="read_only_admin")[1]
+    visits.append(site_visit := Visit(site.browser, site.url, watching))
+    page = site_visit.open("/prefixes?workspace=worded")
+    eventually(lambda: len(grid(page, "Prefix")) > 0)
+    assert beginning not in str(grid(page, "Prefix"))
+    site.admin.delete(f"turns/{last}/content")
+
+
 def test_an_id_in_a_table_leads_to_its_request(site: Site, admin: Visit) -> None:
     key = site.key_of("linked")
     turn_id = site.ask(BOOK, key)

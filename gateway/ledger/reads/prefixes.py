@@ -72,6 +72,7 @@ def _look(row: Any) -> PrefixLook:
         num_tools=tools,
         num_system=system,
         num_messages=messages,
+        content=row.content,
     )
 
 
