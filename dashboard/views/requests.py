@@ -34,8 +34,8 @@ OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client
 # As the query of the admin API says it.
 READ_NOTHING = "read nothing"
 HITS = {ANY: None, "read something": "true", READ_NOTHING: "false"}
-ANY_SHARE = (0, 100)
-"""The read shares that filter nothing, in percent."""
+SHARES = {"Read at least (%)": "min_read", "Read at most (%)": "max_read"}
+"""The filters of the share of the prompt that was read, both ends included."""
 FILTERS = ("request", "outcome", "hit", "reason", "key", "prefix", "client")
 """The names of this page's filters, in its URL and in the session."""
 NOT_READ = "Not read because"
@@ -88,16 +88,17 @@ def controls() -> None:
             width=180,
             bind="query-params",
         )
-        st.slider(
-            "Share of the prompt that was read (%)",
-            0,
-            100,
-            ANY_SHARE,
-            5,
-            key="share",
-            width=250,
-            bind="query-params",
-        )
+        for label, key in SHARES.items():
+            st.number_input(
+                label,
+                0,
+                100,
+                None,
+                key=key,
+                placeholder="any",
+                width=150,
+                bind="query-params",
+            )
         if st.session_state.get("after"):
             st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
 
@@ -106,17 +107,8 @@ def summary() -> str:
     """How many filters of this page are set."""
     state = st.session_state
     num_set = sum(bool(state.get(name)) for name in FILTERS)
-    num_set += state.get("share", ANY_SHARE) != ANY_SHARE
+    num_set += sum(state.get(name) is not None for name in SHARES.values())
     return f"Filters of requests: {num_set} set"
-
-
-def share_params(share: tuple[int, int]) -> dict[str, int | None]:
-    """The query of the admin API for a read share of `share` percent, both ends included."""
-    low, high = share
-    return {
-        "min_read_percent": low if low > 0 else None,
-        "max_read_percent": high if high < 100 else None,
-    }
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -129,7 +121,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
         "key": (state.get("key") or "").strip() or None,
         "prefix": (state.get("prefix") or "").strip() or None,
         "client": (state.get("client") or "").strip() or None,
-        **share_params(state.get("share") or ANY_SHARE),
+        **{f"{name}_percent": state.get(name) for name in SHARES.values()},
         "after": state.get("after"),
         "limit": PAGE,
     }
