@@ -96,12 +96,13 @@ class BlockTable:
         assert not self.blocks
         size = self._pool.block_size
         total = self._blocks_for(num_tokens)
-        partial = {index: s for index, s in sources.items() if s.num_tokens < size}
         # Partly filled blocks that this table can't append to.
         shared = {
             index
-            for index, (block, count) in partial.items()
-            if not block.is_away and (num_spare or not self._pool.can_append(block, count))
+            for index, (block, count) in sources.items()
+            if count < size
+            and not block.is_away
+            and (num_spare or not self._pool.can_append(block, count))
         }
         num_away = sum(source.block.is_away for source in sources.values())
         num_needed = total - len(sources) + len(shared) + num_away

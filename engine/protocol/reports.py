@@ -263,28 +263,21 @@ StoreRefusal = Literal["in_use", "strangers", "newer", "older", "unusable", "too
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The store on disk, since the epoch began.
-
-    `refused`: why the engine runs without the store of its settings; all else is 0 then. `problem`:
-    why files can't be written, as the system said it last; None where they can.
-
-    `held_blocks` of the `used_blocks` are of entries; `leases` of the `entries` are leased.
-    Of other engines of a shared store `peer_blocks` are known, and `peer_read_bytes` were read.
-    `pending_entries` wait for their copies, or for their lines in the journal; `unsaved_entries`
-    ended before, or found no room. `misses` counts files and journal lines that were not what they
-    must be, by reason. Of the leases that the journal told as live, `restored_leases` are readable
-    again and `lost_leases` are not.
-    """
+    """The store on disk, since the epoch began."""
 
     is_up: bool
     blocks: int = 0
     used_blocks: int = 0
+    # Those of the used ones that are of entries.
     held_blocks: int = 0
     max_bytes: int = 0
     used_bytes: int = 0
     entries: int = 0
+    # The leased ones of the entries.
     leases: int = 0
+    # They wait for their copies, or for their lines in the journal.
     pending_entries: int = 0
+    # They ended before they were there, or found no room.
     unsaved_entries: int = 0
     displaced_entries: int = 0
     queued_bytes: int = 0
@@ -293,13 +286,20 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     written_blocks: int = 0
     loaded_blocks: int = 0
     restored_entries: int = 0
+    # Of the leases that the journal told as live, those that are readable again,
     restored_leases: int = 0
+    # and those that are not.
     lost_leases: int = 0
     failed_writes: int = 0
+    # Those that are known of other engines of a shared store.
     peer_blocks: int = 0
+    # What was read of other engines' files.
     peer_read_bytes: int = 0
+    # The files and journal lines that were not what they must be, by reason.
     misses: dict[str, int] = {}
+    # Why the engine runs without the store of its settings. All else is 0 then.
     refused: StoreRefusal | None = None
+    # Why files can't be written, as the system said it last; None: they can.
     problem: str | None = None
 
 

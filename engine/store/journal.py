@@ -234,13 +234,15 @@ def replay(lines: Iterable[bytes], model: str, keys: StoreKeys) -> JournalConten
 
 @dataclass(slots=True)
 class Restored:
-    """The result of a start. `misses` counts by reason, `dead` are the keys of entries that the
-    journal can leave out."""
+    """The result of a start."""
 
     num_entries: int = 0
     num_leases: int = 0
+    # The leases that the journal told as live, and that are not readable.
     num_lost: int = 0
+    # By reason.
     misses: Counter[str] = field(default_factory=Counter)
+    # The keys of entries that the journal can leave out.
     dead: list[str] = field(default_factory=list)
 
 

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -196,16 +196,12 @@ class Peers:
             keys = known_keys.get(key)
             if keys is None:
                 keys = put.keys(self._hasher, self._reader.keys) or []
-                for block_key in keys:
-                    if block_key.name not in damages:
-                        # A file that is gone is no damage: the end of its entry may be told next.
-                        miss = self._reader.miss_of(path, block_key)
-                        is_damage = miss is not None and miss.reason != "missing"
-                        damages[block_key.name] = miss if is_damage else None
+                self._look_at(path, keys, damages)
                 if not keys or any(damages[block_key.name] for block_key in keys):
                     del entries[key]
                     continue
-                known_keys[key] = keys = self._keys_here(keys)
+                keys = self._keys_here(keys)
+                known_keys[key] = keys
             if self._domain is not None:
                 here = self._key_here(key, keys)
                 put = msgspec.structs.replace(
@@ -217,6 +213,17 @@ class Peers:
             self.results.put(partial(self._count, unfit))
         for key in known_keys.keys() - entries.keys():
             self.results.put(partial(self._end, self._key_here(key, known_keys.pop(key))))
+
+    def _look_at(
+        self, path: Path, keys: Iterable[BlockKey], damages: dict[str, Missed | None]
+    ) -> None:
+        """Note of each file once what is wrong with it."""
+        for block_key in keys:
+            if block_key.name not in damages:
+                # A file that is gone is no damage: the end of its entry may be told next.
+                miss = self._reader.miss_of(path, block_key)
+                is_damage = miss is not None and miss.reason != "missing"
+                damages[block_key.name] = miss if is_damage else None
 
     def _key_here(self, key: str, keys: Sequence[BlockKey]) -> str:
         """The key that the engine knows an entry by."""
