@@ -114,14 +114,14 @@ class _Gate:
             for keep in KEEPS:
                 kept = aligned(int(self.prefix * keep), _BLOCK_SIZE)
                 how = Compression(scorer, keep, self.prefix, kept)
-                found: list[torch.Tensor] = []
+                log_probs: list[torch.Tensor] = []
                 for text in self.texts:
                     move = Move([(0, kept)], text.blocks, text.spare)
                     for _ in self.compressor.compress(how, text.tokens, move):
                         yield None
-                    found.append(self._behind(text, text.spare, kept))
+                    log_probs.append(self._behind(text, text.spare, kept))
                     yield None
-                yield compared(scorer, keep, self.exact, found)
+                yield compared(scorer, keep, self.exact, log_probs)
 
     def placed(self) -> Iterator[Technique | None]:
         """Comes last: the exact texts' blocks are written to."""
@@ -135,7 +135,7 @@ class _Gate:
             tables.append(apart)
             yield None
         for recompute in RECOMPUTES:
-            found: list[torch.Tensor] = []
+            log_probs: list[torch.Tensor] = []
             for text, apart in zip(self.texts, tables, strict=True):
                 yield from standing(
                     self.runner,
@@ -146,19 +146,19 @@ class _Gate:
                     text.spare,
                     recompute,
                 )
-                found.append(self._behind(text, text.spare, self.prefix))
+                log_probs.append(self._behind(text, text.spare, self.prefix))
                 yield None
-            yield compared("blocks", recompute, self.exact, found)
+            yield compared("blocks", recompute, self.exact, log_probs)
 
     def _behind(self, text: _Text, blocks: list[BlockId], start: int) -> torch.Tensor:
         """The log-probabilities (rest, vocabulary) behind each token of the rest."""
-        own = text.tokens[self.prefix :]
+        rest = text.tokens[self.prefix :]
         work = Work(
-            token_ids=own,
+            token_ids=rest,
             start=start,
             block_table=blocks,
             sample=SampleParams(temperature=0, top_p=1, top_k=0, seed=0),
-            draft=own[1:],
+            draft=rest[1:],
             cut=self.prefix - start,
         )
         return self.runner.logits([work]).float().log_softmax(-1)
@@ -201,10 +201,10 @@ def standing(
 ) -> Iterator[None]:
     """Compute a prompt up to its last document's end, with documents copied to where they stand, in
     parts."""
-    asked = Document(0, recompute=recompute)
+    recipe = Document(0, recompute=recompute)
     documents: list[Blend] = []
     for (start, end), blocks in zip(spans, apart, strict=True):
-        num = min(asked.num_recomputed(end - start), end - start)
+        num = min(recipe.num_recomputed(end - start), end - start)
         documents.append(Blend(start, end, num, blocks, []))
     end = spans[-1][1]
     copied = set[int]()
@@ -221,19 +221,22 @@ def standing(
     position = 0
     while position < end:
         stop = next((place for place in range(position, end) if place in copied), end)
-        own = tokens[position:stop]
-        if own:
-            works.append(Work(token_ids=own, start=position, block_table=targets))
+        span = tokens[position:stop]
+        if span:
+            works.append(Work(token_ids=span, start=position, block_table=targets))
         position = stop + 1
     runner.execute(works)
 
 
 def compared(
-    method: Method, parameter: int | float, exact: list[torch.Tensor], found: list[torch.Tensor]
+    method: Method,
+    parameter: int | float,
+    exact: list[torch.Tensor],
+    approximate: list[torch.Tensor],
 ) -> Technique:
     """By log-probabilities (tokens, vocabulary) of each text."""
     right = torch.cat(exact)
-    other = torch.cat(found)
+    other = torch.cat(approximate)
     kl = float((right.exp() * (right - other)).sum(-1).mean())
     agreement = float((right.argmax(-1) == other.argmax(-1)).float().mean())
     return Technique(

@@ -88,7 +88,7 @@ def _is_whole(image: Image) -> bool:
 def shown(prompt: Prompt, rendered: RenderedPrompt) -> list[Image]:
     """The images that the tokens have a place for, in order. Raise InvalidRequest for too many."""
     by_id = {image.id: image for image in prompt.images}
-    images = [by_id[one] for one in rendered.images]
+    images = [by_id[image_id] for image_id in rendered.images]
     check_amount(images)  # a text may repeat the reference of an image
     return images
 
@@ -121,11 +121,11 @@ class Widening:
         for text in range(len(spans) + 1) if len(places) == len(spans) else ():
             begin = places[text - 1] + 1 if text else 0
             rendered = list(compact[begin : places[text] if text < len(places) else len(compact)])
-            given = token_ids[ends[text] : max(ends[text], starts[text])]
-            num_joined = len(rendered) - len(given)
+            text_ids = token_ids[ends[text] : max(ends[text], starts[text])]
+            num_joined = len(rendered) - len(text_ids)
             for front in range(2 if text else 1):
                 is_within = 0 <= num_joined - front <= (text < len(places))
-                if is_within and rendered[front : front + len(given)] == given:
+                if is_within and rendered[front : front + len(text_ids)] == text_ids:
                     joined.append((front, num_joined - front))
                     break
         if len(joined) <= len(spans):

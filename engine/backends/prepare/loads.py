@@ -131,7 +131,7 @@ class ScopeLoads:
             del self._running[scope]
         used = self._faded(scope, now) + now - began
         self._used[scope] = used, now
-        self._used = {each: load for each, load in self._used.items() if self._faded(each, now)}
+        self._used = {name: load for name, load in self._used.items() if self._faded(name, now)}
 
     def is_slow(self, scope: str, now: float) -> bool:
         running = sum(now - began for began in self._running.get(scope, ()))

@@ -108,7 +108,11 @@ class SessionDays:
         now = self._clock.now()
         today = self._today().isoformat()
         days = self._scopes.get(scope, OrderedDict())
-        earlier = {one: day for one, (day, until) in days.items() if day != today and until > now}
+        earlier = {
+            beginning: day
+            for beginning, (day, until) in days.items()
+            if day != today and until > now
+        }
         return KnownDays(today, earlier)
 
     def note(self, scope: str, used: DatedBeginning, seconds: float = 0.0) -> None:
@@ -248,21 +252,21 @@ class WorkerProcess:
         the first one would have.
         """
         process = self._process
-        asked = self._asked
-        if process is None or asked is None:
+        answer = self._asked
+        if process is None or answer is None:
             return
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GIVE_UP_SECONDS):
-                    await asyncio.shield(asked)
-            if not asked.done() and self._grammar is not None:
+                    await asyncio.shield(answer)
+            if not answer.done() and self._grammar is not None:
                 async with asyncio.timeout(self._start.compile_seconds):
-                    await asyncio.shield(asked)
+                    await asyncio.shield(answer)
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._lost(process)
         except TimeoutError:
             log.error("a worker was ended in the midst of a grammar", status=process.returncode)
-        if not asked.done():
+        if not answer.done():
             await self._end()
         self._asked = None
 

@@ -260,17 +260,17 @@ def _can_end(schema: dict[str, Any]) -> bool:
     waiting: list[Any] = [schema]
     finite: list[int] = []
     while waiting:
-        one = waiting.pop()
-        if id(one) in lacking:
+        subschema = waiting.pop()
+        if id(subschema) in lacking:
             continue
-        needs = list(_needs(schema, one)) if isinstance(one, dict) else []
-        lacking[id(one)] = set(range(len(needs)))
+        needs = list(_needs(schema, subschema)) if isinstance(subschema, dict) else []
+        lacking[id(subschema)] = set(range(len(needs)))
         if not needs:
-            finite.append(id(one))
+            finite.append(id(subschema))
         for number, choices in enumerate(needs):
-            for each in choices:
-                needed_by.setdefault(id(each), []).append((id(one), number))
-                waiting.append(each)
+            for choice in choices:
+                needed_by.setdefault(id(choice), []).append((id(subschema), number))
+                waiting.append(choice)
     while finite:
         for user, number in needed_by.pop(finite.pop(), ()):
             if number in lacking[user]:
@@ -280,22 +280,24 @@ def _can_end(schema: dict[str, Any]) -> bool:
     return not lacking[id(schema)]
 
 
-def _needs(schema: dict[str, Any], one: dict[str, Any]) -> Iterator[list[Any]]:
-    """Schemas that a value of `one` needs: it keeps to one at least of each list."""
+def _needs(schema: dict[str, Any], subschema: dict[str, Any]) -> Iterator[list[Any]]:
+    """Schemas that a value of `subschema` needs: it keeps to one at least of each list."""
 
     def listed(name: str) -> list[Any]:
-        return value if isinstance(value := one.get(name), list) else []
+        value = subschema.get(name)
+        return value if isinstance(value, list) else []
 
-    if isinstance(reference := one.get("$ref"), str) and reference.startswith("#"):
+    reference = subschema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
         yield [*_targets(schema, [reference])]
-    yield from ([each] for each in listed("allOf"))
+    yield from ([branch] for branch in listed("allOf"))
     yield from filter(None, (listed("anyOf"), listed("oneOf")))
-    properties = one.get("properties")
-    if one.get("type") == "object" and isinstance(properties, dict):
+    properties = subschema.get("properties")
+    if subschema.get("type") == "object" and isinstance(properties, dict):
         required = filter(properties.__contains__, map(str, listed("required")))
         yield from ([properties[name]] for name in required)
-    if one.get("type") == "array" and one.get("minItems"):
-        yield [one.get("items")]
+    if subschema.get("type") == "array" and subschema.get("minItems"):
+        yield [subschema.get("items")]
 
 
 def _size(value: Any) -> int:
@@ -309,8 +311,8 @@ def _levels(value: Any) -> Iterator[list[Any]]:
         yield level
         level = [
             inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, dict | list)
         ]
 
@@ -386,13 +388,13 @@ class Preparer:
         """Without days a template that writes the date writes today's."""
         try:
             if job.kind == "count":
-                asked = decoded(job.body, CountRequest)
-                check_prompt(asked.prompt)
-                rendered = self._rendered(asked, job.days)
+                request = decoded(job.body, CountRequest)
+                check_prompt(request.prompt)
+                rendered = self._rendered(request, job.days)
                 # Those of the text, whatever blocks the engine shares.
                 ends = [span.end for span in rendered.segments]
                 reply = CountReply(len(rendered.token_ids), ends)
-                images = shown(asked.prompt, rendered)
+                images = shown(request.prompt, rendered)
                 token_ids = pack(rendered.token_ids) if images else b""
                 return Counted(reply=reply, images=images, token_ids=token_ids)
             return self._generate(decoded(job.body, GenerateRequest), job.days)
@@ -428,7 +430,9 @@ class Preparer:
             prepare(request, rendered, self._description, kept),
             unheld=unheld,
             folded=list(rendered.folded),
-            inexact=sorted(one for one in marked if not rendered.segments[one].is_exact),
+            inexact=sorted(
+                segment for segment in marked if not rendered.segments[segment].is_exact
+            ),
             dated=rendered.dated,
             own_seconds=max((point.seconds or 0.0 for point in request.breakpoints), default=0.0),
         )
@@ -559,7 +563,9 @@ def prepare(
         segments=new_segments(request.prompt, rendered.segments, granularity),
         names=names,
         images=images,
-        begins=[rendered.segments[one.segment].offset(0) or 0 for one in request.documents],
+        begins=[
+            rendered.segments[document.segment].offset(0) or 0 for document in request.documents
+        ],
     )
 
 
@@ -571,7 +577,7 @@ def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> 
     first = len(prompt.tools) + len(prompt.system)
     segments = [Segment("tool", end) for end in ends[: len(prompt.tools)]]
     segments += [Segment("text", end) for end in ends[len(prompt.tools) : first]]
-    parts = [(turn, part) for turn, each in enumerate(prompt.messages) for part in each.parts]
+    parts = [(turn, part) for turn, message in enumerate(prompt.messages) for part in message.parts]
     for end, (turn, part) in zip(ends[first:], parts, strict=True):
         segments.append(Segment(_SEGMENTS[type(part)], end, turn))
     return segments
