@@ -175,9 +175,9 @@ class VllmCore:
             if has_images:
                 # vLLM counts on it that the scheduler's process gets each image that it has
                 # processed: an order that is cancelled meanwhile is sent all the same.
-                task = asyncio.ensure_future(adding)
-                self._adding[order.order_id] = task
-                adding = asyncio.shield(task)
+                # No local has the task: it would hold the prompt while vLLM answers.
+                self._adding[order.order_id] = asyncio.ensure_future(adding)
+                adding = asyncio.shield(self._adding[order.order_id])
             collector = await adding
         except _refusals() as error:
             self._adding.pop(order.order_id, None)
