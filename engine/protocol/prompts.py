@@ -31,9 +31,12 @@ class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolUsePart(msgspec.Struct, frozen=True, tag="tool_use"):
+    """A call that the model made. Its input is an object, or the text that stood in its place."""
+
     id: str
     name: str
-    input: dict[str, Any]
+    # A text where a call was cut, or where its input is no JSON object that can cross to here.
+    input: dict[str, Any] | str
 
 
 class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):

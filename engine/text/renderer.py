@@ -292,7 +292,7 @@ class ChatRenderer:
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
         self.formats = find_formats(probe, formats or FormatChoice(), declared)
         self.tool_format = self.formats.tool_format
-        self.traits = probe.find_traits(self.formats.traits)
+        self.traits = probe.find_text_input(probe.find_traits(self.formats.traits))
         if self.tool_format is not None and not probe.shows_tools(self.traits):
             if self.formats.calls is None or (formats is not None and formats.tools != "auto"):
                 raise TemplateRefused("`tool_format`: the chat template does not render tools")

@@ -168,7 +168,15 @@ def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> No
 
 
 def check_json(value: dict[str, Any], path: str) -> None:
-    """Refuse what cannot cross to the engine: nesting beyond MAX_DEPTH, integers beyond 64 bits."""
+    """Raise InvalidRequest for what cannot cross to the engine."""
+    fault = crossing_fault(value)
+    if fault is not None:
+        raise InvalidRequest(f"{path}: {fault}")
+
+
+def crossing_fault(value: dict[str, Any]) -> str | None:
+    """Why an object can't cross to the engine: it is nested beyond MAX_DEPTH, or has an integer
+    beyond 64 bits. None where it can."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -178,11 +186,11 @@ def check_json(value: dict[str, Any], path: str) -> None:
                 if isinstance(child, dict | list):
                     below.append(child)
                 elif isinstance(child, int) and not -_INT_LIMIT <= child < _INT_LIMIT:
-                    raise InvalidRequest(f"{path}: integers must fit in 64 bits")
+                    return "integers must fit in 64 bits"
         if not below:
-            return
+            return None
         level = below
-    raise InvalidRequest(f"{path}: nested more than {MAX_DEPTH} levels deep")
+    return f"nested more than {MAX_DEPTH} levels deep"
 
 
 def fields_of(body: bytes, bounds: RequestBounds) -> dict[str, Raw]:

@@ -9,6 +9,7 @@ issues 24168 and 68900), so it would end every prefix. It is left out where a sy
 line and nothing else, and where the first system text begins with it and a line break.
 """
 
+import json
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -37,7 +38,7 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
-from gateway.dialects.bodies import check_json
+from gateway.dialects.bodies import crossing_fault
 from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
@@ -285,16 +286,23 @@ def uncallable(path: str) -> InvalidRequest:
     return InvalidRequest(f"{path}: no tool that may be called here can be forced: {HOSTED}", path)
 
 
-def arguments_of(path: str, text: str) -> dict[str, Any]:
-    """The input of a call that is JSON in a string."""
+def arguments_of(text: str) -> dict[str, Any] | str:
+    """The input of a call that is JSON in a string.
+
+    Where it is no object, or none that can cross to an engine, it stays the text that it is. A
+    model's call may be cut anywhere, and its conversation goes on with it.
+    """
     try:
         arguments = msgspec.json.decode(text or "{}")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{path}: must be a JSON object, written as a string")
-    check_json(arguments, path)
-    return arguments
+        return text
+    is_object = isinstance(arguments, dict) and crossing_fault(arguments) is None
+    return arguments if is_object else text
+
+
+def input_of(value: dict[str, Any]) -> dict[str, Any] | str:
+    """The input of a call that is an object; its text where it can't cross to an engine."""
+    return value if crossing_fault(value) is None else json.dumps(value, ensure_ascii=False)
 
 
 def text_in(data: str) -> str | None:

@@ -98,7 +98,7 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
             {
                 "id": part.id,
                 "type": "function",
-                "function": {"name": part.name, "arguments": json.dumps(part.input)},
+                "function": {"name": part.name, "arguments": _arguments(part)},
             }
             for part in message.parts
             if isinstance(part, ToolUsePart)
@@ -108,6 +108,10 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
             turn: dict[str, Any] = {"role": message.role, "content": said}
             messages.append(turn | ({"tool_calls": calls} if calls else {}))
     return messages
+
+
+def _arguments(part: ToolUsePart) -> str:
+    return part.input if isinstance(part.input, str) else json.dumps(part.input)
 
 
 def conversation(order: Order) -> dict[str, Any]:

@@ -93,6 +93,7 @@ _INPUTS: tuple[dict[str, Any], ...] = (
     {"text": "probe it", "word": LAST_WORD},
 )
 _ONE = {"word": "probe it"}
+_CUT_INPUT = '{"word": "probe \\"cut\\", more'
 _OTHER = "another one"
 _OTHER_INPUT = {"word": _OTHER}
 DERIVED = "template"
@@ -146,6 +147,12 @@ class TemplateProbe:
         text = self.text(Prompt([_USER, _ANSWERED, _SECOND], [_TOOL]), traits) or ""
         moves_tools = 0 <= text.find(_ANSWER) < text.find(_NAME)
         return replace(traits, moves_tools=moves_tools)
+
+    def find_text_input(self, traits: TemplateTraits) -> TemplateTraits:
+        """Does an input that is no JSON object come out as it went in?"""
+        extended = replace(traits, writes_text=True)
+        text = self.text(Prompt(_calling([_CUT_INPUT]), [_TOOL]), extended)
+        return extended if text is not None and _CUT_INPUT in text else traits
 
     def shows_tools(self, traits: TemplateTraits) -> bool:
         return self._renders(Prompt([_USER], [_TOOL]), _NAME, traits)

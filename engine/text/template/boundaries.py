@@ -51,7 +51,9 @@ def segments_of(prompt: Prompt) -> list[TemplateSegment]:
     for message in prompt.messages:
         for part in message.parts:
             kind = f"{message.role} {type(part).__name__}"
-            if isinstance(part, ToolUsePart):
+            if isinstance(part, ToolUsePart) and isinstance(part.input, str):
+                segments.append(TemplateSegment(f"{kind} text", part.input, part.name, message))
+            elif isinstance(part, ToolUsePart):
                 segments.append(TemplateSegment(kind, None, part.name, message))
             else:
                 segments.append(TemplateSegment(kind, part.text, message=message))

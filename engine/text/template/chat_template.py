@@ -95,6 +95,10 @@ _MARKED: dict[type, Any] = {
 }
 
 
+class WrittenInput(str):
+    """A call's input that is no JSON object. `tojson` writes it as the client wrote it."""
+
+
 def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:
     """A JSON value whose text forms have the marks around it; true, false and null have none."""
     if isinstance(value, str):
@@ -287,6 +291,8 @@ def write_json(
     sort_keys: bool = False,
 ) -> str:
     """transformers' `tojson`, which also writes the marks around marked values."""
+    if isinstance(value, WrittenInput):
+        return str(value)
     dump = partial(
         json.dumps, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )

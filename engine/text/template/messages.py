@@ -4,8 +4,10 @@ Templates agree on OpenAI's messages in outline only. What one can't take as it 
 when a model is loaded (`engine.text.formats.proof`), and stands in its `TemplateTraits`.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -18,6 +20,7 @@ from engine.errors import InvalidRequest
 from engine.protocol import (
     IMAGE_REFERENCE,
     Message,
+    Part,
     Prompt,
     TextPart,
     ThinkingPart,
@@ -29,6 +32,7 @@ from engine.text.template.chat_template import (
     MarkAlphabet,
     SegmentMarks,
     TemplateInput,
+    WrittenInput,
     choose_cut,
     mark_value,
     surround,
@@ -39,6 +43,10 @@ from engine.text.tokens.pieces import ControlTexts
 _SEPARATOR = "\n\n"
 """Between the texts that make up one message; it belongs to the later one."""
 _TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
+_INPUT_KEY = "arguments"
+"""The one key of an object that stands for an input that is none."""
+_MAX_DEPTH = 64
+"""Of such an object: templates and this file walk objects by recursion."""
 _ERROR_PREFIX = "Error: "
 """How a tool result says that the call failed: chat templates have no field for it."""
 _SYSTEM_PREFIX = "System: "
@@ -91,6 +99,9 @@ class TemplateTraits:
     folds_late_system: bool = False
     # DeepSeek wants the input as a string of JSON, not as an object.
     string_arguments: bool = False
+    # An input that is no JSON object comes out as it went in. Templates that write an input key by
+    # key can't do that: they get an object with the text in it.
+    writes_text: bool = False
     # DeepSeek V3 drops calls beside any content: a turn without text has none.
     null_content: bool = False
     # GLM-4 wants a call as a message whose metadata is the call's name.
@@ -156,11 +167,7 @@ class Conversation:
             for parts in groups:
                 if segment < len(parts):
                     part = parts[segment]
-                    if isinstance(part, ToolUsePart):
-                        change: dict[str, Any] = {"input": {**part.input, mark: mark}}
-                    else:
-                        change = {"text": part.text.rstrip() + mark}
-                    parts[segment] = msgspec.structs.replace(part, **change)
+                    parts[segment] = _grown(part, mark)
                     break
                 segment -= len(parts)
         varied = Prompt(messages, tools, system)
@@ -178,6 +185,15 @@ class Conversation:
         )
 
 
+def _grown(part: Part, mark: str) -> Part:
+    """The part with the mark at its end."""
+    if not isinstance(part, ToolUsePart):
+        return msgspec.structs.replace(part, text=part.text.rstrip() + mark)
+    if isinstance(part.input, str):
+        return msgspec.structs.replace(part, input=part.input.rstrip() + mark)
+    return msgspec.structs.replace(part, input={**part.input, mark: mark})
+
+
 def new_conversation(
     prompt: Prompt,
     controls: ControlTexts,
@@ -191,6 +207,9 @@ def new_conversation(
     The texts that the template's own could complete to one of the controls `completing` are cut as
     well. `image_text` replaces each image's reference; without one the reference is text.
     """
+    traits = traits or TemplateTraits()
+    if not traits.writes_text:
+        prompt = _with_objects(prompt)
     cut = choose_cut(strings_of(prompt))
     image_ids = {image.id for image in prompt.images} if image_text else set[str]()
 
@@ -207,7 +226,55 @@ def new_conversation(
         return "".join(pieces)
 
     cleaned = _mapped(prompt, clean)
-    return Conversation(prompt=cleaned, cut=cut, traits=traits or TemplateTraits())
+    return Conversation(prompt=cleaned, cut=cut, traits=traits)
+
+
+def _with_objects(prompt: Prompt) -> Prompt:
+    """The prompt with an object in the place of every call's input that is a text.
+
+    This comes before control tokens' texts are cut: an escape in JSON may stand for one.
+    """
+    if not any(
+        isinstance(part, ToolUsePart) and isinstance(part.input, str)
+        for message in prompt.messages
+        for part in message.parts
+    ):
+        return prompt
+    messages = []
+    for message in prompt.messages:
+        parts = [
+            msgspec.structs.replace(part, input=_object_of(part.input))
+            if isinstance(part, ToolUsePart) and isinstance(part.input, str)
+            else part
+            for part in message.parts
+        ]
+        messages.append(Message(message.role, parts))
+    return msgspec.structs.replace(prompt, messages=messages)
+
+
+def _object_of(text: str) -> dict[str, Any]:
+    """The object that a text of JSON is, as far as Python reads it, else one with the text in it.
+
+    Python also reads what no client may send as an object: raw line ends, NaN, long integers.
+    """
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text, strict=False)
+        if isinstance(value, dict) and _depth_of(value) <= _MAX_DEPTH:
+            return value
+    return {_INPUT_KEY: text}
+
+
+def _depth_of(value: Any) -> int:
+    """How many objects and lists lie in one another, up to one more than _MAX_DEPTH."""
+    level = [value]
+    depth = 0
+    while level and depth <= _MAX_DEPTH:
+        containers = [item for item in level if isinstance(item, dict | list)]
+        depth += bool(containers)
+        level = []
+        for container in containers:
+            level += container.values() if isinstance(container, dict) else container
+    return depth
 
 
 def _mapped(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -373,7 +440,9 @@ class _Builder:
         name = part.name
         arguments: Any = part.input
         marks = self._next_marks()
-        if marks is not None and marks.inner:
+        if isinstance(part.input, str):
+            arguments = WrittenInput(part.input if marks is None else surround(part.input, marks))
+        elif marks is not None and marks.inner:
             values = dict(part.input)
             # The last fields are those that tell where a call ends.
             for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
@@ -449,7 +518,7 @@ def _written(calls: list[dict[str, Any]], written: Written) -> str:
     texts: list[str] = []
     for function in (call["function"] for call in calls):
         arguments = write_json(function["arguments"])
-        if written.assign:
+        if written.assign and not isinstance(function["arguments"], str):
             arguments = ", ".join(
                 f"{key}{written.assign}{_python_literal(value)}"
                 for key, value in function["arguments"].items()

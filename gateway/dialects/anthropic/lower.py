@@ -31,6 +31,7 @@ from gateway.dialects.lowering import (
     Lowering,
     RequestContext,
     automatic_ttl,
+    input_of,
     sampling_of,
     text_in,
     uncallable,
@@ -342,9 +343,8 @@ class _MessagesLowering(Lowering):
                 self.notepad.ignore(path, "this model can't read another one's redacted thinking")
                 return ThinkingPart("")
             case wire.ToolUse():
-                check_json(block.input, f"{path}.tool_use.input")
                 self.mark(path, block.cache_control)
-                return ToolUsePart(block.id, block.name, block.input)
+                return ToolUsePart(block.id, block.name, input_of(block.input))
             case wire.ToolResult(content=content):
                 nested = [] if isinstance(content, str) else content
                 where = f"{path}.tool_result.content"

@@ -25,12 +25,12 @@ from engine.protocol import (
     Ttl,
 )
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.bodies import check_json
 from gateway.dialects.gemini import request as wire
 from gateway.dialects.lowering import (
     HOSTED,
     Lowering,
     RequestContext,
+    input_of,
     sampling_of,
     text_in,
     uncallable,
@@ -324,14 +324,13 @@ class _GeminiLowering(Lowering):
             raise InvalidRequest(f"{where}: only a content of role 'model' may call a function")
         if not call.name:
             raise InvalidRequest(f"{where}.name: must not be empty")
-        check_json(call.args, f"{where}.args")
         self._num_calls += 1
         call_id = call.id or f"call_{self._num_calls}"
         self._pending[self._num_calls] = call_id, call.name
         self._numbers["id", call_id].append(self._num_calls)
         self._numbers["name", call.name].append(self._num_calls)
         self.mark(path)
-        return ToolUsePart(call_id, call.name, call.args)
+        return ToolUsePart(call_id, call.name, input_of(call.args))
 
     def _result(self, path: str, role: Role, result: wire.FunctionResponse) -> ToolResultPart:
         """It answers the first pending call with its id, else with its name."""
@@ -347,7 +346,6 @@ class _GeminiLowering(Lowering):
             raise InvalidRequest(
                 f"{where}: no function call of this name awaits a response in the turn before"
             )
-        check_json(result.response, f"{where}.response")
         # Google's rule: `output` is the output, `error` is an error, else the whole is the output.
         kind = next(iter(result.response), "") if len(result.response) == 1 else ""
         whole = kind not in ("output", "error")

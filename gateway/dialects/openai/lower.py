@@ -353,8 +353,7 @@ class _ChatLowering(Lowering):
             where = f"{path}.tool_calls[{number}]"
             function = call.function
             self.mark(where, call.cache_control, marker if number == len(calls) - 1 else None)
-            arguments = arguments_of(f"{where}.function.arguments", function.arguments)
-            parts.append(ToolUsePart(call.id, function.name, arguments))
+            parts.append(ToolUsePart(call.id, function.name, arguments_of(function.arguments)))
         return parts
 
     def _tool_result(self, path: str, message: wire.ToolMessage) -> ToolResultPart:

@@ -95,7 +95,7 @@ Part = Text | MediaPart
 
 
 class CalledFunction(Strict):
-    """`arguments` is a JSON object, written as a string."""
+    """`arguments` is a JSON object, written as a string; that of a call that was cut is a part."""
 
     name: fields.Name
     arguments: fields.Arguments

@@ -22,13 +22,13 @@ import msgspec
 from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResultPart, ToolUsePart
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import CacheBreakpoint
-from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     NATIVE_LOOKBACK,
     NATIVE_TTL,
     Lowering,
     RequestContext,
     arguments_of,
+    input_of,
     sampling_of,
     split_data_url,
     text_in,
@@ -314,15 +314,14 @@ class _ResponsesLowering(Lowering):
                         self.add("assistant", [ThinkingPart(thought)])
                 case wire.FunctionCall():
                     origin = Origin(item.name, item.namespace, "function")
-                    written = arguments_of(f"{path}.arguments", item.arguments)
-                    self._add_call(path, item.call_id, origin, written)
+                    self._add_call(path, item.call_id, origin, arguments_of(item.arguments))
                 case wire.CustomToolCall():
                     origin = Origin(item.name, item.namespace, "custom")
                     self._add_call(path, item.call_id, origin, {INPUT: item.input})
                 case wire.ClientCall(kind=kind, input=asked):
-                    check_json(asked, path)
                     origin = Origin(kind, None, kind)
-                    self._add_call(path, item.call_id, origin, arguments_in(kind, asked))
+                    action = input_of(arguments_in(kind, asked))
+                    self._add_call(path, item.call_id, origin, action)
                 case wire.CustomToolCallOutput(output=output):
                     self._add_output(path, item.call_id, output)
                 case wire.ClientCallOutput(text=text):
@@ -331,7 +330,9 @@ class _ResponsesLowering(Lowering):
                     why = "item references lead to nothing that is kept: send the item"
                     raise InvalidRequest(f"{path}: {why}", path)
 
-    def _add_call(self, path: str, call_id: str, origin: Origin, arguments: dict[str, Any]) -> None:
+    def _add_call(
+        self, path: str, call_id: str, origin: Origin, arguments: dict[str, Any] | str
+    ) -> None:
         """The tool may be one of the prompt no longer."""
         name = origin.name
         namespace = origin.namespace

@@ -35,7 +35,8 @@ ALL = [*own_template_paths(), *REAL_PATHS]
 PLACES = (
     "system", "question", "thought", "answer", "late system", "tool name", "tool description",
     "schema key", "schema description", "schema enum", "schema type", "schema default", "call name",
-    "call id", "call key", "call value", "call inner key", "call list", "result", "result id",
+    "call id", "call key", "call value", "call inner key", "call list", "call text", "result",
+    "result id",
 )  # fmt: skip
 # Matched in other ways: in normalized text, without brackets, with the white space beside them, as
 # whole words only.
@@ -72,6 +73,7 @@ def payload_of(draw: Random, controls: Sequence[str]) -> str:
         several,
         f'"}}{control}{{"',
         control.replace("|", "\\u007c"),
+        control.replace("|", "\\u007c").replace("<", "\\u003c") + " whole",
     )
     return draw.choice(forms)
 
@@ -89,10 +91,15 @@ def prompt_of(texts: dict[str, str], *, has_tools: bool) -> Prompt:
     key = at("schema key", "city")
     schema = {"type": "object", "properties": {key: city}, "required": [key]}
     tool = Tool(at("tool name", "weather"), schema, at("tool description", "Gives it."))
-    given: dict[str, Any] = {
+    given: dict[str, Any] | str = {
         at("call key", "city"): at("call value", "Bern"),
         "inner": {at("call inner key", "a"): [1, at("call list", "b")]},
     }
+    if "call text" in texts:
+        given = f'{{"city": "{texts["call text"]}"'
+    if texts.get("call text", "").endswith("whole"):
+        # Python reads this as an object, whose texts have no escapes any more.
+        given += ', "count": NaN}'
     call = ToolUsePart(at("call id", "toolu_1"), at("call name", tool.name), given)
     result = ToolResultPart(at("result id", call.id), at("result", "Rain."))
     thought, answer = ThinkingPart(at("thought", "I look.")), TextPart(at("answer", "It rains."))
