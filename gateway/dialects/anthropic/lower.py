@@ -279,6 +279,9 @@ class _MessagesLowering(Lowering):
             content = message.content
             if message.only_sets_effort:
                 continue
+            # An answer that had no content comes back as it was.
+            if content == [] and message.role == "assistant":
+                continue
             if not content and not isinstance(content, str):
                 raise InvalidRequest(f"{path}: all messages must have non-empty content")
             if isinstance(content, str):

@@ -340,6 +340,9 @@ class _ChatLowering(Lowering):
         content = message.content
         marker = message.cache_control
         outer = None if calls else marker
+        # An answer that had no content comes back as it was.
+        if content == [] and outer is None:
+            return parts + self._calls(path, message)
         if isinstance(content, list):
             texts = [
                 wire.Text(text=p.refusal) if isinstance(p, wire.Refusal) else p for p in content
@@ -349,10 +352,17 @@ class _ChatLowering(Lowering):
             if content is None:
                 raise InvalidRequest(f"{path}.content: required unless there are tool_calls")
             parts.extend(self._texts(path, content, outer))
+        return parts + self._calls(path, message)
+
+    def _calls(self, path: str, message: wire.AssistantMessage) -> list[Part]:
+        """The message's marker counts as one on its last call."""
+        calls = message.tool_calls or []
+        parts: list[Part] = []
         for number, call in enumerate(calls):
             where = f"{path}.tool_calls[{number}]"
             function = call.function
-            self.mark(where, call.cache_control, marker if number == len(calls) - 1 else None)
+            outer = message.cache_control if number == len(calls) - 1 else None
+            self.mark(where, call.cache_control, outer)
             parts.append(ToolUsePart(call.id, function.name, arguments_of(function.arguments)))
         return parts
 

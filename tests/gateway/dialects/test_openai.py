@@ -333,10 +333,6 @@ REFUSED = [
     ({"messages": [USER, RESULT]}, "messages[1].tool_call_id"),
     ({"messages": [USER, CALLS, USER]}, "messages[2]"),
     ({"messages": [USER, CALLS, RESULT, RESULT]}, "messages[3].tool_call_id"),
-    (
-        {"messages": [USER, {**CALLS, "tool_calls": [BROKEN_CALL]}, RESULT]},
-        "messages[1].tool_calls[0].function.arguments",
-    ),
     ({"tools": [TOOL] * 2}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name"),
