@@ -274,7 +274,6 @@ def test_accepted(changes: dict[str, Any]) -> None:
 
 
 SCHEMA = {"type": "json_schema"}
-BROKEN_CALL = {**CALL, "function": {"name": "f", "arguments": "["}}
 REFUSED = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
