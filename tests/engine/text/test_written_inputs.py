@@ -1,4 +1,4 @@
-"""Calls whose input is no JSON object, on every template: cut ones, and others that models write."""
+"""Calls whose input is no JSON object, on every template: cut ones, and others that models make."""
 
 from functools import cache
 from pathlib import Path
