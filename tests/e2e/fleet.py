@@ -147,7 +147,8 @@ class Fleet:
         own = self.own[number] if self.own else {}
         given = {"ENGINE_LOG_LEVEL": "error", **settings, **own}
         environment = engine_environment(int(url.rpartition(":")[2]), given)
-        return start([*python("engine"), "--backend", self.backend], environment)
+        backend = own.get("ENGINE_BACKEND", self.backend)
+        return start([*python("engine"), "--backend", backend], environment)
 
     def told(self, path: str, kind: type[T], number: int = 0) -> T:
         """What the engine itself answers."""
