@@ -90,7 +90,10 @@ def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
     nets = [lease.prefix.saved_nano for (lease, *_) in all_held if lease.prefix is not None]
     known = [net for net in nets if net is not None]
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
-    tokens = sum(max(lease.entry.own_tokens for lease in same) for same in promised)
+    # Engines of one model hold the same tokens; those of another model hold others.
+    tokens = sum(
+        max(lease.entry.own_tokens for lease in same) for same in by_prefix(held, by_model=True)
+    )
     if held:
         words = formats.counted(len(promised), "prefix is", "prefixes are")
         by = "" if len(promised) == len(held) else f", by {formats.counted(len(held), 'lease')}"
@@ -119,12 +122,13 @@ def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
         parts.money_card("lease_saved_nano", sum(known) if known else None, delta=told)
 
 
-def by_prefix(leases: Sequence[Lease]) -> list[list[Lease]]:
-    """The leases of each prefix. One without a name is told by its entry, which is the same on
-    every engine of a model."""
-    found: dict[tuple[str | None, str], list[Lease]] = {}
+def by_prefix(leases: Sequence[Lease], *, by_model: bool = False) -> list[list[Lease]]:
+    """The leases of each prefix, of all models or of each. One without a name is told by its entry,
+    which is the same on every engine of a model."""
+    found: dict[tuple[str | None, str | None, str], list[Lease]] = {}
     for lease in leases:
-        key = lease.workspace, lease.entry.name or lease.entry.entry
+        model = lease.model if by_model else None
+        key = lease.workspace, model, lease.entry.name or lease.entry.entry
         found.setdefault(key, []).append(lease)
     return list(found.values())
 
@@ -198,7 +202,7 @@ def lease_table(found: Sequence[Lease], words: Mapping[str, str]) -> list[Row]:
             "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
             parts.REQUESTS_OF: parts.requests_of(entry.name, lease.workspace) if look else None,
             "Workspace": lease.workspace,
-            "Model": lease.prefix.model if lease.prefix else None,
+            "Model": lease.model,
             "Engine": lease.engine,
             "Reads": entry.reads,
             "Last used (UTC)": formats.moment(look.last_ms) if look else None,

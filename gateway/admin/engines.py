@@ -230,6 +230,7 @@ class LeasesController(AdminController):
         engines = [
             candidate for candidate in services.fleet.ready if engine in (None, candidate.name)
         ]
+        models = {found.name: services.name_of(found.description) for found in engines}
         largest = await _largest(engines, wanted, limit)
         listed = [(name, names.get(e.scope), e) for name, e in largest]
         keys = {
@@ -246,6 +247,7 @@ class LeasesController(AdminController):
                 engine=engine,
                 workspace=workspace,
                 entry=entry,
+                model=models[engine],
                 prefix=known.get((workspace or "", entry.name or "")),
                 cached_content=f"cachedContents/{content}" if content else None,
             )

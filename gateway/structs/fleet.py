@@ -189,7 +189,7 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine. `workspace` None: a scope of no workspace known here. `prefix`
+    """One live entry of one engine, whose `model` it is of. `workspace` None: a scope of no workspace known here. `prefix`
     is what the ledger knows of this prefix over its whole life, on all engines; None where it came
     only once, or the engine does not know its name. `cached_content` is the name of the cached
     content (Google's dialect) that it is held for."""
@@ -197,6 +197,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     workspace: str | None
     entry: EntryInfo
+    model: str | None = None
     prefix: PrefixReport | None = None
     cached_content: str | None = None
 

@@ -26,7 +26,8 @@ KILLED = 1
 MODELS = ("holdfast-demo", "synthetic")
 """By engine: the native one's, and that of the one that is killed."""
 WORKSPACES = ("code", "desk", "reports")
-TTLS = ("5m", "30m", "1h")
+TTLS = ("5m", "30m", "1h", "5m")
+"""By prompt. Each workspace has a prompt of each."""
 NUM_KILLS = 2
 PREFILL_US = 200
 BLOCK = 16
@@ -98,26 +99,25 @@ class Load:
     def turn(self, engine: int | None = None) -> None:
         """One answered turn, streamed or not."""
         workspace = self.chance.choice(WORKSPACES)
-        which = self.chance.randrange(4)
+        which = self.chance.randrange(len(TTLS))
         engine = self.chance.randrange(2) if engine is None else engine
-        ttl = TTLS[which % 3]
         is_stream = self.chance.random() < 0.3
-        self._ask(workspace, engine, which, ttl, is_stream=is_stream)
+        self._ask(workspace, engine, which, is_stream=is_stream)
 
     def fill(self, engine: int) -> None:
-        """A turn of each class and workspace."""
+        """A turn of each prompt, so that all are leased."""
         for workspace in WORKSPACES:
-            for which, ttl in enumerate(TTLS):
-                self._ask(workspace, engine, which, ttl, is_stream=False)
+            for which in range(len(TTLS)):
+                self._ask(workspace, engine, which, is_stream=False)
 
-    def _ask(
-        self, workspace: str, engine: int, which: int, ttl: str, *, is_stream: bool
-    ) -> None:
+    def _ask(self, workspace: str, engine: int, which: int, *, is_stream: bool) -> None:
         self.number += 1
+        ttl = TTLS[which]
         rules = f"{which} of {workspace}. " + "The lamp burns. " * (60 + 60 * which)
         question = f"{self.number}: why? " * self.chance.randrange(1, 9)
         output = self.chance.randrange(1, 6)
-        about = dict(workspace=workspace, engine=engine, life=self._life_of(engine), ttl=ttl)
+        life = self._life_of(engine)
+        about = {"workspace": workspace, "engine": engine, "life": life, "ttl": ttl}
         headers = headers_of(self.keys[workspace])
         if ttl == "30m":
             content = [{"type": "text", "text": rules, "prompt_cache_breakpoint": PLAIN}]
@@ -132,7 +132,7 @@ class Load:
             # Beyond the prefix it came out of memory without a mark.
             read = min(cached, found)
             counts = (usage["prompt_tokens"] - read - written, read, written)
-            output = usage["completion_tokens"]
+            output = int(usage["completion_tokens"])
         else:
             said = [{"role": "user", "content": question}]
             body = {"messages": said, "system": marked(rules, ttl), "max_tokens": output}
@@ -143,7 +143,7 @@ class Load:
                 usage = reply.raise_for_status().json()["usage"]
             written = usage["cache_creation"][f"ephemeral_{ttl}_input_tokens"]
             counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written)
-            output = usage["output_tokens"]
+            output = int(usage["output_tokens"])
         self._take(about, rules, counts, output)
 
     def _take(
@@ -241,7 +241,8 @@ class Load:
         self.refused += 2
 
     def kill(self) -> None:
-        """Between turns: what is cut is counted by other tests."""
+        """Between turns: what is cut is counted by other tests. All its leases are held then."""
+        self.fill(KILLED)
         self.fleet.kill(KILLED)
         eventually(lambda: self.fleet.num_ready() == 1)
         self.fleet.restart(KILLED)
@@ -271,13 +272,13 @@ def running_load(data: Path, num_turns: int, seed: int) -> Iterator[Load]:
         for part in range(NUM_KILLS + 1):
             if part:
                 load.kill()
-            load.fill(NATIVE)
-            load.fill(KILLED)
             for _ in range(num_turns // (NUM_KILLS + 1)):
                 load.turn()
             load.cancel()
             load.fail()
             load.refuse()
+        load.fill(NATIVE)
+        load.fill(KILLED)
         eventually(lambda: fleet.stats(NATIVE)["running"] == 0)
         eventually(lambda: len(fleet.gateway.rows()) == load.num_rows())
         yield load

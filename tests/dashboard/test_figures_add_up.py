@@ -1,0 +1,920 @@
+"""Every number of Overview, Savings, Memory, Prefixes, Latency, Fleet and Advice, as it is drawn,
+beside SQL over the ledger and a count that was made outside of gateway and ledger.
+
+FIGURES_TURNS says how many turns each load has beside those that fill the engines. The table is
+printed (`pytest -s`).
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.ui import formats
+from engine.protocol import TTLS, WRITE_FIELDS
+from engine.protocol.reports import PrefillSums
+from gateway.base.token_time import added, slope
+from scripts.stack import ADMIN_KEY, ENGINE_SECRET
+from tests.dashboard.conftest import Show
+from tests.dashboard.figures_load import (
+    BLOCK,
+    KILLED,
+    MODELS,
+    NATIVE,
+    NUM_KILLS,
+    Load,
+    Sent,
+    running_load,
+)
+from tests.dashboard.figures_table import Table
+from tests.dashboard.ledgers import rows
+from tests.dashboard.signed_in import said, table
+from tests.dashboard.test_figures import bars, card
+
+NUM_TURNS = int(os.environ.get("FIGURES_TURNS", "30"))
+SEED = int(os.environ.get("TEST_SEED", "20261129"))
+INPUT, READ, OUTPUT = 1000, 100, 5000
+"""Reference prices in nano-dollars a token; a write costs its class's multiple of the input."""
+WRITES = {ttl: round(INPUT * TTLS[ttl].write_multiple) for ttl in TTLS}
+WRITTEN = "(" + " + ".join(WRITE_FIELDS.values()) + ")"
+PROMPT = f"(input_tokens + cache_read_tokens + {WRITTEN})"
+AUTOMATIC = f"SUM(MIN(MAX(automatic_tokens - {WRITTEN}, 0), input_tokens))"
+FAILED = "outcome LIKE '%\\_error' ESCAPE '\\'"
+PREMIUM = " + ".join(f"{name} * {WRITES[ttl] - INPUT}" for ttl, name in WRITE_FIELDS.items())
+SAVED = f"SUM(cache_read_tokens * {INPUT - READ} - ({PREMIUM}))"
+COST = f"""SUM(input_tokens * {INPUT} + cache_read_tokens * {READ} + output_tokens * {OUTPUT}
+    + {WRITTEN} * {INPUT} + {PREMIUM})"""
+# A share in a table has three digits, and so has a percentage on a card.
+SHARE = 5.1e-4
+
+
+class Facts:
+    """What SQL says of the ledger, and what was counted outside."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.turns = load.turns
+        self.engines = [
+            load.fleet.told("stats", dict[str, Any], number) for number in range(len(MODELS))
+        ]
+        self.entries = [entry for url in load.fleet.engines for entry in entries_of(url)]
+        self.outputs = load.outputs()
+
+    def value(self, columns: str, where: str = "1") -> Any:
+        return self.rows(columns, where)[0][0]
+
+    def rows(self, columns: str, where: str = "1", rest: str = "") -> list[tuple[Any, ...]]:
+        return rows(self.load.data, f"SELECT {columns} FROM turns WHERE {where} {rest}")
+
+    def of(self, **values: Any) -> list[Sent]:
+        """The turns with these values."""
+        return [
+            turn
+            for turn in self.turns
+            if all(getattr(turn, name) == value for name, value in values.items())
+        ]
+
+    def failed(self, workspace: str | None = None, engine: int | None = None) -> int:
+        return sum(
+            count
+            for (name, number), count in self.load.failed.items()
+            if workspace in (None, name) and engine in (None, number)
+        )
+
+
+def entries_of(url: str) -> list[dict[str, Any]]:
+    """What an engine itself says that it holds."""
+    own = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    reply = httpx.get(f"{url}/v1/entries", headers=own, timeout=60, trust_env=False)
+    return [entry | {"url": url} for entry in reply.raise_for_status().json()]
+
+
+def saved_by(turns: Sequence[Sent]) -> int:
+    return sum(
+        turn.read * (INPUT - READ) - turn.written * (WRITES[turn.ttl] - INPUT)  # type: ignore[index]
+        for turn in turns
+    )
+
+
+def without_output(turns: Sequence[Sent]) -> int:
+    return sum(turn.prompt for turn in turns) * INPUT
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
+    with running_load(tmp_path_factory.mktemp("figures"), NUM_TURNS, SEED) as load:
+        yield Facts(load)
+
+
+def percent(part: float, whole: float) -> str:
+    return formats.percent(part / whole) if whole else formats.NO_VALUE
+
+
+def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
+    turns = facts.turns
+    read = sum(turn.read for turn in turns)
+    prompt = sum(turn.prompt for turn in turns)
+    written = sum(turn.written for turn in turns)
+    requests = len(turns) + facts.failed()
+    rates = {
+        "Token hit rate": ("SUM(cache_read_tokens)", f"SUM({PROMPT})", read, prompt),
+        "Cacheable hit rate": (
+            "SUM(cache_read_tokens)",
+            f"SUM({PROMPT} - input_tokens)",
+            read,
+            read + written,
+        ),
+        "Request hit rate": (
+            "SUM(cache_read_tokens > 0)",
+            "COUNT(*)",
+            sum(turn.read > 0 for turn in turns),
+            requests,
+        ),
+    }
+    for name, (part, whole, counted, of) in rates.items():
+        sql = percent(facts.value(part), facts.value(whole))
+        shown = card(app, name)[0]
+        table_.add("overview", name, shown, sql=sql, outside=percent(counted, of))
+    sql = formats.in_words(facts.value("SUM(cache_read_tokens)")).capitalize()
+    hero = next(
+        text.value.partition(" tokens were read")[0].strip("*")
+        for text in app.markdown
+        if " tokens were read" in text.value
+    )
+    outside = formats.in_words(read).capitalize()
+    table_.add("overview", "tokens read, in the sentence", hero, sql=sql, outside=outside)
+    shown, below = card(app, "Requests")
+    count = formats.compact(facts.value("COUNT(*)"))
+    table_.add("overview", "Requests", shown, sql=count, outside=formats.compact(requests))
+    refused = rows(facts.load.data, "SELECT SUM(requests) FROM refusals")[0][0]
+    failed = facts.value("COUNT(*)", FAILED)
+    table_.add(
+        "overview",
+        "Requests, below",
+        below,
+        sql=f"{failed:,} failed, {refused:,} refused",
+        outside=f"{facts.failed():,} failed, {facts.load.refused:,} refused",
+    )
+    money = formats.dollars(facts.value(SAVED))
+    outside = formats.dollars(saved_by(turns))
+    table_.add("overview", "Net saved", card(app, "Net saved")[0], sql=money, outside=outside)
+    add_time_avoided(table_, "overview", facts, app)
+    add_kept(table_, facts, app)
+    add_first_tokens(table_, "overview", facts, app)
+    in_use = in_use_of(facts.engines)
+    shown = card(app, "Pool in use")[0]
+    table_.add("overview", "Pool in use", shown, outside=formats.percent(in_use))
+    add_engine_rows(table_, "overview", facts, app)
+    add_reasons(table_, facts, app)
+    drawn = bars(app, 0).groupby("class")["amount"].sum().to_dict()
+    classes = {
+        "Read from cache": ("SUM(cache_read_tokens)", read),
+        **{
+            f"Written, {TTLS[ttl].words}": (
+                f"SUM({WRITE_FIELDS[ttl]})",
+                sum(turn.written for turn in turns if turn.ttl == ttl),
+            )
+            for ttl in TTLS
+        },
+    }
+    for name, (sum_of, counted) in classes.items():
+        shown = int(drawn.pop(name, 0))
+        table_.add("overview", f"chart: {name}", shown, sql=facts.value(sum_of), outside=counted)
+    rest = int(sum(drawn.values()))
+    outside = sum(turn.input for turn in turns)
+    sql = facts.value("SUM(input_tokens)")
+    table_.add("overview", "chart: neither read nor written", rest, sql=sql, outside=outside)
+    shown = int(drawn.get("Reused automatically", 0))
+    table_.add("overview", "chart: Reused automatically", shown, sql=facts.value(AUTOMATIC))
+
+
+def token_seconds(facts: Facts, engine: int) -> float | None:
+    """The time of a token by the steps that the ledger keeps of an engine."""
+    kept = rows(
+        facts.load.data,
+        f"""SELECT prefill_times FROM epoch_reports
+            WHERE engine = 'engine-{engine}' AND prefill_times IS NOT NULL""",
+    )
+    return slope(added(msgspec.json.decode(text, type=PrefillSums) for (text,) in kept))
+
+
+def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
+    """SQL: each engine's reads by the time of its token. Outside: the tokens below it."""
+    name = "Prefill time avoided"
+    shown, below = card(app, name)
+    read = {
+        engine: facts.value("COALESCE(SUM(cache_read_tokens), 0)", f"engine = 'engine-{engine}'")
+        for engine in (NATIVE, KILLED)
+    }
+    times = {engine: token_seconds(facts, engine) for engine in read}
+    known = [read[engine] * time for engine, time in times.items() if time is not None]
+    sql = formats.seconds(sum(known) if known else None)
+    table_.add(page, name, shown, sql=sql)
+    unknown = sum(read[engine] for engine, time in times.items() if time is None)
+    more = f", {formats.compact(unknown)} of them not timed" if unknown else ""
+    outside = sum(turn.read for turn in facts.turns)
+    told = f"{formats.compact(sum(read.values()))} tokens read{more}"
+    counted = f"{formats.compact(outside)} tokens read{more}"
+    table_.add(page, f"{name}, below", below, sql=told, outside=counted)
+
+
+def add_kept(table_: Table, facts: Facts, app: AppTest) -> None:
+    """When the engine was killed each prompt that it had in that life was leased."""
+    shown, below = card(app, "Leases kept")
+    granted = rows(
+        facts.load.data,
+        f"""SELECT SUM(granted), SUM(expired) FROM epoch_reports
+            WHERE engine = 'engine-{KILLED}' AND epoch <> '{facts.engines[KILLED]["epoch"]}'""",
+    )[0]
+    gone = [turn for turn in facts.of(engine=KILLED) if turn.life < NUM_KILLS]
+    lost = len({(turn.life, turn.workspace, turn.prefix) for turn in gone})
+    told = f"early: {granted[0] - granted[1]:,} lost in a restart"
+    counted = f"early: {lost:,} lost in a restart"
+    table_.add("overview", "Leases kept, below", below, sql=told, outside=counted)
+    ended = Counter(dict(rows(facts.load.data, ENDED)))
+    expired = ended["expired"]
+    sql = percent(expired, expired + granted[0] - granted[1])
+    table_.add("overview", "Leases kept", shown, sql=sql)
+
+
+ENDED = "SELECT reason, SUM(leases) FROM lease_ends WHERE width_seconds = 60 GROUP BY reason"
+
+
+def add_first_tokens(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
+    """Medians of one model and length, which the gateway alone times. Within 1 %, and a unit's
+    last digit."""
+    below = card(app, "First token, with a read")[1] or ""
+    for name, sign in (("with a read", ">"), ("without a read", "=")):
+        label = f"First token, {name}"
+        shown = card(app, label)[0]
+        if shown == formats.NO_VALUE:
+            table_.add(page, label, shown, sql=formats.NO_VALUE)
+            continue
+        model, low, high = compared_by(facts)
+        times = first_tokens(facts, model, low, high, sign)
+        median = times[math.ceil(0.5 * len(times)) - 1]
+        number, unit = shown.split()
+        seconds = float(number) / (1000 if unit == "ms" else 1)
+        rounding = (5e-4 if unit == "ms" else 5e-3) / median
+        table_.add(page, label, seconds, sql=median, within=0.011 + rounding)
+    if page == "overview" and below and "tokens" in below:
+        model, low, high = compared_by(facts)
+        outside = f"{low:,} to {high:,} tokens, {model}"
+        table_.add(page, "First token, of which prompts", below, sql=outside)
+
+
+LENGTHS = ((0, 1000), (1000, 4000), (4000, 16_000), (16_000, 64_000))
+
+
+def first_tokens(facts: Facts, model: str, low: int, high: int, sign: str) -> list[float]:
+    where = f"""model = '{model}' AND {PROMPT} > {low} AND {PROMPT} <= {high}
+        AND cache_read_tokens {sign} 0 AND first_token_seconds IS NOT NULL"""
+    return sorted(seconds for (seconds,) in facts.rows("first_token_seconds", where))
+
+
+def compared_by(facts: Facts) -> tuple[str, int, int]:
+    """The model and length that most turns with and without a read both have."""
+    sides = {
+        (model, low, high): [
+            len(first_tokens(facts, model, low, high, sign)) for sign in (">", "=")
+        ]
+        for model in MODELS
+        for low, high in LENGTHS
+    }
+    return max(sides, key=lambda which: min(sides[which]))
+
+
+def in_use_of(engines: Sequence[dict[str, Any]]) -> float:
+    pools = [engine["blocks"] for engine in engines]
+    return sum(pool["active"] + pool["leased"] for pool in pools) / sum(
+        pool["total"] for pool in pools
+    )
+
+
+def add_engine_rows(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
+    shown = table(app, "Pool in use").set_index("Engine")
+    for number, stats in enumerate(facts.engines):
+        row = shown.loc[f"engine-{number}"]
+        values = {
+            "Pool in use": (in_use_of([stats]), SHARE),
+            "Running": (stats["running"], 0.0),
+            "Waiting": (stats["waiting"], 0.0),
+            "Leases": (stats["num_leases"], 0.0),
+            "Preempted": (stats["counters"]["preempted_requests"], 0.0),
+            "Foreign": (stats["blocks"]["foreign"] / stats["blocks"]["total"], SHARE),
+            "Foreign running": (stats["foreign_running"], 0.0),
+        }
+        for name, (outside, apart) in values.items():
+            if name in row:
+                named = f"engine-{number}: {name}"
+                value = float(row[name])
+                table_.add(page, named, value, outside=outside, apart=apart, of=name)
+
+
+def add_reasons(table_: Table, facts: Facts, app: AppTest) -> None:
+    """The sum of the reasons is the number of turns that read nothing and have one."""
+    shares = [text.value for text in app.text if " · " in text.value and "request" in text.value]
+    shown = sum(int(text.split(" · ")[1].split()[0].replace(",", "")) for text in shares)
+    sql = facts.value("COUNT(*)", "miss_reason IS NOT NULL AND cache_read_tokens = 0")
+    outside = sum(turn.written > 0 and not turn.read for turn in facts.turns)
+    table_.add("overview", "Why prompts missed: requests", shown, sql=sql, outside=outside)
+
+
+def add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
+    turns = facts.turns
+    outputs = sum(facts.outputs.values())
+    without = without_output(turns) + outputs * OUTPUT
+    premium = sum(turn.written * (WRITES[turn.ttl] - INPUT) for turn in turns)  # type: ignore[index]
+    discount = sum(turn.read for turn in turns) * (INPUT - READ)
+    money = {
+        "Net saved": (SAVED, discount - premium),
+        "Without a cache": (f"SUM({PROMPT} * {INPUT} + output_tokens * {OUTPUT})", without),
+        "Write premium": (f"SUM({PREMIUM})", premium),
+        "Read discount": (f"SUM(cache_read_tokens) * {INPUT - READ}", discount),
+        "Actual cost": (COST, without + premium - discount),
+    }
+    for name, (sum_of, counted) in money.items():
+        sql = formats.dollars(facts.value(sum_of))
+        table_.add("savings", name, card(app, name)[0], sql=sql, outside=formats.dollars(counted))
+    share = f"{percent(discount - premium, without)} of the cost"
+    table_.add("savings", "Net saved, below", card(app, "Net saved")[1], outside=share)
+    add_time_avoided(table_, "savings", facts, app)
+    undelivered = facts.failed()
+    told = f"{formats.counted(undelivered, 'request')} ended with an error"
+    shown = next(text.value for text in app.caption if "ended with an error" in text.value)
+    table_.add("savings", "not delivered", shown.partition(" in place")[0], outside=told)
+    by_model = table(app, "Output (tokens)").set_index("Model")
+    for engine, model in enumerate(MODELS):
+        where = f"model = '{model}'"
+        add_group(table_, facts, by_model.loc[model], model, where, facts.of(engine=engine), engine)
+    by_workspace = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
+    by_workspace = by_workspace.set_index("Workspace")
+    for workspace, row in by_workspace.iterrows():
+        where = f"workspace_id = '{workspace}'"
+        add_group(table_, facts, row, str(workspace), where, facts.of(workspace=workspace), None)
+    drawn = bars(app, 1)
+    shown = float((drawn["top"] - drawn["bottom"]).sum())
+    sql = facts.value(SAVED) / 1e9
+    table_.add("savings", "chart: saved", shown, sql=sql, outside=(discount - premium) / 1e9)
+    add_prefixes_paid(table_, facts, app)
+    hosted = table(app, "This traffic ($)")
+    for name in ("This traffic ($)", "Without caching ($)"):
+        # test_figures.py compares them with the file of prices.
+        table_.add("savings", f"{name}, rows", len(hosted), outside=len(hosted), of=name)
+
+
+def add_group(
+    table_: Table,
+    facts: Facts,
+    row: Any,
+    name: str,
+    where: str,
+    turns: list[Sent],
+    engine: int | None,
+) -> None:
+    """A row of a table by model or workspace. Output of a cancelled turn is known by engine."""
+    workspace = None if engine is not None else name
+    failed = facts.failed(workspace, engine)
+    read = sum(turn.read for turn in turns)
+    prompt = sum(turn.prompt for turn in turns)
+    output = facts.outputs[engine] if engine is not None else None
+    cost = None
+    if output is not None:
+        cost = (without_output(turns) - saved_by(turns) + output * OUTPUT) / 1e9
+    known = {
+        "Requests": ("COUNT(*)", len(turns) + failed),
+        "Failed": (f"SUM({FAILED})", failed),
+        "Hit rate": (f"1.0 * SUM(cache_read_tokens) / SUM({PROMPT})", read / prompt),
+        "Net saved ($)": (f"{SAVED} / 1e9", saved_by(turns) / 1e9),
+        "Cost ($)": (f"{COST} / 1e9", cost),
+        "Read (tokens)": ("SUM(cache_read_tokens)", read),
+        **{
+            f"Written {ttl} (tokens)": (
+                f"SUM({WRITE_FIELDS[ttl]})",
+                sum(turn.written for turn in turns if turn.ttl == ttl),
+            )
+            for ttl in TTLS
+        },
+        "Reused automatically (tokens)": (AUTOMATIC, None),
+        "Computed, not written (tokens)": (f"SUM(input_tokens) - {AUTOMATIC}", None),
+        "Output (tokens)": ("SUM(output_tokens)", output),
+    }
+    for column, (sum_of, counted) in known.items():
+        table_.add(
+            "savings",
+            f"{name}: {column}",
+            float(row[column]),
+            sql=facts.value(sum_of, where),
+            outside=counted,
+            apart=SHARE if column == "Hit rate" else 0.0,
+            of=column,
+        )
+    both = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
+    outside = sum(turn.input for turn in turns)
+    table_.add("savings", f"{name}: neither read nor written", float(both), outside=outside)
+
+
+def twice(facts: Facts) -> list[Sent]:
+    """The turns of prefixes that came more than once. A prefix is a text of a workspace, of all
+    models."""
+    counts = Counter((turn.workspace, turn.prefix) for turn in facts.turns)
+    return [turn for turn in facts.turns if counts[turn.workspace, turn.prefix] > 1]
+
+
+TWICE = "prefix IN (SELECT prefix FROM turns GROUP BY prefix HAVING COUNT(*) > 1)"
+
+
+def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
+    """The table of prefixes that came more than once, by the sums of its columns."""
+    shown = table(app, "Cheaper TTL")
+    shown = shown[shown["Prefix id"].notna()]
+    turns = twice(facts)
+    distinct = len({(turn.workspace, turn.prefix) for turn in turns})
+    known: dict[str, tuple[str, float]] = {
+        "Requests": ("COUNT(*)", len(turns)),
+        "With a read": ("SUM(cache_read_tokens > 0)", sum(turn.read > 0 for turn in turns)),
+        "Net ($)": (f"{SAVED} / 1e9", saved_by(turns) / 1e9),
+    }
+    for column, (sum_of, counted) in known.items():
+        value = float(shown[column].sum())
+        sql = facts.value(sum_of, TWICE)
+        table_.add("savings", f"prefixes: {column}", value, sql=sql, outside=counted, of=column)
+    gaps = ("Gaps up to 5 min", "Gaps 5 min to 1 h", "Longer gaps")
+    gap = "opened_ms - LAG(opened_ms) OVER (PARTITION BY prefix ORDER BY opened_ms, id)"
+    with_gaps = f"(SELECT {gap} AS gap FROM turns WHERE {TWICE})"
+    counts = rows(
+        facts.load.data,
+        f"""SELECT COALESCE(SUM(gap <= 300000), 0),
+            COALESCE(SUM(gap > 300000 AND gap <= 3600000), 0), COALESCE(SUM(gap > 3600000), 0)
+            FROM {with_gaps}""",
+    )[0]
+    for name, count in zip(gaps, counts, strict=True):
+        value = float(shown[name].sum())
+        table_.add("savings", f"prefixes: {name}", value, sql=count, of=name)
+    value = float(sum(shown[name].sum() for name in gaps))
+    table_.add("savings", "prefixes: all gaps", value, outside=len(turns) - distinct)
+    table_.add("savings", "prefixes: rows", len(shown), outside=distinct)
+    column = "Tokens read per token written"
+    value = float(shown[column].sum())
+    table_.add(
+        "savings",
+        f"prefixes: {column}",
+        value,
+        outside=read_per_write(turns),
+        apart=0.005 * len(shown),
+        of=column,
+    )
+    newest = {(turn.workspace, turn.prefix): turn for turn in turns}.values()
+    tokens = sum(turn.read + turn.written for turn in newest)
+    value = float(shown["Tokens"].sum())
+    table_.add("savings", "prefixes: Tokens", value, outside=tokens, of="Tokens")
+    # A read saves 0.9 of an input token, and a write costs its class's premium.
+    column = "Pays back after (reads)"
+    value = float(shown[column].sum())
+    least = sum(1 + (turn.ttl == "1h") for turn in newest)
+    table_.add("savings", f"prefixes: {column}", value, outside=least, of=column)
+    # test_figures.py compares it with what each TTL would have cost.
+    table_.named["savings"].add("It would save ($)")
+
+
+def read_per_write(turns: Sequence[Sent]) -> float:
+    """The sum over prefixes of the tokens that were read of each that was written."""
+    read = Counter[tuple[str, str]]()
+    written = Counter[tuple[str, str]]()
+    for turn in turns:
+        key = turn.workspace, turn.prefix
+        read[key] += turn.read
+        written[key] += turn.written
+    return sum(read[key] / written[key] for key in written)
+
+
+def add_memory(table_: Table, facts: Facts, app: AppTest) -> None:
+    """The engines' own counts; what is leased is what clients wrote in this life."""
+    pools = [engine["blocks"] for engine in facts.engines]
+    total = sum(pool["total"] for pool in pools)
+    shares = {
+        "Pool in use": ("active", "leased"),
+        "Leased": ("leased",),
+        "Best effort": ("best_effort",),
+        "Without an entry": ("cached",),
+        "Free": ("free",),
+    }
+    for name, states in shares.items():
+        part = sum(pool[state] for pool in pools for state in states)
+        table_.add("memory", name, card(app, name)[0], outside=percent(part, total))
+    counters = [engine["counters"] for engine in facts.engines]
+    for name, counter in (
+        ("Copies on write", "copied_blocks"),
+        ("Evicted blocks", "evicted_blocks"),
+    ):
+        outside = formats.compact(sum(count[counter] for count in counters))
+        table_.add("memory", name, card(app, name)[0], outside=outside)
+    holders = table(app, "Share")
+    table_.add(
+        "memory",
+        "Who fills it: Share, of all",
+        float(holders["Share"].sum()),
+        outside=1.0,
+        apart=SHARE * len(holders),
+        of="Share",
+    )
+    shown = float(holders["Blocks"].sum())
+    table_.add("memory", "Who fills it: Blocks, of all", shown, outside=total, of="Blocks")
+    by_workspace = holders.set_index("Workspace")
+    for workspace in facts.load.keys:
+        held = {
+            (turn.engine, turn.prefix): -(-(turn.written) // BLOCK)
+            for turn in living(facts)
+            if turn.written and turn.workspace == workspace
+        }
+        leased = by_workspace.loc[workspace, "Leased"]
+        table_.add(
+            "memory", f"{workspace}: Leased", float(leased), outside=sum(held.values()), of="Leased"
+        )
+    for column, state in (
+        ("Active", "active"),
+        ("Leased", "leased"),
+        ("Best effort", "best_effort"),
+        ("Without an entry", "cached"),
+    ):
+        value = float(holders[column].sum())
+        told = sum(pool[state] for pool in pools)
+        table_.add("memory", f"Who fills it: {column}, of all", value, outside=told, of=column)
+    column = "Leased in the store"
+    table_.add(
+        "memory", f"Who fills it: {column}", float(holders[column].sum()), outside=0, of=column
+    )
+    memories = [facts.load.fleet.told("memory", dict[str, Any], n) for n in range(len(MODELS))]
+    room = sum(memory["referenced_blocks"] * memory["block_size"] for memory in memories)
+    unused = sum(memory["unused_tokens"] for memory in memories)
+    told = percent(unused, room)
+    table_.add("memory", "Unused room", card(app, "Unused room")[0], outside=told)
+    none = formats.NO_VALUE
+    table_.add("memory", "Host tier", card(app, "Host tier")[0], outside=none)
+    # In full is the first engine, which no one killed.
+    pool_rows = table(app, "Tier")
+    whole = pool_rows[~pool_rows["Blocks are"].str.startswith("of them")]
+    total = pools[NATIVE]["total"]
+    description = facts.load.fleet.gateway.engine(NATIVE)["description"]
+    size = description["kv_bytes_per_token"] / 2**20
+    for column, told in (
+        ("Blocks", total),
+        ("Tokens", total * BLOCK),
+        ("MiB", total * BLOCK * size),
+        ("Share", 1.0),
+    ):
+        value = float(whole[column].sum())
+        table_.add(
+            "memory",
+            f"engine-0, its pool: {column}",
+            value,
+            outside=told,
+            apart=SHARE * len(whole) if column == "Share" else 0.0,
+            of=column,
+        )
+    ended = [frame.value for frame in app.dataframe if "Entries" in frame.value.columns]
+    counters = facts.engines[NATIVE]["counters"]
+    told = counters["leases_expired"] + counters["evicted_entries"]
+    value = int(sum(frame["Entries"].sum() for frame in ended))
+    table_.add("memory", "engine-0: Entries that ended", value, outside=told, of="Entries")
+    rests = table(app, "Time, up to")
+    reads = sum(turn.read > 0 for turn in facts.of(engine=NATIVE))
+    column = "Used again after"
+    value = int(rests[column].sum())
+    table_.add("memory", f"engine-0: {column}", value, outside=reads, of=column)
+    column = "Evicted after no use for"
+    told = facts.engines[NATIVE]["counters"]["evicted_entries"]
+    value = int(rests[column].sum())
+    table_.add("memory", f"engine-0: {column}", value, outside=told, of=column)
+
+
+def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
+    entries = facts.entries
+    leased = [entry for entry in entries if entry["state"] == "leased"]
+    alive = living(facts)
+    granted = sum(turn.written > 0 for turn in alive)
+    shown = card(app, "Leases")[0]
+    table_.add("prefixes", "Leases", shown, sql=str(len(leased)), outside=str(granted))
+    tokens = sum(entry["tokens"] for entry in leased)
+    written = sum(turn.written for turn in alive)
+    shown = card(app, "Tokens held")[0]
+    table_.add(
+        "prefixes",
+        "Tokens held",
+        shown,
+        sql=formats.compact(tokens),
+        outside=formats.compact(written),
+    )
+    sentence = said(app, "markdown").partition("**")[2].partition("**")[0]
+    texts = len({(turn.workspace, turn.prefix) for turn in alive if turn.written})
+    prefixes = formats.counted(texts, "prefix is", "prefixes are")
+    table_.add("prefixes", "promised, in the sentence", sentence, outside=f"{prefixes} promised")
+    held = table(app, "Ends in")
+    by_entry = {(entry["entry"], entry["tokens"]): entry for entry in entries}
+    for column, name in (("Tokens", "tokens"), ("Blocks", "blocks"), ("Reads", "reads")):
+        shown = float(held[column].sum())
+        outside = sum(entry[name] for entry in by_entry.values())
+        table_.add("prefixes", f"entries: {column}", shown, outside=outside, of=column)
+    reads = sum(turn.read > 0 for turn in alive)
+    shown = float(held["Reads"].sum())
+    table_.add("prefixes", "entries: Reads, by clients", shown, outside=reads, of="Reads")
+    now = {(turn.workspace, turn.prefix) for turn in alive if turn.written}
+    held_ones = [turn for turn in twice(facts) if (turn.workspace, turn.prefix) in now]
+    names = ", ".join(f"'{entry['name']}'" for entry in entries)
+    sql = formats.dollars(facts.value(SAVED, f"prefix IN ({names}) AND {TWICE}"))
+    outside = formats.dollars(saved_by(held_ones))
+    label = "Net of what is held"
+    table_.add("prefixes", label, card(app, label)[0], sql=sql, outside=outside)
+    of_prefix = {
+        name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", TWICE, "GROUP BY prefix")
+    }
+    column = "Net saved ($)"
+    value = float(held[column].sum())
+    told = sum(of_prefix.get(entry["name"], 0.0) for entry in entries)
+    table_.add("prefixes", f"entries: {column}, of each", value, sql=told, of=column)
+    column = "Tokens read per token written"
+    counts = Counter((turn.workspace, turn.prefix) for turn in alive if turn.written)
+    each = {
+        key: read_per_write([turn for turn in held_ones if (turn.workspace, turn.prefix) == key])
+        for key in counts
+    }
+    outside_sum = sum(each[key] * count for key, count in counts.items())
+    table_.add(
+        "prefixes",
+        f"entries: {column}",
+        float(held[column].sum()),
+        outside=outside_sum,
+        apart=0.005 * len(held),
+        of=column,
+    )
+    soonest = min(entry["expires_in_seconds"] for entry in leased)
+    minutes, seconds = card(app, "Ends next")[0].split(":")
+    # In whole seconds, and asked for at another moment.
+    table_.add(
+        "prefixes", "Ends next", 60 * int(minutes) + int(seconds), outside=soonest, apart=60.0
+    )
+    column = "TTL left"
+    left = sum(entry["expires_in_seconds"] / TTLS[entry["ttl"]].seconds for entry in entries)
+    table_.add(
+        "prefixes",
+        f"entries: {column}",
+        float(held[column].sum()),
+        outside=left,
+        apart=len(entries) * 0.2,
+        of=column,
+    )
+    column = "Shared by"
+    value = float(held[column].sum())
+    told = sum(entry["shared_by"] for entry in entries)
+    table_.add("prefixes", f"entries: {column}", value, outside=told, of=column)
+
+
+def living(facts: Facts) -> list[Sent]:
+    """The turns of what is held now: those since it was written last, in this life of its engine."""
+    since: dict[tuple[str, int, str], list[Sent]] = {}
+    for turn in facts.turns:
+        if turn.engine == KILLED and turn.life < NUM_KILLS:
+            continue
+        key = turn.workspace, turn.engine, turn.prefix
+        if turn.written:
+            since[key] = []
+        since[key].append(turn)
+    return [turn for turns in since.values() for turn in turns]
+
+
+def add_latency(table_: Table, facts: Facts, app: AppTest) -> None:
+    add_first_tokens(table_, "latency", facts, app)
+    shown = table(app, "Times shorter").set_index("Prompt tokens")
+    (model,) = set(shown["Model"])
+    for low, high in LENGTHS:
+        for name, sign in (("With a read", ">"), ("Without a read", "=")):
+            times = first_tokens(facts, model, low, high, sign)
+            length = f"{low:,} to {high:,}"
+            if length not in shown.index:
+                assert not times
+                continue
+            counted = sum(
+                low < turn.prompt <= high and (turn.read > 0) == (sign == ">")
+                for turn in facts.of(engine=MODELS.index(model))
+            )
+            row = shown.loc[length]
+            table_.add(
+                "latency",
+                f"{length}: {name}",
+                float(row[name]),
+                sql=len(times),
+                outside=counted,
+                of=name,
+            )
+            for share, column in ((0.5, "median"), (0.95, "95 %")):
+                of = f"{name}, {column} (s)"
+                if times:
+                    sql = times[math.ceil(share * len(times)) - 1]
+                    value = float(row[of])
+                    table_.add("latency", f"{length}: {of}", value, sql=sql, within=0.0105, of=of)
+    for length, row in shown.iterrows():
+        sides = [row[f"{name}, median (s)"] for name in ("Without a read", "With a read")]
+        if all(value == value for value in sides):
+            outside = sides[0] / sides[1]
+            table_.add(
+                "latency",
+                f"{length}: Times shorter",
+                float(row["Times shorter"]),
+                outside=outside,
+                within=0.002,
+                of="Times shorter",
+            )
+    added_seconds = [
+        max(first - prefill, 0.0)
+        for first, prefill in facts.rows(
+            "first_token_seconds, prefill_seconds + queue_seconds",
+            f"model = '{model}' AND prefill_seconds + queue_seconds IS NOT NULL"
+            " AND first_token_seconds IS NOT NULL",
+        )
+    ]
+    label = "Gateway overhead"
+    middle = formats.seconds(sorted(added_seconds)[math.ceil(0.5 * len(added_seconds)) - 1])
+    table_.add("latency", label, card(app, label)[0], sql=middle)
+    label = "Sooner with a read"
+    shown_times = card(app, label)[0]
+    if shown_times == formats.NO_VALUE:
+        table_.add("latency", label, shown_times, sql=formats.NO_VALUE)
+        return
+    model, low, high = compared_by(facts)
+    medians = [
+        times[math.ceil(0.5 * len(times)) - 1]
+        for times in (first_tokens(facts, model, low, high, sign) for sign in "=>")
+    ]
+    times_sooner = float(shown_times.removesuffix("×"))
+    # Two digits, of two medians within 1 % each.
+    table_.add("latency", label, times_sooner, sql=medians[0] / medians[1], within=0.08)
+
+
+def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
+    shown = card(app, "Engines ready")[0]
+    table_.add("fleet", "Engines ready", shown, outside=f"{len(MODELS)} of {len(MODELS)}")
+    stats = facts.engines
+    busy = f"{sum(s['running'] for s in stats)} · {sum(s['waiting'] for s in stats)}"
+    label = "Running and waiting"
+    table_.add("fleet", label, card(app, label)[0], outside=busy)
+    add_engine_rows(table_, "fleet", facts, app)
+    missed = "miss_reason = 'engine_restart'"
+    again = facts.value(f"COALESCE(SUM({WRITTEN}), 0)", missed)
+    seen = Counter[tuple[str, str]]()
+    outside = 0
+    turns = 0
+    for life in range(NUM_KILLS + 1):
+        own = facts.of(engine=KILLED, life=life)
+        written = [turn for turn in own if turn.written]
+        lost = [turn for turn in written if seen[turn.workspace, turn.prefix]]
+        outside += sum(turn.written for turn in lost)
+        turns += len(lost)
+        seen.update((turn.workspace, turn.prefix) for turn in written)
+    label = "Written again"
+    shown, below = card(app, label)
+    table_.add("fleet", label, shown, sql=formats.compact(again), outside=formats.compact(outside))
+    table_.add("fleet", f"{label}, below", below, outside=f"tokens after {NUM_KILLS} restarts")
+    restarts = table(app, "Turns that missed for it")
+    for column, sql, counted in (
+        ("Turns that missed for it", facts.value("COUNT(*)", missed), turns),
+        ("Tokens written again", again, outside),
+    ):
+        value = float(restarts[column].sum())
+        table_.add("fleet", f"restarts: {column}", value, sql=sql, outside=counted, of=column)
+    held = "available_tokens IS NOT NULL"
+    captured = "MAX(COALESCE(captured_tokens, 0), cache_read_tokens + automatic_tokens)"
+    label = "Read of what was held"
+    sql = percent(
+        facts.value("SUM(cache_read_tokens + automatic_tokens)", held),
+        facts.value(f"SUM(MAX(available_tokens, {captured}))", held),
+    )
+    table_.add("fleet", label, card(app, label)[0], sql=sql)
+    engines = {each["name"]: each for each in facts.load.fleet.gateway.get("engines")}
+    shown_engines = table(app, "Names known").set_index("Engine")
+    for number in range(len(MODELS)):
+        value = float(shown_engines.loc[f"engine-{number}", "Names known"])
+        told = len(facts.load.fleet.held_names(number))
+        name = f"engine-{number}: Names known"
+        table_.add("fleet", name, value, outside=told, of="Names known")
+    assert set(engines) == set(shown_engines.index)
+
+
+def add_advice(table_: Table, facts: Facts, app: AppTest) -> None:
+    """Requests are counted; what other markers would have cost adds up."""
+    streams = table(app, "Would save (input tokens)")
+    for _, row in streams.iterrows():
+        name = f"{row['Workspace']}, {row['Model']}"
+        where = f"workspace_id = '{row['Workspace']}' AND model = '{row['Model']}'"
+        own = facts.of(workspace=row["Workspace"], engine=MODELS.index(row["Model"]))
+        sql = facts.value("COUNT(*)", f"{where} AND NOT {FAILED}")
+        table_.add(
+            "advice",
+            f"{name}: Requests",
+            float(row["Requests"]),
+            sql=sql,
+            outside=len(own),
+            of="Requests",
+        )
+    tokens = "Would save (input tokens)"
+    hero = next(text.value for text in app.markdown if "of requests" in text.value)
+    told = float(hero.partition("the price of ")[2].split()[0].strip("*").replace(",", ""))
+    value = float(streams[tokens].sum())
+    apart = 0.5 * len(streams) + 0.5
+    table_.add(
+        "advice",
+        f"{tokens}, of all and in the sentence",
+        told,
+        outside=value,
+        apart=apart,
+        of=tokens,
+    )
+    money = float(streams["Would save ($)"].sum())
+    shown = hero.partition("**$")[2].partition("**")[0]
+    table_.add(
+        "advice",
+        "Would save ($), of all and in the sentence",
+        float(shown),
+        outside=money,
+        apart=5.1e-5,
+        of="Would save ($)",
+    )
+    add_ways(table_, facts, app, streams.iloc[0])
+
+
+def add_ways(table_: Table, facts: Facts, app: AppTest, stream: Any) -> None:
+    """What the turns of one key and model did cost, and its cards beside its row."""
+    ways = table(app, "Cost (input tokens)").set_index("Markers")
+    was = ways.loc["As it was"]
+    engine = MODELS.index(stream["Model"])
+    where = f"workspace_id = '{stream['Workspace']}' AND model = '{stream['Model']}'"
+    own = facts.of(workspace=stream["Workspace"], engine=engine)
+    counted = sum(turn.prompt for turn in own) - saved_by(own) / INPUT
+    paid = f"SUM({PROMPT}) - {SAVED} / {INPUT}.0"
+    known: dict[str, tuple[str, float, float]] = {
+        "Cost (input tokens)": (paid, counted, 0.5),
+        "Cost ($)": (f"({paid}) * {INPUT} / 1e9", counted * INPUT / 1e9, 5e-7),
+        "Read": ("SUM(cache_read_tokens)", sum(turn.read for turn in own), 0.0),
+        "Input": ("SUM(input_tokens)", sum(turn.input for turn in own), 0.0),
+        **{
+            f"Written {ttl}": (
+                f"SUM({WRITE_FIELDS[ttl]})",
+                sum(turn.written for turn in own if turn.ttl == ttl),
+                0.0,
+            )
+            for ttl in TTLS
+            if f"Written {ttl}" in ways
+        },
+        "Requests with a read": ("SUM(cache_read_tokens > 0)", sum(t.read > 0 for t in own), 0.0),
+    }
+    for column, (sum_of, outside, apart) in known.items():
+        sql = facts.value(sum_of, where)
+        table_.add(
+            "advice",
+            f"as it was: {column}",
+            float(was[column]),
+            sql=sql,
+            outside=outside,
+            apart=apart,
+            of=column,
+        )
+    cards = {
+        "Saves": formats.dollars(round(stream["Would save ($)"] * 1e9)),
+        "Saves, input tokens": f"{stream['Would save (input tokens)']:,}",
+        "Prefill saved": f"{stream['Prefill saved (s)']:,.1f} s",
+    }
+    for label, told in cards.items():
+        table_.add("advice", label, card(app, label)[0], outside=told)
+    # Advice's own tests judge what it found; the beginnings that turns share are all their marks'.
+    table_.named["advice"] |= {"Prefill saved (s)", "Faults", "Shared beginning, tokens"}
+
+
+# What is held is looked at first, before it ends.
+ADDED = {
+    "memory": add_memory,
+    "prefixes": add_prefixes,
+    "overview": add_overview,
+    "savings": add_savings,
+    "latency": add_latency,
+    "fleet": add_fleet,
+    "advice": add_advice,
+}
+
+
+def test_every_number_of_the_pages_is_that_of_the_ledger_and_of_the_clients(
+    facts: Facts, show: Show
+) -> None:
+    table_ = Table()
+    missing = {}
+    for page, add in ADDED.items():
+        app = show(facts.load.url, page, ADMIN_KEY, range="1h")
+        add(table_, facts, app)
+        missing[page] = table_.missing(page, app)
+    print(f"\n{table_.text()}\n{table_.counts()}")
+    assert not any(missing.values()), missing
+    assert not table_.wrong(), [figure.name for figure in table_.wrong()]
