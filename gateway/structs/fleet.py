@@ -189,10 +189,11 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine, whose `model` it is of. `workspace` None: a scope of no workspace known here. `prefix`
-    is what the ledger knows of this prefix over its whole life, on all engines; None where it came
-    only once, or the engine does not know its name. `cached_content` is the name of the cached
-    content (Google's dialect) that it is held for."""
+    """One live entry of one engine, whose `model` it is of. `workspace` None: a scope of no
+    workspace known here. `prefix` is what the ledger knows of this prefix over its whole life, on
+    all engines and of all models; None where it came only once, or the engine does not know its
+    name. `cached_content` is the name of the cached content (Google's dialect) that it is held
+    for."""
 
     engine: str
     workspace: str | None

@@ -263,7 +263,7 @@ class Load:
 
 
 @contextmanager
-def running_load(data: Path, num_turns: int, seed: int) -> Iterator[Load]:
+def running_load(data: Path, num_turns: int, seed: str) -> Iterator[Load]:
     """The load, once all of it is in the ledger. Its engines and gateway still run."""
     gateway = {"HOLDFAST_MODELS": ""}
     with running_fleet(data, 2, 1, SETTINGS, gateway, own=OWN) as fleet:

@@ -38,7 +38,7 @@ from tests.dashboard.signed_in import said, table
 from tests.dashboard.test_figures import bars, card
 
 NUM_TURNS = int(os.environ.get("FIGURES_TURNS", "30"))
-SEED = int(os.environ.get("TEST_SEED", "20261129"))
+SEED = os.environ.get("TEST_SEED", "20261129")
 INPUT, READ, OUTPUT = 1000, 100, 5000
 """Reference prices in nano-dollars a token; a write costs its class's multiple of the input."""
 WRITES = {ttl: round(INPUT * TTLS[ttl].write_multiple) for ttl in TTLS}
@@ -676,7 +676,7 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
 
 
 def living(facts: Facts) -> list[Sent]:
-    """The turns of what is held now: those since it was written last, in this life of its engine."""
+    """The turns of what is held now, since it was written last in this life of its engine."""
     since: dict[tuple[str, int, str], list[Sent]] = {}
     for turn in facts.turns:
         if turn.engine == KILLED and turn.life < NUM_KILLS:
