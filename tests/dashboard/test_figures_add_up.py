@@ -780,9 +780,9 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
     shown, below = card(app, label)
     table_.add("fleet", label, shown, sql=formats.compact(again), outside=formats.compact(outside))
     table_.add("fleet", f"{label}, below", below, outside=f"tokens after {NUM_KILLS} restarts")
-    restarts = table(app, "Turns that missed for it")
+    restarts = table(app, "Turns that read less for it")
     for column, sql, counted in (
-        ("Turns that missed for it", facts.value("COUNT(*)", missed), turns),
+        ("Turns that read less for it", facts.value("COUNT(*)", missed), turns),
         ("Tokens written again", again, outside),
     ):
         value = float(restarts[column].sum())
