@@ -8,112 +8,65 @@ printed (`pytest -s`).
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import httpx
-import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
 from engine.protocol import TTLS, WRITE_FIELDS
-from engine.protocol.reports import PrefillSums
-from gateway.base.token_time import added, slope
-from scripts.stack import ADMIN_KEY, ENGINE_SECRET
+from scripts.stack import ADMIN_KEY
 from tests.dashboard.conftest import Show
+from tests.dashboard.figures_facts import (
+    AUTOMATIC,
+    COST,
+    ENDED,
+    FAILED,
+    INPUT,
+    LENGTHS,
+    PREMIUM,
+    PROMPT,
+    SAVED,
+    SHARE,
+    TWICE,
+    WRITES,
+    Facts,
+    add_engine_rows,
+    add_first_tokens,
+    add_time_avoided,
+    compared_by,
+    first_tokens,
+    in_use_of,
+    percent,
+    read_per_write,
+    saved_by,
+    twice,
+    without_output,
+)
+from tests.dashboard.figures_live import add_fleet, add_memory, add_prefixes
 from tests.dashboard.figures_load import (
-    BLOCK,
     KILLED,
     MODELS,
-    NATIVE,
     NUM_KILLS,
-    Load,
     Sent,
     running_load,
 )
 from tests.dashboard.figures_table import Table
 from tests.dashboard.ledgers import rows
-from tests.dashboard.signed_in import said, table
+from tests.dashboard.signed_in import table
 from tests.dashboard.test_figures import bars, card
 
 NUM_TURNS = int(os.environ.get("FIGURES_TURNS", "30"))
+
+
 SEED = os.environ.get("TEST_SEED", "20261129")
-INPUT, READ, OUTPUT = 1000, 100, 5000
-"""Reference prices in nano-dollars a token; a write costs its class's multiple of the input."""
-WRITES = {ttl: round(INPUT * TTLS[ttl].write_multiple) for ttl in TTLS}
-WRITTEN = "(" + " + ".join(WRITE_FIELDS.values()) + ")"
-PROMPT = f"(input_tokens + cache_read_tokens + {WRITTEN})"
-AUTOMATIC = f"SUM(MIN(MAX(automatic_tokens - {WRITTEN}, 0), input_tokens))"
-FAILED = "outcome LIKE '%\\_error' ESCAPE '\\'"
-PREMIUM = " + ".join(f"{name} * {WRITES[ttl] - INPUT}" for ttl, name in WRITE_FIELDS.items())
-SAVED = f"SUM(cache_read_tokens * {INPUT - READ} - ({PREMIUM}))"
-COST = f"""SUM(input_tokens * {INPUT} + cache_read_tokens * {READ} + output_tokens * {OUTPUT}
-    + {WRITTEN} * {INPUT} + {PREMIUM})"""
-# A share in a table has three digits, and so has a percentage on a card.
-SHARE = 5.1e-4
-
-
-class Facts:
-    """What SQL says of the ledger, and what was counted outside."""
-
-    def __init__(self, load: Load) -> None:
-        self.load = load
-        self.turns = load.turns
-        self.engines = [
-            load.fleet.told("stats", dict[str, Any], number) for number in range(len(MODELS))
-        ]
-        self.entries = [entry for url in load.fleet.engines for entry in entries_of(url)]
-        self.outputs = load.outputs()
-
-    def value(self, columns: str, where: str = "1") -> Any:
-        return self.rows(columns, where)[0][0]
-
-    def rows(self, columns: str, where: str = "1", rest: str = "") -> list[tuple[Any, ...]]:
-        return rows(self.load.data, f"SELECT {columns} FROM turns WHERE {where} {rest}")
-
-    def of(self, **values: Any) -> list[Sent]:
-        """The turns with these values."""
-        return [
-            turn
-            for turn in self.turns
-            if all(getattr(turn, name) == value for name, value in values.items())
-        ]
-
-    def failed(self, workspace: str | None = None, engine: int | None = None) -> int:
-        return sum(
-            count
-            for (name, number), count in self.load.failed.items()
-            if workspace in (None, name) and engine in (None, number)
-        )
-
-
-def entries_of(url: str) -> list[dict[str, Any]]:
-    """What an engine itself says that it holds."""
-    own = {"authorization": f"Bearer {ENGINE_SECRET}"}
-    reply = httpx.get(f"{url}/v1/entries", headers=own, timeout=60, trust_env=False)
-    return [entry | {"url": url} for entry in reply.raise_for_status().json()]
-
-
-def saved_by(turns: Sequence[Sent]) -> int:
-    return sum(
-        turn.read * (INPUT - READ) - turn.written * (WRITES[turn.ttl] - INPUT)  # type: ignore[index]
-        for turn in turns
-    )
-
-
-def without_output(turns: Sequence[Sent]) -> int:
-    return sum(turn.prompt for turn in turns) * INPUT
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
     with running_load(tmp_path_factory.mktemp("figures"), NUM_TURNS, SEED) as load:
         yield Facts(load)
-
-
-def percent(part: float, whole: float) -> str:
-    return formats.percent(part / whole) if whole else formats.NO_VALUE
 
 
 def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
@@ -194,36 +147,6 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     table_.add("overview", "chart: Reused automatically", shown, sql=facts.value(AUTOMATIC))
 
 
-def token_seconds(facts: Facts, engine: int) -> float | None:
-    """The time of a token by the steps that the ledger keeps of an engine."""
-    kept = rows(
-        facts.load.data,
-        f"""SELECT prefill_times FROM epoch_reports
-            WHERE engine = 'engine-{engine}' AND prefill_times IS NOT NULL""",
-    )
-    return slope(added(msgspec.json.decode(text, type=PrefillSums) for (text,) in kept))
-
-
-def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
-    """SQL: each engine's reads by the time of its token. Outside: the tokens below it."""
-    name = "Prefill time avoided"
-    shown, below = card(app, name)
-    read = {
-        engine: facts.value("COALESCE(SUM(cache_read_tokens), 0)", f"engine = 'engine-{engine}'")
-        for engine in (NATIVE, KILLED)
-    }
-    times = {engine: token_seconds(facts, engine) for engine in read}
-    known = [read[engine] * time for engine, time in times.items() if time is not None]
-    sql = formats.seconds(sum(known) if known else None)
-    table_.add(page, name, shown, sql=sql)
-    unknown = sum(read[engine] for engine, time in times.items() if time is None)
-    more = f", {formats.compact(unknown)} of them not timed" if unknown else ""
-    outside = sum(turn.read for turn in facts.turns)
-    told = f"{formats.compact(sum(read.values()))} tokens read{more}"
-    counted = f"{formats.compact(outside)} tokens read{more}"
-    table_.add(page, f"{name}, below", below, sql=told, outside=counted)
-
-
 def add_kept(table_: Table, facts: Facts, app: AppTest) -> None:
     """When the engine was killed each prompt that it had in that life was leased."""
     shown, below = card(app, "Leases kept")
@@ -241,80 +164,6 @@ def add_kept(table_: Table, facts: Facts, app: AppTest) -> None:
     expired = ended["expired"]
     sql = percent(expired, expired + granted[0] - granted[1])
     table_.add("overview", "Leases kept", shown, sql=sql)
-
-
-ENDED = "SELECT reason, SUM(leases) FROM lease_ends WHERE width_seconds = 60 GROUP BY reason"
-
-
-def add_first_tokens(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
-    """Medians of one model and length, which the gateway alone times. Within 1 %, and a unit's
-    last digit."""
-    below = card(app, "First token, with a read")[1] or ""
-    for name, sign in (("with a read", ">"), ("without a read", "=")):
-        label = f"First token, {name}"
-        shown = card(app, label)[0]
-        if shown == formats.NO_VALUE:
-            table_.add(page, label, shown, sql=formats.NO_VALUE)
-            continue
-        model, low, high = compared_by(facts)
-        times = first_tokens(facts, model, low, high, sign)
-        median = times[math.ceil(0.5 * len(times)) - 1]
-        number, unit = shown.split()
-        seconds = float(number) / (1000 if unit == "ms" else 1)
-        rounding = (5e-4 if unit == "ms" else 5e-3) / median
-        table_.add(page, label, seconds, sql=median, within=0.011 + rounding)
-    if page == "overview" and below and "tokens" in below:
-        model, low, high = compared_by(facts)
-        outside = f"{low:,} to {high:,} tokens, {model}"
-        table_.add(page, "First token, of which prompts", below, sql=outside)
-
-
-LENGTHS = ((0, 1000), (1000, 4000), (4000, 16_000), (16_000, 64_000))
-
-
-def first_tokens(facts: Facts, model: str, low: int, high: int, sign: str) -> list[float]:
-    where = f"""model = '{model}' AND {PROMPT} > {low} AND {PROMPT} <= {high}
-        AND cache_read_tokens {sign} 0 AND first_token_seconds IS NOT NULL"""
-    return sorted(seconds for (seconds,) in facts.rows("first_token_seconds", where))
-
-
-def compared_by(facts: Facts) -> tuple[str, int, int]:
-    """The model and length that most turns with and without a read both have."""
-    sides = {
-        (model, low, high): [
-            len(first_tokens(facts, model, low, high, sign)) for sign in (">", "=")
-        ]
-        for model in MODELS
-        for low, high in LENGTHS
-    }
-    return max(sides, key=lambda which: min(sides[which]))
-
-
-def in_use_of(engines: Sequence[dict[str, Any]]) -> float:
-    pools = [engine["blocks"] for engine in engines]
-    return sum(pool["active"] + pool["leased"] for pool in pools) / sum(
-        pool["total"] for pool in pools
-    )
-
-
-def add_engine_rows(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
-    shown = table(app, "Pool in use").set_index("Engine")
-    for number, stats in enumerate(facts.engines):
-        row = shown.loc[f"engine-{number}"]
-        values = {
-            "Pool in use": (in_use_of([stats]), SHARE),
-            "Running": (stats["running"], 0.0),
-            "Waiting": (stats["waiting"], 0.0),
-            "Leases": (stats["num_leases"], 0.0),
-            "Preempted": (stats["counters"]["preempted_requests"], 0.0),
-            "Foreign": (stats["blocks"]["foreign"] / stats["blocks"]["total"], SHARE),
-            "Foreign running": (stats["foreign_running"], 0.0),
-        }
-        for name, (outside, apart) in values.items():
-            if name in row:
-                named = f"engine-{number}: {name}"
-                value = float(row[name])
-                table_.add(page, named, value, outside=outside, apart=apart, of=name)
 
 
 def add_reasons(table_: Table, facts: Facts, app: AppTest) -> None:
@@ -420,16 +269,6 @@ def add_group(
     table_.add("savings", f"{name}: neither read nor written", float(both), outside=outside)
 
 
-def twice(facts: Facts) -> list[Sent]:
-    """The turns of prefixes that came more than once. A prefix is a text of a workspace, of all
-    models."""
-    counts = Counter((turn.workspace, turn.prefix) for turn in facts.turns)
-    return [turn for turn in facts.turns if counts[turn.workspace, turn.prefix] > 1]
-
-
-TWICE = "prefix IN (SELECT prefix FROM turns GROUP BY prefix HAVING COUNT(*) > 1)"
-
-
 def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
     """The table of prefixes that came more than once, by the sums of its columns."""
     shown = table(app, "Cheaper TTL")
@@ -481,211 +320,6 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
     table_.add("savings", f"prefixes: {column}", value, outside=least, of=column)
     # test_figures.py compares it with what each TTL would have cost.
     table_.named["savings"].add("It would save ($)")
-
-
-def read_per_write(turns: Sequence[Sent]) -> float:
-    """The sum over prefixes of the tokens that were read of each that was written."""
-    read = Counter[tuple[str, str]]()
-    written = Counter[tuple[str, str]]()
-    for turn in turns:
-        key = turn.workspace, turn.prefix
-        read[key] += turn.read
-        written[key] += turn.written
-    return sum(read[key] / written[key] for key in written)
-
-
-def add_memory(table_: Table, facts: Facts, app: AppTest) -> None:
-    """The engines' own counts; what is leased is what clients wrote in this life."""
-    pools = [engine["blocks"] for engine in facts.engines]
-    total = sum(pool["total"] for pool in pools)
-    shares = {
-        "Pool in use": ("active", "leased"),
-        "Leased": ("leased",),
-        "Best effort": ("best_effort",),
-        "Without an entry": ("cached",),
-        "Free": ("free",),
-    }
-    for name, states in shares.items():
-        part = sum(pool[state] for pool in pools for state in states)
-        table_.add("memory", name, card(app, name)[0], outside=percent(part, total))
-    counters = [engine["counters"] for engine in facts.engines]
-    for name, counter in (
-        ("Copies on write", "copied_blocks"),
-        ("Evicted blocks", "evicted_blocks"),
-    ):
-        outside = formats.compact(sum(count[counter] for count in counters))
-        table_.add("memory", name, card(app, name)[0], outside=outside)
-    holders = table(app, "Share")
-    table_.add(
-        "memory",
-        "Who fills it: Share, of all",
-        float(holders["Share"].sum()),
-        outside=1.0,
-        apart=SHARE * len(holders),
-        of="Share",
-    )
-    shown = float(holders["Blocks"].sum())
-    table_.add("memory", "Who fills it: Blocks, of all", shown, outside=total, of="Blocks")
-    by_workspace = holders.set_index("Workspace")
-    for workspace in facts.load.keys:
-        held = {
-            (turn.engine, turn.prefix): -(-(turn.written) // BLOCK)
-            for turn in living(facts)
-            if turn.written and turn.workspace == workspace
-        }
-        leased = by_workspace.loc[workspace, "Leased"]
-        table_.add(
-            "memory", f"{workspace}: Leased", float(leased), outside=sum(held.values()), of="Leased"
-        )
-    for column, state in (
-        ("Active", "active"),
-        ("Leased", "leased"),
-        ("Best effort", "best_effort"),
-        ("Without an entry", "cached"),
-    ):
-        value = float(holders[column].sum())
-        told = sum(pool[state] for pool in pools)
-        table_.add("memory", f"Who fills it: {column}, of all", value, outside=told, of=column)
-    column = "Leased in the store"
-    table_.add(
-        "memory", f"Who fills it: {column}", float(holders[column].sum()), outside=0, of=column
-    )
-    memories = [facts.load.fleet.told("memory", dict[str, Any], n) for n in range(len(MODELS))]
-    room = sum(memory["referenced_blocks"] * memory["block_size"] for memory in memories)
-    unused = sum(memory["unused_tokens"] for memory in memories)
-    told = percent(unused, room)
-    table_.add("memory", "Unused room", card(app, "Unused room")[0], outside=told)
-    none = formats.NO_VALUE
-    table_.add("memory", "Host tier", card(app, "Host tier")[0], outside=none)
-    # In full is the first engine, which no one killed.
-    pool_rows = table(app, "Tier")
-    whole = pool_rows[~pool_rows["Blocks are"].str.startswith("of them")]
-    total = pools[NATIVE]["total"]
-    description = facts.load.fleet.gateway.engine(NATIVE)["description"]
-    size = description["kv_bytes_per_token"] / 2**20
-    for column, told in (
-        ("Blocks", total),
-        ("Tokens", total * BLOCK),
-        ("MiB", total * BLOCK * size),
-        ("Share", 1.0),
-    ):
-        value = float(whole[column].sum())
-        table_.add(
-            "memory",
-            f"engine-0, its pool: {column}",
-            value,
-            outside=told,
-            apart=SHARE * len(whole) if column == "Share" else 0.0,
-            of=column,
-        )
-    ended = [frame.value for frame in app.dataframe if "Entries" in frame.value.columns]
-    counters = facts.engines[NATIVE]["counters"]
-    told = counters["leases_expired"] + counters["evicted_entries"]
-    value = int(sum(frame["Entries"].sum() for frame in ended))
-    table_.add("memory", "engine-0: Entries that ended", value, outside=told, of="Entries")
-    rests = table(app, "Time, up to")
-    reads = sum(turn.read > 0 for turn in facts.of(engine=NATIVE))
-    column = "Used again after"
-    value = int(rests[column].sum())
-    table_.add("memory", f"engine-0: {column}", value, outside=reads, of=column)
-    column = "Evicted after no use for"
-    told = facts.engines[NATIVE]["counters"]["evicted_entries"]
-    value = int(rests[column].sum())
-    table_.add("memory", f"engine-0: {column}", value, outside=told, of=column)
-
-
-def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
-    entries = facts.entries
-    leased = [entry for entry in entries if entry["state"] == "leased"]
-    alive = living(facts)
-    granted = sum(turn.written > 0 for turn in alive)
-    shown = card(app, "Leases")[0]
-    table_.add("prefixes", "Leases", shown, sql=str(len(leased)), outside=str(granted))
-    tokens = sum(entry["tokens"] for entry in leased)
-    written = sum(turn.written for turn in alive)
-    shown = card(app, "Tokens held")[0]
-    table_.add(
-        "prefixes",
-        "Tokens held",
-        shown,
-        sql=formats.compact(tokens),
-        outside=formats.compact(written),
-    )
-    sentence = said(app, "markdown").partition("**")[2].partition("**")[0]
-    texts = len({(turn.workspace, turn.prefix) for turn in alive if turn.written})
-    prefixes = formats.counted(texts, "prefix is", "prefixes are")
-    table_.add("prefixes", "promised, in the sentence", sentence, outside=f"{prefixes} promised")
-    held = table(app, "Ends in")
-    by_entry = {(entry["entry"], entry["tokens"]): entry for entry in entries}
-    for column, name in (("Tokens", "tokens"), ("Blocks", "blocks"), ("Reads", "reads")):
-        shown = float(held[column].sum())
-        outside = sum(entry[name] for entry in by_entry.values())
-        table_.add("prefixes", f"entries: {column}", shown, outside=outside, of=column)
-    reads = sum(turn.read > 0 for turn in alive)
-    shown = float(held["Reads"].sum())
-    table_.add("prefixes", "entries: Reads, by clients", shown, outside=reads, of="Reads")
-    now = {(turn.workspace, turn.prefix) for turn in alive if turn.written}
-    held_ones = [turn for turn in twice(facts) if (turn.workspace, turn.prefix) in now]
-    names = ", ".join(f"'{entry['name']}'" for entry in entries)
-    sql = formats.dollars(facts.value(SAVED, f"prefix IN ({names}) AND {TWICE}"))
-    outside = formats.dollars(saved_by(held_ones))
-    label = "Net of what is held"
-    table_.add("prefixes", label, card(app, label)[0], sql=sql, outside=outside)
-    of_prefix = {
-        name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", TWICE, "GROUP BY prefix")
-    }
-    column = "Net saved ($)"
-    value = float(held[column].sum())
-    told = sum(of_prefix.get(entry["name"], 0.0) for entry in entries)
-    table_.add("prefixes", f"entries: {column}, of each", value, sql=told, of=column)
-    column = "Tokens read per token written"
-    counts = Counter((turn.workspace, turn.prefix) for turn in alive if turn.written)
-    each = {
-        key: read_per_write([turn for turn in held_ones if (turn.workspace, turn.prefix) == key])
-        for key in counts
-    }
-    outside_sum = sum(each[key] * count for key, count in counts.items())
-    table_.add(
-        "prefixes",
-        f"entries: {column}",
-        float(held[column].sum()),
-        outside=outside_sum,
-        apart=0.005 * len(held),
-        of=column,
-    )
-    soonest = min(entry["expires_in_seconds"] for entry in leased)
-    minutes, seconds = card(app, "Ends next")[0].split(":")
-    # In whole seconds, and asked for at another moment.
-    table_.add(
-        "prefixes", "Ends next", 60 * int(minutes) + int(seconds), outside=soonest, apart=60.0
-    )
-    column = "TTL left"
-    left = sum(entry["expires_in_seconds"] / TTLS[entry["ttl"]].seconds for entry in entries)
-    table_.add(
-        "prefixes",
-        f"entries: {column}",
-        float(held[column].sum()),
-        outside=left,
-        apart=len(entries) * 0.2,
-        of=column,
-    )
-    column = "Shared by"
-    value = float(held[column].sum())
-    told = sum(entry["shared_by"] for entry in entries)
-    table_.add("prefixes", f"entries: {column}", value, outside=told, of=column)
-
-
-def living(facts: Facts) -> list[Sent]:
-    """The turns of what is held now, since it was written last in this life of its engine."""
-    since: dict[tuple[str, int, str], list[Sent]] = {}
-    for turn in facts.turns:
-        if turn.engine == KILLED and turn.life < NUM_KILLS:
-            continue
-        key = turn.workspace, turn.engine, turn.prefix
-        if turn.written:
-            since[key] = []
-        since[key].append(turn)
-    return [turn for turns in since.values() for turn in turns]
 
 
 def add_latency(table_: Table, facts: Facts, app: AppTest) -> None:
@@ -754,55 +388,6 @@ def add_latency(table_: Table, facts: Facts, app: AppTest) -> None:
     times_sooner = float(shown_times.removesuffix("×"))
     # Two digits, of two medians within 1 % each.
     table_.add("latency", label, times_sooner, sql=medians[0] / medians[1], within=0.08)
-
-
-def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
-    shown = card(app, "Engines ready")[0]
-    table_.add("fleet", "Engines ready", shown, outside=f"{len(MODELS)} of {len(MODELS)}")
-    stats = facts.engines
-    busy = f"{sum(s['running'] for s in stats)} · {sum(s['waiting'] for s in stats)}"
-    label = "Running and waiting"
-    table_.add("fleet", label, card(app, label)[0], outside=busy)
-    add_engine_rows(table_, "fleet", facts, app)
-    missed = "miss_reason = 'engine_restart'"
-    again = facts.value(f"COALESCE(SUM({WRITTEN}), 0)", missed)
-    seen = Counter[tuple[str, str]]()
-    outside = 0
-    turns = 0
-    for life in range(NUM_KILLS + 1):
-        own = facts.of(engine=KILLED, life=life)
-        written = [turn for turn in own if turn.written]
-        lost = [turn for turn in written if seen[turn.workspace, turn.prefix]]
-        outside += sum(turn.written for turn in lost)
-        turns += len(lost)
-        seen.update((turn.workspace, turn.prefix) for turn in written)
-    label = "Written again"
-    shown, below = card(app, label)
-    table_.add("fleet", label, shown, sql=formats.compact(again), outside=formats.compact(outside))
-    table_.add("fleet", f"{label}, below", below, outside=f"tokens after {NUM_KILLS} restarts")
-    restarts = table(app, "Turns that read less for it")
-    for column, sql, counted in (
-        ("Turns that read less for it", facts.value("COUNT(*)", missed), turns),
-        ("Tokens written again", again, outside),
-    ):
-        value = float(restarts[column].sum())
-        table_.add("fleet", f"restarts: {column}", value, sql=sql, outside=counted, of=column)
-    held = "available_tokens IS NOT NULL"
-    captured = "MAX(COALESCE(captured_tokens, 0), cache_read_tokens + automatic_tokens)"
-    label = "Read of what was held"
-    sql = percent(
-        facts.value("SUM(cache_read_tokens + automatic_tokens)", held),
-        facts.value(f"SUM(MAX(available_tokens, {captured}))", held),
-    )
-    table_.add("fleet", label, card(app, label)[0], sql=sql)
-    engines = {each["name"]: each for each in facts.load.fleet.gateway.get("engines")}
-    shown_engines = table(app, "Names known").set_index("Engine")
-    for number in range(len(MODELS)):
-        value = float(shown_engines.loc[f"engine-{number}", "Names known"])
-        told = len(facts.load.fleet.held_names(number))
-        name = f"engine-{number}: Names known"
-        table_.add("fleet", name, value, outside=told, of="Names known")
-    assert set(engines) == set(shown_engines.index)
 
 
 def add_advice(table_: Table, facts: Facts, app: AppTest) -> None:
