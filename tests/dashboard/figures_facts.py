@@ -27,7 +27,9 @@ from tests.dashboard.ledgers import rows
 from tests.dashboard.signed_in import table
 from tests.dashboard.test_figures import card
 
-INPUT, READ, OUTPUT = 1000, 100, 5000
+INPUT = 1000
+READ = 100
+OUTPUT = 5000
 
 
 """Reference prices in nano-dollars a token; a write costs its class's multiple of the input."""
