@@ -13,6 +13,7 @@ from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProt
 from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.admin_client import Admin
 from tests.gateway.process import new_key
+from tests.gateway.serving import eventually
 
 MODELS = ("tiny-one", "tiny-two")
 # The second may lease next to nothing: its entries are best-effort, and still in memory.
@@ -82,6 +83,11 @@ def by_gateway(directory: Path, *, has_kinds: bool = False) -> Iterator[ByGatewa
             admin = Admin(url)
             for workspace in admin.get("workspaces"):
                 admin.post(f"workspaces/{workspace['id']}", {"may_approximate": True})
+            # What may be asked for is measured behind exact turns.
+            eventually(
+                lambda: not any(one["description"]["is_measuring"] for one in admin.get("engines")),
+                seconds=240,
+            )
         client = stack.enter_context(httpx.Client(base_url=url, timeout=120))
         server = ByGateway(machines, client, [API_KEY, *keys], list(MODELS))
         server.has_kinds = has_kinds

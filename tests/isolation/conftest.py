@@ -12,6 +12,7 @@ from scripts.stack import Stack, running_stack
 from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.admin_client import Admin
 from tests.gateway.process import new_key
+from tests.gateway.serving import eventually
 from tests.isolation.probes import ENGINE, KINDS, client_of
 
 WORKSPACES = ("owner-of-it", "stranger-to-it", "reference-of-it")
@@ -36,7 +37,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         settings = {**ENGINE, **KINDS, "ENGINE_MODEL": str(write_tiny_model(data / "tiny"))}
         running = stack.enter_context(running_stack(data, engine_settings=settings))
         keys = [new_key(data, workspace) for workspace in WORKSPACES]
+        admin = Admin(running.gateway)
         for workspace in WORKSPACES:
-            Admin(running.gateway).post(f"workspaces/{workspace}", {"may_approximate": True})
+            admin.post(f"workspaces/{workspace}", {"may_approximate": True})
+        # What may be asked for is measured behind exact turns.
+        eventually(
+            lambda: not any(one["description"]["is_measuring"] for one in admin.get("engines")),
+            seconds=240,
+        )
         clients = [stack.enter_context(client_of(running.gateway, key)) for _, key in keys]
         yield House(running, data, keys[0][0], *clients)
