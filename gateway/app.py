@@ -70,7 +70,7 @@ from gateway.routing.fleet import Fleet, open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.model_ids import ModelIds
 from gateway.routing.router import Router
-from gateway.turn.contents import MAX_WAITING_BYTES, Keeper, KeptResponses
+from gateway.turn.contents import MAX_WAITING_BYTES, ContentWriter, StoredResponses
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.sweep import Sweep
@@ -201,8 +201,8 @@ class _Books:
 class _Kept:
     """What is kept of turns for those who ask for it later."""
 
-    keeper: Keeper
-    responses: KeptResponses
+    content_writer: ContentWriter
+    responses: StoredResponses
     cached_contents: CachedContents
 
 
@@ -236,7 +236,9 @@ async def _start(base: _Base, image_hosts: ImageHosts, begin_trace: BeginTrace) 
     background = Background()
     base.stack.push_async_callback(background.close, _SETTLE_SECONDS)
     kept = await _keep_contents(base, stores, journal, background)
-    turns = _turn_service(base, stores, fleet, books, queue, kept.keeper, background, begin_trace)
+    turns = _turn_service(
+        base, stores, fleet, books, queue, kept.content_writer, background, begin_trace
+    )
     workers = Workers()
     base.stack.callback(workers.close)
     sealing = Sealing(stores.ledgers.store, base.settings.master_secret)
@@ -411,18 +413,18 @@ async def _keep_contents(
     secret = base.settings.master_secret
     tuning = base.settings.tuning
     store = stores.ledgers.store
-    keeper = Keeper(
+    content_writer = ContentWriter(
         Contents(store, secret),
         journal,
         background,
         clock,
         most_waiting_bytes=min(MAX_WAITING_BYTES, base.settings.journal_max_bytes // 4),
     )
-    await keeper.start()
-    base.run_beside("contents", keeper.run)
-    base.run_beside("kept_contents", keeper.drain)
+    await content_writer.start()
+    base.run_beside("contents", content_writer.run)
+    base.run_beside("kept_contents", content_writer.drain)
     days = tuning.response_days if tuning.keep_responses else None
-    responses = KeptResponses(
+    responses = StoredResponses(
         Contents(store, secret, KeptResponseRow, days),
         clock,
         keeps_all=days is not None,
@@ -432,7 +434,9 @@ async def _keep_contents(
     cached_contents = CachedContents(
         store, secret, tuning.cached_contents, tuning.cached_content_bytes
     )
-    return _Kept(keeper=keeper, responses=responses, cached_contents=cached_contents)
+    return _Kept(
+        content_writer=content_writer, responses=responses, cached_contents=cached_contents
+    )
 
 
 def _turn_service(
@@ -441,7 +445,7 @@ def _turn_service(
     fleet: Fleet,
     books: _Books,
     queue: EngineQueue,
-    keeper: Keeper,
+    content_writer: ContentWriter,
     background: Background,
     begin_trace: BeginTrace,
 ) -> TurnService:
@@ -470,9 +474,9 @@ def _turn_service(
         metrics=metrics,
         background=background,
         diagnostics=PromptComparer(queries.fingerprint, background),
-        residency=LastHolders(fleet.epoch_of),
+        last_holders=LastHolders(fleet.epoch_of),
         recaller=PrefixRecaller(partial(last_use, queries.ledger), background),
-        keeper=keeper,
+        content_writer=content_writer,
         clock=clock,
         begin_trace=begin_trace,
     )

@@ -14,7 +14,7 @@ from dashboard.views.savings import NUM_DIGITS, first_words, prefix_label, reads
 from engine.protocol import TTLS, BestEffortReason
 from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
-from gateway.structs.fleet import Dropped, Lease
+from gateway.structs.fleet import Dropped, LiveEntry
 
 REFRESH_SECONDS = 3
 NUM_LEASES = 500
@@ -59,14 +59,14 @@ class View(NamedTuple):
     """`silent` are the engines whose leases are not known now, and why. `words` are the first words
     of prefixes, by their last request."""
 
-    leases: list[Lease]
+    leases: list[LiveEntry]
     silent: list[Condition]
     words: Mapping[str, str]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
-    leases = client.get("/admin/v1/leases", list[Lease], held)
+    leases = client.get("/admin/v1/leases", list[LiveEntry], held)
     ordered = sorted(leases, key=worth, reverse=True)
     words = first_words(client, (lease.prefix.look for lease in ordered if lease.prefix))
     return View(ordered, conditions.silent(client, chosen.engine), words)
@@ -82,7 +82,7 @@ def draw(view: View, chosen: Selection) -> None:
     )
 
 
-def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
+def draw_cards(leases: list[LiveEntry], silent: list[Condition]) -> None:
     held = [lease for lease in leases if lease.entry.state == "leased"]
     promised = by_prefix(held)
     all_held = by_prefix(leases)
@@ -122,10 +122,10 @@ def draw_cards(leases: list[Lease], silent: list[Condition]) -> None:
         parts.money_card("lease_saved_nano", sum(known) if known else None, delta=told)
 
 
-def by_prefix(leases: Sequence[Lease], *, by_model: bool = False) -> list[list[Lease]]:
+def by_prefix(leases: Sequence[LiveEntry], *, by_model: bool = False) -> list[list[LiveEntry]]:
     """The leases of each prefix, of all models or of each. One without a name is told by its entry,
     which is the same on every engine of a model."""
-    found: dict[tuple[str | None, str | None, str], list[Lease]] = {}
+    found: dict[tuple[str | None, str | None, str], list[LiveEntry]] = {}
     for lease in leases:
         model = lease.model if by_model else None
         key = lease.workspace, model, lease.entry.name or lease.entry.entry
@@ -178,14 +178,14 @@ def silent_rows(silent: Sequence[Condition]) -> list[Row]:
     ]
 
 
-def worth(lease: Lease) -> tuple[int, int, int]:
+def worth(lease: LiveEntry) -> tuple[int, int, int]:
     """By what leases are sorted, the most first: what their prefix saved, then how often they were
     read, then their size."""
     net = lease.prefix.saved_nano if lease.prefix else None
     return net or 0, lease.entry.reads, lease.entry.tokens
 
 
-def lease_table(found: Sequence[Lease], words: Mapping[str, str]) -> list[Row]:
+def lease_table(found: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
     """One row for each lease, in their order. Prefixes that came once, or have no price, have
     no net savings."""
     return [
@@ -225,7 +225,7 @@ def state_of(entry: EntryInfo) -> str:
     return f"{state}: {REASONS[entry.reason]}" if entry.reason else state
 
 
-def lease_label(lease: Lease, words: Mapping[str, str]) -> str:
+def lease_label(lease: LiveEntry, words: Mapping[str, str]) -> str:
     """What a person can tell it by."""
     look = lease.prefix.look if lease.prefix else None
     digest = lease.entry.name or lease.entry.entry
@@ -239,7 +239,7 @@ def _doom(row: Row) -> None:
     st.session_state.pop(_OUTCOME, None)
 
 
-def draw_drop(leases: list[Lease], words: Mapping[str, str]) -> None:
+def draw_drop(leases: list[LiveEntry], words: Mapping[str, str]) -> None:
     """What was picked, and the button that really ends it."""
     doomed = st.session_state.get(_DOOMED)
     lease = next((each for each in leases if (each.entry.entry, each.engine) == doomed), None)
@@ -261,7 +261,7 @@ def draw_drop(leases: list[Lease], words: Mapping[str, str]) -> None:
             st.button("Keep it", key="drop_not", on_click=keep, args=(_DOOMED, None))
 
 
-def _drop(lease: Lease) -> None:
+def _drop(lease: LiveEntry) -> None:
     """Before a run, so that the run shows what became of it, be it the page's or this part's. A run
     that asks for another one of its part alone fails where it is a run of the whole page."""
     path = f"/admin/v1/leases/{lease.entry.entry}"

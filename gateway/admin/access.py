@@ -130,8 +130,8 @@ class WorkspacesController(AdminController):
         values = given_values(asked)
         changed = await services.workspaces.change(workspace_id, values)
         if "keep_days" in values:
-            with suppress(GatewayError):  # the keeper's own round deletes within a minute
-                await services.turns.keeper.forget()
+            with suppress(GatewayError):  # the writer's own round deletes within a minute
+                await services.turns.content_writer.forget()
         return await _changed(services, changed)
 
     @action(

@@ -115,7 +115,7 @@ async def of_range(
             if viewer.workspace is not None or viewer.may_change:  # who may read what was written
                 for turn_id in group.compared:
                     with suppress(NotFound):
-                        kept, _ = await services.turns.keeper.read(workspace, turn_id)
+                        kept, _ = await services.turns.content_writer.read(workspace, turn_id)
                         prompts[turn_id] = kept.prompt
             near.append(
                 await in_thread(services, viewer, _LINE, duplicates.told, group, least, prompts)

@@ -1,4 +1,4 @@
-"""Engines and leases in the admin API. Changes of engines hold until the gateway's next start."""
+"""Engines and their entries in the admin API. Changes hold until the gateway's next start."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import named
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import engine_url
-from gateway.structs.fleet import Dropped, EngineReport, Lease, OwnedId, Removed, RoutingReport
+from gateway.structs.fleet import Dropped, EngineReport, LiveEntry, OwnedId, Removed, RoutingReport
 
 
 class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -221,8 +221,9 @@ class LeasesController(AdminController):
         workspace: WorkspaceName = None,
         engine: EngineName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
-    ) -> list[Lease]:
-        """At most `limit` leases, the largest first. An engine that does not answer adds none."""
+    ) -> list[LiveEntry]:
+        """At most `limit` entries, the largest first, leased or not: `entry.state` says which. An
+        engine that does not answer adds none."""
         confined = request.user.confine(workspace)
         scope_of = services.keyring.scope_of
         names = {scope_of(name): name for name in await services.keys.workspaces()}
@@ -243,7 +244,7 @@ class LeasesController(AdminController):
             {name for _, name in keys}, services.clock.wall()
         )
         return [
-            Lease(
+            LiveEntry(
                 engine=engine,
                 workspace=workspace,
                 entry=entry,

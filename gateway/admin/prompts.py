@@ -115,10 +115,10 @@ class DivergenceController(AdminController):
 
 async def _exact(services: Services, turn: structs.Turn, earlier: str) -> Difference | None:
     """Where the texts of two turns differ; None where one is not kept, or is too much to open."""
-    keeper = services.turns.keeper
+    contents = services.turns.content_writer
     try:
-        before, _ = await keeper.read(turn.workspace, earlier)
-        after, _ = await keeper.read(turn.workspace, turn.id)
+        before, _ = await contents.read(turn.workspace, earlier)
+        after, _ = await contents.read(turn.workspace, turn.id)
     except GatewayError:
         return None
 
@@ -238,7 +238,7 @@ class ContentController(AdminController):
     ) -> structs.TurnContent:
         """For keys of the workspace and for those of scope `admin`."""
         turn = await _readable(request, services, turn_id)
-        body, until_ms = await services.turns.keeper.read(turn.workspace, turn.id)
+        body, until_ms = await services.turns.content_writer.read(turn.workspace, turn.id)
         return structs.TurnContent(
             turn=turn.id, until_ms=until_ms, prompt=body.prompt, answer=body.answer
         )
@@ -249,7 +249,7 @@ class ContentController(AdminController):
     ) -> structs.TurnBeginning:
         """For those who may read the whole."""
         turn = await _readable(request, services, turn_id)
-        body, _ = await services.turns.keeper.read(turn.workspace, turn.id)
+        body, _ = await services.turns.content_writer.read(turn.workspace, turn.id)
         prompt = await asyncio.to_thread(msgspec.convert, body.prompt, Prompt)
         return structs.TurnBeginning(turn=turn.id, text=first_words(prompt))
 
@@ -257,7 +257,7 @@ class ContentController(AdminController):
     async def remove(self, turn_id: FromPath[str], services: Deps) -> structs.Turn:
         """The turn's counts stay."""
         turn = await turn_of(services, turn_id, None)
-        await services.turns.keeper.remove(turn.id)
+        await services.turns.content_writer.remove(turn.id)
         return turn
 
 

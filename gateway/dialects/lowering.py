@@ -50,7 +50,7 @@ from gateway.prompt.plan import (
     mark_latest,
 )
 from gateway.prompt.slots import Slot
-from gateway.prompt.wish import Keep
+from gateway.prompt.wish import ApproximateMark
 
 NATIVE_TTL: Ttl = "30m"
 NATIVE_LOOKBACK = 80
@@ -85,7 +85,7 @@ class RequestContext:
     # The files behind addresses; None where no hosts are listed.
     fetched: Mapping[str, bytes] | None = None
     # What the request's header asks for.
-    keep: Keep | None = None
+    header_mark: ApproximateMark | None = None
 
 
 class Lowering:
@@ -133,9 +133,9 @@ class Lowering:
         )
         scope = self.asked.principal.scope
         adapter = self.asked.model.weights
-        if self.asked.keep is not None:
+        if self.asked.header_mark is not None:
             self.check_approximate(HEADER)
-        plan = make_plan(prompt, slots, automatic, scope, policy, adapter, self.asked.keep)
+        plan = make_plan(prompt, slots, automatic, scope, policy, adapter, self.asked.header_mark)
         if self.images.found:
             plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
         if self.lookback is None:

@@ -19,7 +19,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import response as wire
 from gateway.http.auth import KeyAuth
 from gateway.http.batch_runner import ranked
-from gateway.http.generation import KeyRequest, answered, keep_of, while_present
+from gateway.http.generation import KeyRequest, answered, header_mark_of, while_present
 from gateway.http.model_calls import check_attribution, check_version
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
@@ -122,7 +122,7 @@ class BatchesController(Controller):
 async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     services = services_of(request)
     principal = request.user
-    keep_of(request, is_taken=False)
+    header_mark_of(request, is_taken=False)
     version = check_version(request.headers.get("anthropic-version"))
     run = services.workers.run
     given = (services, body, principal, version)

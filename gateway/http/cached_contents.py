@@ -36,7 +36,7 @@ from gateway.dialects.gemini.request import (
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
-from gateway.http.generation import KeyRequest, answered, keep_of, while_present
+from gateway.http.generation import KeyRequest, answered, header_mark_of, while_present
 from gateway.http.query import check_query
 from gateway.http.services import services_of
 from gateway.ledger.cached_contents import CachedContent
@@ -195,7 +195,7 @@ async def _hold(
     """Run the turn that computes the prompt and has it held; return what is told of it, with one
     breakpoint, and the prefix's name. Raise InvalidRequest for a prompt of which no engine keeps an
     entry."""
-    keep_of(request, is_taken=False)
+    header_mark_of(request, is_taken=False)
     services = services_of(request)
     arrived = request.scope["state"]["arrived"]
     context = services.context_of(request.user, model, arrived)

@@ -23,10 +23,10 @@ from gateway.http.generation import (
     KeyRequest,
     answered,
 )
-from gateway.http.kept import chain_of, items_in, kept_of
 from gateway.http.query import check_query
 from gateway.http.services import services_of
-from gateway.turn.contents import Kept, Link, check_chain
+from gateway.http.stored_responses import chain_of, items_in, kept_of
+from gateway.turn.contents import Link, StoredResponse, check_chain
 
 
 class ConversationsController(Controller):
@@ -45,7 +45,7 @@ class ConversationsController(Controller):
         first, _ = await _put_items(request, wanted)
         conversation_id = f"conv_{first.id.removeprefix(_ITEMS)}"
         now = int(services.clock.wall().timestamp())
-        kept = Kept(chain=[first], metadata=wanted.metadata or {}, created_at=now)
+        kept = StoredResponse(chain=[first], metadata=wanted.metadata or {}, created_at=now)
         if not await services.responses.put(workspace, conversation_id, lambda: kept):
             raise InvalidRequest("items: can't be kept", "items")
         return answered(_shown(conversation_id, kept))
@@ -66,7 +66,7 @@ class ConversationsController(Controller):
             raise InvalidRequest("items: are added at /items", "items")
         kept.metadata = wanted.metadata or {}
 
-        def edit(changed: Kept) -> None:
+        def edit(changed: StoredResponse) -> None:
             changed.metadata = kept.metadata
 
         change = services_of(request).responses.change
@@ -99,7 +99,7 @@ class ConversationsController(Controller):
         check_chain(len(kept.chain) + 1, before + len(body), "conversation")
         link, items = await _put_items(request, wanted)
 
-        def edit(changed: Kept) -> None:
+        def edit(changed: StoredResponse) -> None:
             changed.chain.append(link)
 
         change = services_of(request).responses.change
@@ -121,7 +121,7 @@ class ConversationsController(Controller):
         """It is gone from its response too, but for the answer as that was wanted."""
         kept, holder, _ = await _item(request, conversation_id, item_id)
 
-        def edit(changed: Kept) -> None:
+        def edit(changed: StoredResponse) -> None:
             changed.items = [item for item in changed.items if id_of(item) != item_id]
             changed.output = [item for item in changed.output if id_of(item) != item_id]
 
@@ -134,7 +134,7 @@ _ITEMS = "items_"
 """What the id of items that a client added to a conversation begins with."""
 
 
-def _shown(conversation_id: str, kept: Kept) -> responses.ConversationShown:
+def _shown(conversation_id: str, kept: StoredResponse) -> responses.ConversationShown:
     return responses.ConversationShown(conversation_id, kept.created_at, kept.metadata)
 
 
@@ -154,13 +154,17 @@ async def _put_items(request: KeyRequest, wanted: ConversationRequest) -> tuple[
     raw = wanted.raw
     stem = secrets.token_hex(16)
     items = await services.workers.run(workspace, len(raw), items_of, raw, stem, {})
-    link = await services.responses.put(workspace, f"{_ITEMS}{stem}", lambda: Kept(items=items))
+    link = await services.responses.put(
+        workspace, f"{_ITEMS}{stem}", lambda: StoredResponse(items=items)
+    )
     if link is None:
         raise InvalidRequest("items: can't be kept", "items")
     return link, items
 
 
-async def _item(request: KeyRequest, conversation_id: str, item_id: str) -> tuple[Kept, str, Raw]:
+async def _item(
+    request: KeyRequest, conversation_id: str, item_id: str
+) -> tuple[StoredResponse, str, Raw]:
     """A conversation, what of its chain has the item, and the item. Raise NotFound."""
     kept = await kept_of(request, "Conversation", conversation_id)
     chain = await chain_of(request, kept.chain, "conversation")

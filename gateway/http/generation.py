@@ -26,7 +26,7 @@ from gateway.http.services import services_of
 from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.images import ImagesNamed
-from gateway.prompt.wish import Keep
+from gateway.prompt.wish import ApproximateMark
 from gateway.turn.state import Accepted, Arrived, Whole
 from gateway.turn.turn import TurnEvents
 
@@ -68,7 +68,9 @@ async def while_present(scope: Scope, work: Coroutine[Any, Any, Result]) -> Resu
         connection.watch(None)
 
 
-def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep | None:
+def header_mark_of(
+    request: Request[Any, Any, Any], *, is_taken: bool = True
+) -> ApproximateMark | None:
     """What the header asks for, `keep=0.5`, `keep=0.5; scorer=keydiff` or `sibling=true`; None
     without it. Raise InvalidRequest for anything else, and where it is not taken at all."""
     # Not by `request.headers`, which decodes all of them.
@@ -88,7 +90,7 @@ def keep_of(request: Request[Any, Any, Any], *, is_taken: bool = True) -> Keep |
         raise InvalidRequest(f"{HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
     wanted.check(HEADER)
     wish = wanted.wish("5m")
-    if not isinstance(wish, Keep):
+    if not isinstance(wish, ApproximateMark):
         raise InvalidRequest(f"{HEADER}: a `block` has a marker of its own")
     return wish
 
@@ -108,10 +110,10 @@ async def prepared(
     workers = services.workers
     user = request.user
     arrived = request.scope["state"]["arrived"]
-    keep = keep_of(request)
+    header_mark = header_mark_of(request)
 
     def context_for(decoded: RequestT) -> RequestContext:
-        return services.context_of(user, services.find_model(decoded.model), arrived, keep)
+        return services.context_of(user, services.find_model(decoded.model), arrived, header_mark)
 
     if num_bytes <= INLINE_BYTES and fetch is None:
         decoded = decode(body, services.bounds)

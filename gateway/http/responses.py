@@ -37,9 +37,9 @@ from gateway.http.generation import (
     prepared,
     while_present,
 )
-from gateway.http.kept import Continued, kept_of
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
+from gateway.http.stored_responses import Continued, kept_of
 from gateway.prompt.ask import TurnId
 
 _NAMES_KEPT = re.compile(rb'"(?:previous_response_id|conversation|item_reference)"|"id"')

@@ -35,10 +35,10 @@ from gateway.planning.process import Planners
 from gateway.prices.files import PriceBook
 from gateway.prompt.ask import Principal
 from gateway.prompt.media import Unreadable
-from gateway.prompt.wish import Keep
+from gateway.prompt.wish import ApproximateMark
 from gateway.routing.fleet import Fleet
 from gateway.routing.history import LoadHistory
-from gateway.turn.contents import KeptResponses
+from gateway.turn.contents import StoredResponses
 from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 
@@ -78,7 +78,7 @@ class Services:
     removes_nonces: bool
     unreadable: Unreadable
     auto_cache_messages: bool
-    responses: KeptResponses
+    responses: StoredResponses
     image_hosts: ImageHosts
     refusals: RefusalCounter
     refused: RefusalsTable
@@ -100,7 +100,11 @@ class Services:
         return None if described is None else self.catalogue.name_of(described.model)
 
     def context_of(
-        self, user: Principal, model: Model, arrived: float, keep: Keep | None = None
+        self,
+        user: Principal,
+        model: Model,
+        arrived: float,
+        header_mark: ApproximateMark | None = None,
     ) -> RequestContext:
         return RequestContext(
             user,
@@ -110,7 +114,7 @@ class Services:
             self.removes_nonces,
             self.responses.keeps(user),
             fetched={} if self.image_hosts.hosts else None,
-            keep=keep,
+            header_mark=header_mark,
         )
 
 

@@ -24,7 +24,7 @@ from engine.protocol import (
 from gateway.base.errors import InvalidRequest
 from gateway.prompt.names import DIGEST_BYTES, Prefix, Salts, segments_of
 from gateway.prompt.slots import MarkersBroken, Slot
-from gateway.prompt.wish import Keep
+from gateway.prompt.wish import ApproximateMark
 
 HEADER = "holdfast-approximate"
 """Of a request whose client can put nothing into a marker, and of each answer that is not exact."""
@@ -126,7 +126,7 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
 def with_wishes(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Breakpoint]:
     """The breakpoints with what their slots' markers ask for. Raise MarkersBroken where several
     do."""
-    asking = [slot for slot in slots if isinstance(slot.approximate, Keep)]
+    asking = [slot for slot in slots if isinstance(slot.approximate, ApproximateMark)]
     if len(asking) > 1:
         raise MarkersBroken(
             f"{asking[1].path}.cache_control.holdfast: one marker of a request may have it"
@@ -134,11 +134,13 @@ def with_wishes(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Bre
     wished = list[Breakpoint]()
     for point in points:
         wish = slots[point.segment].approximate
-        wished.append(wish.asked_at(point) if isinstance(wish, Keep) else point)
+        wished.append(wish.asked_at(point) if isinstance(wish, ApproximateMark) else point)
     return wished
 
 
-def with_header(keep: Keep, points: Sequence[Breakpoint], num_head: int) -> list[Breakpoint]:
+def with_header(
+    header_mark: ApproximateMark, points: Sequence[Breakpoint], num_head: int
+) -> list[Breakpoint]:
     """The header's wish on one breakpoint: the last of the `num_head` segments of tools and system
     prompt, or the first of all where none is there.
 
@@ -152,7 +154,7 @@ def with_header(keep: Keep, points: Sequence[Breakpoint], num_head: int) -> list
     heads = [place for place, point in enumerate(points) if point.segment < num_head]
     place = max(heads, default=0)
     wished = list(points)
-    wished[place] = keep.asked_at(wished[place])
+    wished[place] = header_mark.asked_at(wished[place])
     return wished
 
 

@@ -39,7 +39,7 @@ from gateway.prompt.names import (
 )
 from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
 from gateway.prompt.slots import MarkersBroken, Slot
-from gateway.prompt.wish import Keep
+from gateway.prompt.wish import ApproximateMark
 from gateway.structs.usage import Section
 
 _ORDER = (
@@ -195,7 +195,7 @@ def make_plan(
     scope: str,
     policy: AutoCache | None = None,
     adapter: AdapterInfo | None = None,
-    wish: Keep | None = None,
+    wish: ApproximateMark | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers of the `given` slots break a rule; `automatic` marks
     the last one.

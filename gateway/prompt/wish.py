@@ -7,12 +7,14 @@ from msgspec.structs import replace
 from engine.protocol import DEFAULT_SCORER, Breakpoint, Document, Scorer
 
 
-class Keep(NamedTuple):
-    """What is kept of a marked prefix, and who chooses it, or that a sibling's entry may be read
-    in its place."""
+class ApproximateMark(NamedTuple):
+    """A mark on a prefix whose reads need not be exact: a part of it is kept, or a sibling's entry
+    is read in its place."""
 
+    # The part of the prefix's tokens that is kept, and who chooses it.
     part: float | None
     scorer: Scorer = DEFAULT_SCORER
+    # Whether a sibling model's entry may be read.
     sibling: bool = False
 
     def asked_at(self, point: Breakpoint) -> Breakpoint:
@@ -20,5 +22,5 @@ class Keep(NamedTuple):
         return replace(point, keep=self.part, scorer=self.scorer, sibling=self.sibling, hold=True)
 
 
-Wish = Keep | Document
+Wish = ApproximateMark | Document
 """A document marks its block, and not the prompt up to its end. Its segment is not known yet."""

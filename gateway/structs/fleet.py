@@ -188,18 +188,19 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine, whose `model` it is of. `workspace` None: a scope of no
-    workspace known here. `prefix` is what the ledger knows of this prefix over its whole life, on
-    all engines and of all models; None where it came only once, or the engine does not know its
-    name. `cached_content` is the name of the cached content (Google's dialect) that it is held
-    for."""
+class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One live entry of one engine. Whether it is leased says `entry.state`."""
 
     engine: str
+    # None: a scope of no workspace known here.
     workspace: str | None
     entry: EntryInfo
+    # The engine's model.
     model: str | None = None
+    # What the ledger knows of this prefix over its whole life, on all engines and of all models.
+    # None where it came only once, or the engine does not know its name.
     prefix: PrefixReport | None = None
+    # The name of the cached content (Google's dialect) that it is held for.
     cached_content: str | None = None
 
 

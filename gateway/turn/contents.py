@@ -52,16 +52,17 @@ MAX_CHAIN_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
-class Keeper:
-    """`waiting_bytes` are those of contents that the database does not have yet: being sealed, or
-    in the journal. What would go beyond `most_waiting_bytes` is not kept. A turn's record says what
-    became of its content (`KEPT_CONTENTS`)."""
+class ContentWriter:
+    """Writes prompts and answers of turns. A turn's record says what became of its content
+    (`KEPT_CONTENTS`)."""
 
     contents: Contents
     journal: Journal
     background: Background
     clock: Clock
+    # What would go beyond it is not kept.
     most_waiting_bytes: int = MAX_WAITING_BYTES
+    # Of contents that the database does not have yet: being sealed, or in the journal.
     waiting_bytes: int = 0
     # What is deleted must not come back from the journal.
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -103,9 +104,9 @@ class Keeper:
         at_ms = int(record.opened_at.timestamp() * 1000)
         return Content(record.id, record.workspace, at_ms, body)
 
-    def keep(self, turn: Turn) -> None:
-        """Keep what a turn that was cut off answered. This never awaits. Until it is in the journal
-        the record says that it is not kept."""
+    def write(self, turn: Turn) -> None:
+        """Write what a turn that was cut off answered. This never awaits. The record says that it
+        is not kept, until it is in the journal."""
         record = turn.record
 
         async def write() -> None:
@@ -179,7 +180,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
-class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
+class StoredResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A response with its own input, the `items`, or a conversation. `chain` are the responses
     before it, or in it, the oldest first."""
 
@@ -192,12 +193,12 @@ class Kept(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 _FULL_SECONDS = 2.0
-_kept = msgspec.json.Decoder(Kept)
+_stored = msgspec.json.Decoder(StoredResponse)
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponses:
+class StoredResponses:
     """Responses and conversations of the Responses API, by id. `keeps_all`: those of workspaces
     that say no days too. Each may have `most_bytes`."""
 
@@ -228,13 +229,13 @@ class KeptResponses:
             what = "bytes of kept responses; delete some, or say `store: false`"
             raise RateLimited(what, self.most_bytes)
 
-    async def find(self, workspace: str, ids: Collection[str]) -> dict[str, Kept]:
+    async def find(self, workspace: str, ids: Collection[str]) -> dict[str, StoredResponse]:
         """Those of these that are kept."""
         bodies = await self.contents.find(workspace, ids, self.clock.wall_ms()) if ids else {}
 
-        def opened() -> dict[str, Kept]:
+        def opened() -> dict[str, StoredResponse]:
             return {
-                kept_id: _kept.decode(
+                kept_id: _stored.decode(
                     zlib.decompress(self.contents.opened(workspace, kept_id, body))
                 )
                 for kept_id, (body, _) in bodies.items()
@@ -242,7 +243,9 @@ class KeptResponses:
 
         return await asyncio.to_thread(opened) if bodies else {}
 
-    async def put(self, workspace: str, kept_id: str, make: Callable[[], Kept]) -> Link | None:
+    async def put(
+        self, workspace: str, kept_id: str, make: Callable[[], StoredResponse]
+    ) -> Link | None:
         """Keep what is made, off the loop; None, with a line in the log, where it is too much or
         can't be written."""
 
@@ -265,12 +268,17 @@ class KeptResponses:
         return None
 
     async def change(
-        self, workspace: str, kept_id: str, edit: Callable[[Kept], None], *, renews: bool = True
+        self,
+        workspace: str,
+        kept_id: str,
+        edit: Callable[[StoredResponse], None],
+        *,
+        renews: bool = True,
     ) -> None:
         """Change what is kept, off the loop. Its time begins anew where that `renews` it."""
 
         def changed(body: bytes) -> bytes:
-            kept = _kept.decode(zlib.decompress(self.contents.opened(workspace, kept_id, body)))
+            kept = _stored.decode(zlib.decompress(self.contents.opened(workspace, kept_id, body)))
             edit(kept)
             return self.contents.sealed(workspace, kept_id, zlib.compress(_encode(kept), 1))
 

@@ -27,7 +27,7 @@ from gateway.prompt.ask import NO_ORIGIN, Ask, Origin, TurnId
 from gateway.prompt.fingerprint import Fingerprint
 from gateway.prompt.ignored import Ignored
 from gateway.structs.usage import KEPT, NOT_BEGUN, UNFINISHED
-from gateway.turn.contents import Keeper
+from gateway.turn.contents import ContentWriter
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.misses import Missed, Misses, marks_of
@@ -57,9 +57,9 @@ class TurnService:
     metrics: Metrics
     background: Background
     diagnostics: PromptComparer
-    residency: LastHolders
+    last_holders: LastHolders
     recaller: PrefixRecaller
-    keeper: Keeper
+    content_writer: ContentWriter
     clock: Clock
     begin_trace: BeginTrace
 
@@ -200,7 +200,7 @@ class TurnService:
         """The content that is kept of a whole turn, if its workspace keeps any."""
         if not turn.ask.principal.keeps_contents:
             return None
-        content = await self.keeper.sealed(turn)
+        content = await self.content_writer.sealed(turn)
         if content is not None:
             turn.record.content = KEPT
         return content
@@ -241,24 +241,24 @@ class TurnService:
         )
         now = self.clock.monotonic()
         model = record.engine_model or ""
-        self.residency.learn(engine.name, model, started, ask.plan.names, now)
+        self.last_holders.learn(engine.name, model, started, ask.plan.names, now)
 
     async def _recall(self, turn: Turn) -> None:
         """Ask the ledger who held a prefix that nothing here knows, for a moment at most: engine
         and gateway may both have been started again."""
         prefixes = list(turn.ask.plan.marked_prefixes())
-        if not prefixes or self.residency.knows(prefixes):
+        if not prefixes or self.last_holders.knows(prefixes):
             return
         use = await self.recaller.last_use(turn.record.workspace, prefixes)
         if use is not None:
-            self.residency.recall(use, self.clock.wall(), self.clock.monotonic())
+            self.last_holders.recall(use, self.clock.wall(), self.clock.monotonic())
 
     def _missed(self, turn: Turn, started: Started, fingerprint: Fingerprint) -> Missed:
         """Why the turn's breakpoints were not read."""
         record = turn.record
         computed_by = turn.prefilled_by or turn.engine.name
         misses = Misses(
-            holders=self.residency,
+            holders=self.last_holders,
             engine=computed_by,
             model=record.engine_model or "",
             epoch=turn.prefilled.epoch if turn.prefilled is not None else started.epoch,
@@ -285,7 +285,7 @@ class TurnService:
             return
         if turn.ask.principal.keeps_contents and not turn.record.is_given_up:
             if turn.has_started:
-                self.keeper.keep(turn)
+                self.content_writer.write(turn)
             else:
                 turn.record.content = NOT_BEGUN
         record = turn.record

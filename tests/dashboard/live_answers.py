@@ -124,7 +124,7 @@ def lease(number: int) -> Answers:
         name=f"{number:016x}",
     )
     whose = {"engine": "engine-0", "workspace": "mine"}
-    return made(fleet.Lease, entry=entry, prefix=prefix(number), **whose)
+    return made(fleet.LiveEntry, entry=entry, prefix=prefix(number), **whose)
 
 
 def samples(count: int) -> Answers:

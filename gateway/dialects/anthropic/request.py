@@ -24,7 +24,7 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of
-from gateway.prompt.wish import Keep, Wish
+from gateway.prompt.wish import ApproximateMark, Wish
 
 Ttl = Literal["5m", "1h"]
 
@@ -54,7 +54,7 @@ class Approximate(Strict):
     def wish(self, ttl: Ttl) -> Wish:
         """What is kept of the prefix, or read in its place; or the block, held for so long."""
         if self.block is None:
-            return Keep(self.keep, self.scorer or DEFAULT_SCORER, bool(self.sibling))
+            return ApproximateMark(self.keep, self.scorer or DEFAULT_SCORER, bool(self.sibling))
         recompute = DEFAULT_RECOMPUTE if self.recompute is None else self.recompute
         return protocol.Document(0, ttl, recompute)
 

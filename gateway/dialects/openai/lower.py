@@ -118,7 +118,7 @@ def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) 
     scope = context.principal.scope
     adapter = context.model.weights
     plan = make_plan(
-        Prompt([], text=prompt), slots, None, scope, adapter=adapter, wish=context.keep
+        Prompt([], text=prompt), slots, None, scope, adapter=adapter, wish=context.header_mark
     )
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)

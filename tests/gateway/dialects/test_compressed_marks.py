@@ -15,7 +15,7 @@ from engine.protocol.reports import Description, Technique
 from gateway.base.errors import InvalidRequest, StillMeasuring
 from gateway.base.grants import AutoCache
 from gateway.prompt.ask import Ask
-from gateway.prompt.wish import Keep
+from gateway.prompt.wish import ApproximateMark
 from gateway.routing.router import check_capabilities, kind_of
 from tests.gateway.bodies import ASKED, body, lowered, lowered_chat, said, text
 from tests.gateway.conftest import Stack
@@ -86,7 +86,7 @@ def test_a_siblings_prefixes_have_other_names_from_the_start_on() -> None:
     assert header(ask) == "sibling=true"
     path = "messages.0.content.0.cache_control.holdfast.sibling"
     assert ask.plan.in_request("breakpoints: sibling: no") == f"{path}: no"
-    headed = replace(ALLOWED, keep=Keep(None, sibling=True))
+    headed = replace(ALLOWED, header_mark=ApproximateMark(None, sibling=True))
     plain = body(messages=[said(text("A document. " * 300, PLAIN), text("A question.", PLAIN))])
     assert names(lowered(plain, headed)) == names(ask)
 
@@ -132,7 +132,7 @@ def test_a_marker_that_asks_is_never_left_out_without_a_word() -> None:
         lowered_chat({"model": "m", "messages": [message]}, ALLOWED)
 
 
-HEADED = replace(ALLOWED, keep=Keep(0.5, "kvzip"))
+HEADED = replace(ALLOWED, header_mark=ApproximateMark(0.5, "kvzip"))
 
 
 def kept_at(ask: Ask) -> dict[int, float | None]:

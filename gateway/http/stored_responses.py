@@ -22,7 +22,7 @@ from gateway.http.generation import (
     KeyRequest,
 )
 from gateway.http.services import services_of
-from gateway.turn.contents import Kept, Link, check_chain
+from gateway.turn.contents import Link, StoredResponse, check_chain
 
 _encode = msgspec.json.Encoder().encode
 
@@ -32,7 +32,7 @@ _PREFIXES = {"Conversation": "conv_", "Response": "resp_"}
 
 async def kept_of(
     request: KeyRequest, kind: Literal["Conversation", "Response"], kept_id: str
-) -> Kept:
+) -> StoredResponse:
     """Raise NotFound for one that is not kept, or another workspace's."""
     ids = [kept_id] if kept_id.startswith(_PREFIXES[kind]) else []
     kept = (await kept_by_id(request, ids)).get(kept_id)
@@ -41,7 +41,9 @@ async def kept_of(
     return kept
 
 
-async def chain_of(request: KeyRequest, chain: Sequence[Link], path: str) -> dict[str, Kept]:
+async def chain_of(
+    request: KeyRequest, chain: Sequence[Link], path: str
+) -> dict[str, StoredResponse]:
     """What is kept of a chain, in its order. Its bytes count as if the request had sent them."""
     num_bytes = sum(link.num_bytes for link in chain)
     check_chain(len(chain), num_bytes, path)
@@ -50,7 +52,7 @@ async def chain_of(request: KeyRequest, chain: Sequence[Link], path: str) -> dic
     return {link.id: kept[link.id] for link in chain if link.id in kept}
 
 
-async def kept_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]:
+async def kept_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, StoredResponse]:
     """What of these is kept. It is read in one of the workspace's places for reads."""
     services = services_of(request)
     workspace = request.user.workspace
@@ -58,7 +60,7 @@ async def kept_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, Kept]
         return await services.responses.find(workspace, ids)
 
 
-def items_in(chain: Mapping[str, Kept]) -> list[Raw]:
+def items_in(chain: Mapping[str, StoredResponse]) -> list[Raw]:
     """The items of a chain, in its order: of each link its input, then its output."""
     items: list[Raw] = []
     for kept in chain.values():
@@ -130,8 +132,8 @@ class Continued:
         workspace = self._request.user.workspace
         stem = response.id.removeprefix("resp_")
 
-        def make() -> Kept:
-            return Kept(
+        def make() -> StoredResponse:
+            return StoredResponse(
                 items=items_of(decoded.fields["input"], stem, decoded.named),
                 response=Raw(_encode(response)),
                 output=[Raw(_encode(item)) for item in response.output],
@@ -142,7 +144,7 @@ class Continued:
         conversation = decoded.request.conversation_id
         if link is not None and conversation is not None:
 
-            def edit(kept: Kept) -> None:
+            def edit(kept: StoredResponse) -> None:
                 kept.chain.append(link)
 
             await self._states.change(workspace, conversation, edit)
