@@ -1,6 +1,7 @@
 """The tokens of a prompt by what became of them."""
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 import msgspec
 
@@ -8,6 +9,7 @@ from engine.protocol.ttls import TTLS, Ttl
 
 WRITE_FIELDS: dict[Ttl, str] = {ttl: f"cache_write_{ttl}_tokens" for ttl in TTLS}
 """The field of each TTL class's writes, wherever such tokens are counted."""
+_writes_of = attrgetter(*WRITE_FIELDS.values())
 
 
 class CacheUsage(msgspec.Struct, kw_only=True):
@@ -24,7 +26,7 @@ class CacheUsage(msgspec.Struct, kw_only=True):
 
     @property
     def written_tokens(self) -> int:
-        return sum(self.writes.values())
+        return sum(_writes_of(self))
 
     @property
     def write_premium(self) -> float:

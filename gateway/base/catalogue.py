@@ -4,9 +4,11 @@ import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.protocol.reports import AdapterInfo, Description
 from gateway.base.errors import ModelNotFound
@@ -20,23 +22,24 @@ class CatalogueError(Exception):
     """The models file is wrong; the start stops."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """`engine_model` None: the installation's default model, which is not known before an engine
-    was ready; `price` None means no price. `stands_for` is the model that an alias means; empty for
-    a model's own id. `adapter` is the name of the one that answers on that model, `weights` which
-    it is now. With `sees` its engines take images. `name` is what the ledger, the pages and metrics
-    call it, whatever id a client used."""
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """What an id of clients means."""
 
     id: str
     display_name: str
+    # What the ledger, the pages and metrics call it, whatever id a client used.
     name: str = ""
+    # None: the installation's default model, which is not known before an engine was ready.
     engine_model: str | None = None
+    # The id of its price; None means no price.
     price: str | None = None
     min_cache_tokens: int | None = None
+    # The name of the adapter that answers on that model, and which weights that is now.
     adapter: str | None = None
     weights: AdapterInfo | None = None
+    # The model that an alias means; empty for a model's own id.
     stands_for: str = ""
+    # Whether its engines take images.
     sees: bool = False
 
     @property
