@@ -7,7 +7,7 @@ import pytest
 
 from engine.protocol import DEFAULT_RECOMPUTE
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
-from tests.e2e.test_approximate import ANYWHERE, SETTINGS, Asking
+from tests.e2e.test_approximate import ANYWHERE, SETTINGS, Asking, wait_until_measured
 from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.serving import eventually
 
@@ -36,11 +36,12 @@ def knows(fleet: Fleet, gateway: Gateway) -> bool:
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_documents_are_read_where_most_of_their_tokens_are(tmp_path: Path) -> None:
     settings = {**SETTINGS, "ENGINE_MODEL": str(write_tiny_model(tmp_path / "tiny"))}
     with running_fleet(tmp_path, 3, 2, settings, backend="native") as fleet:
         eventually(fleet.all_ready)
+        wait_until_measured(fleet)
         writer, reader = fleet.gateways
         for gateway in fleet.gateways:
             Asking(gateway.url).allow()

@@ -29,7 +29,8 @@ class Askers:
             thread.start()
 
     def _ask(self, client: int) -> None:
-        system = f"The handbook of client {client}. " + "A rule that holds. " * 60
+        # No two prefixes are versions of one text.
+        system = f"Client {client} has {client * client} rules. " * 60
         while not self._stopping.is_set():
             reply = self._gateway.ask(system, f"q{len(self.answers[client])}")
             if reply.status_code == 200:

@@ -25,8 +25,9 @@ OWN = set(
     "advise summarizeAdvice plan planChoices planWithProgress getAbout getDivergence"
     " listWorkspaces getWorkspace listKeys getUsage getUsageGroups getLatencySamples listLeases"
     " getSavings getLatency listPrefixes listRefusals countRefusals listLimited searchTurns"
-    " getTurn getConversation getContent exportUsage listConditions".split()
+    " getTurn getConversation getContent getBeginning exportUsage listConditions".split()
 )
+CONTENTS = {"getContent", "getBeginning"}
 READS_BY_POST = {"advise", "plan", "planWithProgress"}
 NO_KEYS = ("none", "wrong", "revoked", "expired", "archived")
 REFUSED = {
@@ -88,7 +89,7 @@ def expected(operation: Any, kind: str) -> int | None:
         return None
     if kind == "read_only_admin":
         is_read = operation.method == "get" or operation.id in READS_BY_POST
-        is_read = is_read and operation.id != "getContent"
+        is_read = is_read and operation.id not in CONTENTS
         return None if is_admin and is_read else 403
     if is_admin:
         return None if operation.id in OWN else 403
