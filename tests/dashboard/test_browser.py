@@ -522,11 +522,10 @@ def test_a_phone_folds_filters_and_says_what_they_are_set_to(
 
 
 def test_signing_out_ends_what_is_open_elsewhere(admin: Visit) -> None:
-    page = admin.open("/")
-    # The advice comes late, and the browser loads what draws its links: not without a session.
-    page.locator(".st-key-week_body:not(:has([data-testid='stSkeleton']))").wait_for(
-        timeout=WAIT_MS
-    )
+    # On the overview advice comes late, and the browser loads what draws its links: not without a
+    # session.
+    page = admin.open("/latency")
+    admin.wait_until_still()
     page.wait_for_load_state("networkidle", timeout=WAIT_MS)
     other = admin.context.new_page()
     other.goto(f"{admin.url}/savings")
