@@ -138,7 +138,7 @@ def test_draining_is_blue_and_a_store_that_is_off_is_amber(site: Site) -> None:
     assert "engine-1 has been draining since " in draining.inner_text()
     red, _, blue = background(draining)
     assert blue > red
-    off = strip(visit, "warning").first
+    off = strip(visit, "warning").filter(has_text="the store of engine-1").first
     assert "the store of engine-1 has been off since " in off.inner_text()
     assert "can't be opened or written" in off.inner_text()
     red, green, blue = background(off)
