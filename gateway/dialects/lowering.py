@@ -39,6 +39,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
 from gateway.dialects.bodies import crossing_fault
+from gateway.dialects.unknown import UNKNOWN
 from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
@@ -181,6 +182,11 @@ class Lowering:
             self.messages[-1].parts.extend(parts)
         else:
             self.messages.append(Message(role, list(parts)))
+
+    def leave_out(self, paths: Sequence[str]) -> None:
+        """Tell of unknown fields that are not in the request any more."""
+        for path in paths:
+            self.notepad.ignore(path, UNKNOWN)
 
     def add_told(self, texts: Sequence[TextPart]) -> None:
         """Texts of a system message: the system prompt, until there is another message."""

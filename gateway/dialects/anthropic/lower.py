@@ -246,6 +246,8 @@ class _MessagesLowering(Lowering):
 
     def plan_of(self, request: wire.CountTokensRequest, policy: AutoCache | None = None) -> Plan:
         """`policy` is for a request in which nothing is marked."""
+        if isinstance(request, wire.ReducedMessagesRequest):
+            self.leave_out(request.left_out)
         self._names = {tool.name for tool in request.tools}
         # Whether somebody names the deferred tools, and the template shows how to call one.
         foreign = [tool.name for tool in request.tools if isinstance(tool, wire.ForeignTool)]

@@ -9,6 +9,7 @@ are dotted, `messages.0.content.1.text: why`: a content block's type follows its
 """
 
 import re
+from contextlib import suppress
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -24,6 +25,7 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of
+from gateway.dialects.unknown import UnknownFields
 from gateway.prompt.wish import ApproximateMark, Wish
 
 Ttl = Literal["5m", "1h"]
@@ -406,6 +408,12 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: fields.Count | None = None
 
 
+class ReducedMessagesRequest(MessagesRequest, kw_only=True):
+    """A request from which unknown fields were left out: their paths."""
+
+    left_out: list[str]
+
+
 _NOT_HERE = "not supported by this server"
 NO_EFFORT = "this model has one effort"
 _UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
@@ -429,6 +437,13 @@ FIELDS = Fields(
 _messages = msgspec.json.Decoder(MessagesRequest)
 _count_tokens = msgspec.json.Decoder(CountTokensRequest)
 _tool = msgspec.json.Decoder(Tool)
+_UNKNOWN = UnknownFields(
+    MessagesRequest,
+    ("messages", "system", "tools"),
+    markers=("cache_control", "prompt_cache_breakpoint"),
+    marker_types=(CacheControl, CacheBreakpoint),
+    is_read=lambda name, item: name != "tools" or item.get("type", "custom") == "custom",
+)
 RequestT = TypeVar("RequestT", bound=CountTokensRequest)
 
 
@@ -446,21 +461,37 @@ _OPTIONS = ("max_characters",)
 
 
 def decode_messages(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> MessagesRequest:
-    return _decode(_messages, body, bounds)
+    request, left_out = _decode(_messages, body, bounds)
+    if left_out:
+        return ReducedMessagesRequest(**msgspec.structs.asdict(request), left_out=left_out)
+    return request
 
 
 def decode_count_tokens(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CountTokensRequest:
-    return _decode(_count_tokens, body, bounds)
+    return _decode(_count_tokens, body, bounds)[0]
 
 
 def _decode(
     decoder: msgspec.json.Decoder[RequestT], body: bytes, bounds: RequestBounds
-) -> RequestT:
+) -> tuple[RequestT, list[str]]:
+    """The request, and the paths of unknown fields that were left out of it."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
-    request = read(
-        lambda: decode_with_foreign_tools(decoder, body, "custom", _tool.decode, _foreign),
-        lambda complaint: InvalidRequest(_explained(complaint, body)),
-    )
+    left_out: list[str] = []
+
+    def typed() -> RequestT:
+        try:
+            return decode_with_foreign_tools(decoder, body, "custom", _tool.decode, _foreign)
+        except msgspec.ValidationError:
+            # A body that is no object has the error that it had.
+            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+                rest, places = _UNKNOWN.leave_out(_open.decode(body))
+                document = msgspec.json.decode(body)
+                left_out.extend(_path(document, [*place]) for place in places)
+            if not left_out:
+                raise
+        return decode_with_foreign_tools(decoder, _encode(rest), "custom", _tool.decode, _foreign)
+
+    request = read(typed, lambda complaint: InvalidRequest(_explained(complaint, body)))
     FIELDS.check(request, bounds)
     # Raise InvalidRequest for the first field that would make the answer another one.
     if request.compaction not in (None, *_UNUSED[1:]):
@@ -483,7 +514,7 @@ def _decode(
                 f"context_management.edits.{index}: Unable to extract tag using discriminator"
                 " 'type'"
             )
-    return request
+    return request, left_out
 
 
 def _foreign(tool: Raw) -> Tool:

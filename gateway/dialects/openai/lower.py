@@ -261,6 +261,8 @@ class _ChatLowering(Lowering):
     lookback = NATIVE_LOOKBACK
 
     def lay_out(self, request: wire.ChatRequest) -> None:
+        if isinstance(request, wire.ReducedChatRequest):
+            self.leave_out(request.left_out)
         for index, tool in enumerate(request.tools):
             path = f"tools[{index}]"
             function = tool.function

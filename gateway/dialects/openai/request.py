@@ -33,6 +33,7 @@ from gateway.dialects.bodies import (
 )
 from gateway.dialects.fields import Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_BY_TTL, IN_MEMORY
+from gateway.dialects.unknown import UnknownFields, written
 from gateway.prompt.ignored import Notepad
 
 
@@ -319,6 +320,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     web_search_options: Any = None
 
 
+class ReducedChatRequest(ChatRequest, kw_only=True):
+    """A request from which unknown fields were left out: their paths."""
+
+    left_out: list[str]
+
+
 class CompletionRequest(GenerationRequest, kw_only=True):
     """A list of one string is one prompt; token ids are refused by name."""
 
@@ -379,30 +386,45 @@ RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 _tool = msgspec.json.Decoder(Tool)
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
-_messages = msgspec.json.Decoder(list[dict[str, Raw]])
+_UNKNOWN = UnknownFields(
+    ChatRequest,
+    ("messages", "tools"),
+    markers=("cache_control", "prompt_cache_breakpoint"),
+    marker_types=(CacheControl, CacheBreakpoint),
+    is_read=lambda name, item: name != "tools" or item.get("type") == "function",
+)
 
 
 def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequest:
     """A gathered answer with log probabilities gets a limit where it has none."""
     fields = CHAT.part(fields_of(body, bounds), bounds, Notepad())
+    left_out: list[str] = []
 
-    def typed(typed_fields: Mapping[str, Raw]) -> ChatRequest:
+    def typed() -> ChatRequest:
         try:
-            return decode_with_foreign_tools(
-                _chat, msgspec.json.encode(typed_fields), "function", _tool.decode, _foreign
-            )
+            return _typed(fields)
         except msgspec.ValidationError:
-            bare = _without_private(typed_fields)
-            if bare is None:
+            rest, places = _UNKNOWN.leave_out(fields)
+            left_out.extend(map(written, places))
+            if not places:
                 raise
-        return typed(bare)
+        return _typed(rest)
 
-    request = read(lambda: typed(fields), explained)
+    request = read(typed, explained)
     CHAT.check(request, bounds)
     if request.logprobs and not request.stream:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         bound_output(request, name, request.n * (request.top_logprobs + 1), bounds)
+    if left_out:
+        request = ReducedChatRequest(**msgspec.structs.asdict(request), left_out=left_out)
     return request
+
+
+def _typed(fields: Mapping[str, Raw]) -> ChatRequest:
+    """Raise msgspec.ValidationError with the path in the whole body."""
+    return decode_with_foreign_tools(
+        _chat, msgspec.json.encode(fields), "function", _tool.decode, _foreign
+    )
 
 
 def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CompletionRequest:
@@ -415,26 +437,6 @@ def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Co
 def _foreign(tool: Raw) -> Tool:
     declared = declared_tool(tool)
     return ForeignTool("function", Function(name=declared.type), declared.cache_control)
-
-
-def _without_private(fields: Mapping[str, Raw]) -> dict[str, Raw] | None:
-    """The fields, without those of messages whose names begin with `_`; None where none do. These
-    are a client's own notes: Copilot CLI sends `__copilotMessageSource` in a session that goes
-    on."""
-    raw = fields.get("messages", Raw())
-    if b'"_' not in memoryview(raw).tobytes():
-        return None
-    try:
-        messages = _messages.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    if not any(name.startswith("_") for message in messages for name in message):
-        return None
-    chat_messages = [
-        {name: value for name, value in message.items() if not name.startswith("_")}
-        for message in messages
-    ]
-    return {**fields, "messages": Raw(msgspec.json.encode(chat_messages))}
 
 
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)

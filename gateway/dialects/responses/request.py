@@ -20,6 +20,7 @@ from gateway.dialects.fields import Checking, Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_BY_TTL, HELD_SHORTER, HOSTED, IN_MEMORY
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.dialects.responses.client_tools import runs_at_client
+from gateway.dialects.unknown import UNKNOWN, UnknownFields, written
 from gateway.prompt.ignored import Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -371,7 +372,7 @@ class Decoded(NamedTuple):
         joined = b"[%b]" % b",".join([*earlier, *named.values()])
         check_values(joined, bounds.max_json_values, bounds.max_object_keys)
         typed = _typed_list(Raw(joined), "previous", _typed_item, Notepad())
-        kept = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
+        kept = _decoded_items(typed)
         items_by_id = dict(zip(named, kept[len(earlier) :], strict=True))
         items = self.request.input
         if isinstance(items, str):
@@ -397,8 +398,7 @@ def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationReque
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
     decoded: ConversationRequest = read(lambda: _conversation.decode(body or b"{}"), explained)
     typed = _typed_list(decoded.raw, "items", _typed_item, Notepad())
-    items = read(lambda: _items.decode(msgspec.json.encode(typed)), explained)
-    for index, item in enumerate(items):
+    for index, item in enumerate(_decoded_items(typed)):
         if isinstance(item, ItemReference):
             raise InvalidRequest(f"items[{index}]: send the item itself", f"items[{index}]")
     return decoded
@@ -494,6 +494,14 @@ class _Head(msgspec.Struct):
 
 
 _request = msgspec.json.Decoder(ResponsesRequest)
+_LISTS = frozenset({"input", "tools"})
+_UNKNOWN = UnknownFields(
+    ResponsesRequest,
+    _LISTS,
+    markers=("prompt_cache_breakpoint",),
+    marker_types=(CacheBreakpoint,),
+    is_read=lambda name, item: True,
+)
 _items = msgspec.json.Decoder(list[Item])
 _conversation = msgspec.json.Decoder(ConversationRequest)
 _heads = msgspec.json.Decoder(_Head)
@@ -512,7 +520,16 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Dec
         for name, typed_one in (("input", _typed_item), ("tools", _typed_tool)):
             if name in fields:
                 fields[name] = _typed_list(fields[name], name, typed_one, notepad)
-        return _request.decode(msgspec.json.encode(fields))
+        try:
+            return _request.decode(msgspec.json.encode(fields))
+        except msgspec.ValidationError:
+            lists = {name: Raw(msgspec.json.encode(fields[name])) for name in _LISTS & {*fields}}
+            rest, places = _UNKNOWN.leave_out(lists)
+            if not places:
+                raise
+        for place in places:
+            notepad.ignore(written(place), UNKNOWN)
+        return _request.decode(msgspec.json.encode({**fields, **rest}))
 
     request = read(typed, explained)
     FIELDS.check(request, bounds)
@@ -521,6 +538,22 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Dec
     if LOGPROBS in request.include:
         bound_output(request, "max_output_tokens", request.top_logprobs + 1, bounds)
     return Decoded(request, whole, notepad)
+
+
+def _decoded_items(typed: Any) -> list[Item]:
+    """Items without what is unknown in them."""
+    body = msgspec.json.encode(typed)
+
+    def decoded() -> list[Item]:
+        try:
+            return _items.decode(body)
+        except msgspec.ValidationError:
+            rest, places = _UNKNOWN.leave_out({"input": Raw(body)})
+            if not places:
+                raise
+        return _items.decode(rest["input"])
+
+    return read(decoded, explained)
 
 
 def _typed_list(

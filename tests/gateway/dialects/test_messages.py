@@ -173,7 +173,7 @@ DEFERRED = {**tool(marker=SHORT), "defer_loading": True}
         ({"messages": [{**HI, "clear_at": "never"}]}, "messages.0.clear_at: only permitted"),
         ({"messages": [{**HI, "output_config": {}}]}, "messages.0.output_config: only permitted"),
         ({"tools": [VENDORS, {"name": "x"}]}, "tools.1.input_schema: Field required"),
-        ({"tools": [{**tool("x"), "nam": 1}, VENDORS]}, "tools.0.nam: Extra inputs are not permit"),
+        ({"tools": [{**tool("x"), "nam": 1}, VENDORS], "x": 1}, "x: Extra inputs are not permit"),
         (
             {"tools": [{**VENDORS, "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
             "tools.0.cache_control.ephemeral.ttl: Input should be '5m' or '1h'",

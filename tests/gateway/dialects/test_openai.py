@@ -323,7 +323,7 @@ REFUSED = [
         "messages[0].content[0].type",
     ),
     ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].function"),
-    ({"messages": [{**USER, "cache_contol": {}}]}, "messages[0].cache_contol"),
+    ({"messages": [{**USER, "id": "x"}], "cache_contol": {}}, "cache_contol"),
     (
         {"messages": [{**USER, "content": "", "cache_control": {"type": "ephemeral"}}]},
         "messages[0].content",
@@ -356,8 +356,8 @@ def test_a_clients_own_note_in_a_message_is_left_out() -> None:
         plain = ask(messages=[USER, *messages[1:4], USER], tools=tools)
         assert ask(messages=messages, tools=tools).plan.prompt == plain.plan.prompt
     with pytest.raises(InvalidRequest, match="Unrecognized") as refused:
-        ask(messages=[{**noted, "copilot": 1}])
-    assert refused.value.param == "messages[0].copilot"
+        ask(messages=[noted], copilot=1)
+    assert refused.value.param == "copilot"
 
 
 def test_what_binds_a_text_has_vllms_names_too() -> None:

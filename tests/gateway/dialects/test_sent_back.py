@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import msgspec
+import openai
+import pydantic
 import pytest
 
 from engine import protocol
@@ -122,3 +124,132 @@ def test_an_answer_without_content_can_be_sent_back(stack: Stack) -> None:
     create(model=MODEL, input=[asked, *carried, go_on], store=False)
     blank = {"type": "message", "role": "assistant", "content": []}
     create(model=MODEL, input=[asked, blank, go_on], store=False)
+
+
+class Weather(pydantic.BaseModel):
+    """What an SDK parses into."""
+
+    where: str
+
+
+def told(answer: Any) -> set[str]:
+    return {field["path"] for field in answer.model_extra["holdfast"]["ignored"]}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_the_sdk_parsed_can_be_sent_back(stack: Stack, is_streamed: bool) -> None:
+    client = stack.openai().chat.completions
+    stack.engine.script = frames(
+        protocol.TextDelta('{"where": "there"}'),
+        protocol.ToolUseStart("call_1", "look"),
+        protocol.ToolInputDelta('{"where": "here"}'),
+        protocol.Finished(reason="tool_use", output_tokens=9),
+    )
+    schema: Any = Weather
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "tools": [openai.pydantic_function_tool(Weather, name="look")],
+        "response_format": schema,
+    }
+    if is_streamed:
+        with client.stream(**body) as events:
+            message = events.get_final_completion().choices[0].message
+    else:
+        message = client.parse(**body).choices[0].message
+    assert message.parsed == Weather(where="there") and message.tool_calls
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
+    answer = chat(stack, messages=[*MESSAGES, message, result], tools=body["tools"])
+    paths = {"messages[1].parsed", "messages[1].tool_calls[0].function.parsed_arguments"}
+    assert paths <= told(answer)
+    assert input_seen(stack) == {"where": "here"}
+
+
+def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}", "parsed_arguments": {}},
+        "provider_specific_fields": {"a": 1},
+        "extra_content": {"google": {"thought_signature": "x"}},
+    }
+    said = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "I look.", "annotations": []}],
+        "tool_calls": [call],
+        "thinking_blocks": [{"type": "thinking", "thinking": "hm"}],
+        "reasoning_text": "hm",
+        "reasoning_opaque": "x",
+        "extra_content": {},
+        "id": "msg_1",
+        "phase": "final",
+        "images": [],
+        "citations": [],
+        "__source": "client",
+    }
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Rain.", "metadata": {"a": "b"}}
+    asked = {"role": "user", "content": "Where?", "id": "u1", "metadata": {}}
+    tool = {**LOOK, "vendor": True, "function": {**LOOK["function"], "returns": "text"}}
+    answer = chat(stack, messages=[asked, said, result], tools=[tool])
+    assert told(answer) == {
+        *("messages[0].id", "messages[0].metadata", "messages[2].metadata"),
+        "messages[1].content[0].annotations",
+        "messages[1].tool_calls[0].function.parsed_arguments",
+        *(f"messages[1].tool_calls[0].{n}" for n in ("provider_specific_fields", "extra_content")),
+        *(f"messages[1].{name}" for name in said if name not in ("role", "content", "tool_calls")),
+        *("tools[0].vendor", "tools[0].function.returns"),
+    }
+    sent = stack.engine.requests[-1].prompt
+    assert input_seen(stack) == {} and [tool.name for tool in sent.tools] == ["look"]
+
+
+def test_unknown_fields_of_messages_and_items_are_left_out_and_told(stack: Stack) -> None:
+    text = {"type": "text", "text": "Hi.", "annotations": []}
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {"x": {"y": 1}}, "extra": 1}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [text], "metadata": {}}
+    messages: Any = [
+        {"role": "user", "content": [text], "id": "u1"},
+        {"role": "assistant", "content": [call], "stop_reason": "tool_use", "usage": {}},
+        {"role": "user", "content": [result]},
+    ]
+    tool: Any = {"name": "look", "input_schema": {"type": "object", "x-own": 1}, "vendor": 1}
+    answer = stack.sdk().messages.create(
+        model=MODEL, max_tokens=4, messages=messages, tools=[tool], system=[text]
+    )
+    assert told(answer) == {
+        "messages.0.content.0.text.annotations",
+        "messages.0.id",
+        "messages.1.content.0.tool_use.extra",
+        *("messages.1.stop_reason", "messages.1.usage"),
+        "messages.2.content.0.tool_result.content.0.text.annotations",
+        "messages.2.content.0.tool_result.metadata",
+        *("system.0.annotations", "tools.0.vendor"),
+    }
+    assert input_seen(stack) == {"x": {"y": 1}}
+    create: Any = stack.openai().responses.create
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Where?", "x": 1}], "author": 1},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}", "extra": 1},
+        {"type": "function_call_output", "call_id": "c", "output": "Rain.", "metadata": {}},
+    ]
+    answer = create(model=MODEL, input=items, tools=[{**FUNCTION, "vendor": 1}], store=False)
+    assert told(answer) == {
+        *("input[0].content[0].x", "input[0].author", "input[1].extra", "input[2].metadata"),
+        "tools[0].vendor",
+    }
+
+
+def test_what_is_known_stays_an_error(stack: Stack) -> None:
+    """A marker where none can be, a wrong value, and an unknown field at the top."""
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x", "unknown": 1}
+    marked = {**thought, "cache_control": {"type": "ephemeral"}}
+    for changes, path in (
+        ({"messages": [{"role": "user", "content": 1, "id": "x"}]}, "messages.0.content"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": [marked]}]}, "cache_control"),
+        ({"unknown": 1, "messages": [{**MESSAGES[0], "id": "x"}]}, "unknown: Extra inputs"),
+        ({"messages": [{"role": "user", "contents": "x"}]}, "messages.0.content: Field required"),
+    ):
+        body = {"model": MODEL, "max_tokens": 4, "messages": MESSAGES, **changes}
+        response = stack.post("/v1/messages", json=body)
+        assert response.status_code == 400 and path in response.text, response.text
