@@ -229,7 +229,11 @@ def test_unknown_fields_of_messages_and_items_are_left_out_and_told(stack: Stack
     assert input_seen(stack) == {"x": {"y": 1}}
     create: Any = stack.openai().responses.create
     items = [
-        {"role": "user", "content": [{"type": "input_text", "text": "Where?", "x": 1}], "author": 1},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Where?", "x": 1}],
+            "author": 1,
+        },
         {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}", "extra": 1},
         {"type": "function_call_output", "call_id": "c", "output": "Rain.", "metadata": {}},
     ]
