@@ -69,6 +69,7 @@ from engine.protocol.events import (
     Snapshot,
 )
 from engine.protocol.frames import (
+    ALLOWED_TOOLS,
     Delta,
     Done,
     DrawnToken,
@@ -115,6 +116,7 @@ from engine.protocol.ttls import TTLS, Ttl, TtlClass, outlives
 from engine.protocol.usage import WRITE_FIELDS, CacheUsage, InputUsage, split_writes
 
 __all__ = [
+    "ALLOWED_TOOLS",
     "DEFAULT_RECOMPUTE",
     "DEFAULT_SCORER",
     "EPOCH_HEADER",

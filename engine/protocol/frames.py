@@ -14,8 +14,12 @@ FinishReason = Literal[
 ]
 
 
+ALLOWED_TOOLS = ""
+"""In the place of a tool: the choice of the tools that may be called is not held."""
+
+
 class UnheldTool(msgspec.Struct, frozen=True):
-    """A strict tool whose calls are not held to its schema, and why."""
+    """A strict tool whose calls are not held to its schema, or ALLOWED_TOOLS, and why."""
 
     tool: str
     reason: str

@@ -63,11 +63,12 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     # Whether there may be more than one call.
     parallel: bool = True
-    # The tools of mode `any`; empty: all.
+    # The tools that may be called in the modes `any` and `auto`; empty: all. In mode `auto` they
+    # need the capability `strict_tools`.
     names: list[str] = []
 
     def allows(self, name: str) -> bool:
-        """Whether a forced call may be of this tool."""
+        """Whether a call may be of this tool."""
         if self.mode == "tool":
             return name == self.name
         return not self.names or name in self.names

@@ -369,10 +369,12 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def is_free(request: GenerateRequest) -> bool:
-    """Whether the model may call or not, and a call of some tool must keep to its schema."""
+    """Whether the model may call or not, and a call must be of some tools or keep to a schema."""
     if request.tool_choice.mode != "auto" or request.binds_text:
         return False
-    return any(tool.strict for tool in request.prompt.callable_tools)
+    return bool(request.tool_choice.names) or any(
+        tool.strict for tool in request.prompt.callable_tools
+    )
 
 
 def free_rules(starts: Sequence[str], pieces: Sequence[str], *, parallel: bool) -> list[str]:

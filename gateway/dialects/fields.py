@@ -213,6 +213,11 @@ def tools(checking: Checking, value: list[Any], path: str) -> None:
     _hold(checking.num_tools, checking.bounds.max_tools, f"tools: {must}", " items")
 
 
+def named_tools(checking: Checking, value: list[Any], path: str) -> None:
+    """Tools that a choice names."""
+    at_most(checking.bounds.max_tools)(checking, value, path)
+
+
 def stops(checking: Checking, value: str | list[str], path: str) -> None:
     bounds = checking.bounds
     style = checking.style

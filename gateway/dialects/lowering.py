@@ -13,7 +13,7 @@ import json
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from engine.protocol import (
+    ALLOWED_TOOLS,
     MAX_BREAKPOINTS,
     TTLS,
     Document,
@@ -42,7 +43,7 @@ from gateway.dialects.bodies import crossing_fault
 from gateway.dialects.unknown import UNKNOWN
 from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_calls
-from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
+from gateway.prompt.ignored import ALLOWED_REASON, CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.plan import (
@@ -187,6 +188,20 @@ class Lowering:
         """Tell of unknown fields that are not in the request any more."""
         for path in paths:
             self.notepad.ignore(path, UNKNOWN)
+
+    def allow(
+        self, path: str, names: Collection[str], among: Collection[str], *, parallel: bool
+    ) -> ToolChoice:
+        """The choice that lets the model call some tools of all, or none of them, and no others.
+
+        All tools stay in the prompt, so that the choice changes no prefix.
+        """
+        if not names:
+            return ToolChoice("none", parallel=parallel)
+        if set(names) == set(among):
+            return ToolChoice("auto", parallel=parallel)
+        self.notepad.wish(path, ALLOWED_REASON, "strict_tools", ALLOWED_TOOLS)
+        return ToolChoice("auto", parallel=parallel, names=sorted(names))
 
     def add_told(self, texts: Sequence[TextPart]) -> None:
         """Texts of a system message: the system prompt, until there is another message."""

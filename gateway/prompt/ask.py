@@ -188,6 +188,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             sampling = msgspec.structs.replace(sampling, logprobs=None)
         if "own_template" not in capabilities:
             sampling = msgspec.structs.replace(sampling, top_k=None)
+        choice = self.tool_choice
+        if choice.mode == "auto" and "strict_tools" not in capabilities:
+            choice = msgspec.structs.replace(choice, names=[])
         approximate = self.plan.approximate
         return GenerateRequest(
             request_id=request_id,
@@ -200,7 +203,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             # A manual clock stands still while this one goes on: no time has passed on it.
             age_seconds=0.0 if "manual_clock" in capabilities else max(0.0, now - self.arrived),
             min_cache_tokens=self.model.min_cache_tokens,
-            tool_choice=self.tool_choice,
+            tool_choice=choice,
             thinking=self._thinks(capabilities),
             output_schema=self.output_schema,
             output_pattern=self.output_pattern,

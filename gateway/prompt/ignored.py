@@ -14,6 +14,7 @@ from engine.protocol import Capability, UnheldTool
 
 CANNOT_THINK = "this model does not think"
 STRICT_REASON = "this model writes calls freely: one may differ from the tool's schema"
+ALLOWED_REASON = "this model calls freely: it may call the other tools too"
 MAX_TOLD = 64
 """The most fields that one answer names. The others are counted in the last item."""
 _MAX_PATH = 256

@@ -35,6 +35,7 @@ from engine.errors import (
     Unsupported,
 )
 from engine.protocol import (
+    ALLOWED_TOOLS,
     IMAGE_REFERENCE,
     MAX_RECORD_BYTES,
     Breakpoint,
@@ -158,8 +159,8 @@ def _check_tool_choice(request: GenerateRequest) -> None:
     names = {tool.name for tool in request.prompt.callable_tools}
     if choice.mode in ("any", "tool") and not names:
         raise InvalidRequest("tool_choice: there are no tools to choose from")
-    if choice.names and choice.mode != "any":
-        raise InvalidRequest("tool_choice.names: only for mode `any`")
+    if choice.names and choice.mode not in ("any", "auto"):
+        raise InvalidRequest("tool_choice.names: only for the modes `any` and `auto`")
     if not names.issuperset(choice.names):
         raise InvalidRequest("tool_choice.names: no such tool")
     if choice.mode == "tool" and choice.name not in names:
@@ -463,14 +464,16 @@ class Preparer:
     def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
         """The request without `strict` where no grammar can hold a call that the model may make."""
         if "strict_tools" not in self._description.capabilities:
-            return without_strict(request, lambda _: True), []
+            return unbound(request), []
         try:
             with self._compiling(self._grammar_of(request)):
                 return self._held_by_grammar(request)
         except SchemaTooCostly as error:
             tools = [tool for tool in request.prompt.callable_tools if tool.strict]
             unheld = [UnheldTool(tool.name, str(error)) for tool in tools]
-            return without_strict(request, lambda _: True), unheld
+            if request.tool_choice.names:
+                unheld.append(UnheldTool(ALLOWED_TOOLS, str(error)))
+            return unbound(request), unheld
 
     def _held_by_grammar(
         self, request: GenerateRequest
@@ -481,14 +484,16 @@ class Preparer:
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
             prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
-            only = msgspec.structs.replace(request, prompt=prompt)
+            only = msgspec.structs.replace(without_names(request), prompt=prompt)
             if tool.strict and (reason := self._refusal(only)):
                 unheld[tool.name] = reason
         held = without_strict(request, unheld.__contains__)
         if is_free(held) and (reason := self._refusal(held)):
             names = [tool.name for tool in held.prompt.callable_tools if tool.strict]
+            if held.tool_choice.names:
+                names.append(ALLOWED_TOOLS)
             unheld |= dict.fromkeys(names, reason)
-            held = without_strict(request, lambda _: True)
+            held = unbound(request)
         return held, [UnheldTool(name, reason) for name, reason in unheld.items()]
 
     def _grammar_of(self, request: GenerateRequest) -> Grammar:
@@ -596,6 +601,20 @@ def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) ->
     named = loosened(request.prompt.named_tools)
     prompt = msgspec.structs.replace(request.prompt, tools=tools, named_tools=named)
     return msgspec.structs.replace(request, prompt=prompt)
+
+
+def without_names(request: GenerateRequest) -> GenerateRequest:
+    """The request in which the model may call all tools, where it may call or not."""
+    choice = request.tool_choice
+    if choice.mode != "auto" or not choice.names:
+        return request
+    free = msgspec.structs.replace(choice, names=[])
+    return msgspec.structs.replace(request, tool_choice=free)
+
+
+def unbound(request: GenerateRequest) -> GenerateRequest:
+    """The request whose calls among free text no grammar holds."""
+    return without_strict(without_names(request), lambda _: True)
 
 
 def is_bound(request: GenerateRequest) -> bool:

@@ -94,7 +94,7 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
-    choice = _tool_choice(request)
+    choice = _tool_choice(request, lowering)
     bound = _bound(request, request.response_format)
     is_forced = choice.mode in ("any", "tool")
     if max_tokens == 0 and is_forced:
@@ -237,7 +237,7 @@ def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> 
     return dict(constraints.values())
 
 
-def _tool_choice(request: wire.ChatRequest) -> ToolChoice:
+def _tool_choice(request: wire.ChatRequest, lowering: Lowering) -> ToolChoice:
     names = [tool.function.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: function names must be unique")
@@ -248,6 +248,15 @@ def _tool_choice(request: wire.ChatRequest) -> ToolChoice:
         if name not in names:
             raise InvalidRequest(f"tool_choice.function.name: '{name[:64]}' is not in tools")
         return ToolChoice("tool", name, parallel=parallel)
+    if isinstance(choice, wire.AllowedTools):
+        listed = choice.allowed_tools.tools
+        functions = [tool.function.name for tool in listed if tool.function is not None]
+        allowed = [name for name in names if name in functions]
+        if choice.allowed_tools.mode == "auto":
+            return lowering.allow("tool_choice", allowed, names, parallel=parallel)
+        if not allowed:
+            raise uncallable("tool_choice")
+        return ToolChoice("any", parallel=parallel, names=allowed)
     if choice != "required":
         return ToolChoice(choice, parallel=parallel)
     if names:

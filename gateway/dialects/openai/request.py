@@ -194,9 +194,24 @@ class NamedFunction(Strict):
     name: fields.Name
 
 
-class NamedTool(Strict):
-    type: Literal["function"]
+class NamedTool(Strict, tag="function"):
     function: NamedFunction
+
+
+class ListedTool(msgspec.Struct):
+    """A tool of a choice. A vendor's own has no function."""
+
+    type: str
+    function: NamedFunction | None = None
+
+
+class AllowedList(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ListedTool], fields.named_tools]
+
+
+class AllowedTools(Strict, tag="allowed_tools"):
+    allowed_tools: AllowedList
 
 
 class CacheOptions(Strict):
@@ -312,7 +327,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_effort: fields.Word | None = None
     response_format: Format | None = None
     search_parameters: Any = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | AllowedTools = "auto"
     tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
     thinking: Thinking | None = None
     top_logprobs: fields.TopLogprobs = 0

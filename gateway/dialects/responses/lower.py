@@ -147,11 +147,8 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
         if not names:
             raise uncallable("tool_choice")
         return ToolChoice("any", parallel=parallel, names=sorted(names))
-    if not names:
-        return ToolChoice("none", parallel=parallel)
-    # No model calls what it does not see.
-    lowering.functions = [function for function in lowering.functions if function[1].name in names]
-    return ToolChoice("auto", parallel=parallel)
+    functions = [function.name for _, function in lowering.functions]
+    return lowering.allow("tool_choice", names, functions, parallel=parallel)
 
 
 def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:

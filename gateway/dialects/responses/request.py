@@ -43,7 +43,7 @@ def _client_input(checking: Checking, value: object, path: str) -> None:
 def _allowed(checking: Checking, value: str | dict[str, Any], path: str) -> None:
     listed = value.get("tools") if isinstance(value, dict) else None
     if isinstance(listed, list):
-        fields.at_most(checking.bounds.max_tools)(checking, listed, f"{path}.tools")
+        fields.named_tools(checking, listed, f"{path}.tools")
 
 
 class _Markable(Strict):

@@ -323,3 +323,18 @@ def test_a_tool_that_is_named_in_the_conversation_is_held_as_well() -> None:
     bad = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "unit": "furlong"}}'
     fed, _ = follow(model.parser(asked), model, bad)
     assert "get_weather" in fed and "furlong" not in fed
+
+
+@pytest.mark.parametrize("name", [name for name in TRIGGERED if name != "hermes-3"])
+def test_only_the_tools_that_a_choice_names_can_be_called(name: str) -> None:
+    """All tools are in the prompt, none is strict, and the model may call or not."""
+    model = of(name)
+    tools = [Tool("get_time", FORCED, "The time."), Tool("get_weather", FORCED, "Weather.")]
+    for allowed, fed_whole in (("get_weather", True), ("get_time", False)):
+        choice = ToolChoice("auto", names=[allowed])
+        asked = request(prompt=Prompt([QUESTION], tools), tool_choice=choice)
+        begin = thinking_end(model, asked)
+        call = from_call(model, written(model, calls(GOOD))).removeprefix(begin).lstrip()
+        fed, deltas = follow(model.parser(asked), model, f"{begin}Well.\n{call}")
+        assert "Well." in fed
+        assert ("get_weather" in [name for name, _ in calls_of(deltas)]) == fed_whole, fed

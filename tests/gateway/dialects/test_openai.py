@@ -1,6 +1,7 @@
 """Chat Completions and Completions through the official SDK, over a scripted engine."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +13,9 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.errors import body_of
 from gateway.prompt.ask import Ask
 from tests.gateway.bodies import lowered_chat, text
-from tests.gateway.conftest import Stack
+from tests.gateway.conftest import Stack, stacked
 from tests.gateway.openai_bodies import EPHEMERAL, LOOK, MESSAGES, MODEL, chat, frames, refused
+from tests.gateway.scripted_engine import ScriptedEngine
 
 LONG = {**EPHEMERAL, "ttl": "1h"}
 CALL_FRAMES = (
@@ -119,6 +121,42 @@ def test_an_answers_calls_can_be_sent_back_with_their_results(stack: Stack) -> N
 def test_tool_choices(stack: Stack, choice: Any, mode: Any, name: str | None) -> None:
     chat(stack, tools=[LOOK], tool_choice=choice, parallel_tool_calls=False)
     assert stack.engine.requests[-1].tool_choice == protocol.ToolChoice(mode, name, parallel=False)
+
+
+PATCH: Any = {"type": "function", "function": {"name": "patch", "parameters": {}}}
+
+
+def listed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (listed("auto", "look"), protocol.ToolChoice("auto", names=["look"])),
+        (listed("auto", "look", "patch"), protocol.ToolChoice("auto")),
+        (listed("auto"), protocol.ToolChoice("none")),
+        (listed("required", "look"), protocol.ToolChoice("any", names=["look"])),
+    ],
+)
+def test_a_choice_of_tools_leaves_all_in_the_prompt(
+    stack: Stack, choice: Any, expected: protocol.ToolChoice
+) -> None:
+    """A prefix that was cached with all tools is read under any choice."""
+    answer = chat(stack, tools=[LOOK, PATCH], tool_choice=choice)
+    sent = stack.engine.requests[-1]
+    assert sent.tool_choice == expected
+    assert [tool.name for tool in sent.prompt.tools] == ["look", "patch"]
+    assert "ignored" not in answer.model_extra["holdfast"]
+
+
+def test_a_model_that_calls_freely_is_told(tmp_path: Path) -> None:
+    with stacked(tmp_path, ScriptedEngine(capabilities=("tools",))) as stack:
+        answer = chat(stack, tools=[LOOK, PATCH], tool_choice=listed("auto", "look"))
+        assert stack.engine.requests[-1].tool_choice == protocol.ToolChoice("auto")
+        (ignored,) = answer.model_extra["holdfast"]["ignored"]
+        assert ignored["path"] == "tool_choice"
 
 
 def test_choices_are_kept_apart(stack: Stack) -> None:
