@@ -15,6 +15,10 @@ from engine.protocol import Capability, UnheldTool
 CANNOT_THINK = "this model does not think"
 STRICT_REASON = "this model writes calls freely: one may differ from the tool's schema"
 ALLOWED_REASON = "this model calls freely: it may call the other tools too"
+ADVICE = ("cache_prompt", "id_slot", "nvext", "priority", "session_id")
+"""What clients of other servers tell of routing, slots and queues: llama.cpp, Dynamo, vLLM, SGLang.
+It changes no answer."""
+ADVICE_REASON = "this gateway routes and reuses by the prompt itself"
 MAX_TOLD = 64
 """The most fields that one answer names. The others are counted in the last item."""
 _MAX_PATH = 256

@@ -26,6 +26,7 @@ from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
 from gateway.dialects.fields import Fields, Style, rules_of
 from gateway.dialects.unknown import UnknownFields
+from gateway.prompt.ignored import ADVICE, ADVICE_REASON
 from gateway.prompt.wish import ApproximateMark, Wish
 
 Ttl = Literal["5m", "1h"]
@@ -361,13 +362,22 @@ class CountTokensRequest(Strict):
 
     model: fields.Name
     messages: Annotated[list[Message], msgspec.Meta(max_length=100_000)]
+    # As Bedrock, Vertex and gateways in front send what is a header in the hosted API.
+    anthropic_beta: Any = None
+    anthropic_version: Any = None
+    betas: Any = None
     billing_policy: Any = None
     cache_control: CacheControl | None = None
+    cache_prompt: Any = None
     compaction: Any = None
     context_management: ContextManagement | None = None
+    id_slot: Any = None
     mcp_servers: list[Any] | None = None
+    nvext: Any = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None
+    priority: Any = None
+    session_id: Any = None
     speed: Literal["standard", "fast"] | None = None
     system: Annotated[str | list[Text], fields.content] | None = None
     thinking: ThinkingConfig | None = None
@@ -432,6 +442,7 @@ FIELDS = Fields(
         "output_config.task_budget": _UNUSED,
         "thinking.display": ("thinking is shown as the model writes it", "summarized", "omitted"),
         "thinking.budget_tokens": ("`max_tokens` alone bounds thinking",),
+        **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
     },
 )
 _messages = msgspec.json.Decoder(MessagesRequest)

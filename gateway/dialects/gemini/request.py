@@ -273,6 +273,8 @@ def decode_generate(
     """A gathered answer with log probabilities gets a limit where it has none."""
     request = decode(body, GenerateRequest, bounds)
     request.model = model
+    # A field of protobuf that is empty is not there.
+    request.cached_content = request.cached_content or None
     FIELDS.check(request, bounds)
     config = request.generation_config
     if config.response_logprobs and not is_streamed:

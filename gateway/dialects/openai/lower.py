@@ -122,7 +122,9 @@ def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) 
     )
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)
-    return _ask(Lowering(context), request, plan, sampling, _bound(request))
+    lowering = Lowering(context)
+    wire.COMPLETIONS.note(request, lowering.notepad)
+    return _ask(lowering, request, plan, sampling, _bound(request))
 
 
 def _sampling(

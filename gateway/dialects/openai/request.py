@@ -34,7 +34,7 @@ from gateway.dialects.bodies import (
 from gateway.dialects.fields import Fields, Style, rules_of
 from gateway.dialects.lowering import HELD_BY_TTL, IN_MEMORY
 from gateway.dialects.unknown import UnknownFields, written
-from gateway.prompt.ignored import Notepad
+from gateway.prompt.ignored import ADVICE, ADVICE_REASON, Notepad
 
 
 class _Marked(Strict):
@@ -285,11 +285,13 @@ class GenerationRequest(Strict):
     what is in `structured_outputs`."""
 
     model: fields.Name
+    cache_prompt: Any = None
     frequency_penalty: fields.Penalty | None = None
     guided_choice: Choice | None = None
     guided_json: fields.Schema | None = None
     guided_json_object: bool | None = None
     guided_regex: Pattern | None = None
+    id_slot: Any = None
     ignore_eos: bool = False
     logit_bias: Biases | None = None
     max_tokens: fields.Count | None = None
@@ -297,11 +299,14 @@ class GenerationRequest(Strict):
     min_p: fields.Share | None = None
     min_tokens: fields.Count = 0
     n: fields.Choices = 1
+    nvext: Any = None
     presence_penalty: fields.Penalty | None = None
+    priority: Any = None
     prompt_cache_key: Key | None = None
     repetition_penalty: RepetitionPenalty | None = None
     seed: fields.Seed | None = None
     service_tier: Any = None
+    session_id: Any = None
     stop: Annotated[str | Stops, fields.stops] = msgspec.field(default_factory=list)
     stop_token_ids: StopTokens = msgspec.field(default_factory=list)
     stream: bool = False
@@ -381,6 +386,7 @@ CHAT = Fields(
         **dict.fromkeys(
             ("search_parameters", "web_search_options"), ("this server searches nothing",)
         ),
+        **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
     },
 )
 COMPLETIONS = Fields(
@@ -394,6 +400,7 @@ COMPLETIONS = Fields(
         "response_format": ({"type": "text"},),
         "suffix": ("",),
     },
+    undone=dict.fromkeys(ADVICE, (ADVICE_REASON,)),
 )
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 

@@ -21,7 +21,7 @@ from gateway.dialects.lowering import HELD_BY_TTL, HELD_SHORTER, HOSTED, IN_MEMO
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.dialects.responses.client_tools import runs_at_client
 from gateway.dialects.unknown import UNKNOWN, UnknownFields, written
-from gateway.prompt.ignored import Notepad
+from gateway.prompt.ignored import ADVICE, ADVICE_REASON, Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
 MAX_ID_CHARACTERS = 1024
@@ -444,6 +444,7 @@ FIELDS = Fields(
         "context_management": "this server compacts no conversation",
         "image": "this model reads no images",
         "personality": "this model has one personality",
+        **dict.fromkeys(ADVICE, ADVICE_REASON),
     },
     refused={
         "background": (False,),

@@ -257,3 +257,39 @@ def test_what_is_known_stays_an_error(stack: Stack) -> None:
         body = {"model": MODEL, "max_tokens": 4, "messages": MESSAGES, **changes}
         response = stack.post("/v1/messages", json=body)
         assert response.status_code == 400 and path in response.text, response.text
+
+
+ADVICE = {
+    "cache_prompt": True,
+    "id_slot": 3,
+    "nvext": {"agent_hints": {"osl": 10}},
+    "priority": 2,
+    "session_id": "s",
+}
+
+
+def test_advice_of_other_servers_clients_is_left_out_and_told(stack: Stack) -> None:
+    client = stack.openai()
+    answers: list[Any] = [
+        chat(stack, extra_body=ADVICE),
+        client.completions.create(model=MODEL, prompt="x", extra_body=ADVICE),
+        client.responses.create(model=MODEL, input="x", extra_body=ADVICE),
+        stack.sdk().messages.create(
+            model=MODEL, max_tokens=4, messages=MESSAGES, extra_body=ADVICE
+        ),
+    ]
+    for answer in answers:
+        assert told(answer) == {*ADVICE}
+
+
+def test_what_gateways_in_front_put_into_a_body_is_taken(stack: Stack) -> None:
+    headers = {"anthropic_version": "bedrock-2023-05-31", "anthropic_beta": ["x"], "betas": ["y"]}
+    answer = stack.sdk().messages.create(
+        model=MODEL, max_tokens=4, messages=MESSAGES, extra_body=headers
+    )
+    assert answer.model_extra is not None
+    assert "ignored" not in answer.model_extra["holdfast"]
+    path = f"/v1beta/models/{MODEL}:generateContent"
+    contents = [{"role": "user", "parts": [{"text": "Where?"}]}]
+    response = stack.post(path, json={"contents": contents, "cachedContent": ""})
+    assert response.status_code == 200, response.text
