@@ -237,6 +237,30 @@ class Told:
             oldest.abort()
 
 
+class RoundRobin:
+    """Who waits, by holder: the holders are served in turn, and each in its order."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def join(self, holder: str) -> asyncio.Future[None]:
+        """Has a result when its turn has come. One that was cancelled is passed over."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(holder, deque()).append(turn)
+        return turn
+
+    def next(self) -> asyncio.Future[None] | None:
+        """Take the one whose turn it is; None where nobody waits."""
+        while self._waiting:
+            holder, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[holder] = turns  # behind the other holders
+            if not turn.done():
+                return turn
+        return None
+
+
 class Strangers:
     """When requests of strangers begin: one at a time, in turn between addresses. While requests
     with a known key or secret are answered, each is followed by a pause, so that all together take
@@ -245,7 +269,7 @@ class Strangers:
 
     def __init__(self) -> None:
         self._num_known = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting = RoundRobin()
         self._timer: asyncio.Handle | None = None
         self._began = 0.0
 
@@ -260,15 +284,14 @@ class Strangers:
 
     async def wait(self, address: str) -> None:
         """Until a request of this address may begin."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group_of(address), deque()).append(turn)
+        turn = self._waiting.join(group_of(address))
         if self._timer is None:
             self._begin_next()
         await turn
 
     def _begin_next(self) -> None:
         self._timer = None
-        turn = self._next()
+        turn = self._waiting.next()
         if turn is None:
             return
         # These three run behind one another in the loop's next round, with nothing in between.
@@ -284,13 +307,3 @@ class Strangers:
         loop = asyncio.get_running_loop()
         seconds = (loop.time() - self._began) * (1 / STRANGERS_SHARE - 1)
         self._timer = loop.call_later(seconds if self._num_known else 0.0, self._begin_next)
-
-    def _next(self) -> asyncio.Future[None] | None:
-        while self._waiting:
-            address, turns = self._waiting.popitem(last=False)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[address] = turns  # behind the other addresses
-            if not turn.done():
-                return turn
-        return None

@@ -7,12 +7,13 @@ robin, as Nagle asks for between the sources of a gateway in RFC 970).
 """
 
 import asyncio
-from collections import OrderedDict, deque
+
+from engine.places import RoundRobin
 
 
 class Beginnings:
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting = RoundRobin()
         # One has begun in this round.
         self._is_taken = False
 
@@ -21,29 +22,17 @@ class Beginnings:
         if not self._is_taken:
             self._take_round()
             return
-        beginning = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(beginning)
-        await beginning
+        await self._waiting.join(key)
 
     def _take_round(self) -> None:
         self._is_taken = True
         asyncio.get_running_loop().call_soon(self._begin_next)
 
     def _begin_next(self) -> None:
-        beginning = self._next()
+        beginning = self._waiting.next()
         if beginning is None:
             self._is_taken = False
             return
         # It runs in the next round, and the one behind it is chosen then.
         beginning.set_result(None)
         self._take_round()
-
-    def _next(self) -> asyncio.Future[None] | None:
-        while self._waiting:
-            key, beginnings = self._waiting.popitem(last=False)
-            beginning = beginnings.popleft()
-            if beginnings:
-                self._waiting[key] = beginnings  # behind the other keys
-            if not beginning.done():
-                return beginning
-        return None
