@@ -1,9 +1,9 @@
-"""When requests with a known key begin: a few in each round of the event loop, in turn between keys.
+"""When requests with a known key begin: a few in a round of the event loop, in turn between keys.
 
 Between two steps of a turn the loop does all that is ready. Where one key's connections have sent a
 thousand requests, that is their thousand beginnings, at each of the other turn's twenty steps. Here
-BATCH of them begin between two steps of anybody, and each key with requests is served in turn (round
-robin, as Nagle asks for between the sources of a gateway in RFC 970).
+BATCH of them begin between two steps of anybody, and each key with requests is served in turn
+(round robin, as Nagle asks for between the sources of a gateway in RFC 970).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Beginnings:
         self._is_open = False
 
     async def wait(self, key: str) -> None:
-        """Until a request of this key may begin: at once where fewer than BATCH have in this round."""
+        """Until a request of this key may begin: at once where the round has room."""
         if self._num_begun < BATCH:
             self._begin()
             return
