@@ -7,7 +7,7 @@ whole: its tokens are bounded too.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -225,11 +225,11 @@ def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
 def decode_with_foreign_tools(
     decoder: msgspec.json.Decoder[RequestT],
     body: bytes,
-    own_type: str,
+    own_types: Collection[str],
     decode_own: Callable[[Raw], ToolT],
     decode_foreign: Callable[[Raw], ToolT],
 ) -> RequestT:
-    """The request. A tool of another type than `own_type` is foreign, and read by itself.
+    """The request. A tool of another type than `own_types` is foreign, and read by itself.
 
     Raise msgspec.ValidationError with the path in the whole body.
     """
@@ -242,7 +242,7 @@ def decode_with_foreign_tools(
             kinds = [_kind.decode(tool).type for tool in tools]
         except (KeyError, *_UNREADABLE):
             kinds = []
-        foreign = [isinstance(kind, str) and kind != own_type for kind in kinds]
+        foreign = [isinstance(kind, str) and kind not in own_types for kind in kinds]
         if not any(foreign):
             raise
     request = decoder.decode(msgspec.json.encode({**fields, "tools": []}))

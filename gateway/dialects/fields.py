@@ -259,6 +259,7 @@ def at_most(most: int) -> Check:
 Name = Annotated[str, name]
 Schema = Annotated[dict[str, Any], schema]
 CallInput = Annotated[dict[str, Any], call_input]
+CallText = Annotated[str, call_input]
 Arguments = Annotated[str, arguments]
 
 MAX_COUNT = 1_000_000_000

@@ -62,6 +62,9 @@ IN_MEMORY = "in_memory", "in-memory"
 """Values of `prompt_cache_retention` that ask for no more than a breakpoint's TTL."""
 HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 HOSTED = "only its vendor's servers run this tool: the model is told nothing of it"
+MAX_NAMED = 512
+"""The most tools that a conversation adds to those at the prompt's beginning."""
+_encode = msgspec.json.Encoder().encode
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 _NONCE = re.compile(
     r"x-anthropic-billing-header: cc_version=[A-Za-z0-9.+-]{1,64};"
@@ -293,6 +296,15 @@ class Lowering:
         if strict:
             self._strict.append((f"{path}.strict", name))
         return Tool(name, NO_PARAMETERS if schema is None else schema, description, bool(strict))
+
+
+def definition_of(tool: Tool) -> str:
+    """What a conversation says of a tool that the model may call from there on."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"] = tool.input_schema
+    return "Tool: " + _encode({"type": "function", "function": function}).decode()
 
 
 def automatic_ttl(marker: CacheControl) -> Ttl:

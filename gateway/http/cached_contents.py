@@ -9,6 +9,7 @@ request behind it writes it again, for the time that is left.
 import re
 import secrets
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
@@ -33,6 +34,7 @@ from gateway.dialects.gemini.request import (
     decode_create,
     decode_update,
     expiry_of,
+    reduced,
 )
 from gateway.http.auth import KeyAuth
 from gateway.http.bodies import brought_in
@@ -135,22 +137,22 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
     workspace = request.user.workspace
     now = services.clock.wall()
 
-    def read() -> tuple[CreateRequest, Prompted, bytes, int]:
-        creation = decode_create(body, services.bounds)
-        prompted = creation.prompted
-        whole = _encode(prompted)
-        return creation, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
+    def read() -> tuple[CreateRequest, list[str], bytes, int]:
+        creation, left_out = decode_create(body, services.bounds)
+        whole = _encode(creation.prompted)
+        return creation, left_out, zlib.compress(whole, _COMPRESSION), len(whole)
 
-    creation_read, prompted, packed, num_bytes = await services.workers.run(
+    creation_read, left_out, packed, num_bytes = await services.workers.run(
         workspace, len(body), read
     )
+    prompted = creation_read.prompted
     model = services.find_model(creation_read.model)
     expires = expiry_of(creation_read, now, services.bounds.cached_content_seconds)
     if expires is None:
         expires = now + timedelta(seconds=_DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
         await services.cached_contents.check_room(workspace, num_bytes, now)
-    holdfast, prefix = await _hold(request, model, prompted, num_bytes, expires - now)
+    holdfast, prefix = await _hold(request, model, prompted, num_bytes, expires - now, left_out)
     content = CachedContent(
         id=secrets.token_hex(12),
         workspace_id=workspace,
@@ -190,11 +192,16 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
 
 
 async def _hold(
-    request: KeyRequest, model: Model, prompted: Prompted, num_bytes: int, lifetime: timedelta
+    request: KeyRequest,
+    model: Model,
+    prompted: Prompted,
+    num_bytes: int,
+    lifetime: timedelta,
+    left_out: Sequence[str] = (),
 ) -> tuple[Holdfast, str]:
     """Run the turn that computes the prompt and has it held; return what is told of it, with one
-    breakpoint, and the prefix's name. Raise InvalidRequest for a prompt of which no engine keeps an
-    entry."""
+    breakpoint, and the prefix's name. `left_out` are the unknown fields that it tells of. Raise
+    InvalidRequest for a prompt of which no engine keeps an entry."""
     header_mark_of(request, is_taken=False)
     services = services_of(request)
     arrived = request.scope["state"]["arrived"]
@@ -207,7 +214,7 @@ async def _hold(
 
     def make() -> Ask:
         held = _held(prompted, lifetime.total_seconds())
-        return ask_of(warming, context, stream=False, held=held)
+        return ask_of(reduced(warming, left_out), context, stream=False, held=held)
 
     ask = await services.workers.run(request.user.workspace, num_bytes, make)
     findings = Findings()

@@ -15,9 +15,9 @@ from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.request import (
     ConversationRequest,
     decode_conversation,
-    id_of,
     items_of,
 )
+from gateway.dialects.responses.typed import id_of
 from gateway.http.auth import KeyAuth
 from gateway.http.generation import (
     KeyRequest,

@@ -3,7 +3,7 @@
 Each reads its body, lowers it to an Ask, runs the turn and writes the answer in its dialect.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -175,7 +175,8 @@ class ChatCompletionsController(Controller):
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         ask = await prepared(request, body, chat.decode_chat, chat_ask_of)
-        return await _complete(request, ask, ChatWriter, "chatcmpl")
+        kind = partial(ChatWriter, custom_tools=ask.custom_tools)
+        return await _complete(request, ask, kind, "chatcmpl")
 
 
 class CompletionsController(Controller):
@@ -191,7 +192,7 @@ class CompletionsController(Controller):
 
 
 async def _complete(
-    request: KeyRequest, ask: Ask, kind: type[ChatWriter] | type[TextWriter], prefix: str
+    request: KeyRequest, ask: Ask, kind: Callable[..., ChatWriter | TextWriter], prefix: str
 ) -> ASGIResponse:
     """Run the turn. The response's id is the turn's, in OpenAI's form."""
 

@@ -60,7 +60,8 @@ class ResponsesController(Controller):
         ask = lowered.ask
         failed_id = request_id(request.scope)
         wanted = lowered.decoded.request
-        may_keep = wanted.store is not False and not wanted.is_prewarm
+        # One that is prewarmed is kept where the client says so.
+        may_keep = wanted.store if wanted.is_prewarm else wanted.store is not False
         keeps = may_keep and services.responses.keeps(request.user)
         if keeps:
             await services.responses.check_room(request.user.workspace)

@@ -121,7 +121,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     the model can. Requests of a workspace with one `routing_key` go to one engine. `num_removed`
     nonces were left out of the prompt. `include_usage`: a stream of OpenAI's dialect ends with the
     usage. `output_schema` and `output_pattern` bind the text as in the engine protocol. `notes` are
-    the fields that only ask for better. `name` is what the client calls this request."""
+    the fields that only ask for better. `name` is what the client calls this request.
+    `custom_tools` are the functions of the prompt whose calls go out as a text."""
 
     principal: Principal
     model: Model
@@ -142,6 +143,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     is_batch: bool = False
     notes: Notepad = msgspec.field(default_factory=Notepad)
     name: str | None = None
+    custom_tools: frozenset[str] = frozenset()
 
     def path_of(self, name: str) -> str:
         """Where in the request a field of the sampling stands."""

@@ -7,7 +7,6 @@ Every tool and every content block is one segment; a string is one text block. A
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -28,9 +27,11 @@ from gateway.dialects.anthropic import request as wire
 from gateway.dialects.bodies import check_json
 from gateway.dialects.lowering import (
     HOSTED,
+    MAX_NAMED,
     Lowering,
     RequestContext,
     automatic_ttl,
+    definition_of,
     input_of,
     sampling_of,
     text_in,
@@ -40,13 +41,11 @@ from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, name_of
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import Plan
 
-MAX_NAMED = 512
 _SEARCH = "tool_search_tool"
 _INTERLEAVED = "interleaved-thinking"
 _DEFAULT_EFFORT = "high"
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
 _IN_SYSTEM = (wire.Text, wire.ToolAddition, wire.ToolRemoval)
-_encode = msgspec.json.Encoder().encode
 
 
 def ask_of(
@@ -348,6 +347,8 @@ class _MessagesLowering(Lowering):
                 self.notepad.ignore(path, "this model can't read another one's redacted thinking")
                 return ThinkingPart("")
             case wire.ToolUse():
+                if block.caller is not None and block.caller.type != "direct":
+                    self.notepad.ignore(f"{path}.caller", "the model is told the call as its own")
                 self.mark(path, block.cache_control)
                 return ToolUsePart(block.id, block.name, input_of(block.input))
             case wire.ToolResult(content=content):
@@ -485,11 +486,7 @@ class _MessagesLowering(Lowering):
     def _show(self, tool: Tool) -> str:
         self._named.pop(tool.name, None)
         self._named[tool.name] = tool
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description:
-            function["description"] = tool.description
-        function["parameters"] = tool.input_schema
-        return "Tool: " + _encode({"type": "function", "function": function}).decode()
+        return definition_of(tool)
 
 
 def _media(kind: Kind, source: wire.Base64Source | wire.UrlSource | wire.FileSource) -> Media:

@@ -84,7 +84,9 @@ class Citations(Strict):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    type: Literal["direct"]
+    """The model itself, or the vendor's program that called the tool: `direct` or another type."""
+
+    type: str
 
 
 class Text(Strict, tag="text"):
@@ -445,6 +447,7 @@ FIELDS = Fields(
         **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
     },
 )
+_OWN_TYPES = ("custom",)
 _messages = msgspec.json.Decoder(MessagesRequest)
 _count_tokens = msgspec.json.Decoder(CountTokensRequest)
 _tool = msgspec.json.Decoder(Tool)
@@ -491,7 +494,7 @@ def _decode(
 
     def typed() -> RequestT:
         try:
-            return decode_with_foreign_tools(decoder, body, "custom", _tool.decode, _foreign)
+            return decode_with_foreign_tools(decoder, body, _OWN_TYPES, _tool.decode, _foreign)
         except msgspec.ValidationError:
             # A body that is no object has the error that it had.
             with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -500,7 +503,7 @@ def _decode(
                 left_out.extend(_path(document, [*place]) for place in places)
             if not left_out:
                 raise
-        return decode_with_foreign_tools(decoder, _encode(rest), "custom", _tool.decode, _foreign)
+        return decode_with_foreign_tools(decoder, _encode(rest), _OWN_TYPES, _tool.decode, _foreign)
 
     request = read(typed, lambda complaint: InvalidRequest(_explained(complaint, body)))
     FIELDS.check(request, bounds)
@@ -614,7 +617,6 @@ _TAGS = {
     "thinking": ("enabled", "adaptive", "disabled", "between_tools"),
     "source": ("base64", "text", "content", "url", "file"),
     "format": ("json_schema",),
-    "caller": ("direct",),
     "thread": ("create", "continue"),
 }
 _MAX_SHOWN = 64

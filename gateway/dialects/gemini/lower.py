@@ -89,6 +89,8 @@ def ask_of(
             " cached content"
         )
     wire.FIELDS.note(request, notepad)
+    if isinstance(request, wire.ReducedGenerateRequest):
+        lowering.leave_out(request.left_out)
     for name in wire.REFUSED:
         if getattr(config, name) is not None:
             raise InvalidRequest(
@@ -274,7 +276,11 @@ class _GeminiLowering(Lowering):
 
     def _part(self, path: str, role: Role, part: wire.Part) -> Part | None:
         """None for what is not shown to the model, and told."""
-        if sum(getattr(part, name) is not None for name in wire.KINDS) != 1:
+        num_kinds = sum(getattr(part, name) is not None for name in wire.KINDS)
+        if num_kinds == 0 and role == "assistant":
+            self.notepad.ignore(path, "a part without content")
+            return None
+        if num_kinds != 1:
             raise InvalidRequest(
                 f"{path}: must have one of text, functionCall, functionResponse,"
                 " inlineData, fileData"

@@ -8,7 +8,7 @@ function's arguments, a schema) stays as it is. All of it is linear in the body.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -27,6 +27,10 @@ class Shape(msgspec.Struct, rename="camel", omit_defaults=True):
     """Base of every request shape. Its fields are the ones that are known."""
 
 
+class Inner(Shape):
+    """Base of what is inside contents and tools: unknown fields of it are left out."""
+
+
 def _functions(checking: Checking, value: list[Any], path: str) -> None:
     most = checking.bounds.max_tools
     if sum(len(tool.function_declarations) + 1 for tool in value) > 2 * most:
@@ -37,7 +41,7 @@ def _parts(checking: Checking, value: list[Any], path: str) -> None:
     fields.content(checking, value or None, path)
 
 
-class Blob(Shape):
+class Blob(Inner):
     """`data` is base64."""
 
     data: str = ""
@@ -45,13 +49,13 @@ class Blob(Shape):
     display_name: str | None = None
 
 
-class FileData(Shape):
+class FileData(Inner):
     file_uri: str = ""
     mime_type: str = ""
     display_name: str | None = None
 
 
-class FunctionCall(Shape):
+class FunctionCall(Inner):
     name: fields.Name = ""
     args: fields.CallInput = msgspec.field(default_factory=dict)
     id: fields.Name | None = None
@@ -59,7 +63,7 @@ class FunctionCall(Shape):
     will_continue: bool = False
 
 
-class ResponsePart(Shape):
+class ResponsePart(Inner):
     """A file, such as one beside a function's response."""
 
     inline_data: Blob | None = None
@@ -72,7 +76,7 @@ class ResponsePart(Shape):
     audio_metadata: Any = None
 
 
-class FunctionResponse(Shape):
+class FunctionResponse(Inner):
     """`response` has `output` or `error`; without them it is the output as a whole."""
 
     name: fields.Name = ""
@@ -83,13 +87,13 @@ class FunctionResponse(Shape):
     will_continue: bool = False
 
 
-class ExecutableCode(Shape):
+class ExecutableCode(Inner):
     code: str = ""
     language: str = ""
     id: str | None = None
 
 
-class CodeExecutionResult(Shape):
+class CodeExecutionResult(Inner):
     outcome: str = ""
     output: str = ""
     id: str | None = None
@@ -118,14 +122,14 @@ tool_call tool_response
 """.split()
 
 
-class Content(Shape):
+class Content(Inner):
     """One turn. Without a role it is the user's; `function` and `tool` are other names of that."""
 
     parts: Annotated[list[Part], _parts] = msgspec.field(default_factory=list)
     role: str | None = None
 
 
-class FunctionDeclaration(Shape):
+class FunctionDeclaration(Inner):
     """Of `parameters` (Google's schema) and `parametersJsonSchema` (JSON Schema) one is given."""
 
     name: fields.Name = ""
@@ -137,7 +141,7 @@ class FunctionDeclaration(Shape):
     behavior: str | None = None
 
 
-class Tool(Shape):
+class Tool(Inner):
     """Functions, and tools that Google would run itself: these are left out."""
 
     function_declarations: list[FunctionDeclaration] = msgspec.field(default_factory=list)
@@ -238,6 +242,12 @@ class GenerateRequest(Prompted):
     store: Any = None
 
 
+class ReducedGenerateRequest(GenerateRequest, kw_only=True):
+    """A request from which unknown fields were left out: their paths."""
+
+    left_out: list[str]
+
+
 class CountRequest(Shape):
     """Contents, or a whole request: one of them."""
 
@@ -271,7 +281,7 @@ def decode_generate(
     body: bytes, model: str, bounds: RequestBounds = DEFAULT_BOUNDS, *, is_streamed: bool = False
 ) -> GenerateRequest:
     """A gathered answer with log probabilities gets a limit where it has none."""
-    request = decode(body, GenerateRequest, bounds)
+    request, left_out = decode(body, GenerateRequest, bounds)
     request.model = model
     # A field of protobuf that is empty is not there.
     request.cached_content = request.cached_content or None
@@ -281,14 +291,21 @@ def decode_generate(
         num_probs = config.candidate_count * ((config.logprobs or 0) + 1)
         path = "generationConfig.maxOutputTokens"
         bound_output(config, "max_output_tokens", num_probs, bounds, path)
-    return request
+    return reduced(request, left_out)
+
+
+def reduced(request: GenerateRequest, left_out: Sequence[str]) -> GenerateRequest:
+    """The request, with the paths of what was left out of it."""
+    if not left_out:
+        return request
+    return ReducedGenerateRequest(**msgspec.structs.asdict(request), left_out=[*left_out])
 
 
 def decode_count(
     body: bytes, model: str, bounds: RequestBounds = DEFAULT_BOUNDS
 ) -> GenerateRequest:
     """The request whose prompt is counted."""
-    counted = decode(body, CountRequest, bounds)
+    counted, _ = decode(body, CountRequest, bounds)
     request = counted.generate_content_request
     if request is not None and counted.contents:
         raise InvalidRequest("contents: excludes generateContentRequest")
@@ -304,12 +321,16 @@ def decode_count(
     return request
 
 
-def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> ShapeT:
+def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> tuple[ShapeT, list[str]]:
+    """What the body says, and the paths of unknown fields that were left out of it."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
-    return read(
-        lambda: msgspec.convert(_named(msgspec.json.decode(body), kind), kind, strict=False),
-        _explained,
-    )
+    left_out: list[str] = []
+
+    def typed() -> ShapeT:
+        named = _named(msgspec.json.decode(body), kind, left_out)
+        return msgspec.convert(named, kind, strict=False)
+
+    return read(typed, _explained), left_out
 
 
 # Cached contents. A lifetime comes as `ttl` (`"300s"`) or as `expireTime` (RFC 3339).
@@ -347,8 +368,9 @@ class CreateRequest(Prompted):
         return Prompted(self.contents, self.system_instruction, self.tools, self.tool_config)
 
 
-def decode_create(body: bytes, bounds: RequestBounds) -> CreateRequest:
-    request = decode(body, CreateRequest, bounds)
+def decode_create(body: bytes, bounds: RequestBounds) -> tuple[CreateRequest, list[str]]:
+    """The request, and the paths of unknown fields that were left out of it."""
+    request, left_out = decode(body, CreateRequest, bounds)
     request.model = request.model.removeprefix("models/")
     if not request.model:
         raise InvalidRequest("model: is required")
@@ -357,11 +379,11 @@ def decode_create(body: bytes, bounds: RequestBounds) -> CreateRequest:
     FIELDS.check(msgspec.structs.replace(request.prompted, model=request.model), bounds)
     if not (request.contents or request.system_instruction or request.tools):
         raise InvalidRequest("contents: a cached content must have contents, tools or instructions")
-    return request
+    return request, left_out
 
 
 def decode_update(body: bytes, bounds: RequestBounds) -> UpdateRequest:
-    return decode(body, UpdateRequest, bounds)
+    return decode(body, UpdateRequest, bounds)[0]
 
 
 def expiry_of(
@@ -407,15 +429,21 @@ class _Field(NamedTuple):
     is_list: bool
 
 
-def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str, Any]:
-    """The value of a message, by the names of `shape`. Raise InvalidRequest that names the path,
-    an unknown field's in the words of Google's parser."""
+def _named(
+    value: Any, shape: type[msgspec.Struct], left_out: list[str], path: str = ""
+) -> dict[str, Any]:
+    """The value of a message, by the names of `shape`. The paths of unknown fields inside contents
+    and tools are added to `left_out`. Raise InvalidRequest that names the path, that of any other
+    unknown field in the words of Google's parser."""
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path}: must be an object" if path else "the body must be an object")
     fields = _fields(shape)
     renamed: dict[str, Any] = {}
     for key, item in value.items():
         where = f"{path}.{key}" if path else key
+        if key not in fields and issubclass(shape, Inner):
+            left_out.append(where)
+            continue
         if key not in fields:
             cut_key = key[:_MAX_SHOWN]
             at = f" at '{path}'" if path else ""
@@ -431,9 +459,11 @@ def _named(value: Any, shape: type[msgspec.Struct], path: str = "") -> dict[str,
         if is_list and not isinstance(item, list):
             item = [item]
         if inner is not None and is_list:
-            item = [_named(element, inner, f"{where}[{n}]") for n, element in enumerate(item)]
+            item = [
+                _named(element, inner, left_out, f"{where}[{n}]") for n, element in enumerate(item)
+            ]
         elif inner is not None:
-            item = _named(item, inner, where)
+            item = _named(item, inner, left_out, where)
         renamed[name] = item
     return renamed
 

@@ -5,9 +5,11 @@ order. Later system messages stay where they are. Tool results are part of the u
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from engine.protocol import (
     Part,
@@ -22,6 +24,7 @@ from engine.protocol import (
 )
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import CacheControl
+from gateway.dialects.custom_tools import GRAMMAR_REASON, INPUT, function_of
 from gateway.dialects.lowering import (
     HOSTED,
     NATIVE_LOOKBACK,
@@ -35,6 +38,7 @@ from gateway.dialects.lowering import (
     uncallable,
 )
 from gateway.dialects.openai import request as wire
+from gateway.dialects.openai.older import with_tools
 from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.media import Kind, Media
 from gateway.prompt.plan import Plan, make_plan
@@ -55,6 +59,7 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
         raise InvalidRequest(
             "max_tokens: must not differ from max_completion_tokens, which replaces it"
         )
+    request = msgspec.structs.replace(request, messages=with_tools(request.messages))
     # The messages right behind a tool call answer it, and answer no other call.
     pending: Counter[str] = Counter()
     num_pending = 0
@@ -101,7 +106,9 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
         raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
     if sampling.min_tokens and is_forced:
         raise InvalidRequest("min_tokens: must be 0 where a call is forced")
-    return _ask(lowering, request, plan, sampling, bound, choice, _thinks_by(request))
+    custom_tools = {tool.name for tool in request.tools if tool.type == "custom"}
+    thinks_by = _thinks_by(request)
+    return _ask(lowering, request, plan, sampling, bound, choice, thinks_by, custom_tools)
 
 
 def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) -> Ask:
@@ -163,6 +170,7 @@ def _ask(
     bound: Mapping[str, Any],
     choice: ToolChoice | None = None,
     thinks_by: str | None = None,
+    custom_tools: Collection[str] = (),
 ) -> Ask:
     if bound and not sampling.max_tokens and sampling.max_tokens is not None:
         raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
@@ -179,6 +187,7 @@ def _ask(
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         routing_key=request.prompt_cache_key,
         name=name_of(request.metadata),
+        custom_tools=frozenset(custom_tools),
     )
 
 
@@ -240,20 +249,21 @@ def _bound(request: wire.GenerationRequest, form: wire.Format | None = None) -> 
 
 
 def _tool_choice(request: wire.ChatRequest, lowering: Lowering) -> ToolChoice:
-    names = [tool.function.name for tool in request.tools if not isinstance(tool, wire.ForeignTool)]
-    if len(set(names)) != len(names):
+    kinds = {tool.name: tool.type for tool in request.tools if not _is_foreign(tool)}
+    names = [*kinds]
+    if len(names) != sum(not _is_foreign(tool) for tool in request.tools):
         raise InvalidRequest("tools: function names must be unique")
     choice = request.tool_choice
     parallel = request.parallel_tool_calls
-    if isinstance(choice, wire.NamedTool):
-        name = choice.function.name
-        if name not in names:
-            raise InvalidRequest(f"tool_choice.function.name: '{name[:64]}' is not in tools")
+    if isinstance(choice, wire.NamedTool | wire.NamedCustom):
+        kind = "function" if isinstance(choice, wire.NamedTool) else "custom"
+        name = choice.name
+        if kinds.get(name) != kind:
+            raise InvalidRequest(f"tool_choice.{kind}.name: '{name[:64]}' is not in tools")
         return ToolChoice("tool", name, parallel=parallel)
     if isinstance(choice, wire.AllowedTools):
-        listed = choice.allowed_tools.tools
-        functions = [tool.function.name for tool in listed if tool.function is not None]
-        allowed = [name for name in names if name in functions]
+        listed = {(tool.name, tool.type) for tool in choice.allowed_tools.tools}
+        allowed = [name for name in names if (name, kinds[name]) in listed]
         if choice.allowed_tools.mode == "auto":
             return lowering.allow("tool_choice", allowed, names, parallel=parallel)
         if not allowed:
@@ -268,6 +278,10 @@ def _tool_choice(request: wire.ChatRequest, lowering: Lowering) -> ToolChoice:
     raise uncallable("tool_choice")
 
 
+def _is_foreign(tool: wire.Tool) -> bool:
+    return isinstance(tool, wire.ForeignTool)
+
+
 class _ChatLowering(Lowering):
     lookback = NATIVE_LOOKBACK
 
@@ -275,21 +289,7 @@ class _ChatLowering(Lowering):
         if isinstance(request, wire.ReducedChatRequest):
             self.leave_out(request.left_out)
         for index, tool in enumerate(request.tools):
-            path = f"tools[{index}]"
-            function = tool.function
-            name = function.name
-            about = function.description
-            strict = function.strict
-            if isinstance(tool, wire.ForeignTool):
-                self.notepad.ignore(path, f"{name[:64]}: {HOSTED}")
-                self.mark(path, tool.cache_control, is_absent=True)
-                continue
-            if not name:
-                raise InvalidRequest(f"{path}.function.name: must not be empty")
-            self.mark(path, tool.cache_control, function.cache_control)
-            where = f"{path}.function"
-            schema = function.parameters
-            self.tools.append(self.tool(where, name, schema, about, strict=strict))
+            self._tool(f"tools[{index}]", tool)
         for index, message in enumerate(request.messages):
             path = f"messages[{index}]"
             marker = message.cache_control
@@ -303,6 +303,35 @@ class _ChatLowering(Lowering):
                     self.add("user", [self._tool_result(path, message)])
                 case wire.AssistantMessage():
                     self.add("assistant", self._assistant(path, message))
+
+    def _tool(self, path: str, tool: wire.Tool) -> None:
+        """Add a tool to the prompt, or tell that it is left out."""
+        name = tool.name
+        if isinstance(tool, wire.ForeignTool):
+            self.notepad.ignore(path, f"{name[:64]}: {HOSTED}")
+            self.mark(path, tool.cache_control, is_absent=True)
+            return
+        where = f"{path}.{tool.type}"
+        if not name:
+            raise InvalidRequest(f"{where}.name: must not be empty")
+        custom = tool.custom
+        function = tool.function
+        if tool.type == "custom" and custom is not None:
+            self.mark(path, tool.cache_control)
+            about = custom.description
+            if isinstance(custom.format, wire.GrammarText):
+                grammar = custom.format.grammar
+                self.notepad.ignore(f"{where}.format", GRAMMAR_REASON)
+                self.tools.append(
+                    function_of(name, about, syntax=grammar.syntax, definition=grammar.definition)
+                )
+            else:
+                self.tools.append(function_of(name, about))
+        elif function is not None:
+            self.mark(path, tool.cache_control, function.cache_control)
+            about = function.description
+            strict = function.strict
+            self.tools.append(self.tool(where, name, function.parameters, about, strict=strict))
 
     def _texts(
         self,
@@ -349,12 +378,14 @@ class _ChatLowering(Lowering):
         if thought:
             self.mark(f"{path}.reasoning", can_carry=False)
             parts.append(ThinkingPart(thought))
+        if message.function_call is not None:
+            self.notepad.ignore(f"{path}.function_call", "`tool_calls` stands in its place")
         calls = message.tool_calls or []
         content = message.content
         marker = message.cache_control
         outer = None if calls else marker
         # An answer that had no content comes back as it was.
-        if content == [] and outer is None:
+        if content in ([], None) and outer is None:
             return parts + self._calls(path, message)
         if isinstance(content, list):
             texts = [
@@ -363,7 +394,7 @@ class _ChatLowering(Lowering):
             parts.extend(self._texts(path, texts, outer))
         elif content or not (calls or thought):
             if content is None:
-                raise InvalidRequest(f"{path}.content: required unless there are tool_calls")
+                raise InvalidRequest(f"{path}.content: required where the message is marked")
             parts.extend(self._texts(path, content, outer))
         return parts + self._calls(path, message)
 
@@ -372,11 +403,13 @@ class _ChatLowering(Lowering):
         calls = message.tool_calls or []
         parts: list[Part] = []
         for number, call in enumerate(calls):
-            where = f"{path}.tool_calls[{number}]"
-            function = call.function
             outer = message.cache_control if number == len(calls) - 1 else None
-            self.mark(where, call.cache_control, outer)
-            parts.append(ToolUsePart(call.id, function.name, arguments_of(function.arguments)))
+            self.mark(f"{path}.tool_calls[{number}]", call.cache_control, outer)
+            called = call.custom if call.type == "custom" else call.function
+            if isinstance(called, wire.CalledCustom):
+                parts.append(ToolUsePart(call.id, called.name, {INPUT: called.input}))
+            elif called is not None:
+                parts.append(ToolUsePart(call.id, called.name, arguments_of(called.arguments)))
         return parts
 
     def _tool_result(self, path: str, message: wire.ToolMessage) -> ToolResultPart:

@@ -102,12 +102,19 @@ class CalledFunction(Strict):
     arguments: fields.Arguments
 
 
+class CalledCustom(Strict):
+    name: fields.Name
+    input: fields.CallText
+
+
 class ToolCall(Strict):
-    """`index` is there if a client has joined the pieces of a streamed call."""
+    """The field that is named like its type says what is called. `index` is there if a client has
+    joined the pieces of a streamed call."""
 
     id: fields.Name
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+    type: Literal["function", "custom"] = "function"
     index: int | None = None
     cache_control: CacheControl | None = None
 
@@ -141,7 +148,13 @@ class AssistantMessage(_Said, tag_field="role", tag="assistant"):
     provider_specific_fields: Any = None
     reasoning_details: Any = None
     audio: Any = None
-    function_call: None = None
+    function_call: CalledFunction | None = None
+
+
+class FunctionMessage(_Said, tag_field="role", tag="function", kw_only=True):
+    """The older form of a tool's message. `name` is the function's."""
+
+    content: str | None = None
 
 
 class ToolMessage(_Said, tag_field="role", tag="tool", kw_only=True):
@@ -149,7 +162,14 @@ class ToolMessage(_Said, tag_field="role", tag="tool", kw_only=True):
     content: Annotated[str | list[Part], fields.content]
 
 
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+Message = (
+    SystemMessage
+    | DeveloperMessage
+    | UserMessage
+    | AssistantMessage
+    | ToolMessage
+    | FunctionMessage
+)
 
 
 class Function(Strict):
@@ -160,10 +180,38 @@ class Function(Strict):
     cache_control: CacheControl | None = None
 
 
+class AnyText(Strict, tag="text"): ...
+
+
+class Grammar(Strict):
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class GrammarText(Strict, tag="grammar"):
+    grammar: Grammar
+
+
+class Custom(Strict):
+    """A tool whose input is a text."""
+
+    name: fields.Name
+    description: str | None = None
+    format: AnyText | GrammarText | None = None
+
+
 class Tool(Strict):
-    type: Literal["function"]
-    function: Function
+    """The field that is named like its type says which tool it is."""
+
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: Custom | None = None
     cache_control: CacheControl | None = None
+
+    @property
+    def name(self) -> str:
+        tool = self.custom if self.type == "custom" else self.function
+        return "" if tool is None else tool.name
 
 
 class ForeignTool(Tool):
@@ -197,12 +245,30 @@ class NamedFunction(Strict):
 class NamedTool(Strict, tag="function"):
     function: NamedFunction
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustom(Strict, tag="custom"):
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
 
 class ListedTool(msgspec.Struct):
-    """A tool of a choice. A vendor's own has no function."""
+    """A tool of a choice. A vendor's own has no name."""
 
     type: str
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
+
+    @property
+    def name(self) -> str | None:
+        named = self.custom if self.type == "custom" else self.function
+        return None if named is None else named.name
 
 
 class AllowedList(Strict):
@@ -332,7 +398,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_effort: fields.Word | None = None
     response_format: Format | None = None
     search_parameters: Any = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | AllowedTools = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | NamedCustom | AllowedTools = (
+        "auto"
+    )
     tools: Annotated[list[Tool], fields.tools] = msgspec.field(default_factory=list)
     thinking: Thinking | None = None
     top_logprobs: fields.TopLogprobs = 0
@@ -405,6 +473,7 @@ COMPLETIONS = Fields(
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 
 
+_OWN_TYPES = frozenset({"function", "custom"})
 _tool = msgspec.json.Decoder(Tool)
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
@@ -413,7 +482,7 @@ _UNKNOWN = UnknownFields(
     ("messages", "tools"),
     markers=("cache_control", "prompt_cache_breakpoint"),
     marker_types=(CacheControl, CacheBreakpoint),
-    is_read=lambda name, item: name != "tools" or item.get("type") == "function",
+    is_read=lambda name, item: name != "tools" or item.get("type") in _OWN_TYPES,
 )
 
 
@@ -433,6 +502,12 @@ def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequ
         return _typed(rest)
 
     request = read(typed, explained)
+    for index, tool in enumerate(request.tools):
+        _check_kind(tool, f"tools[{index}]")
+    for index, message in enumerate(request.messages):
+        if isinstance(message, AssistantMessage):
+            for number, call in enumerate(message.tool_calls or []):
+                _check_kind(call, f"messages[{index}].tool_calls[{number}]")
     CHAT.check(request, bounds)
     if request.logprobs and not request.stream:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -442,10 +517,17 @@ def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequ
     return request
 
 
+def _check_kind(tool: Tool | ToolCall, path: str) -> None:
+    """Raise InvalidRequest where the field that is named like the type is not there."""
+    if (tool.custom if tool.type == "custom" else tool.function) is None:
+        where = f"{path}.{tool.type}"
+        raise InvalidRequest(f"Missing required parameter: '{where}'.", where)
+
+
 def _typed(fields: Mapping[str, Raw]) -> ChatRequest:
     """Raise msgspec.ValidationError with the path in the whole body."""
     return decode_with_foreign_tools(
-        _chat, msgspec.json.encode(fields), "function", _tool.decode, _foreign
+        _chat, msgspec.json.encode(fields), _OWN_TYPES, _tool.decode, _foreign
     )
 
 
@@ -458,7 +540,8 @@ def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Co
 
 def _foreign(tool: Raw) -> Tool:
     declared = declared_tool(tool)
-    return ForeignTool("function", Function(name=declared.type), declared.cache_control)
+    function = Function(name=declared.type)
+    return ForeignTool("function", function, cache_control=declared.cache_control)
 
 
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -14,7 +14,8 @@ from msgspec import UNSET, UnsetType
 from engine import protocol
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import RateStatuses
-from gateway.dialects.collector import Event, Holdfast, Writer
+from gateway.dialects.collector import Block, Event, Holdfast, Writer
+from gateway.dialects.custom_tools import text_of
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -88,10 +89,24 @@ class Function(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class Call(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True):
     id: str
     function: Function
     type: Literal["function"] = "function"
+
+
+class CustomInput(msgspec.Struct, frozen=True):
+    name: str
+    input: str
+
+
+class CustomCall(msgspec.Struct, frozen=True):
+    id: str
+    custom: CustomInput
+    type: Literal["custom"] = "custom"
+
+
+Call = FunctionCall | CustomCall
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,10 +241,14 @@ def _end_of(end: protocol.Finished) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class ChatWriter(_OpenAIWriter[ChatCompletion]):
-    """Thinking has two names: vLLM's and OpenRouter's one, and DeepSeek's one."""
+    """Thinking has two names: vLLM's and OpenRouter's one, and DeepSeek's one. The call of a tool
+    of `custom_tools` goes out when it is whole."""
 
     chunk: str = "chat.completion.chunk"
+    custom_tools: Collection[str] = ()
     _num_calls: dict[int, int] = field(default_factory=dict)
+    # By choice its last call, where that is of a custom tool.
+    _open_custom: dict[int, Block] = field(default_factory=dict)
 
     def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
@@ -242,17 +261,23 @@ class ChatWriter(_OpenAIWriter[ChatCompletion]):
             case protocol.ThinkingDelta(text=text):
                 yield self._delta(frame.choice, reasoning=text, reasoning_content=text)
             case protocol.ToolUseStart(id=call_id, name=name, choice=choice):
-                index = self._num_calls[choice] = self._num_calls.get(choice, -1) + 1
-                function = {"name": name, "arguments": ""}
-                call = {"index": index, "function": function, "id": call_id, "type": "function"}
-                yield self._delta(choice, tool_calls=[call])
+                yield from self._end_custom(choice)
+                self._num_calls[choice] = self._num_calls.get(choice, -1) + 1
+                if name in self.custom_tools:
+                    self._open_custom[choice] = Block("call", call_id, name)
+                else:
+                    function = {"name": name, "arguments": ""}
+                    yield self._call(choice, function=function, id=call_id, type="function")
             case protocol.ToolInputDelta(partial_json=partial, choice=choice):
                 if choice not in self._num_calls:
                     raise EngineFailed
-                call = {"index": self._num_calls[choice], "function": {"arguments": partial}}
-                yield self._delta(choice, tool_calls=[call])
-            case protocol.Finished():
-                yield self.told([{"index": frame.choice, "delta": {}, **_end_of(frame)}])
+                if choice in self._open_custom:
+                    self._open_custom[choice].pieces.append(partial)
+                else:
+                    yield self._call(choice, function={"arguments": partial})
+            case protocol.Finished(choice=choice):
+                yield from self._end_custom(choice)
+                yield self.told([{"index": choice, "delta": {}, **_end_of(frame)}])
             case protocol.Done() if self.include_usage:
                 yield self.told([], is_last=True)
 
@@ -261,11 +286,7 @@ class ChatWriter(_OpenAIWriter[ChatCompletion]):
         for end, blocks in self.answers():
             text = "".join(block.text for block in blocks if block.kind == "text")
             thought = "".join(block.text for block in blocks if block.kind == "thinking")
-            calls = [
-                Call(block.id, Function(block.name, block.text))
-                for block in blocks
-                if block.kind == "call"
-            ]
+            calls = [self._whole_call(block) for block in blocks if block.kind == "call"]
             answer = Answer(
                 content=text if text or not calls else None,
                 reasoning=thought or UNSET,
@@ -278,6 +299,21 @@ class ChatWriter(_OpenAIWriter[ChatCompletion]):
                 Choice(index=end.choice, message=answer, logprobs=logprobs, **_end_of(end))
             )
         return self.body(ChatCompletion, choices)
+
+    def _whole_call(self, block: Block) -> Call:
+        if block.name in self.custom_tools:
+            return CustomCall(block.id, CustomInput(block.name, text_of(block.text)))
+        return FunctionCall(block.id, Function(block.name, block.text))
+
+    def _end_custom(self, choice: int) -> Iterator[Event]:
+        block = self._open_custom.pop(choice, None)
+        if block is not None:
+            custom = {"name": block.name, "input": text_of(block.text)}
+            yield self._call(choice, id=block.id, type="custom", custom=custom)
+
+    def _call(self, choice: int, **call: Any) -> Event:
+        """A piece of the choice's last call."""
+        return self._delta(choice, tool_calls=[{"index": self._num_calls[choice], **call}])
 
     def _delta(self, index: int, drawn: Sequence[protocol.DrawnToken] = (), **delta: Any) -> Event:
         choice: Event = {"index": index, "delta": delta}

@@ -8,6 +8,8 @@ from typing import Any
 
 from gateway.dialects.collector import partial_json
 
+TOOL_SEARCH = "tool_search"
+"""A search of the client's own for tools. Its schema is the request's."""
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
 _NUMBER = {"type": "integer", "minimum": 1}
@@ -58,6 +60,8 @@ def action_of(kind: str, written: str) -> dict[str, Any]:
     """A call's action or operation of what the model wrote, which may be cut off. What is not as
     the schema says is left out, or empty where the API has it always."""
     value = partial_json(written)
+    if kind == TOOL_SEARCH:
+        return value if isinstance(value, dict) else {}
     known = _TOOLS[kind][1]
     fields: dict[str, Any] = {
         name: item

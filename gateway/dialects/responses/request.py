@@ -5,7 +5,8 @@ field that is not there; unknown keys are errors. An output item of a response i
 Items and tools get their types first; what this server can't do becomes `hosted`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -17,15 +18,25 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheTtl, Strict
 from gateway.dialects.bodies import bound_output, check_values, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
-from gateway.dialects.lowering import HELD_BY_TTL, HELD_SHORTER, HOSTED, IN_MEMORY
+from gateway.dialects.lowering import HELD_BY_TTL, HELD_SHORTER, IN_MEMORY
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
-from gateway.dialects.responses.client_tools import runs_at_client
+from gateway.dialects.responses.client_tools import TOOL_SEARCH
+from gateway.dialects.responses.typed import id_of, typed_item, typed_list, typed_tool
 from gateway.dialects.unknown import UNKNOWN, UnknownFields, written
 from gateway.prompt.ignored import ADVICE, ADVICE_REASON, Notepad
 
 Status = Literal["in_progress", "completed", "incomplete"]
 MAX_ID_CHARACTERS = 1024
 Id = Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARACTERS)]
+
+
+MAX_ITEMS = 100_000
+Length = Annotated[int, msgspec.Meta(ge=1, le=fields.MAX_COUNT)]
+MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
+MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Summary = Literal["auto", "concise", "detailed"]
 
 
 def _parts(checking: Checking, value: str | list[Any], path: str) -> None:
@@ -123,14 +134,20 @@ class CustomToolCall(OwnCall, tag="custom_tool_call", kw_only=True):
     input: Annotated[str, _client_input]
 
 
-class CustomToolCallOutput(_FromResponse, tag="custom_tool_call_output", kw_only=True):
-    call_id: fields.Name
+class CallOutput(_FromResponse, kw_only=True):
     output: Annotated[str | list[InputPart], fields.blocks]
     caller: Any = None
     name: str | None = None
 
 
-class FunctionCallOutput(CustomToolCallOutput, tag="function_call_output"):
+class CustomToolCallOutput(CallOutput, tag="custom_tool_call_output", kw_only=True):
+    call_id: fields.Name
+
+
+class FunctionCallOutput(CallOutput, tag="function_call_output", kw_only=True):
+    """Without a `call_id` it answers no call."""
+
+    call_id: fields.Name | None = None
     namespace: str | None = None
 
 
@@ -148,6 +165,35 @@ class ClientCallOutput(Strict, tag="client_call_output"):
     kind: str
     call_id: fields.Name
     text: str
+
+
+class HostedCall(Strict, tag="hosted_call", kw_only=True):
+    """A call that the vendor's servers ran, with its output."""
+
+    name: fields.Name
+    call_id: fields.Name
+    arguments: fields.Arguments
+    output: str
+    namespace: str | None = None
+
+
+class ToolSearchCall(_FromResponse, tag="tool_search_call", kw_only=True):
+    """A search for tools, by the client or by the vendor's servers. Theirs may have no `call_id`.
+    `arguments` are an object, or its JSON."""
+
+    arguments: Annotated[Any, _client_input]
+    call_id: fields.Name | None = None
+    execution: Literal["client", "server"] | None = None
+
+
+class Compaction(_FromResponse, tag="compaction", kw_only=True):
+    """What stands for the items that it summarizes."""
+
+    encrypted_content: str
+
+
+class CompactionTrigger(_FromResponse, tag="compaction_trigger"):
+    """The wish for a compaction in the place of an answer."""
 
 
 class ItemReference(Strict, tag="item_reference"):
@@ -187,6 +233,14 @@ class CustomTool(OwnTool, tag="custom"):
     format: TextFormat | GrammarInput | None = None
 
 
+class ToolSearch(OwnTool, tag="tool_search", kw_only=True):
+    """The client's own search for tools."""
+
+    name: fields.Name = TOOL_SEARCH
+    execution: Literal["client"]
+    parameters: fields.Schema | None = None
+
+
 class ClientTool(OwnTool, tag="client"):
     """A tool that OpenAI defines and the client runs; its name is its type."""
 
@@ -197,7 +251,7 @@ class NamespaceTool(Strict, tag="namespace"):
     description: str = ""
 
 
-Tool = FunctionTool | CustomTool | ClientTool | NamespaceTool | Hosted
+Tool = FunctionTool | CustomTool | ClientTool | NamespaceTool | ToolSearch | Hosted
 
 
 class AdditionalTools(Strict, tag="additional_tools"):
@@ -206,6 +260,38 @@ class AdditionalTools(Strict, tag="additional_tools"):
     tools: Annotated[list[Tool], fields.tools]
     id: Id | None = None
     role: str | None = None
+
+
+class JsonSchemaFormat(Strict, tag="json_schema"):
+    """The output keeps to the schema, with or without `strict`."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    schema: fields.Schema
+    description: str | None = None
+    strict: bool | None = None
+
+
+class UpdatedReasoning(Strict):
+    effort: Effort | None = None
+
+
+class UpdatedText(Strict):
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class ConfigurationUpdate(_FromResponse, tag="configuration_update"):
+    """Settings that are in effect from here on. Those that it does not have stay."""
+
+    reasoning: UpdatedReasoning | None = None
+    text: UpdatedText | None = None
+
+
+class ToolSearchOutput(_FromResponse, tag="tool_search_output", kw_only=True):
+    """The tools that a search came to: the model may call them from here on."""
+
+    tools: Annotated[list[Tool], fields.tools]
+    call_id: fields.Name | None = None
+    execution: Literal["client", "server"] | None = None
 
 
 Item = (
@@ -218,18 +304,15 @@ Item = (
     | ClientCall
     | ClientCallOutput
     | AdditionalTools
+    | ToolSearchCall
+    | ToolSearchOutput
+    | Compaction
+    | CompactionTrigger
+    | ConfigurationUpdate
     | ItemReference
     | Hosted
+    | HostedCall
 )
-
-
-MAX_ITEMS = 100_000
-Length = Annotated[int, msgspec.Meta(ge=1, le=fields.MAX_COUNT)]
-MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
-MetadataValue = Annotated[str, msgspec.Meta(max_length=512)]
-Metadata = Annotated[dict[MetadataKey, MetadataValue], msgspec.Meta(max_length=16)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Summary = Literal["auto", "concise", "detailed"]
 
 
 class CacheOptions(Strict):
@@ -257,15 +340,6 @@ class StreamOptions(Strict):
     """Obfuscation is never sent."""
 
     include_obfuscation: bool = False
-
-
-class JsonSchemaFormat(Strict, tag="json_schema"):
-    """The output keeps to the schema, with or without `strict`."""
-
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    schema: fields.Schema
-    description: str | None = None
-    strict: bool | None = None
 
 
 class TextOptions(Strict):
@@ -300,6 +374,7 @@ class ResponsesRequest(Strict):
     model: fields.Name
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS), fields.blocks]
     conversation: Id | Conversation | None = None
+    generate: bool = True
     include: list[str] = msgspec.field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Length | None = None
@@ -329,7 +404,8 @@ class ResponsesRequest(Strict):
 
     @property
     def is_prewarm(self) -> bool:
-        return self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
+        options = self.prompt_cache_options
+        return not self.generate or (options is not None and options.prewarm)
 
 
 class Decoded(NamedTuple):
@@ -371,7 +447,7 @@ class Decoded(NamedTuple):
         named = {item_id: by_id[item_id] for item_id in self.references if item_id in by_id}
         joined = b"[%b]" % b",".join([*earlier, *named.values()])
         check_values(joined, bounds.max_json_values, bounds.max_object_keys)
-        typed = _typed_list(Raw(joined), "previous", _typed_item, Notepad())
+        typed = typed_list(Raw(joined), "previous", _typed_item, Notepad())
         kept = _decoded_items(typed)
         items_by_id = dict(zip(named, kept[len(earlier) :], strict=True))
         items = self.request.input
@@ -397,15 +473,11 @@ class ConversationRequest(Strict):
 def decode_conversation(body: bytes, bounds: RequestBounds) -> ConversationRequest:
     check_values(body or b"{}", bounds.max_json_values, bounds.max_object_keys)
     decoded: ConversationRequest = read(lambda: _conversation.decode(body or b"{}"), explained)
-    typed = _typed_list(decoded.raw, "items", _typed_item, Notepad())
+    typed = typed_list(decoded.raw, "items", _typed_item, Notepad())
     for index, item in enumerate(_decoded_items(typed)):
         if isinstance(item, ItemReference):
             raise InvalidRequest(f"items[{index}]: send the item itself", f"items[{index}]")
     return decoded
-
-
-def id_of(item: Raw) -> Any:
-    return _heads.decode(item).id
 
 
 def items_of(value: Raw, stem: str, named: Mapping[str, Raw]) -> list[Raw]:
@@ -449,7 +521,6 @@ FIELDS = Fields(
     refused={
         "background": (False,),
         "background_options": (),
-        "generate": (True,),
         "moderation": (),
         "prompt": (),
         "stream_id": (),
@@ -466,34 +537,9 @@ FIELDS = Fields(
 )
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _HAVE_STATUS = ("message", "function_call", "function_call_output")
-_OURS = (ClientCall, ClientCallOutput, Hosted)
-_ITEMS = {kind.__struct_config__.tag for kind in get_args(Item) if kind not in _OURS}
-# Calls of the vendor's tools that ran at the client. The field says what was asked for.
-_CLIENT_CALLS = {
-    "apply_patch_call": "operation",
-    "computer_call": "action",
-    "local_shell_call": "action",
-    "shell_call": "action",
-    "tool_search_call": "arguments",
-}
-_CLIENT_OUTPUTS = {f"{call}_output" for call in _CLIENT_CALLS} - {"tool_search_call_output"}
-_HOSTED_ITEMS = """
-code_interpreter_call compaction compaction_trigger configuration_update file_search_call
-image_generation_call mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program
-program_output tool_search_output web_search_call
-""".split()
-_TOOLS = frozenset({"custom", "function", "namespace"})
-_MAX_SHOWN = 64
-
-
-class _Head(msgspec.Struct):
-    """What tells one kind of item from another."""
-
-    type: Any = None
-    role: Any = None
-    id: Any = None
-
-
+_OURS = (ClientCall, ClientCallOutput, Hosted, HostedCall)
+_ITEMS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Item) if kind not in _OURS)
+_typed_item = partial(typed_item, known=_ITEMS)
 _request = msgspec.json.Decoder(ResponsesRequest)
 _LISTS = frozenset({"input", "tools"})
 _UNKNOWN = UnknownFields(
@@ -505,7 +551,6 @@ _UNKNOWN = UnknownFields(
 )
 _items = msgspec.json.Decoder(list[Item])
 _conversation = msgspec.json.Decoder(ConversationRequest)
-_heads = msgspec.json.Decoder(_Head)
 _raws = msgspec.json.Decoder(list[Raw])
 _open = msgspec.json.Decoder(dict[str, Any])
 
@@ -518,9 +563,9 @@ def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Dec
     fields: dict[str, Any] = {**FIELDS.part(whole, bounds, notepad)}
 
     def typed() -> ResponsesRequest:
-        for name, typed_one in (("input", _typed_item), ("tools", _typed_tool)):
+        for name, typed_one in (("input", _typed_item), ("tools", typed_tool)):
             if name in fields:
-                fields[name] = _typed_list(fields[name], name, typed_one, notepad)
+                fields[name] = typed_list(fields[name], name, typed_one, notepad)
         try:
             return _request.decode(msgspec.json.encode(fields))
         except msgspec.ValidationError:
@@ -555,79 +600,3 @@ def _decoded_items(typed: Any) -> list[Item]:
         return _items.decode(rest["input"])
 
     return read(decoded, explained)
-
-
-def _typed_list(
-    value: Raw, path: str, typed_one: Callable[[Raw, str, Notepad], Any], notepad: Notepad
-) -> Any:
-    """The list, each of its objects with a type; anything else as it is."""
-    if bytes(memoryview(value)[:1]) != b"[":
-        return value
-    raws = _raws.decode(value)
-    return [typed_one(raw, f"{path}[{index}]", notepad) for index, raw in enumerate(raws)]
-
-
-def _typed_item(raw: Raw, path: str, notepad: Notepad) -> Any:
-    head = _head(raw, path)
-    kind = head.type
-    if kind is not None and not isinstance(kind, str):
-        raise InvalidRequest(f"{path}.type: Expected 'str'", f"{path}.type")
-    if kind in _ITEMS and kind != "additional_tools":
-        return raw
-    if kind is None and head.role is None and head.id is not None:
-        return {"type": "item_reference", "id": head.id}
-    if kind is None:
-        rest = bytes(raw)[1:]
-        separator = b"" if rest.lstrip().startswith(b"}") else b","
-        return Raw(b'{"type":"message"' + separator + rest)
-    if kind in _HOSTED_ITEMS:
-        notepad.ignore(path, f"this server has no {kind}")
-        return {"type": "hosted", "kind": kind}
-    item = _open.decode(raw)
-    if kind == "additional_tools":
-        tools = Raw(msgspec.json.encode(item.get("tools")))
-        return {"type": kind, "tools": _typed_list(tools, f"{path}.tools", _typed_tool, notepad)}
-    if kind in _CLIENT_CALLS:
-        field = _CLIENT_CALLS[kind]
-        action = item.get(field)
-        if isinstance(action, str):
-            action = {field: action}
-        if not isinstance(action, dict):
-            raise InvalidRequest(f"{path}.{field}: must be an object", f"{path}.{field}")
-        call = {"type": "client_call", "kind": kind.removesuffix("_call"), "input": action}
-    elif kind in _CLIENT_OUTPUTS:
-        text = item.get("output") or ""
-        if not isinstance(text, str):
-            text = msgspec.json.encode(text).decode()
-        name = kind.removesuffix("_call_output")
-        call = {"type": "client_call_output", "kind": name, "text": text}
-    else:
-        raise InvalidRequest(f"{path}.type: Invalid value: '{kind[:_MAX_SHOWN]}'", f"{path}.type")
-    # A local shell's output has the call's id in its own.
-    call_id = item.get("call_id") or item.get("id")
-    if not isinstance(call_id, str):
-        raise InvalidRequest(f"Missing required parameter: '{path}.call_id'.", f"{path}.call_id")
-    return {**call, "call_id": call_id}
-
-
-def _typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
-    kind = _head(raw, path).type
-    if not isinstance(kind, str):
-        raise InvalidRequest(f"Missing required parameter: '{path}.type'.", f"{path}.type")
-    if kind in _TOOLS:
-        return raw
-    if kind.startswith("computer"):
-        raise InvalidRequest(f"{path}.type: this model reads no screenshots", f"{path}.type")
-    tool = _open.decode(raw)
-    if runs_at_client(kind, tool):
-        callers = tool.get("allowed_callers")
-        return {"type": "client", "name": kind, "allowed_callers": callers}
-    notepad.ignore(path, HOSTED)
-    return {"type": "hosted", "kind": kind[:_MAX_SHOWN]}
-
-
-def _head(raw: Raw, path: str) -> _Head:
-    try:
-        return _heads.decode(raw)
-    except msgspec.ValidationError:
-        raise InvalidRequest(f"{path}: must be an object", path) from None

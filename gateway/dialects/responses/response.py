@@ -16,18 +16,14 @@ from msgspec.structs import replace
 
 from engine import protocol
 from gateway.base.errors import EngineFailed, GatewayError, InvalidRequest
-from gateway.dialects.collector import Event, Holdfast, Writer, partial_json
+from gateway.dialects.collector import Event, Holdfast, Writer
+from gateway.dialects.custom_tools import text_of
 from gateway.dialects.errors import openai_detail
 from gateway.dialects.openai.response import CompletionDetails, TokenLogprob, logprobs_of
 from gateway.dialects.openai.response import usage_of as chat_usage_of
-from gateway.dialects.responses.client_tools import action_of
-from gateway.dialects.responses.request import (
-    Conversation,
-    ReasoningText,
-    Status,
-    SummaryText,
-    id_of,
-)
+from gateway.dialects.responses.client_tools import TOOL_SEARCH, action_of
+from gateway.dialects.responses.request import Conversation, ReasoningText, Status, SummaryText
+from gateway.dialects.responses.typed import id_of
 from gateway.prompt.fingerprint import Diagnosis
 
 DiagnosticReason = Literal["model_changed", "tools_changed", "input_changed"]
@@ -118,7 +114,12 @@ class PatchCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="apply_patch
     operation: dict[str, Any]
 
 
-ClientCallItem = ShellCallItem | LocalShellCallItem | PatchCallItem
+class ToolSearchCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="tool_search_call"):
+    arguments: dict[str, Any]
+    execution: Literal["client"] = "client"
+
+
+ClientCallItem = ShellCallItem | LocalShellCallItem | PatchCallItem | ToolSearchCallItem
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | ClientCallItem
 
 
@@ -305,10 +306,6 @@ def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw]:
     return _NOT_GIVEN | {n: v for n, v in fields.items() if n in _ECHOED and n not in long}
 
 
-INPUT = "input"
-"""The one field of a custom tool's function."""
-
-
 class Origin(NamedTuple):
     """The tool that a function of the prompt stands for; `kind` is its type."""
 
@@ -349,6 +346,7 @@ _CLIENT_CALLS = {
     "shell": _Kind(ShellCallItem, "sh", tool="shell"),
     "local_shell": _Kind(LocalShellCallItem, "lsh", tool="local_shell"),
     "apply_patch": _Kind(PatchCallItem, "apc", tool="apply_patch", action="operation"),
+    TOOL_SEARCH: _Kind(ToolSearchCallItem, "tsc", tool=TOOL_SEARCH, action="arguments"),
 }
 _CALLS = (_CALL, _CUSTOM_CALL, *_CLIENT_CALLS.values())
 
@@ -365,14 +363,9 @@ class _Open:
 
     @property
     def text(self) -> str:
-        """For a custom tool the model writes an object with one string: that string, or what there
-        is of it; else all that the model wrote."""
-        text = "".join(self.pieces)
-        if self.kind is not _CUSTOM_CALL or not text:
-            return text
-        value = partial_json(text)
-        text_input = value.get(INPUT, "") if isinstance(value, dict) else None
-        return text_input if isinstance(text_input, str) else text
+        """What the model wrote; for a custom tool the text in that."""
+        written = "".join(self.pieces)
+        return text_of(written) if self.kind is _CUSTOM_CALL else written
 
 
 @dataclass(slots=True, kw_only=True)
