@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from engine.protocol import MAX_CHOICES, MAX_LOGPROBS
 from gateway.base.bounds import RequestBounds
@@ -136,7 +136,7 @@ class Fields:
     def _check(self, checking: Checking, value: msgspec.Struct, path: str) -> None:
         for name, check in self.rules.get(type(value), {}).items():
             part = getattr(value, name)
-            if part is None:
+            if part is None or part is UNSET:
                 continue
             where = self.style.at(path, name)
             if check is not None:

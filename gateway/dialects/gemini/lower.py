@@ -6,6 +6,7 @@ the marker.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -53,6 +54,7 @@ _ROLES: dict[str | None, Role] = {
 }
 _READ_TYPES = ("text/", "application/json", "application/xml", "application/x-ndjson")
 _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+_MAX_PATH = 256
 _encode = msgspec.json.Encoder().encode
 
 
@@ -74,7 +76,8 @@ def ask_of(
 ) -> Ask:
     """The request, behind what is `held` of a cached content, whose end is marked; without one the
     key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
-    lowering = _GeminiLowering(context)
+    left_out = request.left_out if isinstance(request, wire.ReducedGenerateRequest) else []
+    lowering = _GeminiLowering(context, left_out)
     config = request.generation_config
     notepad = lowering.notepad
     thoughts = config.thinking_config
@@ -89,8 +92,6 @@ def ask_of(
             " cached content"
         )
     wire.FIELDS.note(request, notepad)
-    if isinstance(request, wire.ReducedGenerateRequest):
-        lowering.leave_out(request.left_out)
     for name in wire.REFUSED:
         if getattr(config, name) is not None:
             raise InvalidRequest(
@@ -217,8 +218,10 @@ class _GeminiLowering(Lowering):
     """`_pending` are the calls that await a response, by number, with id and name; every step takes
     constant time over all calls of a request."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, left_out: Sequence[str]) -> None:
         super().__init__(context)
+        self.leave_out(left_out)
+        self._left_out = left_out
         self._num_calls = 0
         self._pending: dict[int, tuple[str, str]] = {}
         self._numbers: dict[tuple[str, str], deque[int]] = defaultdict(deque)
@@ -281,9 +284,11 @@ class _GeminiLowering(Lowering):
             self.notepad.ignore(path, "a part without content")
             return None
         if num_kinds != 1:
+            # A misspelt field may be the one that is missing.
+            unknown = (where for where in self._left_out if where.startswith(f"{path}."))
             raise InvalidRequest(
-                f"{path}: must have one of text, functionCall, functionResponse,"
-                " inlineData, fileData"
+                f"{next(unknown, path)[:_MAX_PATH]}: must have one of text, functionCall,"
+                " functionResponse, inlineData, fileData"
             )
         if part.function_call is not None:
             return self._call(path, role, part.function_call)

@@ -393,8 +393,8 @@ class _ChatLowering(Lowering):
             ]
             parts.extend(self._texts(path, texts, outer))
         elif content or not (calls or thought):
-            if content is None:
-                raise InvalidRequest(f"{path}.content: required where the message is marked")
+            if not isinstance(content, str):
+                raise InvalidRequest(f"{path}.content: required unless there are tool_calls")
             parts.extend(self._texts(path, content, outer))
         return parts + self._calls(path, message)
 

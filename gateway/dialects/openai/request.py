@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from engine.protocol import MAX_PENALTY, MAX_STOP_TOKENS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
@@ -139,7 +139,7 @@ class UserMessage(_Said, tag_field="role", tag="user", kw_only=True):
 class AssistantMessage(_Said, tag_field="role", tag="assistant"):
     """Responses and routers add the fields that have no use here."""
 
-    content: Annotated[str | list[Text | Refusal] | None, fields.content] = None
+    content: Annotated[str | list[Text | Refusal] | UnsetType | None, fields.content] = UNSET
     tool_calls: Annotated[list[ToolCall], fields.blocks] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None

@@ -89,10 +89,9 @@ class Function(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class FunctionCall(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True, tag="function"):
     id: str
     function: Function
-    type: Literal["function"] = "function"
 
 
 class CustomInput(msgspec.Struct, frozen=True):
@@ -100,10 +99,9 @@ class CustomInput(msgspec.Struct, frozen=True):
     input: str
 
 
-class CustomCall(msgspec.Struct, frozen=True):
+class CustomCall(msgspec.Struct, frozen=True, tag="custom"):
     id: str
     custom: CustomInput
-    type: Literal["custom"] = "custom"
 
 
 Call = FunctionCall | CustomCall

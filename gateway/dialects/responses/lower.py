@@ -53,7 +53,7 @@ _MAX_SAID = 200
 _SEALED = "hf1."
 _DIGEST_BYTES = 16
 _THOUGHT = b"thought"
-_COMPACTION = b"compaction"
+COMPACTION = b"compaction"
 NO_COMPACTION = (
     "this server makes no compaction items: ask for a summary with a request of its own, and go on"
     " with that"
@@ -172,13 +172,9 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
         wanted = _converted(choice, wire.NamedTool)
         found = lowering.find(wanted)
         if not found:
-            is_hosted = any(
-                isinstance(tool, wire.Hosted) and tool.kind == wanted.type for tool in request.tools
-            )
-            if is_hosted:
-                raise uncallable("tool_choice")
             tool_name = (wanted.name or wanted.type)[:64]
-            raise InvalidRequest(f"tool_choice: '{tool_name}' is not in tools", "tool_choice")
+            why = f"tool_choice: '{tool_name}' is not in tools that the model may call here"
+            raise InvalidRequest(why, "tool_choice")
         return ToolChoice("tool", found[0], parallel=parallel)
     allowed = _converted(choice, wire.AllowedTools)
     names = {name for tool in allowed.tools for name in lowering.find(tool)}
@@ -420,7 +416,7 @@ class _ResponsesLowering(Lowering):
     def _add_summary(self, path: str, item: wire.Compaction) -> None:
         """Raise InvalidRequest for one of another server: without it the answer would be wrong."""
         scope = self.asked.principal.scope
-        summary = unseal(item.encrypted_content, scope, _COMPACTION)
+        summary = unseal(item.encrypted_content, scope, COMPACTION)
         if summary is None:
             raise InvalidRequest(
                 f"{path}.encrypted_content: this server did not make this compaction, and can't"

@@ -33,6 +33,7 @@ mcp_approval_response mcp_call mcp_list_tools program program_output web_search_
 _HAVE_TOOLS = ("additional_tools", "tool_search_output")
 _TOOLS = frozenset({"custom", "function", "namespace"})
 _MAX_SHOWN = 64
+_NO_SCREENSHOTS = "this model reads no screenshots"
 _NO_OUTPUT = "this server has no {}, and the item has no output that a model reads"
 
 
@@ -81,7 +82,7 @@ def typed_item(raw: Raw, path: str, notepad: Notepad, *, known: Collection[str])
     item = _open.decode(raw)
     if kind in _HAVE_TOOLS:
         tools = Raw(msgspec.json.encode(item.get("tools")))
-        return {**item, "tools": typed_list(tools, f"{path}.tools", typed_tool, notepad)}
+        return {**item, "tools": typed_list(tools, f"{path}.tools", _added_tool, notepad)}
     if kind in _HOSTED_ITEMS:
         call = _hosted_call(kind, item)
         if call is None:
@@ -160,7 +161,7 @@ def typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
     if kind in _TOOLS:
         return raw
     if kind.startswith("computer"):
-        raise InvalidRequest(f"{path}.type: this model reads no screenshots", f"{path}.type")
+        raise InvalidRequest(f"{path}.type: {_NO_SCREENSHOTS}", f"{path}.type")
     tool = _open.decode(raw)
     if kind == "tool_search" and tool.get("execution") == "client":
         return raw
@@ -169,6 +170,15 @@ def typed_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
         return {"type": "client", "name": kind, "allowed_callers": callers}
     notepad.ignore(path, HOSTED)
     return {"type": "hosted", "kind": kind[:_MAX_SHOWN]}
+
+
+def _added_tool(raw: Raw, path: str, notepad: Notepad) -> Any:
+    """A tool inside a conversation, which a refusal would end."""
+    kind = _head(raw, path).type
+    if isinstance(kind, str) and kind.startswith("computer"):
+        notepad.ignore(path, _NO_SCREENSHOTS)
+        return {"type": "hosted", "kind": kind[:_MAX_SHOWN]}
+    return typed_tool(raw, path, notepad)
 
 
 def _head(raw: Raw, path: str) -> _Head:

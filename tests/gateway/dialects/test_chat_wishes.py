@@ -92,10 +92,9 @@ def test_thinking_is_asked_for_in_several_ways(stack: Stack, changes: Any, think
 
 @pytest.mark.parametrize("tool", [
     {"type": "web_search"},
-    {"type": "custom", "custom": {"name": "run", "format": {"type": "text"}}},
     {"type": "namespace", "name": "n", "tools": []},
 ])  # fmt: skip
-def test_tools_that_are_no_functions_are_left_out_and_told(stack: Stack, tool: Any) -> None:
+def test_tools_that_only_their_vendor_runs_are_left_out_and_told(stack: Stack, tool: Any) -> None:
     answer = chat(stack, tools=[tool, LOOK])
     assert [one.name for one in stack.engine.requests[-1].prompt.tools] == ["look"]
     assert [path for path, _ in told(answer)] == ["tools[0]"]

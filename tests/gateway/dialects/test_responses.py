@@ -695,6 +695,45 @@ def test_prewarming_writes_and_generates_nothing(stack: Stack) -> None:
     assert answer["status"] == "completed"
 
 
+def test_generating_nothing_is_prewarming(stack: Stack) -> None:
+    asked(stack, input=TALK[:1], generate=True)
+    assert stack.engine.requests[-1].sampling.max_tokens is None
+    options = {"tool_choice": "required", "generate": False}
+    stack.engine.script = frames(Finished(reason="length", output_tokens=0))
+    answer = asked(stack, input=TALK[:1], tools=[LOOK], **options)
+    request = stack.engine.requests[-1]
+    assert request.sampling.max_tokens == 0
+    assert request.tool_choice.mode == "auto"
+    assert sent(stack) == [(1, "30m")], "the prompt's end is held"
+    assert (answer["status"], answer["output"]) == ("completed", [])
+
+
+@pytest.mark.parametrize("how", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}])
+def test_a_prewarmed_response_that_is_kept_is_gone_on_with(
+    keeping: Stack, how: dict[str, Any]
+) -> None:
+    client = keeping.openai()
+    keeping.engine.script = frames(Finished(reason="length", output_tokens=0))
+    ready = client.responses.create(
+        model=MODEL,
+        input=[user(LONG_TEXT)],
+        store=True,
+        extra_body=how,  # type: ignore[arg-type]
+    )
+    assert (ready.output, ready.model_extra and ready.model_extra["store"]) == ([], True)
+    before = keeping.engine.requests[-1].prompt
+    client.responses.create(model=MODEL, input="And now?", previous_response_id=ready.id)
+    after = keeping.engine.requests[-1].prompt
+    assert after.messages[0].parts[:1] == before.messages[0].parts
+    unkept = client.responses.create(
+        model=MODEL,
+        input=[user(LONG_TEXT)],
+        extra_body=how,  # type: ignore[arg-type]
+    )
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model=MODEL, input="x", previous_response_id=unkept.id)
+
+
 def test_a_response_is_compared_with_an_earlier_one(stack: Stack) -> None:
     first = asked(stack, instructions="Rules.", input=TALK[:1])
 

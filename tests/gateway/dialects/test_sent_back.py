@@ -166,6 +166,115 @@ def test_what_the_sdk_parsed_can_be_sent_back(stack: Stack, is_streamed: bool) -
     assert input_seen(stack) == {"where": "here"}
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_the_sdk_parsed_can_be_sent_back_in_responses(stack: Stack, is_streamed: bool) -> None:
+    responses = stack.openai().responses
+    stack.engine.script = frames(
+        protocol.ThinkingDelta("hm"),
+        protocol.TextDelta('{"where": "there"}'),
+        protocol.ToolUseStart("call_1", "look"),
+        protocol.ToolInputDelta('{"where": "here"}'),
+        protocol.Finished(reason="tool_use", output_tokens=9),
+    )
+    tool = openai.pydantic_function_tool(Weather, name="look")
+    body: Any = {
+        "model": MODEL,
+        "input": [{"role": "user", "content": "Where?"}],
+        "tools": [{"type": "function", **tool["function"]}],
+        "text_format": Weather,
+    }
+    if is_streamed:
+        with responses.stream(**body) as events:
+            answer = events.get_final_response()
+    else:
+        answer = responses.parse(**body)
+    assert answer.output_parsed == Weather(where="there")
+    assert answer.output[-1].parsed_arguments is not None  # type: ignore[union-attr]
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "Rain."}
+    # The SDK's own objects, and all of their fields.
+    dumped = [item.model_dump() for item in answer.output]
+    for carried in (answer.output, dumped):
+        responses.parse(**{**body, "input": [*body["input"], *carried, result]})
+        assert input_seen(stack) == {"where": "here"}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_the_sdk_parsed_can_be_sent_back_in_messages(stack: Stack, is_streamed: bool) -> None:
+    messages = stack.sdk().messages
+    stack.engine.script = frames(
+        protocol.TextDelta('{"where": "there"}'),
+        protocol.ToolUseStart("call_1", "look"),
+        protocol.ToolInputDelta('{"where": "here"}'),
+        protocol.Finished(reason="tool_use", output_tokens=9),
+    )
+    tool = {"name": "look", "input_schema": LOOK["function"]["parameters"]}
+    body: Any = {
+        "model": MODEL,
+        "max_tokens": 64,
+        "messages": MESSAGES,
+        "tools": [tool],
+        "output_format": Weather,
+    }
+    if is_streamed:
+        with messages.stream(**body) as events:
+            answer: Any = events.get_final_message()
+    else:
+        answer = messages.parse(**body)
+    assert answer.parsed_output == Weather(where="there")
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "Rain."}
+    said = {"role": "assistant", "content": answer.content}
+    messages.parse(**{**body, "messages": [*MESSAGES, said, {"role": "user", "content": [result]}]})
+    assert input_seen(stack) == {"where": "here"}
+
+
+def test_unknown_fields_of_contents_and_tools_are_left_out_and_told(stack: Stack) -> None:
+    """Google's dialect: what is unknown beside them stays an error."""
+    call = {"functionCall": {"name": "look", "args": {"x": 1}, "extra": 1}, "vendor": {"a": [1]}}
+    result = {"functionResponse": {"name": "look", "response": {"y": 1}, "metadata": {}}}
+    contents = [
+        {"role": "user", "parts": [{"text": "Where?", "annotations": []}], "id": "u1"},
+        {"role": "model", "parts": [{"thoughtSignature": "eA=="}, call]},
+        {"role": "user", "parts": [result]},
+    ]
+    tool = {"functionDeclarations": [{"name": "look", "vendor": 1}], "other": {}}
+    body = {
+        "contents": contents,
+        "tools": [tool],
+        "systemInstruction": {"parts": [{"text": "Rules.", "x": 1}]},
+    }
+    unknown = {
+        *("contents[0].parts[0].annotations", "contents[0].id"),
+        *("contents[1].parts[1].functionCall.extra", "contents[1].parts[1].vendor"),
+        "contents[2].parts[0].functionResponse.metadata",
+        *("tools[0].functionDeclarations[0].vendor", "tools[0].other"),
+        "systemInstruction.parts[0].x",
+    }
+    path = f"/v1beta/models/{MODEL}"
+    response = stack.post(f"{path}:generateContent", json=body)
+    assert response.status_code == 200, response.text
+    ignored = {item["path"] for item in response.json()["holdfast"]["ignored"]}
+    assert ignored == {*unknown, "contents[1].parts[0]"}
+    assert input_seen(stack) == {"x": 1}
+    counted = stack.post(f"{path}:countTokens", json={"generateContentRequest": body})
+    assert counted.status_code == 200, counted.text
+    for changes in ({"unknown": 1}, {"generationConfig": {"unknown": 1}}, {"toolConfig": {"x": 1}}):
+        refusal = stack.post(f"{path}:generateContent", json={**body, **changes})
+        assert refusal.status_code == 400 and "Cannot find field" in refusal.text
+    misspelt = {"contents": [{"role": "user", "parts": [{"txt": "Where?"}]}]}
+    refusal = stack.post(f"{path}:generateContent", json=misspelt)
+    assert refusal.status_code == 400 and "contents[0].parts[0].txt" in refusal.text
+
+
+def test_a_cached_content_tells_of_unknown_fields(stack: Stack) -> None:
+    parts = [{"text": "Rules of the house. " * 300, "vendor": 1}]
+    body = {"model": f"models/{MODEL}", "contents": [{"role": "user", "parts": parts}]}
+    response = stack.post("/v1beta/cachedContents", json=body)
+    assert response.status_code == 200, response.text
+    [ignored] = response.json()["holdfast"]["ignored"]
+    assert ignored["path"] == "contents[0].parts[0].vendor"
+
+
 def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) -> None:
     call = {
         "id": "call_1",
