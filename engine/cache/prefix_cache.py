@@ -481,8 +481,15 @@ class PrefixCache:
 
     def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
         end = query.segments[point.segment].end
-        reason: MissReason = "no_boundary" if end is None else "below_minimum"
-        return BreakpointReport(segment=point.segment, state="none", tokens=end, reason=reason)
+        if end is None:
+            return BreakpointReport(segment=point.segment, state="none", reason="no_boundary")
+        return BreakpointReport(
+            segment=point.segment,
+            state="none",
+            tokens=end,
+            reason="below_minimum",
+            min_cache_tokens=query.min_tokens,
+        )
 
     def _hold_names(
         self, query: CacheQuery, table: BlockTable, now: float

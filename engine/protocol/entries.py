@@ -48,6 +48,8 @@ class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
     # Why what stands up to the breakpoint was not read in full; None: it was. Engines of earlier
     # versions leave it out.
     missed: MissReason | UnsetType | None = UNSET
+    # The fewest tokens that an entry has; told where the breakpoint has fewer (`below_minimum`).
+    min_cache_tokens: int | UnsetType = UNSET
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     token that begins in the text could be another with other text behind it. `missed` says why what
     stands up to the marker was not read in full; None where it was, and not there where the engine
     does not tell. `grew`: what was read ends in front of the marker, and nothing ever stood there.
+    `below_minimum` goes with `min_cache_tokens`, the fewest tokens that an entry has.
     """
 
     path: str
@@ -71,6 +72,7 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     missed: str | UnsetType | None = UNSET
     is_exact: bool | UnsetType = UNSET
+    min_cache_tokens: int | UnsetType = UNSET
 
 
 class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,7 @@ def extension_of(
                 reason=report.reason,
                 missed=findings.missed.get(report.segment, UNSET),
                 is_exact=False if report.segment in started.inexact else UNSET,
+                min_cache_tokens=report.min_cache_tokens,
             )
             for report in started.breakpoints
         ],

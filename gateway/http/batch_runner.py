@@ -31,6 +31,7 @@ from gateway.base.errors import (
     EngineLost,
     EngineTimeout,
     GatewayError,
+    InvalidRequest,
     JournalUnavailable,
     LedgerUnavailable,
     NotServed,
@@ -91,6 +92,8 @@ def row_ask(services: Services, body: bytes, principal: Principal, version: Vers
     """The Ask of a row's body, as the Messages API makes it of a request's. Raise the error that a
     request with this body would be answered with."""
     decoded = decode_messages(body, services.bounds)
+    if decoded.max_tokens == 0:
+        raise InvalidRequest("max_tokens: Input should be greater than or equal to 1 in a batch")
     model = services.find_model(decoded.model)
     context = services.context_of(principal, model, services.clock.monotonic())
     ask = ask_of(decoded, context, version, marks_for_client=services.auto_cache_messages)

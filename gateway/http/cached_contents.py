@@ -231,7 +231,11 @@ async def _hold(
     [report] = holdfast.breakpoints
     if report.state == "none":
         tokens = report.tokens or 0
-        raise InvalidRequest(f"contents: can't be cached ({report.reason}): {tokens} tokens")
+        least = report.min_cache_tokens
+        needed = f", and at least {least} are needed" if isinstance(least, int) else ""
+        raise InvalidRequest(
+            f"contents: can't be cached ({report.reason}): {tokens} tokens{needed}"
+        )
     return holdfast, marked[0]
 
 

@@ -155,6 +155,7 @@ def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) 
         assert (report.state, started.usage.cache_read_tokens) == (state, read)
         if state == "none":
             assert report.reason == started.miss_reason == report.missed == "below_minimum"
+            assert report.min_cache_tokens == minimum
             assert started.usage.input_tokens == started.usage.prompt_tokens
 
 

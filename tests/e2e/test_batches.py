@@ -77,11 +77,13 @@ def test_rows_of_one_prefix_run_together_and_are_billed_each(url: str) -> None:
 def test_a_row_that_can_not_be_read_is_an_error_of_its_own(url: str) -> None:
     with sdk_at(url) as sdk:
         rows = [row("good", "a"), row("bad", "a", max_tokens=-1), row("none", "a", model="no")]
+        rows.append(row("empty", "a", max_tokens=0))
         batch = ended(sdk, sdk.messages.batches.create(requests=rows))
         results = {r.custom_id: r.result for r in sdk.messages.batches.results(batch.id)}
-    assert batch.request_counts.errored == 2 and batch.request_counts.succeeded == 1
+    assert batch.request_counts.errored == 3 and batch.request_counts.succeeded == 1
     assert results["good"].type == "succeeded"
-    for name, kind in (("bad", "invalid_request_error"), ("none", "not_found_error")):
+    kinds = dict.fromkeys(("bad", "empty"), "invalid_request_error") | {"none": "not_found_error"}
+    for name, kind in kinds.items():
         result = results[name]
         assert result.type == "errored"
         assert result.error.error.type == kind
