@@ -5,6 +5,8 @@ import platform
 import sys
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they need to be; the first to the left, the others to the right."""
@@ -22,9 +24,12 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of the others lie below; not a number where there is none."""
-    ordered = sorted(values)
-    return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")
+    """The quantile at `share` (0 to 1); not a number where there is no value. It is the median
+    unbiased estimate, number 8 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", who
+    recommend it: the p95 of 13 values or fewer is the largest."""
+    if not values:
+        return float("nan")
+    return float(np.quantile(values, share, method="median_unbiased"))
 
 
 def machine_line() -> str:

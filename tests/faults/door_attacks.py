@@ -39,7 +39,15 @@ def head(key: str | None, *more: str) -> bytes:
 async def connected(
     who: Neighbour,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    parts = urlsplit(str(who.client.base_url))
+    async with connected_to(str(who.client.base_url)) as streams:
+        yield streams
+
+
+@asynccontextmanager
+async def connected_to(
+    url: str,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
         yield reader, writer
@@ -51,6 +59,15 @@ async def status_in(reader: asyncio.StreamReader) -> int:
     """The status of the first answer that comes; 0 where the connection ends without one."""
     line = await reader.readline()
     return int(line.split(b" ", 2)[1]) if line.startswith(b"HTTP/") else 0
+
+
+async def ask_without_key(url: str) -> int:
+    """The status of a request on a connection of its own; 0 where there is none."""
+    with suppress(OSError):
+        async with connected_to(url) as (reader, writer):
+            writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            return await status_in(reader)
+    return 0
 
 
 async def say(who: Neighbour, pieces: Iterable[bytes]) -> int:
@@ -176,10 +193,20 @@ async def _rounds(who: Neighbour, sent: bytes, num_answers: int, num_rounds: int
 
 
 async def metrics_and_away(who: Neighbour, rng: random.Random) -> int:
-    """RequestContext on a connection of its own, and closed behind the answer."""
+    """The metrics on a connection of their own, closed behind the answer."""
+    return await _once(who, METRICS)
+
+
+async def crowd_of_new(who: Neighbour, rng: random.Random) -> int:
+    """One of many clients of a key that connect anew for each request."""
+    return await _once(who, _models(who))
+
+
+async def _once(who: Neighbour, sent: bytes) -> int:
+    """Send this on a new connection, which the server closes; the status, 0 where there is none."""
     with suppress(OSError):
         async with connected(who) as (reader, writer):
-            writer.write(METRICS.replace(b"host", b"connection: close\r\nhost"))
+            writer.write(sent.replace(b"host", b"connection: close\r\nhost", 1))
             status = await status_in(reader)
             while await reader.read(_READ_BYTES):
                 pass
@@ -194,8 +221,19 @@ async def connect_and_close(who: Neighbour, rng: random.Random) -> int:
     return 0
 
 
-async def hold_a_place(who: Neighbour, rng: random.Random) -> int:
-    """A connection on which a valid key was shown, kept for as long as the gateway lets it."""
+def holding(back_in_seconds: float) -> Attack:
+    """A connection on which a valid key was shown, kept for as long as the gateway lets it. Who is
+    refused comes again so much later, or the attack would be one on the accepting."""
+
+    async def hold(who: Neighbour, rng: random.Random) -> int:
+        status = await _hold_a_place(who)
+        await asyncio.sleep(back_in_seconds)
+        return status
+
+    return hold
+
+
+async def _hold_a_place(who: Neighbour) -> int:
     status = 0
     with suppress(OSError):
         async with connected(who) as (reader, writer):
@@ -205,8 +243,6 @@ async def hold_a_place(who: Neighbour, rng: random.Random) -> int:
                 async with asyncio.timeout(_HOLD_SECONDS):
                     while await reader.read(_READ_BYTES):
                         pass
-    # Who is refused comes again, but not so fast that the attack is one on the accepting.
-    await asyncio.sleep(0.2)
     return status
 
 
@@ -260,8 +296,10 @@ DOORS: dict[str, tuple[Attack, int]] = {
     "metrics on a connection each": (metrics_and_away, 8),
     "connect and close": (connect_and_close, 8),
     "wrong keys on a connection each": (wrong_key_anew, 8),
-    "places of one key": (hold_a_place, 1200),
+    "places of one key": (holding(0.2), 1200),
+    "16,500 idle connections of one key": (holding(30.0), 16_500),
     "a crowd of one key: reads": (crowd_of_reads, 300),
+    "a crowd of one key: on new connections": (crowd_of_new, 300),
     "a crowd of one key: pipelines": (crowd_of_pipelines, 300),
     "a crowd of one key: counts": (crowd_of_counts, 300),
     "a crowd of one key: wrong bodies": (crowd_of_refusals, 300),

@@ -5,6 +5,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -70,8 +71,9 @@ class Victim:
 
 
 @contextmanager
-def running_house(data: Path, num_engines: int) -> Iterator[House]:
-    """Start all, wait until all serve, and end them whatever happens."""
+def running_house(data: Path, num_engines: int, descriptors: int = DESCRIPTORS) -> Iterator[House]:
+    """Start all, wait until all serve, and end them whatever happens. The gateway may have so many
+    descriptors."""
     with ExitStack() as stack:
         engines = [
             stack.enter_context(serving_engine("native", ENGINE, data / f"engine-{number}.log"))
@@ -82,12 +84,12 @@ def running_house(data: Path, num_engines: int) -> Iterator[House]:
         migrate(environment)
         command = [*python("gateway"), "serve"]
         log = data / "gateway.log"
-        process = start(command, environment, log, before_exec=_few_descriptors)
+        process = start(command, environment, log, before_exec=partial(_limit, descriptors))
         stack.callback(stop, process)
         for engine in engines:
             engine.wait()
         yield House(data, Server(url_of(port), process, log).wait())
 
 
-def _few_descriptors() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+def _limit(descriptors: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))

@@ -1,7 +1,7 @@
 """A victim's time to its first token, alone and beside each attack at the bound of what is allowed.
 
     python -m tests.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ... | --door]
-        [--attackers 1] [--apart] [--rest 0] [--most 2]
+        [--attackers 1] [--apart] [--rest 0] [--most 2] [--descriptors 1024]
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
 behind a cached prefix, one after another. Beside it another workspace, or so many `--attackers`,
@@ -13,9 +13,13 @@ others leave, as if it ran on a machine of its own.
 The first table has the milliseconds to the first token, p50 and p95, alone (just before and just
 after the attack) and beside each attack, the turns of the victim and those that failed. The second
 has the milliseconds of whole turns, the gateway's resident MiB before the attack, at its end and
-`--rest` seconds later, and the statuses that the attacker got. Both have the ratio of the p95. The
-machine's load is printed before and after: a busy machine slows both. Ends with 1 where a turn of
-the victim failed or a p95 was more than `--most` times that alone.
+`--rest` seconds later, the statuses that the attacker got, and those of a stranger who asks without
+a key meanwhile (0: no status came). Both have the ratio of the p95. The machine's load is printed
+before and after: a busy machine slows both. Ends with 1 where a turn of the victim failed or a p95
+was more than `--most` times that alone.
+
+The gateway has few `--descriptors`, so that few connections fill its places. As many as this shell
+may have (`ulimit -n`) show what it does with all of them.
 """
 
 import argparse
@@ -39,10 +43,11 @@ import psutil
 
 from scripts.bench.report import percentile
 from tests.faults.attacks import FLOODS, KINDS, neighbour_of
-from tests.faults.door_attacks import DOORS
-from tests.faults.houses import MODEL, House, Victim, running_house
+from tests.faults.door_attacks import DOORS, ask_without_key
+from tests.faults.houses import DESCRIPTORS, MODEL, House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
+STRANGER_SECONDS = 0.5
 ALL_KINDS = {**KINDS, **FLOODS, **DOORS}
 
 
@@ -73,6 +78,13 @@ async def watch(victim: Victim, seconds: float) -> Seen:
             seen.whole.append(answer.seconds)
         await asyncio.sleep(PAUSE_SECONDS)
     return seen
+
+
+async def watch_stranger(url: str, statuses: Counter[int]) -> None:
+    """Ask without a key again and again, each time on a new connection."""
+    while True:
+        statuses[await ask_without_key(url)] += 1
+        await asyncio.sleep(STRANGER_SECONDS)
 
 
 @contextmanager
@@ -131,6 +143,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), metavar="NAME")
     parser.add_argument("--door", action="store_true", help="the attacks of door_attacks.py")
     parser.add_argument("--attackers", type=int, default=1, help="workspaces that attack")
+    parser.add_argument("--descriptors", type=int, default=DESCRIPTORS, help="of the gateway")
     parser.add_argument("--apart", action="store_true", help="the attacker has what others leave")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
@@ -138,7 +151,9 @@ def main() -> int:
     if options.attack:
         return attack(options.attack, options.job)
     names = options.only or list(DOORS if options.door else {**KINDS, **FLOODS})
-    with tempfile.TemporaryDirectory() as data, running_house(Path(data), options.engines) as house:
+    with ExitStack() as stack:
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        house = stack.enter_context(running_house(data, options.engines, options.descriptors))
         niceness = 19 if options.apart else 0
         keys = [house.new_key(f"attacker-{number}") for number in range(options.attackers)]
         times = Times(options.seconds, options.rest)
@@ -162,13 +177,14 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Row:
     """What the victim saw alone and beside one attack, the gateway's resident MiB before, at the
-    end and behind it, and the attacker's statuses."""
+    end and behind it, and the statuses of the attacker and of a stranger."""
 
     name: str
     alone: Seen
     beside: Seen
     mebibytes: list[int]
     statuses: str
+    strangers: str
 
     @property
     def ratios(self) -> list[float]:
@@ -196,7 +212,10 @@ async def measure(
                 stack.enter_context(attacking(name, house, key, niceness)) for key in attackers
             ]
             await asyncio.sleep(2)
+            strangers: Counter[int] = Counter()
+            stranger = asyncio.create_task(watch_stranger(house.gateway.url, strangers))
             beside = await watch(victim, times.attack)
+            stranger.cancel()
             sizes.append(gateway.memory_info().rss)
         statuses = " ".join(process.communicate()[0].strip() for process in processes)
         await watch(victim, 2)
@@ -204,7 +223,8 @@ async def measure(
         await victim.close()
         await asyncio.sleep(times.rest)
         sizes.append(gateway.memory_info().rss)
-        row = Row(name, alone, beside, [size >> 20 for size in sizes], statuses)
+        mebibytes = [size >> 20 for size in sizes]
+        row = Row(name, alone, beside, mebibytes, statuses, json.dumps(strangers))
         rows.append(row)
         print(f"  {name}: {len(beside.whole)} turns, p95 x {row.ratios[0]:.1f}", flush=True)
     return rows
@@ -214,32 +234,34 @@ def report(rows: list[Row], most: float) -> int:
     wrong = []
     print(f"load after: {load()}")
     print(
-        "\n| attack | first token alone p50 ms | p95 | beside p50 ms | p95 | p95 / alone | turns"
-        " | failed |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+        "\n| attack | first token alone p50 ms | p95 | n | beside p50 ms | p95 | n | p95 / alone"
+        " | failed |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     )
     for row in rows:
         cells = [*spread(row.alone.first), *spread(row.beside.first), f"{row.ratios[0]:.2f}"]
-        cells += [str(len(row.beside.whole)), str(len(row.beside.failures))]
+        cells.append(str(len(row.beside.failures)))
         print(f"| {row.name} | {' | '.join(cells)} |")
         wrong += [f"{row.name}: {why}" for why in row.beside.failures[:3]]
         wrong += [f"{row.name}, alone: {why}" for why in row.alone.failures[:3]]
         if max(row.ratios) > most:
             wrong.append(f"{row.name}: p95 is {max(row.ratios):.2f} times that alone")
     print(
-        "\n| attack | whole turn alone p50 ms | p95 | beside p50 ms | p95 | p95 / alone"
-        " | gateway MiB | the attacker's statuses |\n|---|--:|--:|--:|--:|--:|---|---|"
+        "\n| attack | whole turn alone p50 ms | p95 | n | beside p50 ms | p95 | n | p95 / alone"
+        " | gateway MiB | the attacker's statuses | a stranger's |"
+        "\n|---|--:|--:|--:|--:|--:|--:|--:|---|---|---|"
     )
     for row in rows:
         cells = [*spread(row.alone.whole), *spread(row.beside.whole), f"{row.ratios[1]:.2f}"]
-        cells += [", ".join(map(str, row.mebibytes)), row.statuses]
+        cells += [", ".join(map(str, row.mebibytes)), row.statuses, row.strangers]
         print(f"| {row.name} | {' | '.join(cells)} |")
     print("\n".join(["", *(wrong or ["no turn of the victim failed, none was slowed too much"])]))
     return 1 if wrong else 0
 
 
 def spread(seconds: list[float]) -> list[str]:
-    """p50 and p95 in milliseconds."""
-    return [f"{1e3 * percentile(seconds, part):.0f}" for part in (0.5, 0.95)]
+    """p50 and p95 in milliseconds, and of how many turns."""
+    parts = [f"{1e3 * percentile(seconds, part):.0f}" for part in (0.5, 0.95)]
+    return [*parts, str(len(seconds))]
 
 
 if __name__ == "__main__":
