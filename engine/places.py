@@ -238,24 +238,31 @@ class Told:
 
 
 class RoundRobin:
-    """Who waits, by holder: the holders are served in turn, and each in its order."""
+    """Who waits, by group and by holder: the groups are served in turn, the holders of a group in
+    turn among themselves, and each holder's in their order. A group with many holders has as much
+    as one with a single holder."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[str, deque[asyncio.Future[None]]]]
+        self._waiting = OrderedDict()
 
-    def join(self, holder: str) -> asyncio.Future[None]:
+    def join(self, group: str, holder: str = "") -> asyncio.Future[None]:
         """Has a result when its turn has come. One that was cancelled is passed over."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(holder, deque()).append(turn)
+        holders = self._waiting.setdefault(group, OrderedDict())
+        holders.setdefault(holder, deque()).append(turn)
         return turn
 
     def next(self) -> asyncio.Future[None] | None:
         """Take the one whose turn it is; None where nobody waits."""
         while self._waiting:
-            holder, turns = self._waiting.popitem(last=False)
+            group, holders = self._waiting.popitem(last=False)
+            holder, turns = holders.popitem(last=False)
             turn = turns.popleft()
             if turns:
-                self._waiting[holder] = turns  # behind the other holders
+                holders[holder] = turns  # behind the group's other holders
+            if holders:
+                self._waiting[group] = holders  # behind the other groups
             if not turn.done():
                 return turn
         return None

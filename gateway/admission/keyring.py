@@ -85,11 +85,13 @@ class KeyRing:
         """The workspace's cache salt. It is the same on every gateway and reveals nothing."""
         return scope_under(self._master, workspace)
 
-    def has(self, key: str) -> bool:
-        """Whether the key is in memory, where it may have expired meanwhile."""
+    def in_memory(self, key: str) -> Principal | None:
+        """Who has the key, if it is in memory, where it may have expired meanwhile."""
         digest = digest_of(key)
         configured = self._configured
-        return digest in self._known or (configured is not None and configured.digest == digest)
+        is_configured = configured is not None and configured.digest == digest
+        entry = configured if is_configured else self._known.get(digest)
+        return None if entry is None else entry.principal
 
     async def find(self, key: str, address: str = "") -> Principal | None:
         """The workspace and rights of a key; None for a key that does not work. Raise

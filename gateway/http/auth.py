@@ -16,7 +16,7 @@ as for unknown ones. A read is a GET; a POST that changes nothing says so (`READ
 import hmac
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from litestar import Request
 from litestar.connection import ASGIConnection
@@ -76,6 +76,13 @@ class Viewer:
         return workspace if self.workspace is None else self.workspace
 
 
+class KeyHolder(NamedTuple):
+    """Whose a key is; both are empty for HOLDFAST_ADMIN_KEY."""
+
+    workspace: str
+    key_id: str
+
+
 AdminRequest = Request[Viewer, None, Any]
 
 
@@ -88,13 +95,16 @@ class AdminGate:
         """Whether it is HOLDFAST_ADMIN_KEY."""
         return self._digest is not None and hmac.compare_digest(digest_of(key), self._digest)
 
-    def known_key(self, scope: Scope) -> str | None:
-        """The request's key, if it works and is in memory."""
+    def holder(self, scope: Scope) -> KeyHolder | None:
+        """Who has the request's key, if it is in memory, where it may have expired meanwhile."""
         try:
             key = _presented_key(scope)
         except GatewayError:
             return None
-        return key if self._keyring.has(key) or self.is_admin(key) else None
+        principal = self._keyring.in_memory(key)
+        if principal is not None:
+            return KeyHolder(principal.workspace, principal.key_id)
+        return KeyHolder("", "") if self.is_admin(key) else None
 
     async def principal(self, key: str, address: str = "") -> Principal:
         """Raise Unauthenticated, or AdminKeyServesNoTurns for HOLDFAST_ADMIN_KEY."""

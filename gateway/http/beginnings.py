@@ -1,9 +1,10 @@
-"""When requests with a known key begin: a few in a round of the event loop, in turn between keys.
+"""When requests with a known key begin: a few in each round of the event loop, in turn.
 
 Between two steps of a turn the loop does all that is ready. Where one key's connections have sent a
 thousand requests, that is their thousand beginnings, at each of the other turn's twenty steps. Here
-BATCH of them begin between two steps of anybody, and each key with requests is served in turn
-(round robin, as Nagle asks for between the sources of a gateway in RFC 970).
+BATCH of them begin between two steps of anybody. Workspaces are served in turn (round robin, as
+Nagle asks for between the sources of a gateway in RFC 970), and so are the keys of each: a
+workspace may make as many keys as it likes.
 """
 
 import asyncio
@@ -23,12 +24,12 @@ class Beginnings:
         # The round ends with a callback of the loop, which is scheduled at its first beginning.
         self._is_open = False
 
-    async def wait(self, key: str) -> None:
+    async def wait(self, workspace: str, key: str) -> None:
         """Until a request of this key may begin: at once where the round has room."""
         if self._num_begun < BATCH:
             self._begin()
             return
-        await self._waiting.join(key)
+        await self._waiting.join(workspace, key)
 
     def _begin(self) -> None:
         self._num_begun += 1

@@ -48,7 +48,8 @@ _OPTIONS_OF_ALL = ASGIResponse(
 def front(app: Litestar) -> Application:
     """The application, with what Litestar has no routes for. HEAD is taken for GET (RFC 9110,
     9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Requests begin in turn
-    between keys, those without a known key in turn between addresses. Where the gateway knows why
+    between workspaces and between the keys of each, those without a known key in turn between
+    addresses. Where the gateway knows why
     it can't start, the server logs that and no traceback."""
     strangers = Strangers()
     beginnings = Beginnings()
@@ -74,11 +75,13 @@ def front(app: Litestar) -> Application:
             await app(scope, receive, told)
             return
         gate: AdminGate = app.state.services.admin
-        key = gate.known_key(scope)
-        if key is not None:
+        holder = gate.holder(scope)
+        if holder is not None:
             connection: GuardedProtocol = scope["state"]["connection"]
+            # What waits for its beginning is no stranger's, whose places are few.
+            connection.bounds.connections.prove(connection, holder.key_id)
             with strangers.known():
-                await beginnings.wait(key)
+                await beginnings.wait(holder.workspace, holder.key_id)
                 if not connection.is_lost:
                     await answered(scope, receive, send)
         else:

@@ -2,12 +2,15 @@
 
 import asyncio
 import multiprocessing
+import socket
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.base.bounds import Tuning
 from gateway.http.beginnings import BATCH, Beginnings
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
@@ -20,8 +23,8 @@ NUM_CROWD = 200
 NUM_TURNS = 9
 
 
-async def begin(beginnings: Beginnings, key: str, order: list[str]) -> None:
-    await beginnings.wait(key)
+async def begin(beginnings: Beginnings, key: str, order: list[str], workspace: str = "w") -> None:
+    await beginnings.wait(workspace, key)
     order.append(key)
 
 
@@ -54,6 +57,21 @@ async def test_keys_take_turns_and_who_left_is_passed_over() -> None:
     await asyncio.sleep(0)
     await begin(beginnings, "later", order)
     assert order[-1] == "later", "where nobody waits, a request begins at once"
+
+
+@pytest.mark.anyio
+async def test_a_workspace_of_many_keys_has_as_many_turns_as_one_of_a_single_key() -> None:
+    beginnings = Beginnings()
+    order: list[str] = []
+    many = [
+        asyncio.create_task(begin(beginnings, f"many {number}", order, "many"))
+        for number in range(NUM_REQUESTS)
+    ]
+    few = [asyncio.create_task(begin(beginnings, "few", order, "few")) for _ in range(NUM_STEPS)]
+    await asyncio.gather(*few)
+    assert len(order) <= 2 * (NUM_STEPS + BATCH), "in turn, though the one has 500 keys"
+    await asyncio.gather(*many)
+    assert len(order) == NUM_REQUESTS + NUM_STEPS
 
 
 async def ask_again_and_again(url: str, sent: bytes, answers: Any) -> None:
@@ -108,3 +126,20 @@ def test_a_turn_passes_by_while_a_crowd_of_another_key_gets_few_answers(shared: 
     beside = answers_beside(shared.url, sent, victim)
     # While the turn waits for its engine, the crowd is answered: more so on a busy machine.
     assert sorted(beside)[NUM_TURNS // 2] < 5 * NUM_CROWD, beside
+
+
+def test_who_shows_a_known_key_has_its_place_before_its_request_begins(shared: Stack) -> None:
+    """More connections of one address than may be there without a key, such as those of a proxy.
+    Those that waited for their beginning were turned away with a 503."""
+    key = Admin(shared.url).make_key("default")[1]
+    request = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n\r\n".encode()
+    host, port = shared.url.removeprefix("http://").split(":")
+    httpx.get(f"{shared.url}/v1/models", headers={"x-api-key": key})
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(2 * Tuning().connections_per_address):
+            client = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            client.sendall(request)
+            clients.append(client)
+        statuses = {client.recv(1 << 16).partition(b"\r\n")[0] for client in clients}
+    assert statuses == {b"HTTP/1.1 200 OK"}

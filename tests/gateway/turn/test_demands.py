@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.protocol import (
+    ALLOWED_TOOLS,
     Capability,
     Done,
     ErrorReply,
@@ -143,6 +144,23 @@ def test_a_strict_tool_that_no_grammar_holds_is_told_by_its_own_path(stack: Stac
     search = {"type": "web_search_20250305", "name": "web_search"}
     message = stack.sdk().messages.create(**body(tools=[search, tool("see"), STRICT]))
     assert told(message)[1:] == [("tools.2.strict", "its schema has `not`")]
+
+
+def test_a_choice_of_tools_that_no_grammar_holds_is_told_by_its_own_path(stack: Stack) -> None:
+    """Beside a strict tool whose name is another one: each has its own path and reason."""
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    other = {"type": "function", "function": {"name": "other", "parameters": {}, "strict": True}}
+    asked = {"tools": [LOOK, other], "tool_choice": choice}
+    assert told(chat(stack, **asked)) == []
+    stack.engine.unheld = [UnheldTool(ALLOWED_TOOLS, "its grammar is too much")]
+    expected = ("tool_choice", "its grammar is too much")
+    assert told(chat(stack, **asked)) == [expected]
+    stack.engine.unheld.append(UnheldTool("other", "its schema has `not`"))
+    assert sorted(told(chat(stack, **asked))) == [
+        expected,
+        ("tools[1].function.strict", "its schema has `not`"),
+    ]
 
 
 def test_what_an_engine_does_otherwise_is_told_by_its_path(stack: Stack) -> None:

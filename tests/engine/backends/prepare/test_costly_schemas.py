@@ -17,7 +17,7 @@ from engine.backends.prepare.loads import Grammars, ScopeLoads
 from engine.backends.prepare.prepared import MayCompile, Verdict
 from engine.errors import PreparationFull, SchemaTooCostly, TooCostly, rebuilt
 from engine.heap import trim_heap
-from engine.protocol import Done, GenerateRequest, Started, Tool, ToolChoice
+from engine.protocol import ALLOWED_TOOLS, Done, GenerateRequest, Started, Tool, ToolChoice
 from tests.engine.backends.local import SCOPE, prompt, request, serving
 from tests.engine.backends.prepare.test_workers import children
 from tests.faults.attacks import costly_schema
@@ -161,6 +161,22 @@ async def test_strict_tools_that_cost_too_much_are_not_held_and_the_turn_is_serv
         began = await finish(engine, request(prompt("q", tools=tools)))
         (unheld,) = began.unheld
         assert unheld.tool == "t" and "takes more than 1 seconds" in unheld.reason
+
+
+async def test_a_choice_of_tools_that_costs_too_much_is_not_held_and_told(
+    engine: LocalBackend,
+) -> None:
+    """The model may call the other tool too then, so the client hears that."""
+    tools = [Tool("t", COSTLY, strict=True), Tool("u", {"type": "object"})]
+    choice = ToolChoice("auto", names=["t"])
+    for _ in range(2):
+        began = await finish(engine, request(prompt("q", tools=tools), tool_choice=choice))
+        reasons = {unheld.tool: unheld.reason for unheld in began.unheld}
+        assert reasons.keys() == {"t", ALLOWED_TOOLS}
+        assert all("takes more than 1 seconds" in reason for reason in reasons.values())
+    cheap = [Tool(tool.name, {"type": "object"}, strict=tool.strict) for tool in tools]
+    began = await finish(engine, request(prompt("q", tools=cheap), tool_choice=choice))
+    assert not began.unheld
 
 
 async def test_scopes_with_costly_schemas_leave_the_last_worker_to_others() -> None:
