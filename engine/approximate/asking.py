@@ -11,13 +11,14 @@ from engine.approximate.prompt import (
     LEAST_COPIED,
     LEAST_TOKENS,
     ApproximatePrompt,
-    asking_sibling,
+    DocumentPlace,
     compressed,
     with_documents,
+    with_sibling_mark,
 )
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import FieldRefused, Overloaded
-from engine.protocol import KEEP_FIELD, SIBLING_FIELD, Breakpoint, Document, GenerateRequest
+from engine.protocol import KEEP_FIELD, SIBLING_FIELD, Breakpoint, GenerateRequest
 from engine.protocol.reports import STILL_MEASURING, Description, Technique, why_refused
 from engine.sizing import blocks_for
 
@@ -33,13 +34,12 @@ def is_in_other_tokens(request: GenerateRequest) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request, with what else decides of its prompt."""
+class ExactRequest:
+    """A request, and its prompt as if nothing approximate were asked for."""
 
     request: GenerateRequest
-    # Its exact prompt.
     query: CacheQuery
-    # The tokens in front of the texts of its documents.
+    # For each of its documents, how many tokens stand in front of the text.
     begins: Sequence[int] = ()
     has_images: bool = False
 
@@ -51,14 +51,15 @@ class Asked:
 
 @dataclass(slots=True, kw_only=True)
 class Approximations:
-    """What one engine can do. Without any of it all that is asked for is refused."""
+    """What one engine can do of approximate prompts. All else is refused."""
 
     compressor: Compressor | None = None
-    # Whose entries may be read.
+    # The model whose entries may be read.
     sibling: Sibling | None = None
-    # What was measured. It says what may be asked for.
+    # What has been measured. It says what may be asked for.
     techniques: Sequence[Technique] = ()
-    # What is still measured: a technique where one is done, and None after each part before.
+    # The rest of the measuring. After each bounded part it yields the technique that is done by
+    # that, or None.
     gate: Iterator[Technique | None] | None = None
     _measured: list[Technique] = field(default_factory=list)
 
@@ -83,7 +84,7 @@ class Approximations:
             self._measured.append(technique)
         return True
 
-    def told(self, description: Description) -> Description:
+    def describe(self, description: Description) -> Description:
         """The description with what is measured now."""
         if not self.techniques and not self.is_measuring:
             return description
@@ -93,43 +94,50 @@ class Approximations:
             description, is_measuring=is_measuring, techniques=list(self.techniques)
         )
 
-    def prompt_of(self, asked: Asked, cache: PrefixCache) -> ApproximatePrompt:
-        """The prompt of a request that asks for any. Raise FieldRefused, and Overloaded while what
-        decides is being measured."""
-        points = asked.request.breakpoints
+    def prompt_of(self, exact: ExactRequest, cache: PrefixCache) -> ApproximatePrompt:
+        """The prompt of a request that asks for an approximate answer.
+
+        Raise FieldRefused, and Overloaded while the engine measures what may be asked for.
+        """
+        points = exact.request.breakpoints
         kept = [point for point in points if point.keep is not None]
         borrowing = [point for point in points if point.sibling]
         if borrowing:
-            return self._of_sibling(asked, cache, borrowing, is_alone=not kept)
+            return self._of_sibling(exact, cache, borrowing, is_alone=not kept)
         if self.is_measuring:
             raise Overloaded(STILL_MEASURING)
-        if asked.request.documents:
+        if exact.request.documents:
             if kept:
                 raise FieldRefused(KEEP_FIELD, "not beside a block from anywhere")
-            return self._of_documents(asked, cache)
-        return self._compressed(asked, cache, kept)
+            return self._of_documents(exact, cache)
+        return self._compressed(exact, cache, kept)
 
     def _of_sibling(
-        self, asked: Asked, cache: PrefixCache, points: Sequence[Breakpoint], *, is_alone: bool
+        self,
+        exact: ExactRequest,
+        cache: PrefixCache,
+        points: Sequence[Breakpoint],
+        *,
+        is_alone: bool,
     ) -> ApproximatePrompt:
         if self.sibling is None:
             raise FieldRefused(SIBLING_FIELD, "this engine does not read entries of a sibling")
-        is_alone = is_alone and not asked.request.documents and not asked.is_mixed
+        is_alone = is_alone and not exact.request.documents and not exact.is_mixed
         if len(points) > 1 or not is_alone:
             raise FieldRefused(
                 SIBLING_FIELD,
                 "in one marker of a request, not beside `keep`, `block`, adapters or images",
             )
-        return asking_sibling(asked.query, cache, self.sibling, points[0].segment)
+        return with_sibling_mark(exact.query, cache, self.sibling, points[0].segment)
 
     def _compressed(
-        self, asked: Asked, cache: PrefixCache, points: Sequence[Breakpoint]
+        self, exact: ExactRequest, cache: PrefixCache, points: Sequence[Breakpoint]
     ) -> ApproximatePrompt:
-        if len(points) > 1 or asked.is_mixed:
+        if len(points) > 1 or exact.is_mixed:
             raise FieldRefused(
                 KEEP_FIELD, "in one marker of a request, and in none with an adapter or images"
             )
-        query = asked.query
+        query = exact.query
         num_tokens = len(query.tokens)
         keep = points[0].keep
         scorer = points[0].scorer
@@ -145,33 +153,33 @@ class Approximations:
             why = f"a marked prefix has {least} to {num_tokens - 1} tokens, this one has {end}"
             raise FieldRefused(KEEP_FIELD, why)
         block_size = cache.pool.block_size
-        how = new_compression(scorer, keep, end, block_size)
-        if how is None:
+        compression = new_compression(scorer, keep, end, block_size)
+        if compression is None:
             why = f"{keep} of {end} tokens must leave at least {LEAST_KEPT}, and fewer than all"
             raise FieldRefused(KEEP_FIELD, why)
         # The prefix and the prompt behind what is kept of it are in memory at once.
-        prompt_blocks = blocks_for(num_tokens - how.cut, block_size)
+        prompt_blocks = blocks_for(num_tokens - compression.cut, block_size)
         needed = prompt_blocks + blocks_for(end, block_size) + 2
         most = cache.pool.num_blocks
         if needed > most:
             why = f"the prefix and the prompt take {needed} blocks, of {most}"
             raise FieldRefused(KEEP_FIELD, why)
-        return compressed(query, cache, how)
+        return compressed(query, cache, compression)
 
-    def _of_documents(self, asked: Asked, cache: PrefixCache) -> ApproximatePrompt:
-        query = asked.query
+    def _of_documents(self, exact: ExactRequest, cache: PrefixCache) -> ApproximatePrompt:
+        query = exact.query
         size = cache.pool.block_size
-        places: list[tuple[Document, int, int]] = []
+        places: list[DocumentPlace] = []
         needed = blocks_for(len(query.tokens), size)
-        for number, document in enumerate(asked.request.documents):
+        for number, document in enumerate(exact.request.documents):
             field = f"documents[{number}]"
             why = why_refused(self.techniques, "blocks", document.recompute)
             if why is not None:
                 raise FieldRefused(field, why)
-            if asked.is_mixed:
+            if exact.is_mixed:
                 raise FieldRefused(field, "not with an adapter or images")
             # The first token is what documents stand behind; the last one is always computed.
-            start = max(asked.begins[number], 1)
+            start = max(exact.begins[number], 1)
             end = query.segments[document.segment].end
             end = None if end is None else min(end, len(query.tokens) - 1)
             if end is None or end <= start:
@@ -181,11 +189,11 @@ class Approximations:
                 why = f"a block has at least {least} tokens, this one has {end - start} tokens"
                 raise FieldRefused(field, why)
             needed += blocks_for(end - start, size) + 2
-            places.append((document, start, end))
-        if len({start for _, start, _ in places}) < len(places):
+            places.append(DocumentPlace(document, start, end))
+        if len({place.start for place in places}) < len(places):
             raise FieldRefused("documents[0]", "two documents stand in one place")
         most = cache.pool.num_blocks
         if needed > most:
             why = f"it, the others and the prompt take {needed} blocks, of {most}"
             raise FieldRefused("documents[0]", why)
-        return with_documents(query, cache, sorted(places, key=lambda place: place[1]))
+        return with_documents(query, cache, sorted(places, key=lambda place: place.start))

@@ -20,20 +20,18 @@ from engine.protocol import (
 
 
 class Piece(NamedTuple):
-    """Tokens [start, end) of a prompt that were copied from a document's entry.
-
-    That was written with this TTL; None: it was read.
-    """
+    """Tokens [start, end) of a prompt that were copied from a document's entry."""
 
     start: int
     end: int
+    # The entry was written with this TTL. None: it was read.
     ttl: Ttl | None
 
 
-class Written(NamedTuple):
+class DocumentsResult(NamedTuple):
     """What became of the entries of a prompt's documents."""
 
-    # The tokens that are theirs, behind what was read of the prompt.
+    # The tokens that they have, behind what was read of the prompt.
     pieces: list[Piece]
     # Where they were read from.
     tiers: list[Tier]
@@ -47,38 +45,38 @@ def write_documents(
     documents: Sequence[Lookup],
     placings: Sequence[Placing],
     now: float,
-) -> Written:
+) -> DocumentsResult:
     """Write the entries of a prompt's documents, which are looked up and held in `documents`.
 
     What the prompt's own blocks have is read too if the entry was there.
     """
-    written = Written([], [], [])
+    result = DocumentsResult([], [], [])
     tables = {id(placing.placed): placing.table for placing in placings}
     for placed, document in zip(prompt.placed, documents, strict=False):
         tier: Tier | None
         piece = Piece(max(placed.copied, lookup.read), placed.end, None)
         table = tables.get(id(placed))
-        if prompt.asked is not None:
+        if prompt.sibling_mark is not None:
             # Its entry is the sibling's alone: it is not written, leased or counted here.
             tier = None if table is None else table.origin(placed.end)
         elif table is not None:
-            result = cache.write(placed.origin, document, table, now)
-            tier = result.read_tier
-            written.held.extend(result.held)
+            entry = cache.write(placed.origin, document, table, now)
+            tier = entry.read_tier
+            result.held.extend(entry.held)
         else:
             if document.hit is not None and piece.start < piece.end:
                 document.hit.reads += 1
             tier = "device"
         cache.give_up(document)
         if document.read:
-            written.tiers.append(tier or "device")
+            result.tiers.append(tier or "device")
         elif table is not None:
             piece = piece._replace(ttl=placed.origin.breakpoints[0].ttl)
         else:
             continue
         if piece.start < piece.end:
-            written.pieces.append(piece)
-    return written
+            result.pieces.append(piece)
+    return result
 
 
 def with_pieces(usage: InputUsage, pieces: Iterable[Piece]) -> InputUsage:

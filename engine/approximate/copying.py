@@ -13,14 +13,14 @@ from engine.cache.ids import TokenId
 class Blend(NamedTuple):
     """A document in a prompt, of which some tokens are to be computed where it stands."""
 
-    # Its positions [start, end) in the prompt.
+    # It stands at positions [start, end) of the prompt.
     start: int
     end: int
     # How many of them are to be computed.
     num: int
-    # What has the document by itself, behind one token.
+    # The block table of the document by itself: one token stands in front of it.
     blocks: Sequence[int]
-    # Gets the positions that are to be computed, in order.
+    # To be filled with the positions that are to be computed, in order.
     chosen: list[int]
 
 
@@ -33,10 +33,14 @@ class Move(NamedTuple):
 
 
 class Compressor(Protocol):
-    """Copies from one prompt to another in the KV memory. Parts of its work are bounded: each item
-    is so many tokens of prefill, which take about as long."""
+    """Copies from one prompt to another in the KV memory, in bounded parts.
 
-    def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
+    After each part it yields the number of tokens whose prefill takes about as long.
+    """
+
+    def compress(
+        self, compression: Compression, tokens: Sequence[TokenId], move: Move
+    ) -> Iterator[int]:
         """Copy what is kept of the prefix of these tokens, to ranges of slots."""
         ...
 
@@ -51,13 +55,15 @@ class Compressor(Protocol):
         documents: Sequence[Blend],
         targets: Sequence[int],
     ) -> Iterator[int]:
-        """Choose what of each document differs most from the copy, of a prompt of these tokens.
+        """Choose the tokens of each document whose keys and values differ most from the copy.
 
-        `targets` lack the gaps, and what is written there is not kept.
+        `tokens` are the whole prompt's. `targets` lack the gaps. What is written there is not kept.
         """
         ...
 
     def take_over(self, own_layers: int, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
-        """Copy a sibling's keys and values of these positions of a prompt, and compute those of
-        the first layers. What the prompt has before is in `targets`."""
+        """Copy a sibling's keys and values of these positions, and compute the first layers'.
+
+        `targets` have what the prompt has in front of them.
+        """
         ...

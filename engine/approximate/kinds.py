@@ -1,32 +1,39 @@
-"""Kinds of approximate chains: how they stand in the chain of digests, so that nothing exact is
-found for them, or they for that. Pure."""
+"""The kinds of approximate chains, and how each stands in the chain of digests.
+
+Equal tokens of another kind have another digest. So no exact prompt finds what is approximate, and
+no approximate one finds what is exact. Pure.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.protocol import LEAST_KEEP, SCORERS, Compressed, Scorer
 from engine.sizing import aligned
 
 LEAST_KEPT = 64
 """Tokens that a compressed prefix keeps at least: their places hold the digest that tells it."""
-_MAGIC = b"compress"
-_BLOCKS = b"blocks 1"
-_SCALE = 10_000
-_THEIRS = b"sibling\0"
-_OURS = b"variant\0"
+
+# The first eight bytes of a kind's digest.
+_COMPRESSED = b"compress"
+_WITH_DOCUMENTS = b"blocks 1"
+_WRITTEN_BY_SIBLING = b"sibling\0"
+_BEHIND_SIBLING = b"variant\0"
+
+_KEEP_PARTS = 10_000
+"""In how many parts of a whole `keep` is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Of the first `of` tokens `kept` are kept in each layer, whole blocks, chosen by `scorer`.
-
-    `keep` is the part that was asked for.
-    """
+    """Each layer keeps some of a prefix's tokens, which a scorer chooses."""
 
     scorer: Scorer
+    # The part that was asked for, 0 to 1.
     keep: float
+    # The tokens of the prefix.
     of: int
+    # The tokens that are kept of them: whole blocks.
     kept: int
 
     @property
@@ -35,15 +42,16 @@ class Compression:
         return self.of - self.kept
 
     @property
-    def told(self) -> Compressed:
+    def report(self) -> Compressed:
         return Compressed(scorer=self.scorer, keep=self.keep, kept=self.kept, of=self.of)
 
     @property
-    def domain(self) -> ActiveAdapter:
-        """Kind and parameters, as the chain of digests takes what changes keys and values."""
-        numbers = self.of.to_bytes(4) + round(self.keep * _SCALE).to_bytes(2)
-        packed = _MAGIC + self.scorer.encode().ljust(8, b"\0") + numbers
-        return ActiveAdapter(packed.ljust(32, b"\0").hex(), 0)
+    def kind(self) -> ChainKind:
+        """That of a chain that begins with what is kept. `compression_of` reads it back."""
+        scorer = self.scorer.encode().ljust(8, b"\0")
+        parts = round(self.keep * _KEEP_PARTS)
+        packed = _COMPRESSED + scorer + self.of.to_bytes(4) + parts.to_bytes(2)
+        return ChainKind(_digest_of(packed), 0)
 
 
 def new_compression(
@@ -51,72 +59,72 @@ def new_compression(
 ) -> Compression | None:
     """None where too little would be left of so short a prefix, or nothing cut from it."""
     assert LEAST_KEEP <= keep < 1
-    parts = round(keep * _SCALE)
-    kept = aligned(num_tokens * parts // _SCALE, block_size)
+    parts = round(keep * _KEEP_PARTS)
+    kept = aligned(num_tokens * parts // _KEEP_PARTS, block_size)
     is_worth_it = LEAST_KEPT <= kept < num_tokens
-    return Compression(scorer, parts / _SCALE, num_tokens, kept) if is_worth_it else None
+    return Compression(scorer, parts / _KEEP_PARTS, num_tokens, kept) if is_worth_it else None
 
 
-def compression_of(domain: ActiveAdapter | None, block_size: int) -> Compression | None:
-    """What a chain's domain says. None for an exact chain, also one that an adapter acts on."""
-    packed = bytes.fromhex(domain.digest) if domain is not None else b""
+def compression_of(kind: ChainKind | None, block_size: int) -> Compression | None:
+    """The compression that a chain's kind stands for. None for every other kind."""
+    if kind is None:
+        return None
+    packed = bytes.fromhex(kind.digest)
     name = packed[8:16].rstrip(b"\0")
     scorer = next((known for known in SCORERS if known.encode() == name), None)
-    if not packed.startswith(_MAGIC) or scorer is None:
+    if not packed.startswith(_COMPRESSED) or scorer is None:
         return None
     of = int.from_bytes(packed[16:20])
     parts = int.from_bytes(packed[20:22])
-    return new_compression(scorer, parts / _SCALE, of, block_size)
+    return new_compression(scorer, parts / _KEEP_PARTS, of, block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
     """A model of the same shape and tokenizer, and other weights, whose entries may be read.
 
-    What it wrote stands in a shared store under its own fingerprint, `model`, and here in a domain
-    of its own. Of `num_layers` the first `own_layers` are computed.
+    What it wrote stands in a shared store under its own fingerprint. Here it has a kind of its own.
     """
 
+    # Its fingerprint.
     model: bytes
+    # How many of the first layers are computed, and not read.
     own_layers: int
     num_layers: int
 
     @property
-    def domain(self) -> ActiveAdapter:
+    def kind(self) -> ChainKind:
         """That of what the sibling itself wrote."""
-        return self._domain(_THEIRS, 0, 0)
+        return self._kind(_WRITTEN_BY_SIBLING, 0, 0)
 
-    def domain_of(self, end: int) -> ActiveAdapter:
+    def kind_up_to(self, end: int) -> ChainKind:
         """That of prompts whose first `end` tokens have the sibling's keys and values."""
-        return self._domain(_OURS, self.own_layers, end)
+        return self._kind(_BEHIND_SIBLING, self.own_layers, end)
 
-    def _domain(self, magic: bytes, layers: int, end: int) -> ActiveAdapter:
-        # A chain takes in 28 bytes of it.
-        packed = magic + self.model[:14] + layers.to_bytes(2) + end.to_bytes(4)
-        return ActiveAdapter(packed.ljust(32, b"\0").hex(), 0)
+    def _kind(self, beginning: bytes, layers: int, end: int) -> ChainKind:
+        # A chain takes in 28 bytes of a kind's digest: these.
+        packed = beginning + self.model[:14] + layers.to_bytes(2) + end.to_bytes(4)
+        return ChainKind(_digest_of(packed), 0)
 
 
-def blocks_domain(start: int) -> ActiveAdapter:
+def documents_kind(start: int) -> ChainKind:
     """That of prompts with documents in them, of which what is copied begins at `start`."""
-    return ActiveAdapter(_BLOCKS.ljust(32, b"\0").hex(), start)
+    return ChainKind(_digest_of(_WITH_DOCUMENTS), start)
 
 
-def is_placing(domain: ActiveAdapter | None) -> bool:
-    """Whether a chain of this domain has documents in it."""
-    return domain is not None and bytes.fromhex(domain.digest).startswith(_BLOCKS)
-
-
-def is_siblings(domain: ActiveAdapter | None) -> bool:
-    """Whether a chain of this domain has a sibling's keys and values."""
-    return domain is not None and bytes.fromhex(domain.digest)[:8] in (_THEIRS, _OURS)
-
-
-def told_of(
-    domain: ActiveAdapter | None, compression: Compression | None
+def approximation_of(
+    kind: ChainKind | None, compression: Compression | None
 ) -> Compressed | Literal["blocks", "sibling"] | None:
-    """What a report says of an entry of this domain; `compression` is `compression_of` it."""
-    if is_placing(domain):
+    """What a report says of an entry of this kind. `compression` is `compression_of` it."""
+    if compression is not None:
+        return compression.report
+    beginning = b"" if kind is None else bytes.fromhex(kind.digest)[:8]
+    if beginning == _WITH_DOCUMENTS:
         return "blocks"
-    if is_siblings(domain):
+    if beginning in (_WRITTEN_BY_SIBLING, _BEHIND_SIBLING):
         return "sibling"
-    return compression.told if compression is not None else None
+    return None
+
+
+def _digest_of(packed: bytes) -> str:
+    return packed.ljust(32, b"\0").hex()

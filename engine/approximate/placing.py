@@ -22,18 +22,18 @@ class Placing:
     placed: Placed
     # The exact prompt's look-up.
     lookup: Lookup
-    # The sequence's positions, or slots of a compressed prompt, that it is copied to.
+    # Where it is copied to: positions of the sequence, or slots of a compressed prompt.
     ranges: list[Range]
-    # What has the exact prompt. None before it is its turn to be computed.
+    # The exact prompt's blocks. None before its turn to be computed.
     table: BlockTable | None = None
-    # What of the ranges went through the model for it.
+    # The parts of the ranges that went through the model for the exact prompt.
     computed: list[Range] = field(default_factory=list)
-    # The positions, in order, that are computed after all.
+    # The positions in the ranges that are not copied but computed, in order.
     chosen: list[int] = field(default_factory=list)
 
     @property
     def copied(self) -> Iterator[Range]:
-        """The ranges without what is computed after all."""
+        """The ranges without the chosen positions."""
         for start, end in self.ranges:
             for position in self.chosen[slice(*self._places(start, end))]:
                 if start < position:
@@ -74,7 +74,7 @@ def new_placings(
     for number, placed in enumerate(prompt.placed):
         lookup = documents[number] if documents else Lookup([], None, 0, None)
         # What a sibling wrote is read or not there: it is never computed in its place.
-        if prompt.asked is not None and lookup.hit is None:
+        if prompt.sibling_mark is not None and lookup.hit is None:
             continue
         ranges = list(table.gaps(placed.end, placed.begin))
         if ranges:
@@ -122,7 +122,7 @@ def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -
     size = cache.pool.block_size
     spare = 0
     for placed in prompt.placed:
-        is_copied = prompt.asked is None or placed.entry is not None
+        is_copied = prompt.sibling_mark is None or placed.entry is not None
         if is_copied and not has_copy(sources, placed, size):
             # What a look-up holds or a lease is there already. Each block counts by itself: of
             # two copies of a prompt either may have the blocks that are found.

@@ -10,24 +10,26 @@ it stands in, which the model attends to most, and its own tokens. It has an ent
 Where it stands some of its tokens are computed, and the others' keys and values are copied, the
 keys turned from their old positions to the new ones.
 
-What is copied is stood for by bytes of a digest of all its tokens and of the kind, so that equal
-ones mean equal content, and the kind is in the chain of digests from there on. So such blocks are
-found, compared, shared, leased, evicted and stored like any others, and no exact prompt finds them.
+Where something is copied, the prompt's tokens are bytes of a digest, of all that is copied and of
+the kind. So equal tokens mean equal content. From there on the kind is in the chain of digests, so
+no exact prompt finds such blocks. They are found, compared, shared, leased, evicted and stored like
+any others.
 
-A prompt that may read a *sibling's* entries is exact, or begins with what one of them has. The
-sibling's keys and values are copied into the prompt's own blocks, but for the first layers, which
-are computed. Then kind, sibling, layers and end are in the chain from the first token on. Which of
-both it is, is decided at each look-up: by the longest entry, and of equally long ones by the more
-exact.
+A prompt that may read a *sibling's* entries is exact, or begins with what one of them has. Then the
+sibling's keys and values are copied into the prompt's own blocks, and the first layers are
+computed. The kind is in the chain from the first token on: it says which sibling, how many layers,
+and up to which token. Each look-up decides anew between exact and copied. The longest entry is
+read, and of equally long ones the more exact.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import shake_256
+from typing import NamedTuple
 
 from msgspec import structs
 
-from engine.approximate.kinds import Compression, Sibling, blocks_domain
+from engine.approximate.kinds import Compression, Sibling, documents_kind
 from engine.cache.block import Entry
 from engine.cache.digests import PromptDigests, pack
 from engine.cache.ids import TokenId
@@ -55,25 +57,23 @@ _IS_SHARE = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What stands at positions [start, end) of a prompt, and the exact prompt that it is by itself.
+    """Tokens of a prompt whose keys and values are copied from an exact prompt."""
 
-    All but `copied - start` tokens are copied.
-    """
-
-    # The exact prompt. Its last token stands behind what is copied, because a prompt's last token
-    # is never read. A document's first token is the prompt's.
+    # The exact prompt that they are by themselves. It ends with one token more, which is computed
+    # and not copied. A document's begins with the first token of the prompt.
     origin: CacheQuery
+    # They stand at positions [start, end) of the prompt.
     start: int
-    # Behind the first tokens, which are computed where it stands.
+    # The first `copied - start` of them are computed where they stand.
     copied: int
     end: int
-    # So many positions behind those of the origin.
+    # Their positions minus those in the origin.
     shift: int = 0
-    # What is computed is chosen later, and is not the first tokens.
+    # Not the first tokens are computed: which ones is chosen when all others are in memory.
     is_chosen: bool = False
-    # Of a compressed prefix: how many tokens of the origin are needed.
+    # A compressed prefix needs so many tokens of its origin.
     of: int = 0
-    # What the sibling wrote. Without one it is in the prompt's own blocks.
+    # The sibling's entry that is read. None: the prompt's own blocks have it already.
     entry: Entry | None = None
 
     @property
@@ -82,16 +82,24 @@ class Placed:
         return self.start if self.is_chosen else self.copied
 
 
+class DocumentPlace(NamedTuple):
+    """A document, and the positions [start, end) of a prompt at which it stands."""
+
+    document: Document
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
-class SiblingAsked:
-    """One breakpoint may read the sibling's entries."""
+class SiblingMark:
+    """A breakpoint that may read the sibling's entries."""
 
     sibling: Sibling
-    # The breakpoint's.
+    # The index of the segment that the breakpoint stands behind.
     segment: int
-    # Those of the exact prompt.
+    # The digests of the exact prompt.
     exact: PromptDigests
-    # Those of what the sibling wrote of it.
+    # The digests of the same tokens as the sibling wrote them.
     theirs: PromptDigests
 
 
@@ -99,27 +107,29 @@ class SiblingAsked:
 class ApproximatePrompt:
     """One prompt that is made of others."""
 
-    # The prompt in the chain of its kind. Of a compressed one it counts slots. Its tokens stand for
-    # what is copied.
+    # The prompt in the chain of its kind. Where something is copied its tokens stand for that. A
+    # compressed prompt's are counted in slots.
     query: CacheQuery
-    # What is copied into it, in order, apart: documents, what is kept of the prefix, or what a
-    # sibling wrote.
+    # What is copied into it, in the order of its positions, without overlap.
     placed: Sequence[Placed] = ()
-    # The whole prompt's own tokens. Empty where they are the query's.
+    # The tokens that the client's prompt has. Empty where they are the query's.
     real: Sequence[TokenId] = ()
     compression: Compression | None = None
-    asked: SiblingAsked | None = None
+    sibling_mark: SiblingMark | None = None
 
     @property
-    def told(self) -> Approximation:
-        """What the answer is computed behind."""
-        if self.asked is not None:
-            sibling = self.asked.sibling
+    def report(self) -> Approximation:
+        """What stands in front of the answer, as a client is told."""
+        if self.sibling_mark is not None:
+            sibling = self.sibling_mark.sibling
             reused = sum(placed.end for placed in self.placed)
-            layers = (sibling.own_layers, sibling.num_layers) if reused else (0, 0)
-            return FromSibling(reused=reused, recomputed_layers=layers[0], of_layers=layers[1])
+            return FromSibling(
+                reused=reused,
+                recomputed_layers=sibling.own_layers if reused else 0,
+                of_layers=sibling.num_layers if reused else 0,
+            )
         if self.compression is not None:
-            return self.compression.told
+            return self.compression.report
         return Blocks(
             documents=len(self.placed),
             reused=sum(placed.end - placed.copied for placed in self.placed),
@@ -127,49 +137,51 @@ class ApproximatePrompt:
         )
 
 
-def _standing(content: bytes, count: int) -> list[TokenId]:
-    """Tokens that stand for something. Every vocabulary has these."""
+def _tokens_for(content: bytes, count: int) -> list[TokenId]:
+    """Tokens that stand for this content. Every vocabulary has them."""
     return [TokenId(byte & 127) for byte in shake_256(content).digest(count)]
 
 
-def compressed(query: CacheQuery, cache: PrefixCache, how: Compression) -> ApproximatePrompt:
+def compressed(
+    query: CacheQuery, cache: PrefixCache, compression: Compression
+) -> ApproximatePrompt:
     """The prompt in slots. Its origin has the prompt's marks and names."""
 
     def slot(end: int | None) -> int | None:
-        return None if end is None or end < how.of else end - how.cut
+        return None if end is None or end < compression.of else end - compression.cut
 
-    exact = query.tokens[: how.of]
+    exact = query.tokens[: compression.of]
     with_first = [*exact, exact[0]]
     origin = replace(
         query, tokens=with_first, digests=cache.digests(query.scope, with_first), lookback_to=None
     )
-    content = bytes.fromhex(how.domain.digest) + pack(exact)
-    tokens = [*_standing(content, how.kept), *query.tokens[how.of :]]
+    content = bytes.fromhex(compression.kind.digest) + pack(exact)
+    tokens = [*_tokens_for(content, compression.kept), *query.tokens[compression.of :]]
     in_slots = replace(
         query,
         tokens=tokens,
-        digests=cache.digests(query.scope, tokens, how.domain),
+        digests=cache.digests(query.scope, tokens, compression.kind),
         segments=[
             Segment(segment.kind, slot(segment.end), segment.turn) for segment in query.segments
         ],
         breakpoints=[structs.replace(point, keep=None) for point in query.breakpoints],
         names=[HeldName(name.digest, slot(name.tokens) or 0) for name in query.names],
         min_tokens=1,  # it was asked of the prefix that is compressed
-        cut=how.cut,
+        cut=compression.cut,
     )
     return ApproximatePrompt(
         query=in_slots,
-        placed=[Placed(origin, 0, 0, how.kept, of=how.of)],
+        placed=[Placed(origin, 0, 0, compression.kept, of=compression.of)],
         real=query.tokens,
-        compression=how,
+        compression=compression,
     )
 
 
 def with_documents(
-    query: CacheQuery, cache: PrefixCache, documents: Sequence[tuple[Document, int, int]]
+    query: CacheQuery, cache: PrefixCache, documents: Sequence[DocumentPlace]
 ) -> ApproximatePrompt:
-    """The prompt with documents, each with its first position and its end, in order, apart."""
-    kind = bytes.fromhex(blocks_domain(0).digest)
+    """The prompt with its documents, which are in order and do not overlap."""
+    kind = bytes.fromhex(documents_kind(0).digest)
     tokens = list(query.tokens)
     all_placed: list[Placed] = []
     for document, start, end in documents:
@@ -191,9 +203,9 @@ def with_documents(
         copied = start + document.num_recomputed(end - start)
         placed = Placed(origin, start, copied, end, start - 1, is_chosen)
         content = kind + int(number).to_bytes(4) + origin.digests.at(len(alone))
-        tokens[placed.begin : end] = _standing(content, end - placed.begin)
+        tokens[placed.begin : end] = _tokens_for(content, end - placed.begin)
         all_placed.append(placed)
-    digests = cache.digests(query.scope, tokens, blocks_domain(all_placed[0].begin))
+    digests = cache.digests(query.scope, tokens, documents_kind(all_placed[0].begin))
     return ApproximatePrompt(
         query=replace(query, tokens=tokens, digests=digests),
         placed=all_placed,
@@ -201,23 +213,23 @@ def with_documents(
     )
 
 
-def asking_sibling(
+def with_sibling_mark(
     query: CacheQuery, cache: PrefixCache, sibling: Sibling, segment: int
 ) -> ApproximatePrompt:
     """The exact prompt, whose breakpoint at `segment` may read the sibling's entries."""
-    theirs = cache.digests(query.scope, query.tokens, sibling.domain)
-    asked = SiblingAsked(sibling, segment, query.digests, theirs)
-    return ApproximatePrompt(query=query, asked=asked)
+    theirs = cache.digests(query.scope, query.tokens, sibling.kind)
+    sibling_mark = SiblingMark(sibling, segment, query.digests, theirs)
+    return ApproximatePrompt(query=query, sibling_mark=sibling_mark)
 
 
 def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePrompt:
     """The prompt as it is to be computed now. Nothing is held or refreshed yet."""
-    asked = prompt.asked
-    assert asked is not None
+    sibling_mark = prompt.sibling_mark
+    assert sibling_mark is not None
     query = prompt.query
     now = query.arrived_at
     marks = eligible(query.segments, query.breakpoints, query.min_tokens)
-    may_read = [mark for mark in marks if mark.segment <= asked.segment]
+    may_read = [mark for mark in marks if mark.segment <= sibling_mark.segment]
 
     def longest(digests: PromptDigests, some: Sequence[Mark]) -> Entry | None:
         return longest_hit(
@@ -227,30 +239,32 @@ def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePr
             query.lookback_to,
         )
 
-    best = ApproximatePrompt(query=replace(query, digests=asked.exact), asked=asked)
+    exact_query = replace(query, digests=sibling_mark.exact)
+    best = ApproximatePrompt(query=exact_query, sibling_mark=sibling_mark)
     most = 0
-    entry = longest(asked.exact, marks)
+    entry = longest(sibling_mark.exact, marks)
     if entry is not None:
         most = entry.tokens
-    for end in _known_ends(query, asked, cache, may_read):
-        ours = _behind(query, asked, cache, end, None)
+    for end in _known_ends(query, sibling_mark, cache, may_read):
+        ours = _behind(query, sibling_mark, cache, end, None)
         entry = longest(ours.query.digests, marks)
         # One in front of the end has not all that the sibling wrote.
         if entry is not None and entry.tokens >= end and entry.tokens > most:
             best = ours
             most = entry.tokens
-    entry = longest(asked.theirs, may_read)
+    entry = longest(sibling_mark.theirs, may_read)
     size = cache.pool.block_size
     if entry is not None and entry.tokens > most:
         # The sibling's blocks and the copies are in memory at once.
         num_blocks = blocks_for(len(query.tokens), size) + len(entry.blocks) + 2
         if num_blocks <= cache.pool.num_blocks:
-            best = _behind(query, asked, cache, min(entry.tokens, len(query.tokens) - 1), entry)
+            end = min(entry.tokens, len(query.tokens) - 1)
+            best = _behind(query, sibling_mark, cache, end, entry)
     return best
 
 
 def _known_ends(
-    query: CacheQuery, asked: SiblingAsked, cache: PrefixCache, marks: Sequence[Mark]
+    query: CacheQuery, sibling_mark: SiblingMark, cache: PrefixCache, marks: Sequence[Mark]
 ) -> Iterator[int]:
     """The ends of a sibling's part that prompts in memory have which begin like this one."""
     num_found = 0
@@ -260,7 +274,7 @@ def _known_ends(
     if len(first) < cache.pool.block_size:
         return
     for end in sorted(ends - {0}, reverse=True):
-        digests = cache.digests(query.scope, first, asked.sibling.domain_of(end))
+        digests = cache.digests(query.scope, first, sibling_mark.sibling.kind_up_to(end))
         if any(pool.find(digests.full[0], digests.packed) for pool in cache.pools):
             yield end
             num_found += 1
@@ -269,24 +283,24 @@ def _known_ends(
 
 
 def _behind(
-    query: CacheQuery, asked: SiblingAsked, cache: PrefixCache, end: int, entry: Entry | None
+    query: CacheQuery, sibling_mark: SiblingMark, cache: PrefixCache, end: int, entry: Entry | None
 ) -> ApproximatePrompt:
     """The prompt whose first `end` tokens are the sibling's, read from this entry if any."""
-    sibling = asked.sibling
+    sibling = sibling_mark.sibling
     # A prompt's last token is never read: one stands behind those of the entry.
     tokens = [*query.tokens[:end], query.tokens[0]]
-    digests = asked.theirs if entry is None else None
+    digests = sibling_mark.theirs if entry is None else None
     origin = replace(
         query,
         tokens=tokens,
-        digests=digests or cache.digests(query.scope, tokens, sibling.domain),
+        digests=digests or cache.digests(query.scope, tokens, sibling.kind),
         breakpoints=[],
         names=[],
     )
-    in_kind = cache.digests(query.scope, query.tokens, sibling.domain_of(end))
+    in_kind = cache.digests(query.scope, query.tokens, sibling.kind_up_to(end))
     return ApproximatePrompt(
         query=replace(query, digests=in_kind),
         placed=[Placed(origin, 0, 0, end, entry=entry)],
         real=query.tokens,
-        asked=asked,
+        sibling_mark=sibling_mark,
     )

@@ -7,6 +7,7 @@ it are computed first where they are not in memory, one after the other, in its 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -33,23 +34,29 @@ from engine.sizing import blocks_for
 _TIERS: Sequence[Tier | None] = (None, "device", "host", "disk")
 
 
+class SetAside(NamedTuple):
+    tokens: list[TokenId]
+    table: BlockTable
+
+
 @dataclass(eq=False)
 class ApproximateSequence(SequenceState):
     """One choice of such a turn.
 
-    While it computes an exact prompt, `tokens` and the table are those of this `origin`, and the
-    choice's are its `own`.
+    While it computes an exact prompt, its `tokens` and `table` are that prompt's.
     """
 
     request: "ApproximateRequest"
+    # The exact prompt that it computes.
     origin: CacheQuery | None = None
-    own: tuple[list[TokenId], BlockTable] | None = None
+    # The choice's own tokens and table meanwhile.
+    set_aside: "SetAside | None" = None
     placings: list[Placing] = field(default_factory=list)
 
     @property
     def placing(self) -> Placing | None:
-        """What it computes or copies."""
-        if self.own is None:
+        """The exact prompt that it computes or copies from."""
+        if self.set_aside is None:
             return None
         return next((placing for placing in self.placings if placing.table is self.table), None)
 
@@ -79,16 +86,16 @@ class ApproximateSequence(SequenceState):
         prompt = request.prompt
         query = request.query
         table = self.table
-        table.adapter = query.digests.adapter
-        digests = cache.digests(query.scope, self.tokens, table.adapter)
+        table.kind = query.digests.kind
+        digests = cache.digests(query.scope, self.tokens, table.kind)
         sources = usable_sources(cache, prompt, digests)
-        if prompt.asked is None:
+        if prompt.sibling_mark is None:
             spare = num_spare(cache, prompt, sources)
             return cache.resume(query, self.tokens, table, sources, spare)
         size = cache.pool.block_size
         if not all(has_copy(sources, placed, size) for placed in prompt.placed):
             # What a sibling wrote is not copied again: it goes on as an exact prompt.
-            table.adapter = prompt.asked.exact.adapter
+            table.kind = prompt.sibling_mark.exact.kind
             return cache.resume(query, self.tokens, table)
         return cache.resume(query, self.tokens, table, sources)
 
@@ -96,8 +103,8 @@ class ApproximateSequence(SequenceState):
         """Begin with an exact prompt that is copied."""
         copies = placing.begin(cache)
         assert placing.table is not None
-        if self.own is None:
-            self.own = (self.tokens, self.table)
+        if self.set_aside is None:
+            self.set_aside = SetAside(self.tokens, self.table)
         self.origin = placing.placed.origin
         self.table = placing.table
         self.tokens = list(self.origin.tokens[:-1])
@@ -119,10 +126,10 @@ class ApproximateSequence(SequenceState):
 
     def _go_back(self) -> None:
         """Go on with the choice's own."""
-        if self.own is not None:
-            self.tokens = self.own[0]
-            self.table = self.own[1]
-        self.own = None
+        if self.set_aside is not None:
+            self.tokens = self.set_aside.tokens
+            self.table = self.set_aside.table
+        self.set_aside = None
         self.origin = None
 
     def let_placings_go(self) -> None:
@@ -140,15 +147,17 @@ class ApproximateSequence(SequenceState):
         self.parts = None
 
     def new_parts(self) -> Iterator[int]:
-        """Copy all where the last of the exact prompts is computed. Before that is chosen what of
-        them is computed after all."""
+        """Copy everything once the last of the exact prompts is computed.
+
+        Before that it is chosen which of their tokens are computed after all.
+        """
         request = self.request
         prompt = request.prompt
         compressor = request.compressor
-        assert compressor is not None and self.own is not None
+        assert compressor is not None and self.set_aside is not None
         if self.placing is not self.placings[-1]:
             return
-        targets = self.own[1].block_ids
+        targets = self.set_aside.table.block_ids
         blends: list[Blend] = []
         for placing in self.placings:
             assert placing.table is not None
@@ -158,13 +167,13 @@ class ApproximateSequence(SequenceState):
                 sources = placing.table.block_ids
                 blends.append(Blend(placed.start, placed.end, num, sources, placing.chosen))
         if blends:
-            gaps = list(self.own[1].gaps(blends[-1].end))
+            gaps = list(self.set_aside.table.gaps(blends[-1].end))
             yield from compressor.choose(prompt.real, gaps, blends, targets)
         for placing in self.placings:
             assert placing.table is not None
             move = Move(placing.ranges, placing.table.block_ids, targets)
-            if prompt.asked is not None:
-                layers = prompt.asked.sibling.own_layers
+            if prompt.sibling_mark is not None:
+                layers = prompt.sibling_mark.sibling.own_layers
                 yield from compressor.take_over(layers, prompt.real, move)
             elif prompt.compression is None:
                 yield from compressor.place(placing.placed.shift, move)
@@ -203,7 +212,7 @@ class ApproximateSequence(SequenceState):
     @property
     def tables(self) -> Sequence[BlockTable]:
         """Its own comes first: others are copied behind it."""
-        return [self.table] if self.own is None else [self.own[1], self.table]
+        return [self.table] if self.set_aside is None else [self.set_aside.table, self.table]
 
     @property
     def num_computed(self) -> int:
@@ -215,15 +224,17 @@ class ApproximateSequence(SequenceState):
 
     @property
     def is_preparing(self) -> bool:
-        return self.own is not None
+        return self.set_aside is not None
 
     @property
     def is_part_due(self) -> bool:
-        return self.own is not None and not (self.num_pending or self.own[1].incoming)
+        if self.set_aside is None:
+            return False
+        return not (self.num_pending or self.set_aside.table.incoming)
 
     @property
     def num_output(self) -> int:
-        tokens = self.tokens if self.own is None else self.own[0]
+        tokens = self.tokens if self.set_aside is None else self.set_aside.tokens
         return len(tokens) - len(self.request.query.tokens)
 
 
@@ -241,7 +252,7 @@ class ApproximateRequest(RequestState):
 
         def tell(frame: Frame) -> None:
             if isinstance(frame, Started):
-                frame = structs.replace(frame, approximate=self.prompt.told)
+                frame = structs.replace(frame, approximate=self.prompt.report)
             emit(frame)
 
         self.emit = tell
@@ -249,11 +260,11 @@ class ApproximateRequest(RequestState):
     def look_up(self, cache: PrefixCache) -> None:
         """Find and hold what it may read. One that may read a sibling's entries is exact if there
         is none."""
-        if self.prompt.asked is not None:
-            before = self.query.digests.adapter
+        if self.prompt.sibling_mark is not None:
+            before = self.query.digests.kind
             self.prompt = with_sibling(self.prompt, cache)
             self.query = self.prompt.query
-            if self.query.digests.adapter != before:
+            if self.query.digests.kind != before:
                 self.twin = None
                 self.raced = 0
             for leader in self.sequences[:1]:
@@ -262,7 +273,7 @@ class ApproximateRequest(RequestState):
         self.lookup = lookup
         self.documents = []
         placed_all = self.prompt.placed
-        if self.prompt.asked is not None:
+        if self.prompt.sibling_mark is not None:
             for placed in placed_all:
                 self.documents.append(_held_of_sibling(placed.entry, placed.end, cache))
             if any(document.hit is not None for document in self.documents):

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import structlog
 
-from engine.cache.digests import ActiveAdapter, last_place
+from engine.cache.digests import ChainKind, last_place
 from engine.cache.ids import TokenId
 from engine.errors import AdapterRefused, NotFound
 from engine.peft import WEIGHTS
@@ -134,17 +134,17 @@ class AdapterShelf:
         infos = [info for info, _ in self._by_name.values()] + list(self._leaving.values())
         return msgspec.structs.replace(description, adapters=infos) if infos else description
 
-    def acting(self, digest: str, tokens: Sequence[TokenId]) -> ActiveAdapter | None:
+    def acting(self, digest: str, tokens: Sequence[TokenId]) -> ChainKind | None:
         """How an adapter acts on a prompt; None where it does not. Raise NotFound."""
         if not digest:
             return None
         for _, read in list(self._by_name.values()):
             if read.digest == digest:
                 start = last_place(tokens, read.invocation) if read.invocation else 0
-                return None if start is None else ActiveAdapter(digest, start)
+                return None if start is None else ChainKind(digest, start)
         raise NotFound("adapter: not on this engine")
 
-    def check_held(self, adapter: ActiveAdapter | None) -> None:
+    def check_held(self, adapter: ChainKind | None) -> None:
         """On the engine's thread, before a request is taken in. Raise NotFound."""
         if adapter is not None and adapter.digest not in self._held:
             raise NotFound("adapter: not on this engine")

@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from engine.approximate.asking import Approximations, Asked, asks_for_any
+from engine.approximate.asking import Approximations, ExactRequest, asks_for_any
 from engine.approximate.prompt import ApproximatePrompt
 from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
@@ -35,7 +35,7 @@ from engine.backends.reports import (
 )
 from engine.backends.storing import OpenStore
 from engine.cache.block import Block, Entry
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -175,7 +175,7 @@ class EngineBackend:
             self._adapters.acting,
             arrived_at=received_at - request.age_seconds,
         )
-        adapter = query.digests.adapter
+        adapter = query.digests.kind
         new_request: Callable[..., RequestState] = RequestState
         if asks_for_any(request):
             prompt = await asyncio.to_thread(_approximate_prompt, loaded, request, query, prepared)
@@ -216,9 +216,7 @@ class EngineBackend:
         prepared = await asyncio.to_thread(widened, prepared, expanded, loaded.description)
         return prepared, image_prompt
 
-    async def _submit(
-        self, loaded: Loaded, state: RequestState, adapter: ActiveAdapter | None
-    ) -> None:
+    async def _submit(self, loaded: Loaded, state: RequestState, adapter: ChainKind | None) -> None:
         """Hand a request to the loop. Who stops waiting for that has cancelled it."""
         samples = new_samples(state.request, loaded.description)
 
@@ -261,7 +259,7 @@ class EngineBackend:
 
     def describe(self) -> Description:
         loaded = self._ready()
-        return loaded.approximate.told(self._adapters.told(loaded.description))
+        return loaded.approximate.describe(self._adapters.told(loaded.description))
 
     def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]:
         self._ready()
@@ -441,10 +439,10 @@ def _approximate_prompt(
     loaded: Loaded, request: GenerateRequest, query: CacheQuery, prepared: Prepared
 ) -> ApproximatePrompt:
     """The prompt of a request that asks for anything approximate. Raises FieldRefused."""
-    wish = Asked(
+    exact = ExactRequest(
         request=request,
         query=query,
         begins=prepared.begins,
         has_images=bool(prepared.keys),
     )
-    return loaded.approximate.prompt_of(wish, loaded.cache)
+    return loaded.approximate.prompt_of(exact, loaded.cache)

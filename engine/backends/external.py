@@ -57,7 +57,7 @@ class Order:
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
     request = sequence.request
     parser = sequence.parser
-    adapter = request.query.digests.adapter
+    adapter = request.query.digests.kind
     max_tokens = request.request.sampling.max_tokens
     room = max_context_tokens - len(request.query.tokens)
     return Order(

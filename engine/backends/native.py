@@ -11,13 +11,13 @@ from engine.backends.base import Parts, Progress
 from engine.backends.identity import identity_of
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
 from engine.backends.sibling import read_sibling, store_facts
-from engine.compute.compress import KvCompressor, Told, check_compressible
+from engine.compute.compress import KvCompressor, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import measure
 from engine.compute.loading import LoadedModel, load_model
 from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
-from engine.compute.scorers import REPEAT, REPEAT_PART
+from engine.compute.scorers import REPEAT, REPEAT_PART, Instructions
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
 from engine.protocol.reports import Description
@@ -40,15 +40,20 @@ SPECULATION_TOKENS = 8
 """Tokens that are proposed at once at most."""
 
 
-def told_by(renderer: ChatRenderer) -> Told:
-    """What is said to a model that is to repeat its prompt, as its template has it."""
+def instructions_of(renderer: ChatRenderer) -> Instructions:
+    """What tells the model to repeat its prompt, as its template writes it."""
     text = REPEAT.strip()
     rendered = renderer.render(
         Prompt([Message("user", [TextPart(text)])]), thinking=False, scope=""
     )
     turn = renderer.tokenizer.decode(list(rendered.token_ids), skip_special_tokens=False)
-    parts = (REPEAT, REPEAT_PART, turn.rpartition(text)[2] or "\n")
-    return Told(*(renderer.tokenizer.encode(part, add_special_tokens=False).ids for part in parts))
+
+    def encode(part: str) -> list[int]:
+        return renderer.tokenizer.encode(part, add_special_tokens=False).ids
+
+    return Instructions(
+        encode(REPEAT), encode(REPEAT_PART), encode(turn.rpartition(text)[2] or "\n")
+    )
 
 
 def load_native(settings: Settings, progress: Progress) -> Parts:
@@ -76,7 +81,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     approximate = Approximations()
     if settings.approximate:
         check_compressible(loaded)
-        phrases = told_by(renderer)
+        phrases = instructions_of(renderer)
         compressor = KvCompressor(runner, phrases, find_turns(loaded))
         approximate.compressor = compressor
         approximate.gate = measure(loaded, phrases, compressor.turns)

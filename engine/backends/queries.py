@@ -7,7 +7,7 @@ from zlib import crc32
 
 from engine.approximate.asking import is_in_other_tokens
 from engine.backends.prepare.prepared import Prepared
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.protocol import NEUTRAL, GenerateRequest
@@ -20,7 +20,7 @@ def query_of(
     prepared: Prepared,
     cache: PrefixCache,
     description: Description,
-    acting: Callable[[str, Sequence[TokenId]], ActiveAdapter | None],
+    acting: Callable[[str, Sequence[TokenId]], ChainKind | None],
     *,
     arrived_at: float,
 ) -> CacheQuery:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.approximate.kinds import compression_of, told_of
+from engine.approximate.kinds import approximation_of, compression_of
 from engine.cache.block import Block, Entry
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
@@ -196,12 +196,12 @@ def entry_infos(
         live = nlargest(limit, live, key=lambda entry: (entry.tokens, entry.key))
     for entry in live:
         deepest = entry.blocks[max(entry.tokens // block_size - 1, 0)]
-        how = compression_of(entry.adapter, block_size)
+        compression = compression_of(entry.kind, block_size)
         infos.append(
             EntryInfo(
                 entry=entry.key.hex(),
                 scope=entry.scope,
-                tokens=entry.tokens + (how.cut if how is not None else 0),
+                tokens=entry.tokens + (compression.cut if compression is not None else 0),
                 blocks=len(entry.blocks),
                 ttl=entry.ttl,
                 state=entry.state,
@@ -215,7 +215,7 @@ def entry_infos(
                     entry.tokens - (len(entry.blocks) - num_own_blocks[entry]) * block_size, 0
                 ),
                 shared_by=deepest.ref_count - deepest.lease_count,
-                approximate=told_of(entry.adapter, how),
+                approximate=approximation_of(entry.kind, compression),
             )
         )
     return infos

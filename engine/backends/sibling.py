@@ -1,8 +1,8 @@
 """The sibling of a model, by a file that `python -m engine profile-variant --write` made.
 
-Run it with the engine's own settings: the file has both models' fingerprints, as their engines take
-them of a store's blocks, and how far from exact answers are. An engine of other weights or settings
-refuses it, and of a pair that the gate refuses.
+The file has both models' fingerprints, as their engines take them of a store's blocks, and how far
+answers are from exact. So the command is run with the engine's own settings. An engine of other
+weights or settings refuses the file, and every engine refuses a pair that the gate refuses.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.compute.compress import check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel, load_model, model_facts
-from engine.compute.variants import judged, least_layers, num_layers, profile_directories, told
+from engine.compute.variants import judge, least_layers, num_layers, profile_directories, table_of
 from engine.protocol.reports import Technique
 from engine.refusal import StartRefused
 from engine.settings import PREFIX, Settings, problems_of
@@ -27,16 +27,20 @@ from engine.store.files import fingerprint
 from engine.text.renderer import ChatRenderer
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, by its weights' digest and by all that its stored blocks depend on, both in hex."""
+class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, by digests in hex."""
 
+    # Of its weights.
     weights: str
+    # Of all that its stored blocks depend on.
     fingerprint: str
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    own: Known
-    sibling: Known
+    """The file."""
+
+    own: Fingerprints
+    sibling: Fingerprints
     techniques: list[Technique]
 
 
@@ -48,8 +52,8 @@ def store_facts(loaded: LoadedModel, renderer: ChatRenderer, block_size: int) ->
     }
 
 
-def known_by(facts: Mapping[str, str]) -> Known:
-    return Known(weights=facts["weights"], fingerprint=fingerprint(facts).hex())
+def fingerprints_of(facts: Mapping[str, str]) -> Fingerprints:
+    return Fingerprints(weights=facts["weights"], fingerprint=fingerprint(facts).hex())
 
 
 def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Technique]]:
@@ -58,19 +62,39 @@ def read_sibling(path: str, facts: Mapping[str, str]) -> tuple[Sibling, list[Tec
         profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelRefused(f"{PREFIX}SIBLING: {path} is no profile of a sibling: {error}") from None
-    facts_here = known_by(facts)
-    rows = judged(profile.techniques)
-    if facts_here.weights != profile.own.weights:
+    fingerprints = fingerprints_of(facts)
+    rows = judge(profile.techniques)
+    if fingerprints.weights != profile.own.weights:
         raise ModelRefused(f"{PREFIX}SIBLING: {path} is a profile of other weights")
-    if facts_here != profile.own:
+    if fingerprints != profile.own:
         raise ModelRefused(
             f"{PREFIX}SIBLING: {path} was made with other settings or versions: profile it anew"
         )
     least = least_layers(rows)
     if least is None:
-        raise ModelRefused(f"{PREFIX}SIBLING: the gate refuses the pair\n{told(rows)}")
+        raise ModelRefused(f"{PREFIX}SIBLING: the gate refuses the pair\n{table_of(rows)}")
     model = bytes.fromhex(profile.sibling.fingerprint)
     return Sibling(model, least, num_layers(rows)), rows
+
+
+def _fingerprints_in(directory: str) -> Fingerprints:
+    """Those that an engine with these settings takes of the model in a directory."""
+    # An engine's settings need a secret, although nobody calls this one.
+    values: dict[str, Any] = {
+        "secret": SecretStr("python -m engine profile-variant"),
+        "backend": "native",
+        "model": directory,
+    }
+    settings = Settings(**values)
+    loaded = load_model(
+        directory,
+        dtype=settings.dtype,
+        attention=settings.attention,
+        kv_dtype=settings.kv_dtype,
+    )
+    check_compressible(loaded)
+    renderer = chat_renderer(chat_worker(settings))
+    return fingerprints_of(store_facts(loaded, renderer, settings.block_size))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -79,25 +103,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("sibling", help="directory of the model whose entries it would read")
     parser.add_argument("--write", metavar="FILE", help="for ENGINE_SIBLING")
     options = parser.parse_args(arguments)
-    directories = options.model, options.sibling
-    as_it: dict[str, Any] = {"secret": SecretStr(parser.prog), "backend": "native"}
-    known = list[Known]()
     try:
-        rows = profile_directories(directories)
-        print(told(rows))
-        for model in directories if options.write else ():
-            settings = Settings(**{**as_it, "model": model})
-            loaded = load_model(
-                model,
-                dtype=settings.dtype,
-                attention=settings.attention,
-                kv_dtype=settings.kv_dtype,
-            )
-            check_compressible(loaded)
-            renderer = chat_renderer(chat_worker(settings))
-            known.append(known_by(store_facts(loaded, renderer, settings.block_size)))
+        rows = profile_directories((options.model, options.sibling))
+        print(table_of(rows))
         if options.write:
-            profile = Profile(own=known[0], sibling=known[1], techniques=rows)
+            profile = Profile(
+                own=_fingerprints_in(options.model),
+                sibling=_fingerprints_in(options.sibling),
+                techniques=rows,
+            )
             Path(options.write).write_bytes(msgspec.json.encode(profile))
     except ValidationError as error:
         print(*problems_of(error), sep="\n", file=sys.stderr)

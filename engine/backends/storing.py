@@ -127,7 +127,7 @@ class _Tiers(NamedTuple):
     cache: PrefixCache
     # The pools above the store.
     above: list[BlockPool]
-    # Of each other model that the store is read of, this one's first: its domain and its tier.
+    # Of each other model that the store is read of, this one's first: its kind and its tier.
     others: list[tuple[Sibling | None, StoreTier]]
 
 
@@ -210,10 +210,10 @@ def _open_store(
     peers: list[Peers] = []
     for sibling, peer_tier in tiers.others:
         reader = plan.reader
-        domain = None
+        kind = None
         if sibling is not None:
             reader = reader._replace(model=sibling.model)
-            domain = sibling.domain
+            kind = sibling.kind
         peers.append(
             Peers(
                 plan.directory,
@@ -224,7 +224,7 @@ def _open_store(
                 tiers.above,
                 clock,
                 wall,
-                domain,
+                kind,
             )
         )
     disk = DiskStore(

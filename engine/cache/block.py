@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.order import Order
 from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
@@ -136,50 +136,51 @@ class Recorded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """An entry: a scope's first `tokens` tokens can be read until it expires.
+    """The KV of a scope's first `tokens` tokens, which can be read until it expires.
 
-    `ready_at`: the beginning of its writer's response. `expires_at`: the first moment at which it
-    is expired. `kept_until`: the expiry without the refreshes of requests that have not begun to
-    answer; those are in `refreshed_until`. `used_at`: the last write, read or refresh.
-
-    `seconds` is a lifetime of its own, in place of the TTL's; None is the TTL's.
-
-    `adapter` acts on some of its tokens; None: they are the base model's.
-
-    `stored` are the blocks of a whole copy in the store, which the store holds for the entry; None
-    without one. `recorded` is what the store's journal tells of it on the disk. `lease_tier` says
-    where a leased entry's lease holds blocks.
-
-    `name` is the gateway's name of exactly this prefix, if there is one. `is_broken`: the entry is
-    best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease was ended so
-    that something else could run. `is_lapsed`: its time is over, and it is kept for requests that
-    arrived before. `why_unleased` is None while the entry is leased. `is_asked_for`: a breakpoint
-    with `hold` wrote or read it. Nothing else is ever leased.
+    Moments are in seconds of the engine's clock.
     """
 
     scope: str
+    # The chain digest of its tokens.
     key: Digest
     tokens: int
     ttl: Ttl
     blocks: list[Block]
+    # When its writer's response began.
     ready_at: float
+    # The first moment at which it is expired.
     expires_at: float
+    # When it would expire without the refreshes of requests that have not begun to answer.
     kept_until: float = 0.0
+    # Until when each of those refreshes keeps it.
     refreshed_until: list[float] = field(default_factory=list)
+    # The last write, read or refresh.
     used_at: float = 0.0
     is_leased: bool = False
+    # It is best-effort, and one of its blocks was reused.
     is_broken: bool = False
+    # Its time is over. It is kept for requests that arrived before.
     is_lapsed: bool = False
+    # Its last lease was ended so that something else could run.
     was_sacrificed: bool = False
+    # None while it is leased.
     why_unleased: BestEffortReason | None = None
+    # A breakpoint with `hold` wrote or read it. Nothing else is ever leased.
     is_asked_for: bool = True
     reads: int = 0
+    # The gateway's name of exactly this prefix, if there is one.
     name: str | None = None
+    # The blocks of a whole copy, which the store holds for the entry; None without a copy.
     stored: list[Block] | None = None
+    # What the store's journal on the disk tells of it.
     recorded: Recorded | None = None
+    # Where its lease holds blocks, if it is leased.
     lease_tier: Tier = "device"
+    # A lifetime of its own. None is the TTL's.
     seconds: float | None = None
-    adapter: ActiveAdapter | None = None
+    # The kind that acts on some of its tokens. None: all are the model's.
+    kind: ChainKind | None = None
 
     @property
     def why_broken(self) -> MissReason:

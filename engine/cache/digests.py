@@ -1,7 +1,7 @@
 """Keyed chain digests of token prefixes.
 
-Each digest covers the scope, every token before it and the weights of an adapter that acts on one
-of them, so equal digests mean equal keys and values of one scope. The key is random per epoch,
+Each digest covers the scope, every token before it, and the chain's kind if that acts on one of
+them. So equal digests mean equal keys and values of one scope. The key is random per epoch,
 which makes collisions impossible to prepare from outside (CVE-2025-25183 was a predictable root);
 token ids are compared on every hit all the same.
 """
@@ -18,13 +18,16 @@ DIGEST_BYTES = 16
 TOKEN_BYTES = 4
 
 
-class ActiveAdapter(NamedTuple):
-    """An adapter's weights, by their SHA-256 in hex, and the first position that they act on.
+class ChainKind(NamedTuple):
+    """What makes a chain's keys and values differ from those that the model computes of the tokens.
 
-    Keys and values before that position are the base model's.
+    That is an adapter, or a way to approximate (`engine.approximate.kinds`). A chain without a kind
+    is the model's own.
     """
 
+    # An adapter's is the SHA-256 of its weights. 32 bytes in hex, of which the first 28 count.
     digest: str
+    # The first position that the kind acts on. Keys and values before it are the model's.
     start: int
 
 
@@ -68,34 +71,32 @@ class ChainHasher:
         parent: Digest,
         packed: bytes | bytearray | memoryview,
         place: int = 0,
-        adapter: ActiveAdapter | None = None,
+        kind: ChainKind | None = None,
     ) -> Digest:
         """The digest of `parent`'s prefix and these tokens (one block's, or a partial tail's).
 
-        `place` is the block's index in the chain. The block in which `adapter` begins to act has
-        its weights in the digest, and where it begins: what follows decides that, so equal tokens
-        do not tell. Blocks behind it have both by their parent.
+        `place` is the block's index in the chain. The block in which `kind` begins to act has
+        it in the digest, and where it begins: what follows decides that, so equal tokens do not
+        tell. Blocks behind it have both by their parent.
         """
         salt = person = b""
-        if adapter is not None:
-            offset = adapter.start - place * self.block_size
+        if kind is not None:
+            offset = kind.start - place * self.block_size
             if 0 <= offset < len(packed) // TOKEN_BYTES:
-                weights = bytes.fromhex(adapter.digest)
-                salt = weights[:16]
-                person = weights[16:28] + offset.to_bytes(4)
+                digest = bytes.fromhex(kind.digest)
+                salt = digest[:16]
+                person = digest[16:28] + offset.to_bytes(4)
         state = blake2b(parent, key=self._key, digest_size=DIGEST_BYTES, salt=salt, person=person)
         state.update(packed)
         return Digest(state.digest())
 
-    def chain(
-        self, root: Digest, packed: bytes, adapter: ActiveAdapter | None = None
-    ) -> list[Digest]:
+    def chain(self, root: Digest, packed: bytes, kind: ChainKind | None = None) -> list[Digest]:
         """The digests at every full block's end."""
         digests: list[Digest] = []
         parent = root
         view = memoryview(packed)
         for place, end in enumerate(range(self._stride, len(packed) + 1, self._stride)):
-            parent = self.extend(parent, view[end - self._stride : end], place, adapter)
+            parent = self.extend(parent, view[end - self._stride : end], place, kind)
             digests.append(parent)
         return digests
 
@@ -108,15 +109,15 @@ class PromptDigests:
         hasher: ChainHasher,
         scope: str,
         tokens: Sequence[TokenId],
-        adapter: ActiveAdapter | None = None,
+        kind: ChainKind | None = None,
     ) -> None:
-        self.adapter = adapter
+        self.kind = kind
         self.packed = pack(tokens)
         self.num_tokens = len(tokens)
         self._hasher = hasher
         self._block_size = hasher.block_size
         self.root = hasher.root(scope)
-        self.full = hasher.chain(self.root, self.packed, adapter)
+        self.full = hasher.chain(self.root, self.packed, kind)
 
     def at(self, num_tokens: int) -> Digest:
         """The digest of the first `num_tokens` tokens."""
@@ -126,7 +127,7 @@ class PromptDigests:
             return parent
         start = full * self._block_size * TOKEN_BYTES
         packed = self.packed[start : start + rest * TOKEN_BYTES]
-        return self._hasher.extend(parent, packed, full, self.adapter)
+        return self._hasher.extend(parent, packed, full, self.kind)
 
     def block_tokens(self, index: int) -> bytes:
         """The packed tokens of logical block `index` (fewer than a block's at the prompt's end)."""

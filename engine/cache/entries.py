@@ -198,8 +198,8 @@ class Entries:
             times = (now, expires_at, expires_at)
             entry = Entry(*what, list(blocks), *times, used_at=now, seconds=mark.seconds)
             entry.is_asked_for = mark.hold
-            if digests.adapter is not None and digests.adapter.start < mark.tokens:
-                entry.adapter = digests.adapter
+            if digests.kind is not None and digests.kind.start < mark.tokens:
+                entry.kind = digests.kind
             self.take_in(entry)
         self._want_copy(entry)
         return entry
@@ -278,8 +278,8 @@ class Entries:
     def drop_adapter(self, digest: str) -> int:
         """End the entries that an adapter acts on, which nobody can read any more. Return how many
         were live. Their copies' content stays: with the same weights it is right again."""
-        acted_on = (entry for entry in self._by_key.values() if entry.adapter is not None)
-        doomed = [entry for entry in acted_on if entry.adapter and entry.adapter.digest == digest]
+        entries = self._by_key.values()
+        doomed = [entry for entry in entries if entry.kind and entry.kind.digest == digest]
         num_live = sum(map(self.is_live, doomed))
         for entry in doomed:
             self.end(entry, "dropped", "dropped")

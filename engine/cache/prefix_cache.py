@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from engine.cache.block import Block, Entry, Refresh
-from engine.cache.digests import ActiveAdapter, ChainHasher, PromptDigests
+from engine.cache.digests import ChainHasher, ChainKind, PromptDigests
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
@@ -131,9 +131,9 @@ class PrefixCache:
         self.hasher = hasher
 
     def digests(
-        self, scope: str, tokens: Sequence[TokenId], adapter: ActiveAdapter | None = None
+        self, scope: str, tokens: Sequence[TokenId], kind: ChainKind | None = None
     ) -> PromptDigests:
-        return PromptDigests(self.hasher, scope, tokens, adapter)
+        return PromptDigests(self.hasher, scope, tokens, kind)
 
     def resident(
         self, digests: PromptDigests, most: int | None = None, *, is_held: bool = False
@@ -172,7 +172,7 @@ class PrefixCache:
             if last and (may_fork or any(mark.tokens > last for mark in marks)):
                 plan.setdefault(last, last + 1)
             state = RecurrentState(self.pool, root, self.state_blocks, plan)
-        return BlockTable(self.pool, self.hasher, root, state, query.digests.adapter)
+        return BlockTable(self.pool, self.hasher, root, state, query.digests.kind)
 
     def look_up(self, query: CacheQuery) -> Lookup:
         """Find and hold the longest entry that the breakpoints may read.
@@ -315,7 +315,7 @@ class PrefixCache:
         num_spare: int = 0,
     ) -> list[BlockCopy]:
         """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
-        digests = self.digests(query.scope, tokens, table.adapter)
+        digests = self.digests(query.scope, tokens, table.kind)
         if sources is None:
             sources = self.sources(digests)
         acquired = [source.block for source in sources.values()]

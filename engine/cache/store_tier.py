@@ -39,7 +39,7 @@ class BlockKey(NamedTuple):
     """The content that a file must have. `owner` is the digest of the scope's empty prefix.
 
     `packed` are the block's token ids. `place` is the block's index in its chain. Of another
-    model's content, which stands in a domain of its own here, `file` is what that model says of it.
+    model's content, which is of a kind of its own here, `file` is what that model says of it.
     """
 
     name: str
@@ -483,7 +483,7 @@ class StoreTier:
             packed = bytes(source.tokens[:num_bytes])
             if entry.is_broken or len(packed) != num_bytes:
                 return self._give_up(job)
-            digest = self._hasher.extend(job.parent, packed, index, entry.adapter)
+            digest = self._hasher.extend(job.parent, packed, index, entry.kind)
             root = self._hasher.root(entry.scope)
             key = BlockKey(self._name_of(digest), root, digest, job.parent, index, packed)
             if not self._has(job, key, source):

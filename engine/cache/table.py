@@ -12,7 +12,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from engine.cache.block import Block
-from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher, pack
+from engine.cache.digests import TOKEN_BYTES, ChainHasher, ChainKind, pack
 from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState
@@ -47,10 +47,10 @@ class BlockTable:
         hasher: ChainHasher,
         root: Digest,
         state: RecurrentState | None = None,
-        adapter: ActiveAdapter | None = None,
+        kind: ChainKind | None = None,
     ) -> None:
         self.state = state
-        self.adapter = adapter
+        self.kind = kind
         self._pool = pool
         self._hasher = hasher
         self._root = root
@@ -230,7 +230,7 @@ class BlockTable:
         Blocks for later tokens stay with this table.
         """
         assert num_tokens <= self.num_tokens and not self.beyond
-        twin = BlockTable(self._pool, self._hasher, self._root, adapter=self.adapter)
+        twin = BlockTable(self._pool, self._hasher, self._root, kind=self.kind)
         shared = self.blocks[: blocks_for(num_tokens, self._pool.block_size)]
         for block in shared:
             self._pool.acquire(block)
@@ -296,7 +296,7 @@ class BlockTable:
             taken += count
             if offset + count == size:
                 parent = self._digests[-1] if self._digests else self._root
-                digest = self._hasher.extend(parent, block.tokens, index, self.adapter)
+                digest = self._hasher.extend(parent, block.tokens, index, self.kind)
                 self._digests.append(digest)
                 if self.state is None:
                     self._pool.index(block, self._digests[-1])

@@ -1,8 +1,8 @@
 """How far approximate answers are from exact ones, on texts of the model's own.
 
-The model writes a few texts, the beginning of each is compressed, or two parts of it are computed
-apart and placed elsewhere. The rest is computed behind that and behind the whole. It is done in
-bounded parts, beside a model that serves.
+The model writes a few texts. The beginning of each is compressed, or two parts of it are computed
+by themselves and placed in it. The rest is computed behind that, and behind the exact beginning.
+The work is done in bounded parts, beside a model that serves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,20 @@ import torch
 from engine.approximate.copying import Blend, Move
 from engine.approximate.kinds import Compression
 from engine.cache.ids import BlockId, TokenId
-from engine.compute.compress import KvCompressor, Told
+from engine.compute.compress import KvCompressor
 from engine.compute.loading import LoadedModel
 from engine.compute.place import Turns
 from engine.compute.runner import TorchRunner
+from engine.compute.scorers import Instructions
 from engine.protocol import LEAST_KEEP, SCORERS, Document, Method
 from engine.protocol.reports import Technique
 from engine.schedule.runner import SampleParams, Work
 from engine.sizing import aligned
 
 MAX_KL = 0.5
-"""Nats. Beyond it, or below the agreement, a technique is refused."""
+"""Nats. A technique whose divergence from the exact distributions is greater is refused."""
 MIN_AGREEMENT = 0.7
+"""The share of tokens at which the most likely token is the exact one. Less is refused."""
 KEEPS = (0.75, 0.5, 0.25, LEAST_KEEP)
 RECOMPUTES = (0, 4, 16, 32, 0.05, 0.15, 0.3)
 NUM_TEXTS = 4
@@ -35,17 +37,21 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """`blocks` hold the beginning of the text, `spare` are free."""
+    """A text that the model writes."""
 
     tokens: list[TokenId]
+    # They hold its exact beginning.
     blocks: list[BlockId]
+    # As many, for the approximate one.
     spare: list[BlockId]
 
 
-def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Technique | None]:
-    """All techniques, one after the other. None tells that a part of the work for one is done.
+def measure(
+    loaded: LoadedModel, instructions: Instructions, turns: Turns | None
+) -> Iterator[Technique | None]:
+    """Measure one technique after the other, in bounded parts, in memory of its own.
 
-    The memory is taken for this alone.
+    Yield each technique when it is measured, and None after every part before.
     """
     prefix = min(PREFIX_TOKENS, loaded.max_context_tokens // 2) // _BLOCK_SIZE * _BLOCK_SIZE
     rest = min(REST_TOKENS, prefix)
@@ -53,7 +59,7 @@ def measure(loaded: LoadedModel, told: Told, turns: Turns | None) -> Iterator[Te
     runner = loaded.runner(2 * size * NUM_TEXTS, _BLOCK_SIZE)
     gate = _Gate(
         runner=runner,
-        compressor=KvCompressor(runner, told, turns),
+        compressor=KvCompressor(runner, instructions, turns),
         texts=_new_texts(loaded, size),
         prefix=prefix,
     )
@@ -77,7 +83,7 @@ def _new_texts(loaded: LoadedModel, size: int) -> list[_Text]:
 
 @dataclass(kw_only=True)
 class _Gate:
-    """One model's measuring. Each part gives None, and each technique its figures."""
+    """One model's measuring. Its generators yield as `measure` does."""
 
     runner: TorchRunner
     compressor: KvCompressor
@@ -113,15 +119,15 @@ class _Gate:
         for scorer in SCORERS:
             for keep in KEEPS:
                 kept = aligned(int(self.prefix * keep), _BLOCK_SIZE)
-                how = Compression(scorer, keep, self.prefix, kept)
+                compression = Compression(scorer, keep, self.prefix, kept)
                 log_probs: list[torch.Tensor] = []
                 for text in self.texts:
                     move = Move([(0, kept)], text.blocks, text.spare)
-                    for _ in self.compressor.compress(how, text.tokens, move):
+                    for _ in self.compressor.compress(compression, text.tokens, move):
                         yield None
                     log_probs.append(self._behind(text, text.spare, kept))
                     yield None
-                yield compared(scorer, keep, self.exact, log_probs)
+                yield compare(scorer, keep, self.exact, log_probs)
 
     def placed(self) -> Iterator[Technique | None]:
         """Comes last: the exact texts' blocks are written to."""
@@ -137,7 +143,7 @@ class _Gate:
         for recompute in RECOMPUTES:
             log_probs: list[torch.Tensor] = []
             for text, apart in zip(self.texts, tables, strict=True):
-                yield from standing(
+                yield from place_in_parts(
                     self.runner,
                     self.compressor,
                     text.tokens,
@@ -148,7 +154,7 @@ class _Gate:
                 )
                 log_probs.append(self._behind(text, text.spare, self.prefix))
                 yield None
-            yield compared("blocks", recompute, self.exact, log_probs)
+            yield compare("blocks", recompute, self.exact, log_probs)
 
     def _behind(self, text: _Text, blocks: list[BlockId], start: int) -> torch.Tensor:
         """The log-probabilities (rest, vocabulary) behind each token of the rest."""
@@ -176,7 +182,7 @@ def compute_apart(
         runner.execute([Work(token_ids=alone, start=0, block_table=blocks)])
 
 
-def stand(
+def place_documents(
     runner: TorchRunner,
     compressor: KvCompressor,
     tokens: Sequence[TokenId],
@@ -185,12 +191,12 @@ def stand(
     targets: Sequence[int],
     recompute: int | float,
 ) -> None:
-    """Do all parts of `standing`."""
-    for _ in standing(runner, compressor, tokens, spans, apart, targets, recompute):
+    """`place_in_parts`, all at once."""
+    for _ in place_in_parts(runner, compressor, tokens, spans, apart, targets, recompute):
         pass
 
 
-def standing(
+def place_in_parts(
     runner: TorchRunner,
     compressor: KvCompressor,
     tokens: Sequence[TokenId],
@@ -199,8 +205,10 @@ def standing(
     targets: Sequence[int],
     recompute: int | float,
 ) -> Iterator[None]:
-    """Compute a prompt up to its last document's end, with documents copied to where they stand, in
-    parts."""
+    """Compute a prompt up to the end of its last document, in parts.
+
+    The documents are copied to where they stand, except for the tokens that are computed again.
+    """
     recipe = Document(0, recompute=recompute)
     documents: list[Blend] = []
     for (start, end), blocks in zip(spans, apart, strict=True):
@@ -228,22 +236,22 @@ def standing(
     runner.execute(works)
 
 
-def compared(
+def compare(
     method: Method,
     parameter: int | float,
     exact: list[torch.Tensor],
     approximate: list[torch.Tensor],
 ) -> Technique:
-    """By log-probabilities (tokens, vocabulary) of each text."""
-    right = torch.cat(exact)
-    other = torch.cat(approximate)
-    kl = float((right.exp() * (right - other)).sum(-1).mean())
-    agreement = float((right.argmax(-1) == other.argmax(-1)).float().mean())
+    """What the log-probabilities (tokens, vocabulary) of each text tell of a technique."""
+    p = torch.cat(exact)
+    q = torch.cat(approximate)
+    kl = float((p.exp() * (p - q)).sum(-1).mean())
+    agreement = float((p.argmax(-1) == q.argmax(-1)).float().mean())
     return Technique(
         method=method,
         parameter=parameter,
         kl=kl,
         agreement=agreement,
-        tokens=len(right),
+        tokens=len(p),
         is_allowed=kl <= MAX_KL and agreement >= MIN_AGREEMENT,
     )

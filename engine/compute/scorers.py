@@ -1,11 +1,12 @@
 """Which tokens of a prefix a layer keeps. Each way has its source and formula, as in kvpress 0.5.5.
 
-A way that looks at keys takes those of a layer (heads, tokens, head size), rotated, and how many
-tokens are kept. Others take what tokens of the prefix attended to (heads, tokens), summed. All give
-the tokens' scores by head, the higher the more worth keeping.
+Every way scores a layer's tokens by head: the higher, the more worth keeping. `SCORE_KEYS` are made
+of the layer's rotated keys (heads, tokens, head size) and of the number of tokens that are kept.
+`SCORE_ATTENDED` are made of the sums of attention that each token got (heads, tokens).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import avg_pool1d, cosine_similarity, normalize, pad
@@ -16,12 +17,28 @@ from engine.protocol import Scorer
 SINKS = 4
 """The first tokens are always kept: attention that has nowhere to go goes there."""
 CHUNK = 20
+"""Tokens of a chunk of ChunkKV."""
 WINDOW = 64
+"""SnapKV's last tokens, whose attention counts."""
 KERNEL = 5
+"""Neighbours that SnapKV averages."""
 PIECE = 2048
+"""Tokens that KVzip repeats at once."""
+BEFORE = 8
+"""Tokens in front of a piece that tell where it begins."""
 REPEAT = "\n\nRepeat the previous context exactly."
 REPEAT_PART = "\n\nRepeat the part of the previous context exactly, starting with"
-BEFORE = 8
+
+
+class Instructions(NamedTuple):
+    """What tells a model to repeat its prompt (`pieces`), in tokens."""
+
+    # REPEAT, for the first piece.
+    repeat: Sequence[TokenId]
+    # REPEAT_PART, which the tokens in front of the piece follow.
+    repeat_part: Sequence[TokenId]
+    # What begins an answer.
+    turn: Sequence[TokenId]
 
 
 def keydiff(keys: torch.Tensor, _num_kept: int) -> torch.Tensor:
@@ -92,24 +109,23 @@ SCORE_ATTENDED: Mapping[Scorer, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def pieces(
-    tokens: Sequence[TokenId],
-    repeat: Sequence[TokenId],
-    repeat_part: Sequence[TokenId],
-    turn: Sequence[TokenId],
+    tokens: Sequence[TokenId], instructions: Instructions
 ) -> Iterator[tuple[range, list[TokenId]]]:
     """KVzip (arXiv 2505.23416): what the model needs to repeat the prefix is kept.
 
-    Give the places of each piece of 2,048 tokens, and what runs behind the prefix for it: the model
-    is told to repeat the piece, and runs as if it did. `turn` begins an answer. score_i = the most
-    attention that any token of the repetition, in any head of the KV head's group, gives token i,
-    among the piece, the sinks and the repetition. (kvpress's budgets may differ by head and layer;
-    here each layer keeps as much.) No question is needed: of the known ways it is the best for
+    Yield the places of each piece of 2,048 tokens, and what runs behind the prefix for it: the
+    model is told to repeat the piece, and runs as if it did. score_i = the most attention that any
+    token of the repetition, in any head of the KV head's group, gives token i. Attention is shared
+    among the piece, the sinks and the repetition. kvpress's budgets may differ by head and layer;
+    here each layer keeps as much. No question is needed: of the known ways it is the best for
     questions that come later.
     """
     for begin in range(0, len(tokens), PIECE):
         piece = tokens[begin : begin + PIECE]
-        repeated = [*repeat_part, *tokens[begin - BEFORE : begin]] if begin else repeat
-        yield range(begin, begin + len(piece)), [*repeated, *turn, *piece]
+        wish = instructions.repeat
+        if begin:
+            wish = [*instructions.repeat_part, *tokens[begin - BEFORE : begin]]
+        yield range(begin, begin + len(piece)), [*wish, *instructions.turn, *piece]
 
 
 def choose(scores: torch.Tensor, num_kept: int) -> torch.Tensor:

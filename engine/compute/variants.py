@@ -1,10 +1,10 @@
-"""What it costs to read the entries of a sibling model (`python -m engine profile-variant`).
+"""What it costs in quality to read a sibling model's entries.
 
-A sibling has the same architecture and tokenizer, and other weights. Of a prefix, the first k
-layers' keys and values are computed with the model's own weights, and the sibling's are read in the
-others (after DroidSpeak, arXiv 2411.02820, whose group of layers may also begin later). The model
-goes on with texts of its own, and its distributions are compared with exact ones. The bounds are
-those of the gate for compressed prefixes.
+`python -m engine profile-variant` measures it. A sibling has the same architecture and tokenizer,
+and other weights. The first k layers' keys and values of a prefix are computed with the model's own
+weights. In the other layers the sibling's are read. (So does DroidSpeak, arXiv 2411.02820, whose
+group of computed layers may also begin later.) The model goes on with texts of its own, and its
+distributions are compared with exact ones. The bounds are the gate's.
 """
 
 import math
@@ -16,38 +16,68 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from engine.compute.errors import ModelRefused
-from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS, compared
+from engine.compute.gate import MAX_KL, MIN_AGREEMENT, PREFIX_TOKENS, REST_TOKENS, compare
 from engine.compute.loading import has_state, layer_windows
 from engine.protocol.reports import Technique
 
 NUM_TEXTS = 8
-MOST_COUNTS = 10
-_OF_ONE_COPY = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
-"""Of a configuration: what does not change keys and values."""
+MAX_STEPS = 10
+"""From no layer to all of them the number grows in so many steps at most."""
+_WITHOUT_EFFECT = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+"""Fields of a configuration that don't change keys and values."""
 
 
 @torch.inference_mode()
 def profile(own_model: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterator[Technique]:
-    """Two models of transformers, for some numbers of layers from none to all.
+    """Compare two models of transformers, for some numbers of computed layers from none to all.
 
     Raises ModelRefused for models that are no siblings, or whose layers keep anything but keys and
     values of all tokens.
     """
-    shapes = []
-    configs = []
-    for model in (own_model, sibling):
-        shapes.append({name: value.shape for name, value in model.state_dict().items()})
-        facts = model.config.to_dict()
-        configs.append({name: facts[name] for name in facts.keys() - _OF_ONE_COPY})
-    if type(own_model) is not type(sibling) or shapes[0] != shapes[1] or configs[0] != configs[1]:
+    _check_siblings(own_model, sibling)
+    texts = _new_texts(own_model, num_texts)
+    prefix = texts[:, :PREFIX_TOKENS]
+    rest = texts[:, PREFIX_TOKENS:]
+    own_layers = own_model(prefix, use_cache=True).past_key_values.layers
+    sibling_layers = sibling(prefix, use_cache=True).past_key_values.layers
+    num_layers = len(own_layers)
+    step = math.ceil(num_layers / MAX_STEPS)
+    counts = sorted({*range(0, num_layers, step), num_layers})
+    exact: list[torch.Tensor] = []
+    rows: list[Technique] = []
+    for count in reversed(counts):
+        cache = DynamicCache()
+        for place, layer in enumerate([*own_layers[:count], *sibling_layers[count:]]):
+            cache.update(layer.keys, layer.values, place)
+        log_probs = list(own_model(rest, past_key_values=cache).logits.float().log_softmax(-1))
+        if count == num_layers:
+            exact = log_probs
+        rows.append(compare("sibling", count, exact, log_probs))
+    yield from reversed(rows)
+
+
+def _check_siblings(own_model: Any, sibling: Any) -> None:
+    own_shapes = {name: value.shape for name, value in own_model.state_dict().items()}
+    sibling_shapes = {name: value.shape for name, value in sibling.state_dict().items()}
+    is_same = type(own_model) is type(sibling) and own_shapes == sibling_shapes
+    if not is_same or _config_of(own_model) != _config_of(sibling):
         raise ModelRefused("the models differ in more than their weights")
     if has_state(own_model.config) or any(layer_windows(own_model.config)):
         raise ModelRefused("not every layer keeps keys and values of all tokens")
-    begin = own_model.config.bos_token_id
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    config = model.config.to_dict()
+    return {name: config[name] for name in config.keys() - _WITHOUT_EFFECT}
+
+
+def _new_texts(model: Any, num_texts: int) -> torch.Tensor:
+    """Texts that the model draws (texts, tokens)."""
+    begin = model.config.bos_token_id
     first = torch.full((num_texts, 1), begin if isinstance(begin, int) else 0)
     length = PREFIX_TOKENS + REST_TOKENS
     torch.manual_seed(1)
-    texts = own_model.generate(
+    texts: torch.Tensor = model.generate(
         first,
         attention_mask=torch.ones_like(first),
         do_sample=True,
@@ -58,60 +88,47 @@ def profile(own_model: Any, sibling: Any, num_texts: int = NUM_TEXTS) -> Iterato
         max_length=length,
         pad_token_id=0,
     )
-    prefix = texts[:, :PREFIX_TOKENS]
-    rest = texts[:, PREFIX_TOKENS:]
-    mine, theirs = (
-        model(prefix, use_cache=True).past_key_values.layers for model in (own_model, sibling)
-    )
-    exact = list[torch.Tensor]()
-    rows = list[Technique]()
-    counts = {*range(0, len(mine), math.ceil(len(mine) / MOST_COUNTS)), len(mine)}
-    for count in sorted(counts, reverse=True):
-        cache = DynamicCache()
-        for place, layer in enumerate([*mine[:count], *theirs[count:]]):
-            cache.update(layer.keys, layer.values, place)
-        logits = list(own_model(rest, past_key_values=cache).logits.float().log_softmax(-1))
-        exact = exact or logits
-        rows.append(compared("sibling", count, exact, logits))
-    yield from reversed(rows)
+    return texts
 
 
 def profile_directories(directories: tuple[str, str]) -> list[Technique]:
     """`profile` of the models in two directories. Raises ModelRefused, OSError and ValueError."""
-    tokens: Any = AutoTokenizer
-    auto: Any = AutoModelForCausalLM
-    first, second = (tokens.from_pretrained(directory).get_vocab() for directory in directories)
-    if first != second:
+    tokenizers: Any = AutoTokenizer
+    models: Any = AutoModelForCausalLM
+    vocabularies = [tokenizers.from_pretrained(path).get_vocab() for path in directories]
+    if vocabularies[0] != vocabularies[1]:
         raise ModelRefused("the models have different tokenizers")
-    own_model, sibling = (
-        auto.from_pretrained(directory, dtype=torch.float32, use_safetensors=True).eval()
-        for directory in directories
-    )
-    return list(profile(own_model, sibling))
+    pair = [
+        models.from_pretrained(path, dtype=torch.float32, use_safetensors=True).eval()
+        for path in directories
+    ]
+    return list(profile(pair[0], pair[1]))
 
 
-def judged(rows: Sequence[Technique]) -> list[Technique]:
-    """With what the gate makes of each."""
+def judge(rows: Sequence[Technique]) -> list[Technique]:
+    """The rows as the gate of this version judges them."""
     return [
         replace(row, is_allowed=row.kl <= MAX_KL and row.agreement >= MIN_AGREEMENT) for row in rows
     ]
 
 
 def num_layers(rows: Sequence[Technique]) -> int:
-    """Of the models. With all of them recomputed answers are exact."""
+    """The layers of the models. If all are computed, answers are exact."""
     return int(rows[-1].parameter)
 
 
 def least_layers(rows: Sequence[Technique]) -> int | None:
-    """The least number of own layers from which on all are allowed: fewer must not be luck. None
-    where that is every layer."""
+    """The least number of computed layers. None where that is every layer.
+
+    Every greater number must be allowed too, so that it is no luck.
+    """
     refused = max((row.parameter for row in rows if not row.is_allowed), default=-1)
     counts = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)
     return min(counts, default=None)
 
 
-def told(rows: Sequence[Technique]) -> str:
-    """A table, and what the gate makes of it."""
+def table_of(rows: Sequence[Technique]) -> str:
+    """A table of the rows, and the gate's verdict, for a terminal."""
     most = num_layers(rows)
     lines = [" own layers   KL (nats)   same next token   gate"]
     lines += [

@@ -153,7 +153,7 @@ class SequenceState:
             probs=self.logprobs.probs if samples and self.logprobs else None,
             draft=chunk.draft,
             state=self.table.state.move() if self.table.state else None,
-            adapter=request.query.digests.adapter,
+            adapter=request.query.digests.kind,
             cut=request.query.cut,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.recurrent import StateMove
 from engine.cache.store_tier import Payload
@@ -80,7 +80,7 @@ class Work:
     draft: Sequence[TokenId] = ()
     behind: list[TokenId] = field(default_factory=list)
     state: StateMove | None = None
-    adapter: ActiveAdapter | None = None
+    adapter: ChainKind | None = None
     cut: int = 0
 
     @property

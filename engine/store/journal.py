@@ -17,7 +17,7 @@ from itertools import pairwise
 import msgspec
 
 from engine.cache.block import Entry
-from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher
+from engine.cache.digests import TOKEN_BYTES, ChainHasher, ChainKind
 from engine.cache.ids import Digest
 from engine.cache.recurrent import split_states
 from engine.cache.store_tier import BlockKey
@@ -65,19 +65,24 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
-    """An entry. `packed` are its token ids, and the markers of its state. `names` are by the index
-    of the block they stand at. `model` is a fingerprint as hex. `files` are vLLM's block hashes."""
+    """An entry."""
 
+    # Its chain digest, in hex.
     key: str
+    # The fingerprint of the model, in hex.
     model: str
     scope: str
+    # Its token ids, and the markers of its state.
     packed: bytes
     ttl: Ttl
     seconds: float | None
     name: str | None
+    # By the index of the block that they stand at.
     names: dict[int, list[HeldName]]
     times: Times
-    adapter: ActiveAdapter | None = None
+    # The chain's kind, whatever it is: journals that exist call it so.
+    adapter: ChainKind | None = None
+    # vLLM's block hashes.
     files: list[bytes] = []
 
     @classmethod
@@ -95,7 +100,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
             name=entry.name,
             names=names,
             times=times,
-            adapter=entry.adapter,
+            adapter=entry.kind,
         )
 
     def keys(self, hasher: ChainHasher, file_keys: StoreKeys) -> list[BlockKey] | None:
@@ -135,7 +140,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
             reads=self.times.reads,
             name=self.name,
             seconds=self.seconds,
-            adapter=self.adapter,
+            kind=self.adapter,
         )
 
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from engine.cache.block import Entry
-from engine.cache.digests import ActiveAdapter, ChainHasher
+from engine.cache.digests import ChainHasher, ChainKind
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
@@ -85,8 +85,8 @@ class _Journal:
 class Peers:
     """Takes in what the members' journals and files say, as far as this engine has it nowhere.
 
-    Members are those of the reader's model. Those of a sibling model are told in a `domain` of
-    their own, without their names, and without what an adapter or an approximation is part of. An
+    Members are those of the reader's model. Those of a sibling model become entries of the
+    `kind` that stands for it, without their names. Of its entries only exact ones are taken in. An
     entry that made way here while another member still has it is taken in again, where there is
     room. A few are looked at in each step, in turn.
     """
@@ -101,7 +101,7 @@ class Peers:
         above: Sequence[BlockPool],
         clock: Clock,
         wall: Callable[[], float],
-        domain: ActiveAdapter | None = None,
+        kind: ChainKind | None = None,
     ) -> None:
         """`above`: the pools whose content is read without the store."""
         self.results: Results[Callable[[], None]] = Results()
@@ -115,7 +115,7 @@ class Peers:
         self._above = above
         self._clock = clock
         self._wall = wall
-        self._domain = domain
+        self._kind = kind
         # In the order in which they are looked at again.
         self._known: OrderedDict[Digest, tuple[Put, list[BlockKey]]] = OrderedDict()
         # Files that were not there, or not what they must be.
@@ -191,7 +191,7 @@ class Peers:
         damages: dict[str, Missed | None] = {}
         for key in changed & entries.keys():
             put = entries[key]
-            if self._domain is not None and put.adapter is not None:
+            if self._kind is not None and put.adapter is not None:
                 continue
             keys = known_keys.get(key)
             if keys is None:
@@ -202,10 +202,10 @@ class Peers:
                     continue
                 keys = self._keys_here(keys)
                 known_keys[key] = keys
-            if self._domain is not None:
+            if self._kind is not None:
                 here = self._key_here(key, keys)
                 put = msgspec.structs.replace(
-                    put, key=here, adapter=self._domain, name=None, names={}
+                    put, key=here, adapter=self._kind, name=None, names={}
                 )
             self.results.put(partial(self._told, put, keys))
         unfit.update(miss.reason for miss in damages.values() if miss is not None)
@@ -227,16 +227,16 @@ class Peers:
 
     def _key_here(self, key: str, keys: Sequence[BlockKey]) -> str:
         """The key that the engine knows an entry by."""
-        return key if self._domain is None else keys[-1].digest.hex()
+        return key if self._kind is None else keys[-1].digest.hex()
 
     def _keys_here(self, keys: list[BlockKey]) -> list[BlockKey]:
-        """The keys in the domain, of an entry without a recurrent state."""
-        if self._domain is None:
+        """The keys in the kind, of an entry without a recurrent state."""
+        if self._kind is None:
             return keys
         sibling_keys = list[BlockKey]()
         parent = keys[0].owner
         for block_key in keys:
-            digest = self._hasher.extend(parent, block_key.packed, block_key.place, self._domain)
+            digest = self._hasher.extend(parent, block_key.packed, block_key.place, self._kind)
             name = self._reader.keys.name_of(digest)
             sibling_keys.append(
                 block_key._replace(name=name, digest=digest, parent=parent, file=block_key)

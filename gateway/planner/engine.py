@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 
 from engine import protocol
-from engine.cache.digests import TOKEN_BYTES, ActiveAdapter, ChainHasher
+from engine.cache.digests import TOKEN_BYTES, ChainHasher, ChainKind
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId, Digest, TokenId
@@ -82,13 +82,11 @@ class UnitHasher(ChainHasher):
         parent: Digest,
         packed: bytes | bytearray | memoryview,
         place: int = 0,
-        adapter: ActiveAdapter | None = None,
+        kind: ChainKind | None = None,
     ) -> Digest:
         return Digest(bytes(packed[-TOKEN_BYTES:]))
 
-    def chain(
-        self, root: Digest, packed: bytes, adapter: ActiveAdapter | None = None
-    ) -> list[Digest]:
+    def chain(self, root: Digest, packed: bytes, kind: ChainKind | None = None) -> list[Digest]:
         stride = self._stride
         ends = range(stride, len(packed) + 1, stride)
         return [Digest(packed[end - TOKEN_BYTES : end]) for end in ends]

@@ -24,12 +24,12 @@ from transformers import AutoTokenizer
 from engine.approximate.copying import Move
 from engine.approximate.kinds import new_compression
 from engine.cache.ids import BlockId
-from engine.compute.compress import KvCompressor, Told, check_compressible
-from engine.compute.gate import RECOMPUTES, compute_apart, stand
+from engine.compute.compress import KvCompressor, check_compressible
+from engine.compute.gate import RECOMPUTES, compute_apart, place_documents
 from engine.compute.loading import load_model
 from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
-from engine.compute.scorers import REPEAT, REPEAT_PART
+from engine.compute.scorers import REPEAT, REPEAT_PART, Instructions
 from engine.protocol import SCORERS, Scorer
 from engine.schedule.runner import SampleParams, Work
 from engine.settings import DEMO_MODEL
@@ -91,7 +91,7 @@ def main() -> int:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     runner = loaded.runner(1024, BLOCK_SIZE)
     said = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
-    texts = Told(*(tokenizer.encode(part, add_special_tokens=False) for part in said))
+    texts = Instructions(*(tokenizer.encode(part, add_special_tokens=False) for part in said))
     compressor = KvCompressor(runner, texts, find_turns(loaded))
     families = [compressed(compressor, options.scorers)] if options.scorers else []
     if compressor.turns is not None:
@@ -176,7 +176,7 @@ def placed(runner: TorchRunner, compressor: KvCompressor) -> Family:
         apart = apart[: len(spans)]
         compute_apart(runner, prompt, spans, apart)
         for recompute in RECOMPUTES:
-            stand(runner, compressor, prompt, spans, apart, spare, recompute)
+            place_documents(runner, compressor, prompt, spans, apart, spare, recompute)
             parameter = f"{'r' if isinstance(recompute, float) else 'k'} {recompute:g}"
             yield ("blocks", parameter), Entry(spare, ends[-1])
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.compute.variants import profile, told
+from engine.compute.variants import profile, table_of
 from engine.settings import DEMO_MODEL
 from scripts.setup.options import parse
 from scripts.stack import ROOT
@@ -72,7 +72,7 @@ def main() -> int:
         f" {sum(losses[-5:]) / len(losses[-5:]):.2f}"
     )
     for name, reader, sibling in (("copy reads base", copy, base), ("base reads copy", base, copy)):
-        print(f"\n{name}\n{told(list(profile(reader.eval(), sibling.eval())))}")
+        print(f"\n{name}\n{table_of(list(profile(reader.eval(), sibling.eval())))}")
     return 0
 
 

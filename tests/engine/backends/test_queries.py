@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.approximate.asking import Approximations, Asked, asks_for_any
+from engine.approximate.asking import Approximations, ExactRequest, asks_for_any
 from engine.approximate.kinds import Sibling
 from engine.approximate.prompt import ApproximatePrompt
 from engine.backends.prepare.preparer import new_segments, prepare
@@ -73,7 +73,7 @@ def prompt_of(
         ],
     )
     exact = query(asked, num_blocks)
-    said = Asked(request=asked, query=exact, begins=prepared.begins)
+    said = ExactRequest(request=asked, query=exact, begins=prepared.begins)
     return approximations.prompt_of(said, new_cache(num_blocks))
 
 
@@ -175,8 +175,8 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
     found = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
     assert found.asked is not None and not found.placed
     assert found.asked.exact.num_tokens == len(found.query.tokens), "it may be answered as it is"
-    kinds = [sibling.domain, sibling.domain_of(5), sibling.domain_of(6), None]
-    kinds += [Sibling(b"m" * 16, 2, 3).domain_of(5), Sibling(b"n" * 16, 1, 3).domain_of(5)]
+    kinds = [sibling.kind, sibling.kind_up_to(5), sibling.kind_up_to(6), None]
+    kinds += [Sibling(b"m" * 16, 2, 3).kind_up_to(5), Sibling(b"n" * 16, 1, 3).kind_up_to(5)]
     hasher = ChainHasher(b"k", BLOCK_SIZE)
     assert len({hasher.extend(hasher.root("s"), b"abcd", 0, kind) for kind in kinds}) == 6
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.backends.sibling import Profile, known_by, read_sibling
+from engine.backends.sibling import Profile, fingerprints_of, read_sibling
 from engine.compute.errors import ModelRefused
 from engine.protocol.reports import Technique
 
@@ -21,7 +21,7 @@ def written(path: Path, *kls: float) -> str:
         )
         for own, kl in enumerate(kls)
     ]
-    profile = Profile(own=known_by(OWN), sibling=known_by(THEIRS), techniques=rows)
+    profile = Profile(own=fingerprints_of(OWN), sibling=fingerprints_of(THEIRS), techniques=rows)
     path.write_bytes(msgspec.json.encode(profile))
     return str(path)
 
@@ -30,7 +30,7 @@ def test_the_least_layers_from_which_on_all_are_allowed_are_computed(tmp_path: P
     path = written(tmp_path / "profile", 0.9, 0.4, 0.6, 0.3, 0.2, 0.0)
     sibling, rows = read_sibling(path, OWN)
     assert (sibling.own_layers, sibling.num_layers) == (3, 5)
-    assert sibling.model.hex() == known_by(THEIRS).fingerprint
+    assert sibling.model.hex() == fingerprints_of(THEIRS).fingerprint
     assert [one.is_allowed for one in rows] == [False, True, False, True, True, True]
 
 

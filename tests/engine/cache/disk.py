@@ -73,7 +73,7 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
     told = Entry(*what, entry.ready_at, end, kept_until=end, used_at=entry.used_at)
     told.is_leased = entry.is_leased
     told.is_asked_for = entry.is_asked_for
-    told.adapter = entry.adapter
+    told.kind = entry.kind
     return Told(told, tuple(world.store.key_of(block).name for block in entry.stored))
 
 

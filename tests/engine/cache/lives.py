@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
 from engine.protocol import Ttl
@@ -19,7 +19,7 @@ Prefix = tuple[str, tuple[int, ...]]
 """A scope and what is kept from the start: what an entry is about."""
 
 
-def kept_of(tokens: Sequence[int], adapter: ActiveAdapter | None) -> list[int]:
+def kept_of(tokens: Sequence[int], adapter: ChainKind | None) -> list[int]:
     """What memory keeps of tokens: each alone, or with the adapter that acts on it."""
     if adapter is None:
         return list(tokens)
@@ -42,7 +42,7 @@ class Life:
 
     @property
     def kept(self) -> list[int]:
-        return kept_of(self.tokens, self.query.digests.adapter)
+        return kept_of(self.tokens, self.query.digests.kind)
 
     @property
     def pending(self) -> int:

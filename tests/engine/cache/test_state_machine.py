@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
@@ -27,8 +27,8 @@ PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
 MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
 WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0])
 AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
-ADAPTERS = st.builds(ActiveAdapter, st.sampled_from(["1" * 64, "2" * 64]), st.integers(0, 24))
-ADAPTER = st.none() | st.builds(ActiveAdapter, st.just("1" * 64), st.just(0)) | ADAPTERS
+ADAPTERS = st.builds(ChainKind, st.sampled_from(["1" * 64, "2" * 64]), st.integers(0, 24))
+ADAPTER = st.none() | st.builds(ChainKind, st.just("1" * 64), st.just(0)) | ADAPTERS
 HOLD = st.booleans()
 INDEX = st.integers(0, 7)
 TOKEN = st.integers(1, 4)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.cache.block import Block, Entry
-from engine.cache.digests import ActiveAdapter, ChainHasher
+from engine.cache.digests import ChainHasher, ChainKind
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import NOBODY, BlockId, Digest
@@ -179,7 +179,7 @@ class World:
         scaffold: Sequence[int] = (99,),
         min_tokens: int = 1,
         age: float = 0.0,
-        adapter: ActiveAdapter | None = None,
+        adapter: ChainKind | None = None,
         hold: bool | None = None,
     ) -> CacheQuery:
         """A prompt of token segments, breakpoints by segment index.
@@ -367,7 +367,7 @@ class World:
                 del self.expected[prefix]
 
     def drop_adapter(self, digest: str) -> None:
-        doomed = {e.key for e in self.entries.live() if e.adapter and e.adapter.digest == digest}
+        doomed = {e.key for e in self.entries.live() if e.kind and e.kind.digest == digest}
         assert self.entries.drop_adapter(digest) == len(doomed)
         for prefix in list(self.expected):
             if self.key_of[prefix] in doomed:
@@ -419,7 +419,7 @@ class World:
         marked = [ends[point.segment] for point in query.breakpoints]
         last = max((end for end in marked if end >= query.min_tokens), default=0)
         readable = {}
-        kept = kept_of(query.tokens, query.digests.adapter)
+        kept = kept_of(query.tokens, query.digests.kind)
         for end in ends:
             known = self._present((query.scope, tuple(kept[:end])))
             if end <= last and known and known.ready_at <= query.arrived_at < known.expires_at:

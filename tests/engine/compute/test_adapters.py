@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.cache.digests import ActiveAdapter
+from engine.cache.digests import ChainKind
 from engine.compute.adapters import Adapter, load_adapter
 from engine.compute.runner import TorchRunner
 from engine.refusal import StartRefused
@@ -62,7 +62,7 @@ def trained(
 
 
 def with_adapter(works: Sequence[Work], adapter: Adapter, start: int = 0) -> list[Work]:
-    use = ActiveAdapter(adapter.digest, start)
+    use = ChainKind(adapter.digest, start)
     return [replace(work, adapter=use) for work in works]
 
 

@@ -17,11 +17,11 @@ from engine.approximate.kinds import Compression, compression_of, new_compressio
 from engine.cache.ids import BlockId
 from engine.compute import compress
 from engine.compute.attention.replay import Replay
-from engine.compute.compress import KvCompressor, Told, check_compressible
+from engine.compute.compress import KvCompressor, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import MIN_AGREEMENT, measure
 from engine.compute.loading import prepare_model
-from engine.compute.scorers import SCORE_KEYS, SINKS, choose, h2o, pieces, snapkv
+from engine.compute.scorers import SCORE_KEYS, SINKS, Instructions, choose, h2o, pieces, snapkv
 from engine.protocol import SCORERS, Scorer
 from engine.protocol.reports import why_refused
 from engine.schedule.runner import Work
@@ -41,7 +41,7 @@ VECTORS = json.loads((Path(__file__).parent / "kvpress_scores.json").read_text()
 KEYS = torch.sin(torch.arange(2 * 47 * 16) ** 1.5).view(2, 47, 16)
 """The keys of which kvpress made its scores."""
 IDS = [(i * i * 7 + i * 3) % 199 for i in range(100)]
-TOLD = Told([11, 12, 13], [11, 12], [21, 22])
+INSTRUCTIONS = Instructions([11, 12, 13], [11, 12], [21, 22])
 """What it made scores of attention of, with the tiny Llama."""
 
 
@@ -74,7 +74,7 @@ def test_a_compressed_prefix_computes_what_transformers_does_over_what_is_kept(
         runner = model.runner()
         run_in_turn(runner, new_works(prompt[:of], [30], range(20)))
         targets = [BlockId(block) for block in range(20, 45)]
-        sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, TOLD)
+        sources, compressor = list(map(BlockId, range(20))), KvCompressor(runner, INSTRUCTIONS)
         steps = list(compressor.compress(how, prompt[:of], Move([(0, how.kept)], sources, targets)))
         assert len(steps) == model.loaded.layout.num_layers
         rest = prompt[of:]
@@ -109,7 +109,7 @@ def test_scores_of_attention_are_those_of_kvpress(both_attentions: Models) -> No
     table = [3, 9, 1, *range(20, 31)]
     run_in_turn(runner, new_works(IDS, [30], table))
     before = runner.pool.read_bytes(list(map(BlockId, range(64)))).clone()
-    ((columns, behind),) = pieces(IDS, TOLD.repeat, TOLD.repeat_part, TOLD.turn)
+    ((columns, behind),) = pieces(IDS, INSTRUCTIONS)
     blocks = torch.tensor(table[:13])
     told = Replay(runner.pool, blocks, 100, columns)
     own = Replay(runner.pool, blocks, 100, range(100), is_own=True)
@@ -140,7 +140,7 @@ def test_scorers_that_run_over_the_prefix_keep_what_they_like(
     targets = list(map(BlockId, range(20, 27)))
     how = Compression(scorer, 0.56, 100, 56)
     move = Move([(0, how.kept)], sources, targets)
-    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, move))
+    steps = list(KvCompressor(runner, INSTRUCTIONS).compress(how, IDS, move))
     assert max(steps) <= 128 and sum(steps[:-3]) == {"kvzip": 105, "snapkv": 64, "h2o": 100}[scorer]
     scores = torch.tensor(VECTORS[scorer])
     for layer in range(3):
@@ -161,7 +161,7 @@ def test_scores_of_a_long_prefix_take_bounded_memory(
     how = Compression("h2o", 0.56, 100, 56)
     targets = list(map(BlockId, range(20, 27)))
     move = Move([(0, how.kept)], sources, targets)
-    steps = list(KvCompressor(runner, TOLD).compress(how, IDS, move))
+    steps = list(KvCompressor(runner, INSTRUCTIONS).compress(how, IDS, move))
     assert steps[:-3] == [10] * 10
 
 
@@ -172,18 +172,18 @@ def test_the_first_tokens_are_kept_and_equal_scores_go_by_place() -> None:
     assert choose(worst_first, 6).tolist() == [*range(SINKS), 38, 39]
 
 
-def test_a_kind_is_read_back_from_its_domain() -> None:
+def test_a_kind_is_read_back_from_its_digest() -> None:
     how = new_compression("chunkkv", 0.35, 1001, 16)
     assert how is not None and how.kept == 352 and how.cut == 649
-    assert compression_of(how.domain, 16) == how
+    assert compression_of(how.kind, 16) == how
     assert compression_of(None, 16) is None
-    assert compression_of(how.domain._replace(digest="ab" * 32), 16) is None
+    assert compression_of(how.kind._replace(digest="ab" * 32), 16) is None
     others = [
         replace(how, scorer="keydiff"),
         replace(how, keep=0.36),
         replace(how, of=1002),
     ]
-    assert len({one.domain for one in (how, *others)}) == 4
+    assert len({one.kind for one in (how, *others)}) == 4
     # Too short a prefix is not compressed, nor one of which nothing would go.
     assert new_compression("keydiff", 0.5, 96, 16) is None
     assert new_compression("keydiff", 0.99, 100, 16) is None
@@ -197,7 +197,7 @@ def test_models_that_it_does_not_fit_are_refused(tiny_models: Models) -> None:
 
 
 def test_the_gate_measures_every_technique_and_refuses_what_is_too_far() -> None:
-    rows = measure(new_tiny_model("llama").loaded, TOLD, None)
+    rows = measure(new_tiny_model("llama").loaded, INSTRUCTIONS, None)
     found = [row for row in rows if row is not None]
     assert {(one.method, one.parameter) for one in found} == {
         (scorer, keep) for scorer in SCORERS for keep in (0.75, 0.5, 0.25, 0.1)
@@ -248,7 +248,7 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
             [BlockId(b) for b in range(model.num_blocks) if b not in free],
         )
         copier.load(list(zip(content, table, strict=True)))
-        compressor = KvCompressor(copier, Told([], [], []))
+        compressor = KvCompressor(copier, Instructions([], [], []))
         before, behind = copies[:3], copies[3:]
         list(compressor.take_over(depth, prompt[:read], Move([(0, 24)], table, copies)))
         copier.copy_blocks(list(zip(before, spare, strict=True)))

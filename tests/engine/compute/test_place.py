@@ -10,9 +10,10 @@ import torch
 from msgspec import structs
 from transformers import DynamicCache
 
-from engine.compute.compress import KvCompressor, Told
-from engine.compute.gate import RECOMPUTES, compute_apart, measure, stand
+from engine.compute.compress import KvCompressor
+from engine.compute.gate import RECOMPUTES, compute_apart, measure, place_documents
 from engine.compute.place import STYLES, Turns, find_turns
+from engine.compute.scorers import Instructions
 from engine.protocol.reports import why_refused
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import (
@@ -25,7 +26,7 @@ from tests.engine.compute.tiny import (
 
 BOUND = 1e-5
 Models = Callable[[str], TinyModel]
-TOLD = Told([11, 12, 13], [11, 12], [21, 22])
+INSTRUCTIONS = Instructions([11, 12, 13], [11, 12], [21, 22])
 Spans = list[tuple[int, int]]
 
 
@@ -83,10 +84,10 @@ def test_placed_documents_compute_what_torch_does(both_attentions: Models, famil
         prompt = random_prompt(rng, 150, 200)
         spans = [(7, 60), (60, 95), (101, 140)]
         runner = model.loaded.runner(104, 8)
-        compressor = KvCompressor(runner, TOLD, turns)
+        compressor = KvCompressor(runner, INSTRUCTIONS, turns)
         own, *apart = (range(begin, begin + 26) for begin in (0, 26, 52, 78))
         compute_apart(runner, prompt, spans, apart)
-        stand(runner, compressor, prompt, spans, apart, own, recompute)
+        place_documents(runner, compressor, prompt, spans, apart, own, recompute)
         last = Work(token_ids=prompt[140:], start=140, block_table=own, sample=GREEDY)
         logits = runner.logits([last])[0]
         wanted = expected_logits(model, prompt, spans, recompute)
@@ -122,7 +123,7 @@ def test_a_model_whose_keys_turn_in_another_way_has_none() -> None:
 def test_the_gate_measures_every_number_and_share_of_recomputed_tokens() -> None:
     loaded = new_tiny_model("llama").loaded
     turns = find_turns(loaded)
-    found = [one for one in measure(loaded, TOLD, turns) if one and one.method == "blocks"]
+    found = [one for one in measure(loaded, INSTRUCTIONS, turns) if one and one.method == "blocks"]
     assert [one.parameter for one in found] == list(RECOMPUTES)
     for least, most in ((0, 3), (4, 6)):
         assert found[least].kl > found[most].kl >= 0
@@ -131,5 +132,5 @@ def test_the_gate_measures_every_number_and_share_of_recomputed_tokens() -> None
     assert "blocks at 4 is too far" in (why_refused(refused, "blocks", 7) or "")
     assert "blocks at 0.05 is too far" in (why_refused(refused, "blocks", 0.1) or "")
     assert why_refused(refused, "blocks", 0.01) is why_refused(refused, "blocks", 0.2) is None
-    assert not any(one and one.method == "blocks" for one in measure(loaded, TOLD, None))
+    assert not any(one and one.method == "blocks" for one in measure(loaded, INSTRUCTIONS, None))
     assert why_refused([], "blocks", 16) is not None

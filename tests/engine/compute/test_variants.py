@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import model_facts
-from engine.compute.variants import profile, told
+from engine.compute.variants import profile, table_of
 from scripts.stack import ROOT
 from tests.engine.compute.tiny import new_tiny_model
 from tests.fuzz.tiny_model import write_tiny_model
@@ -43,7 +43,7 @@ def test_an_equal_model_costs_nothing_and_a_stranger_is_refused() -> None:
     assert [row.parameter for row in rows] == [0, 1, 2, 3]
     assert [row.is_allowed for row in rows] == [False, False, False, True]
     assert rows[3].kl < 1e-5 < 0.5 < rows[0].kl
-    assert "refuses the pair" in told(rows)
+    assert "refuses the pair" in table_of(rows)
 
 
 def test_the_first_layers_are_the_models_own() -> None:

@@ -21,9 +21,10 @@ from engine.approximate.copying import Blend, Move
 from engine.approximate.kinds import Compression, Sibling
 from engine.approximate.prompt import (
     ApproximatePrompt,
-    asking_sibling,
+    DocumentPlace,
     compressed,
     with_documents,
+    with_sibling_mark,
 )
 from engine.approximate.request import ApproximateRequest, ApproximateSequence
 from engine.cache.digests import ChainHasher
@@ -145,10 +146,12 @@ class FakeRunner:
             self._move_state(work)
         return [self._answer(work) for work in works]
 
-    def compress(self, how: Compression, tokens: Sequence[TokenId], move: Move) -> Iterator[int]:
+    def compress(
+        self, compression: Compression, tokens: Sequence[TokenId], move: Move
+    ) -> Iterator[int]:
         memory = [slot for block in move.sources for slot in self.memory[block]]
-        assert memory[: how.of] == list(tokens[: how.of])
-        kept = chosen(memory, how)
+        assert memory[: compression.of] == list(tokens[: compression.of])
+        kept = chosen(memory, compression)
         for start, end in move.ranges:
             for place in range(start, end):
                 block, slot = divmod(place, self._size)
@@ -302,8 +305,8 @@ class Sent:
         """The tokens a choice sampled, as its sequence has them."""
         sequence = self.state.sequences[choice]
         tokens = sequence.tokens
-        if isinstance(sequence, ApproximateSequence) and sequence.own is not None:
-            tokens = sequence.own[0]
+        if isinstance(sequence, ApproximateSequence) and sequence.set_aside is not None:
+            tokens = sequence.set_aside.tokens
         return tokens[len(self.state.query.tokens) :]
 
     def wanted(self, choice: int = 0) -> list[TokenId]:
@@ -436,7 +439,7 @@ class Harness:
             prompt = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
         if documents:
             placed = [
-                (
+                DocumentPlace(
                     Document(index, ttl, recompute, str(segments[index][0])),
                     ends[index] - len(segments[index]),
                     ends[index],
@@ -445,7 +448,7 @@ class Harness:
             ]
             prompt = with_documents(query, self.cache, placed)
         if sibling is not None and self._sibling is not None:
-            prompt = asking_sibling(query, self.cache, self._sibling, sibling)
+            prompt = with_sibling_mark(query, self.cache, self._sibling, sibling)
         new_request: Callable[..., RequestState] = RequestState
         if prompt is not None:
             query = prompt.query

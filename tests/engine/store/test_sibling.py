@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def num_known(self) -> int:
-        return sum(one.adapter == SIBLING.domain for one in self.own.entries.live())
+        return sum(one.kind == SIBLING.kind for one in self.own.entries.live())
 
     def ask(self, *segments: list[int], **options: Any) -> Sent:
         """A prompt whose first segment may be the sibling's."""
@@ -71,9 +71,9 @@ def test_what_a_sibling_wrote_is_read_to_the_token_and_told(pair: Pair) -> None:
     assert started(second).usage.cache_write_5m_tokens == len(QUESTION)
     third = pair.ask(PREFIX, QUESTION, more)
     assert (read_of(third), reused(third)) == (22 + len(QUESTION), 22)
-    kinds = [one for one in pair.own.entries.live() if one.adapter == SIBLING.domain_of(22)]
+    kinds = [one for one in pair.own.entries.live() if one.kind == SIBLING.kind_up_to(22)]
     assert {(one.tokens, one.is_leased) for one in kinds} == {(22, True), (27, True)}
-    (alone,) = (one for one in pair.own.entries.live() if one.adapter == SIBLING.domain)
+    (alone,) = (one for one in pair.own.entries.live() if one.kind == SIBLING.kind)
     assert not alone.is_leased and alone.blocks[0].tier == "disk", "it is the sibling's to hold"
     pair.own.check_idle()
 
@@ -88,7 +88,7 @@ def test_exact_prompts_find_nothing_of_it_and_it_finds_what_is_exact(pair: Pair)
     asking = pair.ask(PREFIX, QUESTION, words(500, 3))
     assert (read_of(asking), reused(asking)) == (27, 0)
     # The sibling knows nothing of this model.
-    assert not any(one.adapter for one in pair.theirs.entries.live())
+    assert not any(one.kind for one in pair.theirs.entries.live())
 
 
 def test_without_a_siblings_entry_the_prompt_is_exact(pair: Pair) -> None:
@@ -213,13 +213,13 @@ def test_an_answer_whose_beginning_is_gone_goes_on_exact_and_needs_no_room_for_a
     begun.tokens = list(query.tokens)
     begun.table = pair.own.cache.new_table(query)
     begun.begin(pair.own.cache)
-    assert begun.table.adapter == SIBLING.domain_of(22) and not list(begun.table.gaps(22))
+    assert begun.table.kind == SIBLING.kind_up_to(22) and not list(begun.table.gaps(22))
     begun.release()
     # Where nothing of it is in memory any more, there is just room for the prompt.
     empty = StoredEngine(tmp_path / "empty", model="own", num_blocks=8)
     begun.table = empty.cache.new_table(query)
     begun.begin(empty.cache)
-    assert begun.table.adapter is None and list(begun.table.gaps(22)) == [(0, 22)]
+    assert begun.table.kind is None and list(begun.table.gaps(22)) == [(0, 22)]
 
 
 def test_a_prompt_below_one_block_is_exact(pair: Pair) -> None:
