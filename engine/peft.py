@@ -39,13 +39,12 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """`weights` is the safetensors file, whose tensors are not checked here.
-
-    `digest` is the SHA-256 of it and of the config's fields that decide what is computed.
-    """
+    """An adapter, as it was read from its folder."""
 
     config: dict[str, Any]
+    # The safetensors file. Its tensors are not checked here.
     weights: bytes
+    # The SHA-256, in hex, of the weights and of the config's fields that decide what is computed.
     digest: str
 
     @property

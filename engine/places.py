@@ -13,24 +13,26 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 STRANGERS_SHARE = 0.2
-"""Of the loop's time, for requests of strangers while others are answered."""
+"""The part of the loop's time for requests of strangers, while others are answered."""
 NEWCOMERS_SHARE = 1 / 16
-"""Of all places, for connections that are not proved (yet)."""
+"""The part of all places for connections that are not proved (yet)."""
 _PLACES_SHARE = 3 / 4
-"""Of the process's descriptors, for connections. Files and the process's own connections need the
-others."""
+"""The part of the process's descriptors for connections that have a place. Files and the process's
+own connections need others."""
 _SOCKETS_SHARE = 13 / 16
-"""The same with connections that have lost their place, or never had one, and are told so."""
+"""The same, and those for refused connections that are told so."""
 _BACKLOG_SHARE = 1 / 16
 _MAX_BACKLOG = 2048
 
 
 class Split(NamedTuple):
-    """Parts of a process's descriptors: `places` for connections, `sockets` with those that are
-    told that they have no place, and the `backlog` of those that wait to be accepted."""
+    """Parts of a process's descriptors."""
 
+    # For connections that have a place.
     places: int
+    # For those, and for refused ones that are told so.
     sockets: int
+    # For connections that wait to be accepted.
     backlog: int
 
 
@@ -50,8 +52,10 @@ class Guest(Protocol):
 
 
 class _Holders:
-    """The connections of each holder in the order in which they were proved, and the holders by how
-    many they have. Each call takes the same time however many there are."""
+    """The connections of each holder, in the order in which they were proved.
+
+    The holders stand by how many they have. Each call takes the same time however many there are.
+    """
 
     def __init__(self) -> None:
         self._guests: dict[str, OrderedDict[Guest, None]] = {}
@@ -103,26 +107,33 @@ class _Holders:
 
 
 class Connections:
-    """Which connections may stay: so many in total, `part_of_holder` of them of each holder, and so
-    many of one address that are not proved. A connection is *proved* while the last request on it
-    showed who holds it. What a holder has beyond its part counts like connections that are not
-    proved.
+    """Which connections may stay.
+
+    A connection is *proved* while the last request on it showed who holds it. What a holder has
+    beyond its part counts like connections that are not proved.
 
     Some places (NEWCOMERS_SHARE) are never a proved connection's. So where no place is free, the
     oldest that is not proved makes way, whatever it does, and who shows nothing keeps nobody out.
-    (The newest of them may be about to show something.) Where all other places are taken, a newly
-    proved connection has the place of the newest one of the holder that has the most, if that is
-    more than an equal part for each holder. Else it stays as one that is not proved."""
+    (The newest of them may be about to show something.)
+
+    Where all other places are taken, a newly proved connection gets the place of another: of the
+    newest one of the holder that has the most, if that is more than an equal part for each holder.
+    Else it stays as one that is not proved.
+    """
 
     def __init__(self, most: int, most_of_address: int, part_of_holder: float) -> None:
+        """`most` connections may stay in total, of which each holder may have a part, 0 to 1. Of
+        those that are not proved each address may have `most_of_address`."""
         self._most = most
         self._most_of_address = most_of_address
         self._most_proved = max(most - max(int(most * NEWCOMERS_SHARE), 1), 1)
         self._most_of_holder = max(int(most * part_of_holder), 1)
-        # The addresses of all; those that are not proved, the oldest first; who holds the others.
+        # The address of each connection.
         self._groups: dict[Guest, str] = {}
+        # Those that are not proved, the oldest first, all and by address.
         self._unproved: OrderedDict[Guest, None] = OrderedDict()
         self._by_address: dict[str, OrderedDict[Guest, None]] = {}
+        # Who holds those that are proved.
         self._holder_of: dict[Guest, str] = {}
         self._holders = _Holders()
 
@@ -215,10 +226,12 @@ def group_of(address: str) -> str:
         return address
 
 
-class Told:
-    """Connections that have lost their place, or never had one, while they are told so. Where they
-    take too many descriptors the one that was told first is cut off: it has had the most time to
-    read its answer."""
+class RefusedConnections:
+    """Connections that have lost their place, or never had one, while they are told so.
+
+    Where they take too many descriptors the first of them is cut off: it has had the most time to
+    read its answer.
+    """
 
     def __init__(self, most_sockets: int) -> None:
         self._most_sockets = most_sockets
@@ -269,10 +282,12 @@ class RoundRobin:
 
 
 class Strangers:
-    """When requests of strangers begin: one at a time, in turn between addresses. While requests
-    with a known key or secret are answered, each is followed by a pause, so that all together take
-    STRANGERS_SHARE of the loop's time. What a request takes is its first step, up to where it
-    waits: answers to strangers wait for nothing."""
+    """When requests of strangers begin: one at a time, in turn between addresses.
+
+    While requests with a known key or secret are answered, each is followed by a pause, so that all
+    together take STRANGERS_SHARE of the loop's time. What a request takes is its first step, up to
+    where it waits: answers to strangers wait for nothing.
+    """
 
     def __init__(self) -> None:
         self._num_known = 0

@@ -61,21 +61,23 @@ class NotSizable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSize:
-    """One token's keys and values. `num_windowed` of the layers see only the last `window` tokens.
+    """The sizes of a model's keys and values."""
 
-    `head_bytes` are those of one head's keys. `num_planes` is 2, for keys and values, or 1 for the
-    latents of multi-head latent attention, whose one head is a latent with its rotated part.
-    `num_layers` keep keys and values. `state_bytes` are those of one recurrent state.
-    """
-
+    # Layers that keep keys and values.
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    # Of one head's keys of one token.
     head_bytes: int
+    # A windowed layer sees so many last tokens.
     window: int | None = None
+    # How many of the layers are windowed.
     num_windowed: int = 0
+    # 2, for keys and values. 1 for multi-head latent attention, whose one head is a latent with its
+    # rotated part.
     num_planes: int = 2
+    # Of one recurrent state.
     state_bytes: int = 0
 
     @property

@@ -75,18 +75,18 @@ def _late(parts: "AdapterParts", name: str) -> AdapterRefused:
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """What a backend that computes adapters has. `spelled` gives the text of an invocation.
+    """What a backend that computes adapters has."""
 
-    Names are those of the folders in `directory`, and those that `named` has. The files with the
-    weights of all that are loaded have `max_bytes` at most. An adapter is read in `read_seconds`,
-    or it is refused.
-    """
-
+    # Its folders are adapters, by their names.
     directory: Path | None
     model: ModelAdapters
+    # The text of an invocation.
     spelled: Callable[[Sequence[TokenId]], str]
+    # The bound of all loaded weights' files together.
     max_bytes: int
+    # Folders of adapters with other names.
     named: Mapping[str, Path] = field(default_factory=dict)
+    # An adapter that takes longer to read is refused.
     read_seconds: float = READ_SECONDS
 
     def names(self) -> list[str]:

@@ -34,22 +34,23 @@ _MAX_SEED = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What one choice asks of the other program. `max_tokens` is at least 1.
-
-    `end_token_ids` end it, and nothing else does. `grammar` is in llguidance's form of Lark.
-    `is_seeded`: the client asked for draws that can be repeated. `adapter` is by its digest.
-    """
+    """What one choice asks of the other program."""
 
     order_id: str
     scope: str
     token_ids: Sequence[TokenId]
     request: GenerateRequest
     sample: SampleParams
+    # At least 1.
     max_tokens: int
+    # The client asked for draws that can be repeated.
     is_seeded: bool = False
+    # They end it, and nothing else does.
     end_token_ids: Sequence[TokenId] = ()
+    # In llguidance's form of Lark.
     grammar: str | None = None
     is_batch: bool = False
+    # Its digest, empty without one.
     adapter: str = ""
     image_prompt: ImagePrompt | None = None
 

@@ -18,9 +18,10 @@ With a store an entry's whole copy is kept there too, and may hold the lease (`s
 from collections.abc import Sequence
 
 from engine.cache.block import Block, Entry, Recorded, Refresh
+from engine.cache.device_leases import Leases
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
 from engine.cache.ids import Digest
-from engine.cache.leases import EndReason, Leases
+from engine.cache.leases import EndReason
 from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.lookup import Mark
 from engine.cache.order import Order

@@ -15,15 +15,17 @@ _NO_TRACE: tuple[MissReason, ...] = ("grew", "cold", "lookback_exceeded", "no_bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misses:
-    """Explains one look-up at the moment `now`. `has_states`: a prompt can be gone on with from an
-    entry's own position alone. `lookback_to` is the request's."""
+    """Explains one look-up."""
 
     entries: Entries
     digests: PromptDigests
     segments: Sequence[Segment]
     breakpoints: Sequence[Breakpoint]
+    # The moment of the look-up.
     now: float
+    # A prompt can be gone on with from an entry's own position alone.
     has_states: bool
+    # The request's.
     lookback_to: int | None
 
     def by_segment(self, marks: Sequence[Mark], read: int) -> dict[int, MissReason]:

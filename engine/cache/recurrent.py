@@ -25,11 +25,9 @@ _ONE_BEFORE = pack([2**32 - 2])
 
 
 class StateMove(NamedTuple):
-    """The blocks that a step reads a sequence's state from, and those that it writes it to.
+    """Where a step reads a sequence's state, and where it writes it."""
 
-    `source` is None before the first token.
-    """
-
+    # None before the first token.
     source: Sequence[BlockId] | None
     target: Sequence[BlockId]
 

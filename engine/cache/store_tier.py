@@ -14,14 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.ids import BlockId, Digest
-from engine.cache.order import Order
 from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.store_holds import StoreHolds
 from engine.cache.table import BlockTable
 
 HELD_SHARE = 0.9
@@ -36,18 +36,20 @@ Payload = bytes | memoryview
 
 
 class BlockKey(NamedTuple):
-    """The content that a file must have. `owner` is the digest of the scope's empty prefix.
+    """The content that a file must have."""
 
-    `packed` are the block's token ids. `place` is the block's index in its chain. Of another
-    model's content, which is of a kind of its own here, `file` is what that model says of it.
-    """
-
+    # The file's.
     name: str
+    # The digest of the scope's empty prefix.
     owner: Digest
     digest: Digest
     parent: Digest
+    # The block's index in its chain.
     place: int
+    # The block's token ids.
     packed: bytes
+    # Of another model's content, which is of a kind of its own here: the key by which that model
+    # wrote the file.
     file: "BlockKey | None" = None
 
 
@@ -80,119 +82,6 @@ class SaveJob:
     parent: Digest
     blocks: list[Block] = field(default_factory=list)
     num_pending: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _ScopeHolds:
-    """One scope's holds, and the blocks that they have together."""
-
-    entries: dict[Entry, None] = field(default_factory=dict)
-    order: Order[Entry] = field(
-        default_factory=lambda: Order(
-            lambda entry: (entry.is_leased, entry.expires_at) if entry.stored is not None else None
-        )
-    )
-    # Those that nobody asked a lease for, the least recently used first.
-    automatic: Order[Entry] = field(default_factory=lambda: Order(_use_of_automatic))
-    num_blocks: int = 0
-
-
-def _use_of_automatic(entry: Entry) -> tuple[float, float] | None:
-    if entry.stored is None or entry.is_asked_for:
-        return None
-    return entry.used_at, 0.0
-
-
-class StoreHolds:
-    """Which entries' whole copies the store keeps, and whose makes way for whose.
-
-    A hold is one lease reference on each block of an entry's copy. Where a new hold does not fit,
-    holds of the scope that holds the most make way, those of best-effort entries first, then the
-    soonest expiry. No scope takes from one that then holds less than itself. A scope's own
-    automatic entries make way for its new holds, by least recent use.
-    """
-
-    def __init__(self, pool: BlockPool, max_blocks: int) -> None:
-        self._pool = pool
-        self.max_blocks = max_blocks
-        self._scopes: dict[str, _ScopeHolds] = {}
-        self._by_block: dict[Block, dict[Entry, None]] = {}
-
-    def __len__(self) -> int:
-        return sum(len(scope.entries) for scope in self._scopes.values())
-
-    def entries(self) -> list[Entry]:
-        return list(chain.from_iterable(scope.entries for scope in self._scopes.values()))
-
-    def of(self, block: Block) -> list[Entry]:
-        """The entries whose copies have this block."""
-        return list(self._by_block.get(block, ()))
-
-    def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
-        """The entries whose holds must make way for `num_new` blocks, None if there is no room."""
-        excess = self._pool.num_leased + num_new - self.max_blocks
-        if excess <= 0:
-            return []
-        largest = max(self._scopes.values(), key=lambda holds: holds.num_blocks, default=None)
-        scope_holds = self._scopes.get(scope)
-        held = scope_holds.num_blocks if scope_holds is not None else 0
-        if scope_holds is not None:
-            automatic = _first_of(scope_holds.automatic, excess)
-            if automatic is not None:
-                return automatic
-        if largest is None or largest is scope_holds or largest.num_blocks < held + num_new:
-            return None
-        return _first_of(largest.order, excess)
-
-    def changed(self, entry: Entry) -> None:
-        """An entry's expiry or lease has changed."""
-        if entry.stored is not None:
-            self._scopes[entry.scope].order.push(entry)
-
-    def add(self, entry: Entry, blocks: list[Block]) -> None:
-        entry.stored = blocks
-        scope = self._scopes.setdefault(entry.scope, _ScopeHolds())
-        scope.num_blocks += self._pool.num_unleased(blocks)
-        scope.entries[entry] = None
-        scope.order.push(entry)
-        scope.automatic.push(entry)
-        self._pool.lease(blocks)
-        for block in blocks:
-            self._by_block.setdefault(block, {})[entry] = None
-
-    def end(self, entry: Entry) -> None:
-        """End an entry's hold."""
-        blocks = entry.stored
-        entry.stored = None
-        assert blocks is not None
-        for block in blocks:
-            holders = self._by_block[block]
-            del holders[entry]
-            if not holders:
-                del self._by_block[block]
-        scope = self._scopes[entry.scope]
-        before = self._pool.num_leased
-        self._pool.end_lease(blocks)
-        scope.num_blocks -= before - self._pool.num_leased
-        del scope.entries[entry]
-        if not scope.entries:
-            del self._scopes[entry.scope]
-
-
-def _first_of(order: Order[Entry], num_blocks: int) -> list[Entry] | None:
-    """The first entries whose copies have so many blocks; None if all together have not. The order
-    stays as it is."""
-    doomed: dict[Entry, None] = {}
-    while num_blocks > 0:
-        entry = order.pop()
-        if entry is None:
-            break
-        if entry not in doomed:
-            doomed[entry] = None
-            num_blocks -= len(entry.stored or ())
-    for entry in doomed:
-        order.push(entry)
-    return list(doomed) if num_blocks <= 0 else None
 
 
 class StoreTier:

@@ -59,9 +59,10 @@ class NotCompiled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """`level` is the one that it was built for, or NATIVE."""
+    """A compiled kernel."""
 
     code: ctypes.CDLL
+    # The instruction set that it was built for, or NATIVE.
     level: str
 
 

@@ -30,13 +30,13 @@ class KvCodec(NamedTuple):
     who computed them, or on whether a block is full. A shared, copied, forked or stored block is
     exact within one type, to the bit. KIVI scales keys by channel over many tokens instead (arXiv
     2402.02750). A block that is not full has no such scale.
-
-    `encode` takes (..., head_dim) of any type to bytes (..., `num_bytes`). `decode` takes them back
-    to the type that is given.
     """
 
+    # Of one encoded head.
     num_bytes: int
+    # From (..., head_dim) of any type to bytes (..., num_bytes).
     encode: Callable[[torch.Tensor], torch.Tensor]
+    # Back to (..., head_dim) of the type that is given.
     decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
 
@@ -114,17 +114,18 @@ STATE_ALIGNED = 16
 
 
 class StatePart(NamedTuple):
-    """One tensor of a sequence's state: (1, ...) of `dtype`, `start` bytes into the state.
+    """One tensor (1, ...) of a sequence's recurrent state.
 
-    A linear layer has one for its convolution and one for its recurrence, or several of each by
-    `number`.
+    A linear layer has one for its convolution and one for its recurrence, or several of each.
     """
 
     layer: int
     is_convolution: bool
+    # Its place among the several ones of a layer.
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    # So many bytes into the state it begins.
     start: int
 
     @property

@@ -66,17 +66,18 @@ _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A checked model in evaluation mode. `max_context_tokens` is the length it was trained for.
-
-    Without a `kernel` torch's functions attend; `why_no_kernel` tells why where one was looked for.
-    """
+    """A checked model in evaluation mode."""
 
     model: PreTrainedModel
     layout: KvLayout
+    # By layer: so many tokens it attends to, None for all.
     windows: list[int | None]
+    # The length that it was trained for.
     max_context_tokens: int
     device: torch.device
+    # Without one torch's functions attend.
     kernel: Kernel | None = None
+    # Why there is no kernel, where one was looked for.
     why_no_kernel: str | None = None
 
     @property

@@ -355,16 +355,18 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
+    """Tokens of a sequence that a step computes.
 
-    A step may have several chunks of one sequence, with content in memory between them. `draft` are
-    tokens that may follow, to be computed too.
+    A step may have several chunks of one sequence, with content in memory between them.
     """
 
     sequence: SequenceState
+    # The slot of the first token.
     start: int
     count: int
+    # Nothing is pending behind it.
     is_last: bool
+    # Tokens that may follow. They are computed too.
     draft: Sequence[TokenId] = ()
 
     @property

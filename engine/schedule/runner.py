@@ -12,39 +12,47 @@ from engine.cache.store_tier import Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleParams:
-    """How to draw the next token; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off.
+    """How to draw the next token.
 
-    `seed` is fixed per sequence. Besides the logits a draw depends on the seed and the position
-    alone, so a preempted sequence continues with the same draws.
-
-    `bias` is added to the logits of its tokens. The penalties are taken from those of the tokens
-    that the sequence has sampled: one where there are any, the other for each of them. For the
-    `repetition_penalty` (see the protocol) its prompt counts too. Before `min_tokens` are sampled
-    no token ends it. `min_p` is a share of the most likely token's probability.
+    Besides the logits a draw depends on the seed and the position alone, so a preempted sequence
+    continues with the same draws.
     """
 
+    # 0 is greedy.
     temperature: float
+    # 1 is off.
     top_p: float
+    # 0 is off.
     top_k: int
+    # Fixed for a sequence.
     seed: int
+    # Taken from the logits of tokens that the sequence has sampled.
     presence_penalty: float = 0.0
+    # The same, once for each time that it has sampled the token.
     frequency_penalty: float = 0.0
+    # Lowers the logits of tokens that the sequence or its prompt has: positive ones are divided by
+    # it, others multiplied.
     repetition_penalty: float = 1.0
+    # A share of the most likely token's probability.
     min_p: float = 0.0
+    # Before so many tokens are sampled none ends the sequence.
     min_tokens: int = 0
+    # Added to the logits of its tokens.
     bias: Mapping[TokenId, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class DrawnProbs:
-    """Where the runner tells the log-probabilities of a sequence's latest draw.
+    """Where the runner writes the log-probabilities of a sequence's latest draw.
 
-    `drawn` is the drawn token's, `top` are the `num_top` most likely tokens with theirs. They are
-    the model's own: at temperature 1, before biases, penalties and `allowed`.
+    They are the model's own: at temperature 1, before biases, penalties and `Work.allowed`.
     """
 
+    # So many of the most likely tokens are wanted.
     num_top: int
+    # The drawn token's.
     drawn: float = 0.0
+    # The most likely tokens, with theirs.
     top: list[tuple[TokenId, float]] = field(default_factory=list)
 
 
@@ -52,35 +60,38 @@ class DrawnProbs:
 class Work:
     """One sequence's share of a step.
 
-    The keys and values of slots [0, start) are in `block_table` already; those of `token_ids`,
-    at slots start, start + 1, …, are to be computed and written through it. The table covers
-    all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
-    tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
-    `bias` is added to the logits of its tokens. Where there are `probs`, the runner fills them.
-    `seen` has a byte for each token id, 1 where the repetition penalty counts it.
-
-    The last of `token_ids` may be only proposed, as `draft` has them. The runner draws behind the
-    token before them. As long as it drew what was proposed it draws behind that too, into `behind`.
     A work with a draft has no `allowed`, `bias`, `seen` or `probs`.
-
-    `state` says where the recurrent state behind [0, start) is, and where the new one is written,
-    for models with linear layers. `adapter` acts on the tokens from its start on.
-
-    `start` counts slots. The tokens' positions are `cut` more.
     """
 
+    # Their keys and values are to be computed, at slots start, start + 1, … The last ones may be
+    # the draft's.
     token_ids: Sequence[TokenId]
+    # The keys and values of slots [0, start) are in the blocks already.
     start: int
+    # The blocks of all slots, in order.
     block_table: Sequence[int]
+    # None: the last token's logits are not needed.
     sample: SampleParams | None = None
+    # The tokens to draw from: a bit per token id, lowest first. Beyond its end none is allowed.
+    # None: all are.
     allowed: bytes | None = None
+    # Added to the logits of its tokens.
     bias: Mapping[TokenId, float] | None = None
+    # A byte for each token id: 1 where the repetition penalty counts it.
     seen: bytearray | None = None
+    # To be filled by the runner.
     probs: DrawnProbs | None = None
+    # Tokens that were proposed: the last of `token_ids`. The runner draws behind the token in front
+    # of them.
     draft: Sequence[TokenId] = ()
+    # As long as the runner draws what was proposed it draws behind that too, and puts it here.
     behind: list[TokenId] = field(default_factory=list)
+    # For models with linear layers: where the recurrent state behind slot start is, and where the
+    # new one is written.
     state: StateMove | None = None
+    # The kind of a chain that an adapter acts on.
     adapter: ChainKind | None = None
+    # A token's position is its slot plus this.
     cut: int = 0
 
     @property

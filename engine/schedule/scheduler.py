@@ -39,10 +39,12 @@ SPARE_SHARE = 8
 
 
 class Arrivals(NamedTuple):
-    """`promotions` are copies (host, device). `num_missed` blocks have to be computed after all."""
+    """What lower tiers bring in a step."""
 
+    # Copies from host to device blocks.
     promotions: list[BlockCopy]
     loads: list[Load]
+    # So many blocks have to be computed after all.
     num_missed: int = 0
 
 

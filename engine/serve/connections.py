@@ -24,7 +24,7 @@ from engine.asgi import (
     num_descriptors,
     raise_descriptor_limit,
 )
-from engine.places import Connections, Split, Strangers, Told, group_of, split
+from engine.places import Connections, RefusedConnections, Split, Strangers, group_of, split
 from engine.protocol import ErrorReply
 from engine.reading import FRAMING_TOLD, SteadyProtocol
 from engine.serve.health import ServedEngine
@@ -55,7 +55,7 @@ class Places:
 
     def __init__(self, parts: Split) -> None:
         self.connections = Connections(parts.places, parts.places, part_of_holder=1.0)
-        self.told = Told(parts.sockets)
+        self.refused_connections = RefusedConnections(parts.sockets)
 
 
 class BoundedProtocol(SteadyProtocol):
@@ -74,7 +74,7 @@ class BoundedProtocol(SteadyProtocol):
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._refusal = ""
-        self.places.told.make_room(len(self.connections))
+        self.places.refused_connections.make_room(len(self.connections))
         if not self.places.connections.enter(self, self.client[0] if self.client else ""):
             self._refuse_place()
 
@@ -94,7 +94,7 @@ class BoundedProtocol(SteadyProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()
         self.places.connections.leave(self)
-        self.places.told.leave(self.transport)
+        self.places.refused_connections.leave(self.transport)
         super().connection_lost(exc)
 
     def feed(self, piece: bytes) -> None:
@@ -169,7 +169,7 @@ class BoundedProtocol(SteadyProtocol):
         self._say(503, ErrorReply("overloaded", NO_PLACE_TOLD), retry_after)
         self.lingering.has_more = True
         self.transport.close()
-        self.places.told.add(self.transport)
+        self.places.refused_connections.add(self.transport)
 
     def _say(self, status: int, reply: ErrorReply, more: bytes = b"") -> None:
         body = msgspec.json.encode(reply)

@@ -19,16 +19,15 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Readiness:
-    """`progress` is the fraction of the load that is done, 0 to 1.
-
-    `failing` names the loops that end again and again. The engine is not ready meanwhile.
-    `error` is why the engine failed, without what requests said; empty while it did not.
-    """
+    """How far the engine is from serving."""
 
     stage: str = "starting"
+    # The fraction of the load that is done, 0 to 1.
     progress: float = 0.0
     ready: bool = False
+    # The loops that end again and again. The engine is not ready meanwhile.
     failing: list[str] = field(default_factory=list)
+    # Why the engine failed, without what requests said. Empty while it did not.
     error: str = ""
 
 

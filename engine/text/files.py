@@ -22,11 +22,14 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFiles:
-    """`templates` by name, `special_tokens` as templates know them, `end_token_ids` declared."""
+    """What a model's folder has for writing prompts."""
 
     tokenizer: Tokenizer
+    # By name.
     templates: dict[str, str]
+    # As templates know them.
     special_tokens: dict[str, str]
+    # Those that the files declare.
     end_token_ids: frozenset[TokenId]
 
 

@@ -291,9 +291,10 @@ class GrammarWriter:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingRule:
-    """What may come before the constrained part; `is_open`: the prompt opened the tag already."""
+    """What may come before the constrained part."""
 
     tags: ReasoningFormat
+    # The prompt opened the tag already.
     is_open: bool
 
     def rules(self, writer: GrammarWriter) -> list[str]:
@@ -642,15 +643,14 @@ class _Tagged(_Rules):
 
 @dataclass(frozen=True, slots=True)
 class _Literal(_Rules):
-    """`key=value, …`; a list of optional arguments has its commas right by rules for its tail.
-
-    `mark` is the quote around strings where they are Python's, `quotes_all` whether numbers have
-    it as well, `is_json` whether words are JSON's.
-    """
+    """`key=value, …`. Rules for the list's tail have the commas between optional arguments right."""
 
     syntax: LiteralSyntax
+    # The quote around strings where they are Python's.
     mark: str
+    # Whether numbers have the quote as well.
     quotes_all: bool
+    # Whether words are JSON's.
     is_json: bool
     comma: str
 

@@ -43,19 +43,18 @@ def beginning_of(prompt: Prompt, scope: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """Where one segment ended in the tokens, and where its text's characters fall.
+    """Where one segment ended in the tokens, and where its text's characters fall."""
 
-    `end` is the token offset of the segment's end, None where the template leaves no boundary.
-    `character_ends[i]` less `begin` is the number of characters of the segment's text that lie
-    before token `first_token + i + 1`; empty when the renderer does not know. `is_exact` is False
-    where the last tokens of the segment could be others with other text behind it, as where a
-    tokenizer joins a segment's last characters with the template's: then `end` lies before them.
-    """
-
+    # The token offset of the segment's end. None where the template leaves no boundary.
     end: int | None
     first_token: int = 0
+    # Less `begin`, item i is the number of characters of the segment's text that lie before token
+    # `first_token + i + 1`. Empty when the renderer does not know.
     character_ends: Sequence[int] = field(default=())
     begin: int = 0
+    # False where the last tokens of the segment could be others with other text behind it, as where
+    # a tokenizer joins a segment's last characters with the template's. Then `end` lies before
+    # them.
     is_exact: bool = True
 
     def offset(self, characters: int | None) -> int | None:
@@ -68,15 +67,15 @@ class SegmentSpan:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """`segments` in the canonical order of `engine.protocol.Prompt`.
-
-    `folded` are those of system messages that the template can't take where they stand: they are
-    told in the user's turn. `dated` is there if the template wrote a day that the caller may
-    remember. `images` are the ids of those that the tokens have a place for, in order.
-    """
+    """A prompt as tokens."""
 
     token_ids: list[int]
+    # In the canonical order of `engine.protocol.Prompt`.
     segments: list[SegmentSpan]
+    # The segments of system messages that the template can't take where they stand. They are told
+    # in the user's turn.
     folded: Sequence[int] = ()
+    # There if the template wrote a day that the caller may remember.
     dated: DatedBeginning | None = None
+    # The ids of those that the tokens have a place for, in order.
     images: Sequence[str] = ()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from engine.places import Connections, Told
+from engine.places import Connections, RefusedConnections
 from engine.reading import FRAMING_TOLD, SteadyProtocol
 from gateway.base.errors import GatewayError, HeadTimeout, HeadTooLarge, InvalidRequest, Overloaded
 from gateway.http.errors import reply_without_route
@@ -93,7 +93,7 @@ class ConnectionLimits:
     stall_seconds: float
     refused: Callable[[str, str | None], None]
     connections: Connections
-    told: Told
+    refused_connections: RefusedConnections
 
 
 class GuardedProtocol(SteadyProtocol):
@@ -126,7 +126,7 @@ class GuardedProtocol(SteadyProtocol):
         self.is_lost = False
         self._arm()
         # The rest of the descriptors is the journal's and the engines'.
-        self.bounds.told.make_room(len(self.connections))
+        self.bounds.refused_connections.make_room(len(self.connections))
         if not self.bounds.connections.enter(self, self.client[0] if self.client else ""):
             self._refuse(TooManyConnections())
 
@@ -156,7 +156,7 @@ class GuardedProtocol(SteadyProtocol):
         self._disarm()
         self.resume_writing()
         self.bounds.connections.leave(self)
-        self.bounds.told.leave(self.transport)
+        self.bounds.refused_connections.leave(self.transport)
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -350,4 +350,4 @@ class GuardedProtocol(SteadyProtocol):
         self.bounds.refused(reason, request_id)
         self.lingering.has_more = True
         self.transport.close()
-        self.bounds.told.add(self.transport)
+        self.bounds.refused_connections.add(self.transport)

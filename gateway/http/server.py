@@ -21,7 +21,7 @@ from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
 from engine.asgi import AccessLog, Application, SteadyServer, num_descriptors
-from engine.places import Connections, Strangers, Told, split
+from engine.places import Connections, RefusedConnections, Strangers, split
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
@@ -113,7 +113,7 @@ class Server(SteadyServer):
             stall_seconds=tuning.stall_seconds,
             refused=refused,
             connections=Connections(most, tuning.connections_per_address, _PART_OF_KEY),
-            told=Told(parts.sockets),
+            refused_connections=RefusedConnections(parts.sockets),
         )
         options: dict[str, Any] = {
             "host": settings.host,

@@ -94,13 +94,12 @@ def shown(prompt: Prompt, rendered: RenderedPrompt) -> list[Image]:
 
 
 class Expanded(NamedTuple):
-    """A prompt's tokens with those of its images: where these begin, and how many they are.
-
-    As the prompt was rendered, its images are the tokens at `places`.
-    """
+    """A prompt's tokens with those of its images."""
 
     token_ids: list[TokenId]
+    # Where each image's tokens begin, and how many they are.
     spans: list[tuple[int, int]]
+    # Where the images were in the prompt as it was rendered.
     places: list[int]
 
 

@@ -17,55 +17,54 @@ Verdict = Literal["yes", "costly", "later"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which renderer a worker process loads: the model's own, or the synthetic engine's.
-
-    `model` is the directory or hub id of the tokenizer. `template` goes before the model's own.
-    `end_token_ids` end a turn beside those that the tokenizer's files name. `image_text` is the
-    renderer's.
-    """
+    """Which renderer a worker process loads: the model's own, or the synthetic engine's."""
 
     kind: Literal["chat", "synthetic"]
+    # The directory or hub id of the tokenizer.
     model: str = ""
+    # Taken in place of the model's own.
     template: str | None = None
+    # They end a turn beside those that the tokenizer's files name.
     end_token_ids: list[int] = []
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    # The renderer's.
     image_text: str = ""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """The first message to a worker. `memory_bytes` is what it may allocate beyond its start.
-
-    A worker that works on one request for longer than `seconds` ends itself. So does one whose
-    grammar takes more than `grammar_seconds` of processor time: no other way ends a compilation. On
-    the wall a compilation has `compile_seconds`.
-    """
+    """The first message to a worker."""
 
     spec: WorkerSpec
     description: Description
+    # What it may allocate beyond its start.
     memory_bytes: int
+    # A worker that works on one request for longer ends itself.
     seconds: float
+    # So does one whose grammar takes more processor time: no other way ends a compilation.
     grammar_seconds: float
+    # What a compilation may take on the wall.
     compile_seconds: float
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """`body` is the client's JSON as it came. `days` are for templates that write the date."""
+    """One request to prepare."""
 
     kind: Kind
+    # The client's JSON as it came.
     body: bytes
+    # For templates that write the date.
     days: KnownDays | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
-    """What a worker asks before it compiles a request's grammar, which may end the worker.
+    """What a worker asks before it compiles a request's grammar, which may end the worker."""
 
-    `digest` is of what decides the grammar. `refusal` is the client's message where the grammar
-    takes too much. An optional grammar is left out then, and the request is prepared without it.
-    """
-
+    # Of what decides the grammar.
     digest: bytes
+    # The client's message where the grammar takes too much.
     refusal: str
+    # It is left out then, and the request is prepared without it.
     is_optional: bool = False
 
 
@@ -82,40 +81,40 @@ class Postponed(msgspec.Struct, frozen=True, tag="postponed"):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
-    """A rendered request. `request`, as JSON, lacks the prompt's texts: nobody reads them any more.
+    """A rendered request."""
 
-    It still has the tools' names and schemas, where calls are parsed, and what kinds of parts the
-    last message has. `token_ids` are native 32-bit words. `unheld` are the strict tools whose calls
-    no grammar holds, `folded` the segments that are told in the user's turn, `inexact` those
-    breakpoints' segments whose end in the tokens lies before their text's end. A segment's `end` is
-    floored to the engine's granularity. `dated` is the day
-    that the template wrote; the longest of the breakpoints' own lifetimes is `own_seconds`.
-
-    With `images`, in the order of their places, what computes says how many tokens each of them is:
-    until then a segment's `end` is not floored. `begins` are the tokens in front of the texts of
-    the request's documents. `keys` are the token ids by which content is known,
-    where they are others.
-    """
-
+    # As JSON, without the prompt's texts: nobody reads them any more. It still has the tools' names
+    # and schemas, where calls are parsed, and what kinds of parts the last message has.
     request: bytes
+    # Native 32-bit words.
     token_ids: bytes
+    # A segment's `end` is floored to the engine's granularity, unless there are images.
     segments: list[Segment]
     names: list[HeldName]
+    # The strict tools whose calls no grammar holds.
     unheld: list[UnheldTool] = []
+    # The segments that are told in the user's turn.
     folded: list[int] = []
+    # The breakpoints' segments whose end in the tokens lies before their text's end.
     inexact: list[int] = []
+    # The day that the template wrote.
     dated: DatedBeginning | None = None
+    # The longest of the breakpoints' own lifetimes.
     own_seconds: float = 0.0
+    # In the order of their places. Who computes says how many tokens each of them is.
     images: list[Image] = []
+    # For each of the request's documents, the tokens in front of its text.
     begins: list[int] = []
+    # The token ids by which content is known, where they are others.
     keys: bytes = b""
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
-    """The answer to `POST /v1/count`. With `images` it is that of the packed `token_ids`."""
+    """The answer to `POST /v1/count`."""
 
     reply: CountReply
     images: list[Image] = []
+    # The packed ones, where there are images.
     token_ids: bytes = b""
 
 

@@ -14,18 +14,18 @@ from engine.compute.kv import KvPool
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One attention layer. `index` is its place in the pool.
+    """One attention layer, as a step computes it."""
 
-    It has a `scaling` of scores, and a `window`, a `softcap` and `sinks`, None without.
-
-    A sink (heads, float32) is one more score of each row of its head, without a value: it takes
-    part in the softmax's denominator alone (arXiv 2508.10925, section 2.2).
-    """
-
+    # Its place in the pool.
     index: int
+    # Scores are multiplied by it.
     scaling: float
+    # A token attends to so many of the last tokens only. None: to all.
     window: int | None
+    # Scores are capped softly at it. None: they are not.
     softcap: float | None
+    # One more score of each row of a head (heads, float32), without a value: it takes part in the
+    # softmax's denominator alone (arXiv 2508.10925, section 2.2).
     sinks: torch.Tensor | None = None
 
 

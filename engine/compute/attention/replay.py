@@ -14,19 +14,22 @@ from engine.compute.kv import KvPool
 
 @dataclass(slots=True)
 class Replay:
-    """`blocks` have the prefix of `num_tokens`.
-
-    `columns` are the places of the prefix whose weights are noted, by layer, in `noted` (kv_heads,
-    columns): for tokens behind the prefix the most of any token and head, among `sinks`, columns
-    and themselves alone; for its own tokens the sum over tokens of the heads' mean, among all.
-    """
+    """How tokens run over a prefix that is in memory, and how much they attend to it."""
 
     pool: KvPool
+    # They have the prefix.
     blocks: torch.Tensor
+    # The tokens of the prefix.
     num_tokens: int
+    # The places of the prefix whose weights are noted.
     columns: range
+    # Tokens behind the prefix attend to so many of its first tokens, to the columns and to each
+    # other.
     sinks: int = 0
+    # The tokens that run are the prefix's own. They attend to all in front of them.
     is_own: bool = False
+    # By layer (kv_heads, columns): the most weight that any token behind the prefix and any head
+    # gives. Of the prefix's own tokens it is the sum over them of the heads' mean.
     noted: dict[int, torch.Tensor] = field(default_factory=dict)
     behind: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     positions: torch.Tensor = field(default_factory=lambda: torch.empty(0))

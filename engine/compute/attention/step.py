@@ -170,12 +170,13 @@ def _attend_latents(
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """One attention layer, as a forward calls it. `source` is its own index, or that of the earlier
-    layer whose keys and values it attends to. `width` is the most of a key's or value's head."""
+    """One attention layer, as a forward calls it."""
 
     layer: int
     kv_heads: int
+    # The most numbers of a key's or value's head.
     width: int
+    # The index of the layer whose keys and values it attends to: its own, or an earlier one's.
     source: int
 
 

@@ -31,25 +31,27 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Decoding sequences, one row each, whose tables begin with the same `num_blocks`."""
+    """Decoding sequences, one row each, whose tables begin with the same blocks."""
 
     runs: Sequence[Run]
+    # How many blocks are the same.
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`wide` tiles have up to as many rows as asked for, `narrow` ones a single one.
-
-    A tile (tiles, 6) is: the place in `rows` of its first token row, the number of its rows, the
-    place in `table` of its sequence's block 0, its keys' begin and end, and its first part. Row r's
-    parts are `parts[offsets[r] : offsets[r + 1]]`.
+    """A step's work, cut in tiles (tiles, 6). A tile's six numbers are: the place in `rows` of its
+    first token row, the number of its rows, the place in `table` of its sequence's block 0, its
+    keys' begin and end, and its first part.
     """
 
     rows: Ints
     table: Ints
+    # Tiles of up to as many rows as asked for.
     wide: Ints
+    # Tiles of a single row.
     narrow: Ints
+    # Row r's parts are `parts[offsets[r] : offsets[r + 1]]`.
     offsets: Ints
     parts: Ints
 

@@ -420,14 +420,14 @@ digits."""
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Derives a format from what `show` renders. `name` is the tool's in every call.
+    """Derives a format from what a template renders."""
 
-    `ends` are the texts that end a turn.
-    """
-
+    # Renders calls.
     show: Show
+    # The tool's in every call.
     name: str
     controls: "re.Pattern[str]"
+    # The texts that end a turn.
     ends: Collection[str]
 
     def derive(self) -> CallFormat | None:

@@ -64,14 +64,12 @@ class MarkAlphabet:
 
 @dataclass(frozen=True, slots=True)
 class SegmentMarks:
-    """The pair of marks around one segment's content.
-
-    `inner` are further pairs for the parts of a segment that is a JSON object: a template that
-    writes an object key by key loses the pair around the whole.
-    """
+    """The pair of marks around one segment's content."""
 
     begin: str
     end: str
+    # Pairs for the parts of a segment that is a JSON object: a template that writes an object key
+    # by key loses the pair around the whole.
     inner: "tuple[SegmentMarks, ...]" = ()
 
 

@@ -173,8 +173,9 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
         with pytest.raises(InvalidRequest, match="breakpoints: sibling: in one marker"):
             prompt_of(wrong, sibling=sibling)
     found = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
-    assert found.asked is not None and not found.placed
-    assert found.asked.exact.num_tokens == len(found.query.tokens), "it may be answered as it is"
+    mark = found.sibling_mark
+    assert mark is not None and not found.placed
+    assert mark.exact.num_tokens == len(found.query.tokens), "it may be answered as it is"
     kinds = [sibling.kind, sibling.kind_up_to(5), sibling.kind_up_to(6), None]
     kinds += [Sibling(b"m" * 16, 2, 3).kind_up_to(5), Sibling(b"n" * 16, 1, 3).kind_up_to(5)]
     hasher = ChainHasher(b"k", BLOCK_SIZE)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.backends.reports import Count, cells_of, holdings_of, owners_of
 from engine.cache.block import Block, BlockQueue, Entry
+from engine.cache.device_leases import Leases
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.entries import Entries
-from engine.cache.leases import Leases
 from engine.cache.order import Order
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import StoreTier
@@ -219,8 +219,8 @@ def check_leases(leases: Leases) -> None:
             ids = [block.block_id for block in entry.blocks]
             held.update(ids)
             references.update(ids)
-        check_order(scope.by_use, scope.entries)
-        check_order(scope.by_end, scope.entries)
+        check_order(scope.to_lower, scope.entries)
+        check_order(scope.to_end, scope.entries)
         assert scope.num_blocks == len(held)
     for block in leases._pool.blocks:
         assert block.lease_count == references[block.block_id]
@@ -247,7 +247,7 @@ def check_store(store: StoreTier) -> None:
                 assert entry in store.holds.of(block) and not store.is_lost(block)
                 counts[block] += 1
         assert scope.num_blocks == len(own), "a scope's blocks are miscounted"
-        check_order(scope.order, scope.entries)
+        check_order(scope.for_others, scope.entries)
     assert store.pool.num_leased <= store.holds.max_blocks
     assert len(store._blocks) == len(store._keys) and store._proven <= store._keys.keys()
     for block in store.pool.blocks:

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from engine.cache.block import Block, Entry
+from engine.cache.device_leases import Leases
 from engine.cache.digests import pack
 from engine.cache.ids import Digest
-from engine.cache.leases import Leases
 from engine.cache.pool import BlockPool
 from tests.engine.cache.checks import check_leases, check_pool
 from tests.engine.cache.world import WatchedPool, World

@@ -1,0 +1,119 @@
+"""The book of holds in the store: which entries' whole copies it keeps.
+
+Whose copies make way for whose is decided in `leases.py`.
+"""
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+from engine.cache.block import Block, Entry
+from engine.cache.leases import displacing_key, own_displacing_key, scope_to_displace
+from engine.cache.order import Key, Order
+from engine.cache.pool import BlockPool
+
+
+@dataclass(slots=True, eq=False)
+class _ScopeHolds:
+    """One scope's holds."""
+
+    entries: dict[Entry, None] = field(default_factory=dict)
+    # In which they make way for other scopes' holds.
+    for_others: Order[Entry] = field(default_factory=lambda: Order(_displacing_key))
+    # In which automatic ones make way for the scope's own new holds.
+    for_own: Order[Entry] = field(default_factory=lambda: Order(_own_displacing_key))
+    # The blocks that they have together.
+    num_blocks: int = 0
+
+    def push(self, entry: Entry) -> None:
+        self.for_others.push(entry)
+        self.for_own.push(entry)
+
+
+def _displacing_key(entry: Entry) -> Key | None:
+    return None if entry.stored is None else displacing_key(entry)
+
+
+def _own_displacing_key(entry: Entry) -> Key | None:
+    return None if entry.stored is None else own_displacing_key(entry)
+
+
+class StoreHolds:
+    """All holds on the store's pool. A hold is one lease reference on each block of a copy."""
+
+    def __init__(self, pool: BlockPool, max_blocks: int) -> None:
+        self._pool = pool
+        self.max_blocks = max_blocks
+        self._scopes: dict[str, _ScopeHolds] = {}
+        self._by_block: dict[Block, dict[Entry, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(scope.entries) for scope in self._scopes.values())
+
+    def entries(self) -> list[Entry]:
+        return list(chain.from_iterable(scope.entries for scope in self._scopes.values()))
+
+    def of(self, block: Block) -> list[Entry]:
+        """The entries whose copies have this block."""
+        return list(self._by_block.get(block, ()))
+
+    def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
+        """The entries whose holds must make way for `num_new` blocks, None if there is no room."""
+        excess = self._pool.num_leased + num_new - self.max_blocks
+        if excess <= 0:
+            return []
+        own = self._scopes.get(scope)
+        doomed = None if own is None else _first_of(own.for_own, excess)
+        if doomed is not None:
+            return doomed
+        num_held = {name: holds.num_blocks for name, holds in self._scopes.items()}
+        largest = scope_to_displace(num_held, scope, num_new)
+        return None if largest is None else _first_of(self._scopes[largest].for_others, excess)
+
+    def changed(self, entry: Entry) -> None:
+        """An entry's expiry or lease has changed."""
+        if entry.stored is not None:
+            self._scopes[entry.scope].for_others.push(entry)
+
+    def add(self, entry: Entry, blocks: list[Block]) -> None:
+        entry.stored = blocks
+        scope = self._scopes.setdefault(entry.scope, _ScopeHolds())
+        scope.num_blocks += self._pool.num_unleased(blocks)
+        scope.entries[entry] = None
+        scope.push(entry)
+        self._pool.lease(blocks)
+        for block in blocks:
+            self._by_block.setdefault(block, {})[entry] = None
+
+    def end(self, entry: Entry) -> None:
+        """End an entry's hold."""
+        blocks = entry.stored
+        entry.stored = None
+        assert blocks is not None
+        for block in blocks:
+            holders = self._by_block[block]
+            del holders[entry]
+            if not holders:
+                del self._by_block[block]
+        scope = self._scopes[entry.scope]
+        before = self._pool.num_leased
+        self._pool.end_lease(blocks)
+        scope.num_blocks -= before - self._pool.num_leased
+        del scope.entries[entry]
+        if not scope.entries:
+            del self._scopes[entry.scope]
+
+
+def _first_of(order: Order[Entry], num_blocks: int) -> list[Entry] | None:
+    """The first entries whose copies have so many blocks; None if all together have not. The order
+    stays as it is."""
+    doomed: dict[Entry, None] = {}
+    while num_blocks > 0:
+        entry = order.pop()
+        if entry is None:
+            break
+        if entry not in doomed:
+            doomed[entry] = None
+            num_blocks -= len(entry.stored or ())
+    for entry in doomed:
+        order.push(entry)
+    return list(doomed) if num_blocks <= 0 else None
