@@ -443,16 +443,25 @@ class PrefixCache:
         state = table.state.kept.get(state_position(entry))
         return entry.blocks if state is None else [*blocks, *state]
 
+    def _blocks_at(
+        self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
+    ) -> list[Block] | None:
+        """The blocks for an entry at a mark. None where the state at the mark is not in memory: the
+        prompt went on from a state behind it."""
+        blocks = table.blocks[: blocks_for(mark.tokens, self.pool.block_size)]
+        if table.state is None:
+            return blocks
+        entry = self.entries.find(query.digests, mark.tokens, now)
+        if entry is not None:
+            return self._blocks_of(entry, table)
+        state = table.state.of_entry(mark.tokens)
+        return None if state is None else [*blocks, *state]
+
     def _write_mark(
         self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
     ) -> BreakpointReport:
-        if table.state is None:
-            blocks = table.blocks[: blocks_for(mark.tokens, self.pool.block_size)]
-        elif (known := self.entries.find(query.digests, mark.tokens, now)) is not None:
-            blocks = self._blocks_of(known, table)
-        elif (state := table.state.of_entry(mark.tokens)) is not None:
-            blocks = [*table.blocks[: blocks_for(mark.tokens, self.pool.block_size)], *state]
-        else:  # the prompt went on from a state behind it
+        blocks = self._blocks_at(query, mark, table, now)
+        if blocks is None:
             return BreakpointReport(
                 segment=mark.segment, state="none", tokens=mark.tokens, reason="no_boundary"
             )

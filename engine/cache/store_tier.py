@@ -242,7 +242,8 @@ class StoreTier:
         """The first block that this table waits for, if its content is here. None if it is not."""
         block = table.next_incoming
         key = self._keys.get(block)
-        if key is None or (payload := self._loaded.pop(key.name, None)) is None:
+        payload = None if key is None else self._loaded.pop(key.name, None)
+        if payload is None:
             return None
         self.num_loaded += 1
         self._proven.add(block)

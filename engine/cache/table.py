@@ -33,12 +33,10 @@ class Source(NamedTuple):
 
 
 class BlockTable:
-    """Holds one reference on each of its blocks.
+    """The blocks of one sequence, in order. It holds one reference on each of them.
 
-    `beyond` has, by logical index, the number of tokens in memory behind the frontier. `incoming`
-    has the blocks in host memory whose content must still be copied; they are held too. The blocks
-    of a model's recurrent `state` have negative indices there: nothing is computed before they are
-    here. A model with such a state reuses whole entries only, so its blocks are not findable.
+    Its first `num_tokens` tokens, up to the *frontier*, are in memory without a gap. A model with a
+    recurrent state reuses whole entries only, so its blocks are not findable.
     """
 
     def __init__(
@@ -56,7 +54,10 @@ class BlockTable:
         self._root = root
         self._digests: list[Digest] = []
         self._known: Sequence[Digest] = ()
+        # The number of tokens in memory behind the frontier, by logical index.
         self.beyond: dict[int, int] = {}
+        # The blocks below the device whose content must still be copied; they are held too. Those
+        # of a recurrent state have negative indices: nothing is computed before they are here.
         self.incoming: dict[int, Block] = {}
         # The keys of both, in order. Taking the first key of a long dict again and again is
         # quadratic.
@@ -89,21 +90,15 @@ class BlockTable:
         """Make an empty table ready for `num_tokens`. Raises NoFreeBlocks with nothing changed.
 
         `sources` are by logical index, ascending, and were acquired for this table. So were the
-        blocks of the recurrent `state` behind them. `digests` are the prompt's. A tail that others
-        use is copied at once. The copies are returned. With `num_spare` so many blocks more must be
-        free, and others may use a tail before this table writes to it.
+        blocks of the recurrent `state` behind them. `digests` are the prompt's. With `num_spare` so
+        many blocks more must be free, and others may use a tail before this table writes to it.
+
+        Returns the copies to make: a tail that others use is copied at once.
         """
         assert not self.blocks
         size = self._pool.block_size
         total = self._blocks_for(num_tokens)
-        # Partly filled blocks that this table can't append to.
-        shared = {
-            index
-            for index, (block, count) in sources.items()
-            if count < size
-            and not block.is_away
-            and (num_spare or not self._pool.can_append(block, count))
-        }
+        shared = self._shared_tails(sources, may_be_shared=num_spare > 0)
         num_away = sum(source.block.is_away for source in sources.values())
         num_needed = total - len(sources) + len(shared) + num_away
         position = sum(source.num_tokens for source in sources.values())
@@ -177,6 +172,16 @@ class BlockTable:
         """
         first = self._arrivals[0] if self._arrivals else end
         return min(end, first * self._pool.block_size)
+
+    def _shared_tails(self, sources: Mapping[int, Source], *, may_be_shared: bool) -> set[int]:
+        """The partly filled blocks on the device that this table can't append to."""
+        return {
+            index
+            for index, (block, count) in sources.items()
+            if count < self._pool.block_size
+            and not block.is_away
+            and (may_be_shared or not self._pool.can_append(block, count))
+        }
 
     @property
     def next_incoming(self) -> Block:

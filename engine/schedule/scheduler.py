@@ -351,7 +351,8 @@ class Scheduler:
                 room.take(chunk.start, chunk.count)
             # Its scope pays for the time that was spent, also where it computes next to nothing.
             num_blocks = len(sequence.tokens) // self._cache.pool.block_size
-            if is_admitted and (tokens := room.take_admission(num_blocks)):
+            tokens = room.take_admission(num_blocks) if is_admitted else 0
+            if tokens:
                 queue.charge({sequence.scope: tokens})
         return chunks
 

@@ -643,7 +643,7 @@ class _Tagged(_Rules):
 
 @dataclass(frozen=True, slots=True)
 class _Literal(_Rules):
-    """`key=value, …`. Rules for the list's tail have the commas between optional arguments right."""
+    """`key=value, …`. A list of optional arguments has its commas right by rules for its tail."""
 
     syntax: LiteralSyntax
     # The quote around strings where they are Python's.

@@ -222,7 +222,8 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
                     num_properties += _size(value.get("properties"))
                     num_patterns += _size(value.get("patternProperties"))
                     multiple = max(multiple, _digits(value.get("multipleOf")))
-                    if isinstance(reference := value.get("$ref"), str):
+                    reference = value.get("$ref")
+                    if isinstance(reference, str):
                         references.add(reference)
         for value, bound, what in (
             (depth, MAX_SCHEMA_DEPTH, "levels"),
@@ -485,10 +486,12 @@ class Preparer:
         for tool in request.prompt.callable_tools:
             prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
             only = msgspec.structs.replace(without_names(request), prompt=prompt)
-            if tool.strict and (reason := self._refusal(only)):
+            reason = self._refusal(only) if tool.strict else ""
+            if reason:
                 unheld[tool.name] = reason
         held = without_strict(request, unheld.__contains__)
-        if is_free(held) and (reason := self._refusal(held)):
+        reason = self._refusal(held) if is_free(held) else ""
+        if reason:
             names = [tool.name for tool in held.prompt.callable_tools if tool.strict]
             if held.tool_choice.names:
                 names.append(ALLOWED_TOOLS)

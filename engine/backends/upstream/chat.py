@@ -74,7 +74,8 @@ def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str
         parts = list[dict[str, Any]]()
         # Every other piece is the id of a reference.
         for place, piece in enumerate(IMAGE_REFERENCE.split(text) if by_id else [text]):
-            if place % 2 and (image := by_id.get(piece)):
+            image = by_id.get(piece) if place % 2 else None
+            if image is not None:
                 data = b64encode(image.data).decode()
                 url = {"url": f"data:{image.media_type};base64,{data}"}
                 parts.append({"type": "image_url", "image_url": url, "uuid": image.id})
