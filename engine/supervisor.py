@@ -42,27 +42,28 @@ log = structlog.get_logger(part="supervisor")
 
 
 class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One loop that is failing. `error` is the class of the exception that ended it last."""
+    """One loop that is failing."""
 
     loop: str
     ends: int
     is_running: bool
+    # The class of the exception that ended it last.
     error: str
 
 
 @dataclass(slots=True)
 class _Watched:
-    """How one loop fares: since when it runs or is down, and how many times in a row it ended.
-
-    `said` is the reason that was logged last.
-    """
+    """How one loop fares."""
 
     name: str
     kind: str
+    # When it began to run, or went down.
     since: float = 0.0
     is_running: bool = False
+    # How many times in a row it ended.
     num_ends: int = 0
     error: str = ""
+    # The reason that was logged last.
     said: str = ""
 
     def is_steady(self, now: float) -> bool:

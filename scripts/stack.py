@@ -63,11 +63,12 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A started process and where it listens; `ready` is the path of its readiness probe."""
+    """A started process, and where it listens."""
 
     url: str
     process: Process
     log: Path | None = None
+    # The path of its readiness probe.
     ready: str = "/readyz"
 
     @property

@@ -112,10 +112,12 @@ class BlockQueue:
 
 @dataclass(slots=True, eq=False)
 class ScopeShare:
-    """One scope's blocks: `held` counts them. Those that are unreferenced wait to be reused."""
+    """One scope's blocks."""
 
     owner: Digest
+    # How many they are.
     held: int = 0
+    # Those of them that wait to be reused.
     unreferenced: BlockQueue = field(default_factory=BlockQueue)
 
     @property

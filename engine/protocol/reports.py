@@ -51,21 +51,24 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Technique(msgspec.Struct, frozen=True, kw_only=True):
-    """How far approximate answers are from exact ones, measured on texts that the model itself
-    wrote.
+    """How far the answers of one technique are from exact ones.
 
-    They are answers behind a prefix of which a scorer keeps the part `parameter`, or behind
-    documents (`blocks`) of which that many first tokens, or that share, are computed where they
-    stand, or behind a `sibling`'s entries of which that many first layers are. `kl` is the mean
-    divergence of the next token's distribution, in nats; `agreement` the part of `tokens` places at
-    which the most likely token is the same. What `is_allowed` may be asked for.
+    They were measured on texts that the model itself wrote.
     """
 
+    # A scorer that chooses what is kept of a prefix, `blocks`, or `sibling`.
     method: Method
+    # Of a scorer: the part of the prefix that is kept. Of `blocks`: how many of a document's first
+    # tokens, or which share of all, are computed where it stands. Of `sibling`: how many of the
+    # first layers are computed.
     parameter: int | float
+    # The mean divergence of the next token's distribution, in nats.
     kl: float
+    # The part of the places at which the most likely token is the same.
     agreement: float
+    # The number of places.
     tokens: int
+    # Requests may ask for it.
     is_allowed: bool
 
     @property
@@ -244,10 +247,13 @@ SECONDS_PER_TOKEN = (
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """`counts[i]` values were at most `edges[i]`, the last above all. `total` is their sum."""
+    """How many values are in each range."""
 
     edges: list[float]
+    # Item i: the values of at most `edges[i]`, and above the edge before. The last item: those
+    # above all edges.
     counts: list[int]
+    # The sum of the values.
     total: float
 
 
@@ -304,19 +310,20 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefillSums(msgspec.Struct, kw_only=True):
-    """Sums over `observations` since the epoch began, of which `prefills` computed prompts.
+    """What a fit of seconds = a + b · tokens + c · decodes takes: sums since the epoch began.
 
-    Each is a step of an engine that computes itself. It is a request's prefill that had the engine
-    to itself, where another program computes. `tokens` of prompts are computed in `seconds`, beside
-    one token of each of `decodes` choices. `unshared_tokens` are those of steps that decoded
-    nothing: without them such a step would not have run. The others are sums of products of two.
-    They are what a fit of seconds = a + b · tokens + c · decodes takes.
+    An observation is a step of an engine that computes itself. Where another program computes it is
+    a request's prefill that had the engine to itself. The last six are sums of products of two.
     """
 
     observations: int = 0
+    # The observations in which prompts were computed.
     prefills: int = 0
+    # Of prompts, computed in `seconds`.
     tokens: int = 0
+    # Choices that got one token each in the same time.
     decodes: int = 0
+    # The tokens of steps that decoded nothing: without them such a step would not have run.
     unshared_tokens: int = 0
     seconds: float = 0.0
     tokens_tokens: float = 0.0
@@ -343,29 +350,33 @@ class PrefillSums(msgspec.Struct, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """`leases`, `distributions` and `prefill_times` are None where the engine does not tell.
-
-    `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
-    Of the `num_entries`, `num_leases` are leased and `num_automatic` have the reason `automatic`.
-    The others are best-effort for another reason.
-    """
+    """An engine's counts at one moment."""
 
     epoch: str
     uptime_seconds: float
+    # All requests that run.
     running: int
+    # All requests that wait.
     waiting: int
     blocks: BlockStats
     counters: Counters
+    # None where the engine does not tell.
     leases: LeaseStats | None = None
+    # All that are readable.
     num_entries: int = 0
+    # The leased ones of them.
     num_leases: int = 0
+    # Those with the reason `automatic`. The rest are best-effort for another reason.
     num_automatic: int = 0
     unacknowledged: int = 0
     prefill_seconds: float = 0.0
     host_blocks: int = 0
     host_blocks_used: int = 0
+    # The running requests of `BlockStats.foreign`.
     foreign_running: int = 0
+    # None where the engine does not tell.
     distributions: Distributions | None = None
+    # None where the engine does not tell.
     prefill_times: PrefillSums | None = None
     store: StoreStats | None = None
 
@@ -378,15 +389,15 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in the lives of entries since the epoch began.
+    """Times in the lives of entries since the epoch began."""
 
-    `expired` and `evicted` are how long such entries lived. `idle_before_eviction` is how long an
-    evicted entry had not been used. `reuse_gaps` are from one use of an entry to its next.
-    """
-
+    # How long expired entries lived.
     expired: Histogram
+    # How long evicted entries lived.
     evicted: Histogram
+    # How long an evicted entry had not been used.
     idle_before_eviction: Histogram
+    # From one use of an entry to its next.
     reuse_gaps: Histogram
 
 
@@ -402,43 +413,46 @@ class BlockCell(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """Device blocks of one live entry, or of a scope without an entry. Each block counts once: for
-    the shortest entry that it belongs to, leased ones first.
+    """Device blocks of one live entry, or of a scope without an entry.
 
-    `active`: a sequence uses them. `leased`: leases alone hold them. The others have no reference:
-    a lease keeps a copy of `lowered` ones in the store, `best_effort` ones belong to an entry that
-    nothing holds, `cached` ones to none. `scope` None is not known. Without an `entry` are also
-    the smallest entries of a scope, beyond MAX_HOLDINGS.
+    Each block counts once: for the shortest entry that it belongs to, leased ones first.
     """
 
+    # None: not known.
     scope: str | None
+    # None also for the smallest entries of a scope, beyond MAX_HOLDINGS.
     entry: str | None = None
     name: str | None = None
     tokens: int = 0
+    # A sequence uses them.
     active: int = 0
+    # Leases alone hold them.
     leased: int = 0
+    # They have no reference. A lease keeps a copy of them in the store.
     lowered: int = 0
+    # They have no reference, and belong to an entry that nothing holds.
     best_effort: int = 0
+    # They have no reference, and belong to no entry.
     cached: int = 0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in an engine's memory.
-
-    `cells` are the pool in the order of its blocks, `blocks_per_cell` each, at most MAX_CELLS; none
-    without the capability `block_map`. They may be of moments some steps apart. `unused_tokens` is
-    the room in `referenced_blocks` that no token is in. `host` is the host tier. `holdings` are of
-    the same moments as `cells`, and with the free blocks all of the pool; without `cells` they are
-    only what entries stand on.
-    """
+    """What is in an engine's memory."""
 
     epoch: str
     block_size: int
+    # Of the pool, in each cell.
     blocks_per_cell: int = 0
+    # The pool in the order of its blocks, at most MAX_CELLS. None without the capability
+    # `block_map`. They may be of moments some steps apart.
     cells: list[BlockCell] = []
     referenced_blocks: int | None = None
+    # The room in referenced blocks that no token is in.
     unused_tokens: int | None = None
+    # The host tier.
     host: BlockStats | None = None
+    # Of the same moments as the cells. With the free blocks they are all of the pool. Without cells
+    # they are only what entries stand on.
     holdings: list[Holding] = []
     lifetimes: Lifetimes
 

@@ -319,12 +319,12 @@ def _say(sequence: SequenceState, deltas: Iterable[Delta]) -> None:
 class Totals:
     """An engine's totals, and every request's final counts until they are acknowledged.
 
-    `prefill_seconds` sums the times of started requests between admission and first token. A
-    request's record is kept as long as its counts. The records together have a bound of their own;
-    beyond it the oldest are dropped and their counts stay.
+    A request's record is kept as long as its counts. The records together have a bound of their
+    own. Beyond it the oldest are dropped, and their counts stay.
     """
 
     counters: Counter[str] = field(default_factory=Counter)
+    # The sum of the times of started requests between admission and first token.
     prefill_seconds: float = 0.0
     num_forgotten: int = 0
     input_tokens: ValueCounts = field(default_factory=lambda: ValueCounts(TOKENS_PER_REQUEST))

@@ -23,17 +23,18 @@ class Mask(Protocol):
 class OutputParser(Protocol):
     """Turns one choice's tokens into typed deltas. It has state; there is one per choice.
 
-    `feed` returns the deltas that became certain with this token. When it sets `finish` the
-    generation is over: the loop samples no more, and the deciding token is still counted. `close`
-    returns the text that was held back. It is called once, after the last token, however the
-    generation ended.
+    `feed` returns the deltas that became certain with this token. `close` returns the text that was
+    held back. It is called once, after the last token, however the generation ended.
 
     `allowed` are the tokens that may come next: a bit per token id, lowest first; None: all. If a
     grammar binds the output there is a `mask`. Until the mask is ready, reading `allowed` computes
-    it. `end_token_ids` end the generation where they are drawn.
+    it.
     """
 
+    # Set by `feed`, the generation is over: the loop samples no more. The deciding token is still
+    # counted.
     finish: FinishReason | None
+    # They end the generation where they are drawn.
     end_token_ids: frozenset[TokenId]
     stop_sequence: str | None
     thinking_tokens: int

@@ -30,14 +30,15 @@ _SEAL_DIGITS = 32
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of a `touch`. `idle` are seconds since the last use, `age` those since writing.
+    """What changes of an entry, at one moment. Durations are in seconds."""
 
-    `at` are the seconds since 1970 at which all of them were so.
-    """
-
+    # The moment, in seconds since 1970.
     at: float
+    # Until the entry expires.
     left: float
+    # Since its last use.
     idle: float
+    # Since it was written.
     age: float
     is_leased: bool
     reads: int

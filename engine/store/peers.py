@@ -71,14 +71,13 @@ class Results(Generic[T]):
 
 @dataclass
 class _Journal:
-    """How far a member's journal was read. Another `inode` is one that was written anew.
-
-    `known_keys` are of the entries that the engine was told, with the keys of their files.
-    """
+    """How far a member's journal was read."""
 
     content: JournalContent
+    # Another one is of a journal that was written anew.
     inode: int = 0
     offset: int = 0
+    # Of the entries that the engine was told: the keys of their files.
     known_keys: dict[str, list[BlockKey]] = field(default_factory=dict)
 
 

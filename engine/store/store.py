@@ -49,10 +49,11 @@ log = structlog.get_logger()
 
 
 class Written(NamedTuple):
-    """A block's file was written, or `error` says why not."""
+    """What became of a block's file."""
 
     name: str
     num_bytes: int
+    # Why it was not written. None: it was.
     error: str | None = None
 
 
@@ -204,13 +205,13 @@ def _told(error: OSError) -> str:
 
 
 class StoreBounds(NamedTuple):
-    """`bytes_per_second` are written at most, `max_loads` blocks brought to the device in a step.
+    """What the store may take."""
 
-    A block's file takes `file_bytes` of the disk.
-    """
-
+    # What a block's file takes of the disk.
     file_bytes: int
+    # So many are written at most.
     bytes_per_second: float
+    # So many blocks are brought to the device in a step at most.
     max_loads: int
 
 

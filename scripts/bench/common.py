@@ -44,11 +44,13 @@ def new_settings(**changes: object) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """`first_seconds` is the time to the first frame, `seconds` to the last."""
+    """What an engine answered, and when."""
 
     usage: protocol.InputUsage
     output_tokens: int
+    # To the first frame.
     first_seconds: float
+    # To the last frame.
     seconds: float
 
 

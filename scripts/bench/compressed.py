@@ -46,10 +46,12 @@ EXACT = ("exact", "")
 
 
 class Entry(NamedTuple):
-    """A prefix in its blocks: the next token is written to slot `start`, `cut` before its place."""
+    """A prefix in its blocks."""
 
     blocks: list[BlockId]
+    # The slot of the next token.
     start: int
+    # The next token's position is its slot plus this.
     cut: int = 0
 
 

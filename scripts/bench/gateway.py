@@ -50,10 +50,12 @@ Rounds = list[dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """Ready to be sent; `mark` must be in the answer `num_marks` times."""
+    """A request that is ready to be sent."""
 
     data: bytes
+    # Must be in the answer.
     mark: bytes
+    # So many times.
     num_marks: int
 
 
@@ -157,10 +159,7 @@ def post(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is measured: how it is started, and how it is asked.
-
-    `journal` is a gateway's of ours: its CPU counts until its ledger is whole.
-    """
+    """What is measured: how it is started, and how it is asked."""
 
     name: str
     command: Sequence[str]
@@ -170,6 +169,7 @@ class Subject:
     ready: str = "/readyz"
     core: int = SERVER_CORE
     speaks_messages: bool = False
+    # A gateway's of ours. Its CPU counts until its ledger is whole.
     journal: Path | None = None
 
     @contextmanager

@@ -13,22 +13,22 @@ MESSAGES = "/v1/messages"
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as far as it came; times are seconds from `begun` (`time.perf_counter`).
+    """An answer as far as it came. Times are seconds from its beginning."""
 
-    `usage` has the names of the dialect. `message` is the answer's first object. `error` is empty
-    for a whole answer. Else it is what the gateway said, or, where the connection broke, the
-    exception's name.
-    """
-
+    # By `time.perf_counter`.
     begun: float = field(default_factory=time.perf_counter)
     status: int = 0
+    # The answer's first object.
     message: dict[str, Any] = field(default_factory=dict)
+    # With the names of the dialect.
     usage: dict[str, Any] = field(default_factory=dict)
     text: str = ""
     first_seconds: float | None = None
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)
     is_whole: bool = False
+    # Empty for a whole answer. Else it is what the gateway said, or, where the connection broke,
+    # the exception's name.
     error: str = ""
 
     @property

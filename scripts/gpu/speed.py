@@ -23,10 +23,12 @@ PREFILL_TOKENS = 2048  # in one step, as the engine does on a GPU
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`contexts` are the prompts' tokens, `batches` the numbers of decoding sequences."""
+    """What is measured."""
 
     config: LlamaConfig
+    # The tokens of the prompts.
     contexts: tuple[int, ...]
+    # The numbers of decoding sequences.
     batches: tuple[int, ...]
     shared_tokens: int
     own_tokens: int

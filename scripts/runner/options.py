@@ -51,18 +51,18 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`data` is absolute. With `sample` the engines are the month's, and no turn is served.
-
-    Gateways listen from `port` on, engines from 20 above, the dashboard 421 above.
-    """
+    """What was asked of `scripts/run`."""
 
     engine: str
     engines: int
     gateways: int
     model: str | None
+    # Gateways listen from here on, engines from 20 above, the dashboard 421 above.
     port: int
+    # Absolute.
     data: Path
     dashboard: bool
+    # The engines are the sample month's, and no turn is served.
     sample: bool
     engine_args: dict[str, str]
 
@@ -184,19 +184,18 @@ def known_settings() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One process to start. `ready` is the path that answers 200 once it serves. Without a `port`
-    it serves nothing, and is ready at once.
-
-    `grace_seconds` is how long it lets running work go on when it is told to end, `loss` what is
-    gone with a process of it.
-    """
+    """One process to start."""
 
     name: str
     command: list[str]
+    # Without one it serves nothing, and is ready at once.
     port: int | None
+    # The path that answers 200 once it serves.
     ready: str = "/readyz"
+    # How long it lets running work go on when it is told to end.
     grace_seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
+    # What is gone with a process of it.
     loss: str = ""
 
     @property

@@ -45,27 +45,28 @@ Rhythm = Literal["office", "night", "weekend", "always"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """One application. Lengths are ranges in tokens; `share` is its part of the month's turns.
-
-    A talk has `talk_turns` turns on average, `pause_seconds` apart. Each turn sends the earlier
-    ones again. `system_ttl` marks the system prompt (empty: nothing does), `turn_ttl` a turn's end.
-    With `stamps` the prompt begins with the time, so no two prompts are alike.
-    """
+    """One application. Lengths are ranges in tokens."""
 
     workspace: str
     name: str
     model: str
+    # Its part of the month's turns.
     share: float
     rhythm: Rhythm
     system_tokens: int
     question: tuple[int, int]
     answer: tuple[int, int]
+    # Marks the system prompt. Empty: nothing does.
     system_ttl: Ttl | Literal[""] = "5m"
+    # Marks a turn's end.
     turn_ttl: Ttl | None = None
     num_tools: int = 0
     num_prompts: int = 1
+    # The turns of a talk, on average. Each sends the earlier ones again.
     talk_turns: int = 1
+    # Between two turns of a talk.
     pause_seconds: float = 45.0
+    # The prompt begins with the time, so no two prompts are alike.
     stamps: bool = False
     compares: bool = False
     dialect: Literal["anthropic", "openai"] = "anthropic"
@@ -110,12 +111,13 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The beginning of a talk's turn number `turn` (from 0)."""
+    """The beginning of a turn."""
 
     ms: int
     app: App
     prompt: int
     talk: int
+    # Its number in the talk, from 0.
     turn: int
     key: str
 

@@ -352,11 +352,12 @@ DEFAULT_CONTEXTS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """`description` lacks only the epoch."""
+    """What is there once the server has been asked."""
 
     server: Server
     facts: Facts
     renderer: ChatRenderer
+    # It lacks only the epoch.
     description: Description
     workers: PreparePool
     images: ImageCounts | None

@@ -187,10 +187,11 @@ ANYWHERE = Place(0, True)
 
 @dataclass(slots=True)
 class _Slot:
-    """`prompt` is the last one's token ids, packed."""
+    """One of llama.cpp's slots."""
 
     number: int
     scope: str = ""
+    # The last prompt's token ids, packed.
     prompt: bytes = b""
     is_busy: bool = False
     last_use: int = 0
@@ -247,15 +248,13 @@ PROBE_TEXTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """From the model's own files: what a server does not tell.
-
-    `max_context_tokens` is what the model was trained for. `probes` are
-    our tokens of PROBE_TEXTS.
-    """
+    """What the model's own files say, and a server does not."""
 
     vocabulary_size: int
+    # What the model was trained for.
     max_context_tokens: int | None
     sampling: Sampling
+    # Our tokens of PROBE_TEXTS.
     probes: Mapping[str, list[TokenId]]
 
     @classmethod
@@ -296,16 +295,14 @@ def _whole(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a running server. `block_size` and `num_blocks` None: it does not tell.
-
-    `max_running` requests are sent to it at a time. `fingerprint` changes when it was started anew,
-    as far as it shows that. `model` is the server's word for what it serves, by the end of a path:
-    an alias that it was started with says less. The notes are for people.
-    """
+    """What is known of a running server. The notes are for people."""
 
     kind: Kind
+    # The server's word for what it serves, by the end of a path: an alias that it was started with
+    # says less.
     model: str
     max_context_tokens: int
+    # So many requests are sent to it at a time.
     max_running: int
     tells: Tells
     isolation: Isolation
@@ -313,8 +310,11 @@ class Facts:
     tells_note: str = ""
     isolation_note: str = ""
     forced_note: str = ""
+    # None: it does not tell.
     block_size: int | None = None
+    # None: it does not tell.
     num_blocks: int | None = None
+    # Changes when the server was started anew, as far as it shows that.
     fingerprint: str = ""
     capabilities: frozenset[Capability] = frozenset({"multiple_choices"})
 

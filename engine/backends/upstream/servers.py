@@ -38,20 +38,21 @@ MODELS = "/v1/models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What came since the last one. `cached_tokens` None: not told with this piece.
-
-    `delta` is what came of a server of conversations, `finish_reason` why the server ended the
-    choice, in its own words; `finish` the same where our parser sees no end. `sampled_tokens` is
-    how many tokens its whole answer had. `is_last`: nothing comes behind it.
-    """
+    """What came of an answer since the last piece."""
 
     token_ids: Sequence[TokenId] = ()
+    # None: not told with this piece.
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
+    # Of a server of conversations.
     delta: ChatDelta | None = None
+    # Why the server ended the choice, in its own words.
     finish_reason: str | None = None
+    # The same in ours, where our parser sees no end.
     finish: FinishReason | None = None
+    # How many the whole answer had.
     sampled_tokens: int | None = None
+    # Nothing comes behind it.
     is_last: bool = False
 
 
@@ -161,12 +162,14 @@ _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
 
 
 class Model(msgspec.Struct):
-    """`max_model_len` is vLLM's, and some others': the context in tokens. So is `root`: what the
-    server loaded, where `id` is a name that it was started with."""
+    """A model, as a server lists it."""
 
     id: str
+    # The context in tokens: vLLM's, and some others'.
     max_model_len: int | None = None
     owned_by: str = ""
+    # vLLM's, and some others': what the server loaded, where `id` is a name that it was started
+    # with.
     root: str | None = None
 
     @property
@@ -197,9 +200,11 @@ class _Usage(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """`token_ids` are vLLM's, a `delta` that of chat completions."""
+    """A piece of one choice."""
 
+    # vLLM's.
     token_ids: list[int] | None = None
+    # Of chat completions.
     delta: ChatDelta | None = None
     finish_reason: str | None = None
 
@@ -460,8 +465,9 @@ class _Timings(msgspec.Struct, frozen=True):
 
 
 class _Event(msgspec.Struct):
-    """One event of a stream. With `prompt_progress` its `tokens` are none that were sampled."""
+    """One event of llama.cpp's stream."""
 
+    # Beside `prompt_progress` they are none that were sampled.
     tokens: list[int] = []
     stop: bool = False
     stop_type: str = ""

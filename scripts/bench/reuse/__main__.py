@@ -49,16 +49,16 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """What one order read of a trace in one memory: shares of prompt tokens, also by group.
-
-    `refused` prompts do not fit that memory, and are counted nowhere else.
-    """
+    """What one order read of a trace in one memory."""
 
     trace: str
     blocks: int
     order: str
+    # Of prompt tokens.
     share: float
+    # The same by group.
     groups: dict[str, float]
+    # Prompts that do not fit the memory. They are counted nowhere else.
     refused: int
 
 

@@ -59,16 +59,16 @@ class TraceMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt of `tokens` tokens, which arrives at second `at`.
+    """One prompt that arrives."""
 
-    `blocks` are the ids of its blocks. The last one may be filled in part. The first `known` of
-    them stood in an earlier prompt. Its reads are counted for its `group` too.
-    """
-
+    # In seconds from the trace's beginning.
     at: float
+    # The ids of its blocks. The last one may be filled in part.
     blocks: "array[int]"
     tokens: int
+    # So many of its first blocks stood in an earlier prompt.
     known: int
+    # Its reads are counted for it too.
     group: str
 
 
@@ -82,11 +82,13 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt before its blocks have ids: `names` tell them apart. `group` None: by its length."""
+    """A prompt before its blocks have ids."""
 
     at: float
+    # What tells its blocks apart.
     names: Sequence[object]
     tokens: int
+    # None: by its length.
     group: str | None = None
 
 
