@@ -21,8 +21,8 @@ TOKEN_BYTES = 4
 class ChainKind(NamedTuple):
     """What makes a chain's keys and values differ from those that the model computes of the tokens.
 
-    That is an adapter, or a way to approximate (`engine.approximate.kinds`). A chain without a kind
-    is the model's own.
+    An adapter is such a kind. Rooms above have others of their own: here a kind is a digest and a
+    position. A chain without a kind is the model's own.
     """
 
     # An adapter's is the SHA-256 of its weights. 32 bytes in hex, of which the first 28 count.
