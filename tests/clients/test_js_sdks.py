@@ -41,7 +41,7 @@ def test_every_answer_passes_the_javascript_sdks_schemas(service: Service, packa
         env={**os.environ, "AI_SDK_LOG_WARNINGS": "false"},
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) >= 14, done.stdout + done.stderr
+    assert len(found) >= 20, done.stdout + done.stderr
     assert [one for one in found if not one["ok"]] == []
     assert done.returncode == 0
 

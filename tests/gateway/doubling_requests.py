@@ -381,6 +381,35 @@ def _items(count: int) -> Json:
     return {"input": [_HI, *calls, *outputs]}
 
 
+def _searches(count: int) -> Json:
+    """As many searches, each with a tool that it came to."""
+    items: list[Json] = []
+    for n in range(count):
+        ids = {"call_id": f"s{n}" if n % 2 else None, "execution": "client"}
+        items.append({"type": "tool_search_call", "arguments": {"a": "b"}, **ids})
+        tools = [{"type": "function", "name": f"t{n}", "parameters": {}}]
+        items.append({"type": "tool_search_output", "tools": tools, **ids})
+    return {"input": [_HI, *items], "tools": [{"type": "tool_search", "execution": "client"}]}
+
+
+def _hosted(count: int) -> Json:
+    call = {"type": "mcp_call", "name": "n", "server_label": "s", "arguments": "{}", "output": "a"}
+    return {"input": [_HI, *({**call, "id": f"m{n}"} for n in range(count))]}
+
+
+def _older(count: int) -> Json:
+    """Calls of functions from before there were tools, each answered."""
+    talk: list[Json] = []
+    for n in range(count):
+        talk.append({"role": "assistant", "function_call": {"name": f"f{n}", "arguments": "{}"}})
+        talk.append({"role": "function", "name": f"f{n}", "content": "a"})
+    return {"messages": [_HI, *talk]}
+
+
+def _unknown(count: int) -> Json:
+    return {"contents": [{"parts": [{"text": "a", "vendor": {"b": 1}}] * count}]}
+
+
 def _allowed(count: int) -> Json:
     tools = [{"type": "function", "name": f"t{n}", "parameters": {}} for n in range(count)]
     allowed = [{"type": "function", "name": f"t{n}"} for n in range(count)]
@@ -407,6 +436,8 @@ _RESPONSES = {
     ),
     "calls and outputs": (_BLOCKS // 2, _items),
     "allowed tools": (BOUNDS.max_tools, _allowed),
+    "searches for tools": (BOUNDS.max_tools // 2, _searches),
+    "calls that the vendor ran": (_BLOCKS // 2, _hosted),
     "bytes of a tool of the vendor's": (
         1 << 21,
         lambda n: {"tools": [{"type": "web_search", "more": "a" * n}]},
@@ -417,6 +448,7 @@ _GEMINI = {
     "calls and responses by id": (_BLOCKS // 2, lambda n: _gemini_calls(n, named=True)),
     "calls and responses by name": (_BLOCKS // 2, lambda n: _gemini_calls(n, named=False)),
     "functions": (BOUNDS.max_tools, _declared),
+    "unknown fields": (_BLOCKS, _unknown),
 }
 _BATCHES = {"rows": (4096, lambda n: [{**_talk(1), "max_tokens": 1}] * n)}
 _ADVICE: dict[str, tuple[int, Callable[[int], Any]]] = {
@@ -442,6 +474,7 @@ _READ_GEMINI = reading(
 DIMENSIONS = [
     *dimensions("messages", _READ_MESSAGES, _MESSAGES),
     *dimensions("chat", _READ_CHAT, _CHAT),
+    *dimensions("chat", _READ_CHAT, {"older calls": (_BLOCKS // 4, _older)}),
     *dimensions("completions", _READ_COMPLETION, _COMPLETIONS),
     *dimensions("body", _raw, _BODIES),
     *dimensions("events", writing(_messages_writer, lambda each: sse.event("e", each)), _EVENTS),

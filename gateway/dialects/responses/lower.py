@@ -233,6 +233,7 @@ class _ResponsesLowering(Lowering):
         self.functions: list[tuple[str, Tool]] = []
         self.loaded: dict[str, Tool] = {}
         self._defers = defers
+        self._first_names: set[str] = set()
         # What each search came to, by the path of its tools.
         self._results: dict[str, list[Tool]] = {}
         self.origins: dict[str, Origin] = {}
@@ -253,11 +254,11 @@ class _ResponsesLowering(Lowering):
             if self._defers and tool.defer_loading:
                 continue
             self.functions.append((where, self._function(where, names[where], tool, namespace)))
+            self._first_names.add(names[where])
 
     def load(self, path: str, tools: Sequence[wire.Tool]) -> None:
         """Add the tools that a search came to. The latest definition of a tool counts, unless it is
         at the prompt's beginning. Raise InvalidRequest as `add_tools` does."""
-        shown = {function.name for _, function in self.functions}
         results = self._results.setdefault(path, [])
         for where, tool, namespace in _listed(path, tools):
             name = self._names.get(_origin_of(tool, namespace))
@@ -265,14 +266,14 @@ class _ResponsesLowering(Lowering):
                 name = self._reserve(where, tool, namespace)
             function = self._function(where, name, tool, namespace)
             results.append(function)
-            if name not in shown:
+            if name not in self._first_names:
                 self.loaded.pop(name, None)
                 self.loaded[name] = function
 
     @property
     def callable_names(self) -> set[str]:
         """The functions that the model may call: at the beginning, or loaded."""
-        return {function.name for _, function in self.functions} | self.loaded.keys()
+        return self._first_names | self.loaded.keys()
 
     def find(self, wanted: wire.NamedTool) -> list[str]:
         """The prompt's names of the functions that a choice names, in the order of the tools."""

@@ -1,7 +1,9 @@
 // Every kind of answer, whole and streamed, through the AI SDK (which checks each answer and event
 // against its zod schemas) and both official SDKs. Prints one JSON line for each case.
 import Anthropic from "@anthropic-ai/sdk";
+import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
 import OpenAI from "openai";
+import { zodFunction, zodResponseFormat, zodResponsesFunction, zodTextFormat } from "openai/helpers/zod";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, streamText, tool } from "ai";
@@ -74,6 +76,60 @@ cases["openai sdk create"] = async () => (await chat.chat.completions.create(bod
 cases["openai sdk stream"] = async () =>
   (await chat.chat.completions.stream({ ...body, stream_options: { include_usage: true } })
     .finalChatCompletion()).usage;
+
+// What an SDK has parsed goes back as it is: its own objects, with all of their fields.
+const Place = z.object({ city: z.enum(["Oslo", "Bern"]) });
+const lookUp = { name: "look_up", parameters: Place };
+const ask = { role: "user", content: "What is a lease?" };
+for (const way of ["parse", "stream"]) {
+  cases[`openai sdk chat ${way} sent back`] = async () => {
+    const asked = { model, max_tokens: 200, tools: [zodFunction(lookUp)] };
+    const first = { ...asked, messages: [ask], tool_choice: "required" };
+    const completions = chat.chat.completions;
+    const answer = way === "parse"
+      ? await completions.parse(first)
+      : await completions.stream(first).finalChatCompletion();
+    const said = answer.choices[0].message;
+    if (!said.tool_calls[0].function.parsed_arguments) throw new Error("nothing was parsed");
+    const results = said.tool_calls.map((call) => ({
+      role: "tool", tool_call_id: call.id, content: "Rain.",
+    }));
+    const form = { response_format: zodResponseFormat(Place, "place") };
+    const { tools, ...plain } = asked;
+    const second = await completions.parse({ ...plain, ...form, messages: [ask] });
+    if (!second.choices[0].message.parsed) throw new Error("nothing was parsed");
+    const whole = [ask, said, ...results, second.choices[0].message, ask];
+    return (await completions.create({ ...asked, messages: whole })).usage;
+  };
+  cases[`openai sdk responses ${way} sent back`] = async () => {
+    const asked = { model, store: false, max_output_tokens: 200, tools: [zodResponsesFunction(lookUp)] };
+    const first = { ...asked, input: [ask], tool_choice: "required" };
+    const answer = way === "parse"
+      ? await chat.responses.parse(first)
+      : await chat.responses.stream(first).finalResponse();
+    const calls = answer.output.filter((item) => item.type === "function_call");
+    if (!calls[0].parsed_arguments) throw new Error("nothing was parsed");
+    const outputs = calls.map((call) => ({
+      type: "function_call_output", call_id: call.call_id, output: "Rain.",
+    }));
+    const form = { text: { format: zodTextFormat(Place, "place") } };
+    const { tools, ...plain } = asked;
+    const second = await chat.responses.parse({ ...plain, ...form, input: [ask] });
+    if (!second.output_parsed) throw new Error("nothing was parsed");
+    const input = [ask, ...answer.output, ...outputs, ...second.output, ask];
+    return (await chat.responses.create({ ...asked, input })).usage;
+  };
+  cases[`anthropic sdk ${way} sent back`] = async () => {
+    const asked = { ...body, max_tokens: 200 };
+    const first = { ...asked, output_config: { format: zodOutputFormat(Place) } };
+    const answer = way === "parse"
+      ? await sdk.messages.parse(first)
+      : await sdk.messages.stream(first).finalMessage();
+    if (!answer.parsed_output) throw new Error("nothing was parsed");
+    const said = { role: "assistant", content: answer.content };
+    return (await sdk.messages.create({ ...asked, messages: [...messages, said, ask] })).usage;
+  };
+}
 
 let failed = 0;
 for (const [name, run] of Object.entries(cases)) {
