@@ -41,6 +41,7 @@ from gateway.dialects.gemini.request import CreateRequest, GenerateRequest, Upda
 from gateway.dialects.openai import response as openai
 from gateway.dialects.openai.request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest
 from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.compaction import CompactedResponse
 from gateway.dialects.responses.request import FIELDS as RESPONSES
 from gateway.dialects.responses.request import ConversationRequest, ResponsesRequest
 from gateway.http.auth import AdminAuth
@@ -257,7 +258,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "createCompletion": _is(openai.Completion, body=CompletionRequest, other=EVENT_STREAM),
     "createResponse": _is(responses.Response, body=ResponsesRequest, other=EVENT_STREAM),
     "countInputTokens": _is(responses.InputTokens, body=ResponsesRequest, errors=_ASKING),
-    "compactResponses": _is(),
+    "compactResponses": _is(CompactedResponse, body=ResponsesRequest),
     "getResponse": _is(responses.Response),
     "deleteResponse": _is(responses.Deleted),
     "listInputItems": _is(responses.ItemList, parameters=_ITEMS),

@@ -12,13 +12,17 @@ from msgspec.structs import replace
 from gateway.base.errors import (
     DemandRefused,
     GatewayError,
-    InvalidRequest,
     PromptTooLong,
 )
 from gateway.dialects import sse
 from gateway.dialects.collector import Event, Findings
 from gateway.dialects.errors import in_responses_names
 from gateway.dialects.responses import response as responses
+from gateway.dialects.responses.compaction import (
+    compacted,
+    decode_compaction,
+    prepare_compaction,
+)
 from gateway.dialects.responses.lower import Prepared, prepare, seal
 from gateway.dialects.responses.request import (
     REASONING,
@@ -110,12 +114,22 @@ class ResponsesController(Controller):
         return answered(responses.InputTokens(tokens))
 
     @post("/compact", status_code=200)
-    async def compact(self, request: KeyRequest) -> None:
-        """Raise InvalidRequest: what the vendor makes is sealed, for its own models alone."""
-        raise InvalidRequest(
-            "compact: this server makes no compaction items, which models here could not read;"
-            " ask for a summary with a request of its own, and go on with that"
-        )
+    async def compact(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        """Have the model summarize a conversation, and answer with what stands for it."""
+        services = services_of(request)
+        fetch = Continued(request).fetch if _NAMES_KEPT.search(body) else None
+        lowered = await prepared(request, body, decode_compaction, prepare_compaction, fetch)
+        ask = lowered.ask
+        try:
+            running = begun(request, ask, partial(_response_writer, services, lowered))
+            turn_events, writer = await while_present(request.scope, running)
+            response = await while_present(request.scope, gathered(turn_events, writer))
+        except (PromptTooLong, DemandRefused) as error:
+            raise in_responses_names(error, ask.plan.paths) from None
+        scope = ask.principal.scope
+        num_bytes = ask.plan.num_bytes
+        make = partial(compacted, lowered.decoded, response, scope)
+        return answered(await services.workers.run(request.user.workspace, num_bytes, make))
 
     @get("/{response_id:str}")
     async def retrieve(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:

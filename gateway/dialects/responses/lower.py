@@ -54,10 +54,7 @@ _SEALED = "hf1."
 _DIGEST_BYTES = 16
 _THOUGHT = b"thought"
 COMPACTION = b"compaction"
-NO_COMPACTION = (
-    "this server makes no compaction items: ask for a summary with a request of its own, and go on"
-    " with that"
-)
+NO_TRIGGER = "no response compacts its own conversation here: send it to /v1/responses/compact"
 _encode = msgspec.json.Encoder().encode
 KindT = TypeVar("KindT", wire.AllowedTools, wire.NamedTool)
 _SEPARATOR = "__"
@@ -386,7 +383,7 @@ class _ResponsesLowering(Lowering):
             case wire.Compaction():
                 self._add_summary(path, item)
             case wire.CompactionTrigger():
-                raise InvalidRequest(f"{path}: {NO_COMPACTION}", path)
+                raise InvalidRequest(f"{path}: {NO_TRIGGER}", path)
             case wire.ItemReference():
                 why = "item references lead to nothing that is kept: send the item"
                 raise InvalidRequest(f"{path}: {why}", path)

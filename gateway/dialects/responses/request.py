@@ -513,7 +513,7 @@ FIELDS = Fields(
     rules=rules_of(ResponsesRequest),
     silent=frozenset(_SILENT.split()),
     told={
-        "context_management": "this server compacts no conversation",
+        "context_management": "a conversation is compacted only at /v1/responses/compact",
         "image": "this model reads no images",
         "personality": "this model has one personality",
         **dict.fromkeys(ADVICE, ADVICE_REASON),

@@ -3,6 +3,7 @@ that generate nothing."""
 
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from tests.e2e.prompts import MODEL, handbook
@@ -69,6 +70,20 @@ def test_generating_nothing_writes_what_the_next_turn_reads(openai: OpenAI) -> N
     assert (ready.output, ready.usage.output_tokens) == ([], 0) and written > 1000
     turn = create(**BODY, input=[*said, HI])
     assert turn.usage.input_tokens_details.cached_tokens >= written
+
+
+# The SDK's type of a message in an output is the assistant's.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
+def test_a_compaction_is_gone_on_with(openai: OpenAI) -> None:
+    said: list[Any] = [HI, {"role": "assistant", "content": "A hold on blocks."}, HI]
+    compacted = openai.responses.compact(model=MODEL, input=said)
+    assert compacted.object == "response.compaction" and compacted.usage.output_tokens > 0
+    *users, item = compacted.output
+    assert [user.type for user in users] == ["message", "message"] and item.type == "compaction"
+    carried: Any = [part.model_dump(exclude_none=True) for part in compacted.output]
+    answer = openai.responses.create(**BODY, input=[*carried, HI])
+    assert answer.usage is not None
+    assert answer.usage.input_tokens > compacted.usage.output_tokens
 
 
 def test_a_prompt_that_is_too_short_is_told_the_least(openai: OpenAI) -> None:

@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "responses items": (
         "item references lead to nothing that is kept",
         "did not make this compaction",
-        "makes no compaction items",
+        "compacts its own conversation",
     ),
     # A type of the SDK's, and no item: the action inside a local shell's call.
     "responses output": ("did not make this compaction", "Invalid value: 'exec'"),
