@@ -95,7 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn handles the signal while it serves, and raises it again at the end.
     signal.signal(signal.SIGTERM, end)
     host = ServedEngine(fail, load_seconds=settings.load_seconds)
-    app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host)
+    app = create_app(
+        backend_factory(settings),
+        settings.secret.get_secret_value(),
+        host,
+        as_vllm=settings.vllm_metrics,
+    )
     server = Server(app, host, settings)
     with suppress(KeyboardInterrupt):
         server.run()

@@ -1,6 +1,7 @@
 """The engine's metrics in Prometheus text. Names no tenant and no content.
 
-What a model does has its name as the label `model`, of which an engine has one.
+What a model does has its name as the label `model`, of which an engine has one. (vLLM's own name of
+that label is `model_name`.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.protocol import InputUsage
-from engine.protocol.reports import Stats
+from engine.protocol.reports import Distribution, Stats
 
 PREFIX = "holdfast_engine_"
+VLLM_PREFIX = "vllm:"
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
 LEASE_ENDS = ("expired", "sacrificed", "yielded", "dropped", "damaged")
 TOKEN_CLASSES = {
@@ -118,6 +120,15 @@ def _by(
     return family
 
 
+def _histogram(name: str, values: Distribution, text: str) -> Metric:
+    edges = [*map(floatToGoString, values.edges), "+Inf"]
+    # Prometheus' buckets: each has all values up to its edge.
+    buckets = list(zip(edges, map(float, accumulate(values.counts)), strict=True))
+    family = HistogramMetricFamily(name, text)
+    family.add_metric([], buckets, values.total)
+    return family
+
+
 def _of_stats(stats: Stats) -> Iterable[Metric]:
     counters = stats.counters
     blocks = stats.blocks
@@ -132,12 +143,7 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
     for name, value, text in _of_table(_GAUGES, stats):
         yield GaugeMetricFamily(name, text, float(value))
     for name, values, text in _of_table(_HISTOGRAMS, stats):
-        edges = [*map(floatToGoString, values.edges), "+Inf"]
-        # Prometheus' buckets: each has all values up to its edge.
-        buckets = list(zip(edges, map(float, accumulate(values.counts)), strict=True))
-        family = HistogramMetricFamily(name, text)
-        family.add_metric([], buckets, values.total)
-        yield family
+        yield _histogram(name, values, text)
     store = stats.store
     if store is not None:
         text = "Files and journal lines of the store that were not what they must be"
@@ -148,16 +154,66 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
         yield _by(GaugeMetricFamily, "store_refused", text, "reason", refused)
 
 
-def render(stats: Stats | None, loop_ends: Mapping[str, int], model: str = "") -> bytes:
-    """The exposition text of one moment. `stats` is None while the engine has none."""
+def _as_vllm(stats: Stats) -> Iterable[Metric]:
+    """What vLLM tells of itself by these names too (`vllm/v1/metrics/loggers.py`), so that its
+    Grafana board and what reads its metrics show this engine.
+
+    As there, a prompt's tokens are all queries of the prefix cache, and those that were reused are
+    its hits, read or not. What a lease holds is used: no request can take it.
+    """
+    counters = stats.counters
+    blocks = stats.blocks
+    reused = counters.cache_read_tokens + counters.automatic_tokens
+    for name, amount, text in (
+        ("prefix_cache_queries", counters.prompt_tokens, "Prompt tokens of started requests"),
+        ("prefix_cache_hits", reused, "Those of them that were reused from memory"),
+        ("prompt_tokens", counters.prompt_tokens, "Prompt tokens of started requests"),
+        ("prompt_tokens_cached", reused, "Those of them that were reused from memory"),
+        ("generation_tokens", counters.output_tokens, "Output tokens"),
+        ("num_preemptions", counters.preempted_requests, "Sequences preempted"),
+    ):
+        yield CounterMetricFamily(VLLM_PREFIX + name, text, amount)
+    usage = (blocks.active + blocks.leased) / max(blocks.total, 1)
+    for name, value, text in (
+        ("num_requests_running", stats.running, "Sequences being computed"),
+        ("num_requests_waiting", stats.waiting, "Sequences waiting for blocks"),
+        ("kv_cache_usage_perc", usage, "Share of KV blocks in use or leased"),
+    ):
+        yield GaugeMetricFamily(VLLM_PREFIX + name, text, float(value))
+    distributions = stats.distributions
+    if distributions is not None:
+        for name, values, text in (
+            ("request_prompt_tokens", distributions.input_tokens, "Prompt tokens of a request"),
+            ("request_generation_tokens", distributions.output_tokens, "Output tokens of one"),
+            (
+                "inter_token_latency_seconds",
+                distributions.inter_token_seconds,
+                "From one output token of a choice to its next",
+            ),
+        ):
+            yield _histogram(VLLM_PREFIX + name, values, text)
+
+
+def _label(families: Iterable[Metric], label: str, value: str) -> list[Metric]:
+    """The same with one label more."""
+    labelled = list(families)
+    for family in labelled:
+        for index, sample in enumerate(family.samples):
+            labels = {**sample.labels, label: value}
+            family.samples[index] = sample._replace(labels=labels)
+    return labelled
+
+
+def render(
+    stats: Stats | None, loop_ends: Mapping[str, int], model: str = "", *, as_vllm: bool = False
+) -> bytes:
+    """The exposition text of one moment. `stats` is None while the engine has none. `as_vllm`: some
+    of it once more, by the names of vLLM."""
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
-        families = list(_of_stats(stats))
-        for family in families:
-            for index, sample in enumerate(family.samples):
-                labels = {**sample.labels, "model": model}
-                family.samples[index] = sample._replace(labels=labels)
-        registry.register(_Families(families))
+        registry.register(_Families(_label(_of_stats(stats), "model", model)))
+        if as_vllm:
+            registry.register(_Families(_label(_as_vllm(stats), "model_name", model)))
     text = "Loops of the process that ended by an error"
     ends = _by(CounterMetricFamily, "loop_ends", text, "loop", dict(sorted(loop_ends.items())))
     registry.register(_Families([ends]))

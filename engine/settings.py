@@ -171,6 +171,11 @@ class Settings(BaseSettings):
         description="Least severe log line that is written; `debug` has one for each call that a "
         "gateway makes for a client's request",
     )
+    vllm_metrics: bool = Field(
+        True,
+        description="Whether `/metrics` has some of its counts by the names of vLLM's metrics too, "
+        "for boards, autoscalers and planners that read those",
+    )
 
     @field_validator("secret")
     @classmethod

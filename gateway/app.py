@@ -157,7 +157,7 @@ def _base(
     catalogue: Catalogue,
     prices: PriceBook,
 ) -> _Base:
-    metrics = Metrics(settings.metrics_workspaces)
+    metrics = Metrics(settings.metrics_workspaces, as_vllm=settings.vllm_metrics)
 
     def count_ends(kind: str, amount: int) -> None:
         metrics.count("loop_restarts", kind, amount=amount)

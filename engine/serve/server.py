@@ -180,12 +180,14 @@ async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]
 
 
 @get("/metrics")
-async def render_metrics(backend: Served, host: NamedDependency[ServedEngine]) -> Response[bytes]:
+async def render_metrics(
+    backend: Served, host: NamedDependency[ServedEngine], state: State
+) -> Response[bytes]:
     is_ready = host.readiness.stage == "ready"
     stats = await backend.stats() if is_ready else None
     # As gateways call it: a path's last part.
     model = backend.describe().model.rstrip("/").rpartition("/")[2] if is_ready else ""
-    text = metrics.render(stats, host.supervisor.ends, model)
+    text = metrics.render(stats, host.supervisor.ends, model, as_vllm=state.as_vllm)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -282,9 +284,14 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def create_app(
-    backend_of: Callable[[ServedEngine], EngineBackend], secret: str, host: ServedEngine
+    backend_of: Callable[[ServedEngine], EngineBackend],
+    secret: str,
+    host: ServedEngine,
+    *,
+    as_vllm: bool = False,
 ) -> Litestar:
-    """The application over one backend, which is made and loaded when the server starts."""
+    """The application over one backend, which is made and loaded when the server starts. `as_vllm`:
+    its metrics have vLLM's names too."""
 
     wanted = Secret(secret)
 
@@ -295,6 +302,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.host = host
+        app.state.as_vllm = as_vllm
         app.state.backend = backend_of(host)
         async with host.running(app.state.backend):
             yield

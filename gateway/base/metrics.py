@@ -26,13 +26,15 @@ from gateway.base.record import TurnRecord
 
 # Every metric with its type, labels and meaning. A series exists from the start, with 0, for each
 # value that stands behind a label. Those without this gateway's prefix are other programs', but for
-# vLLM's names, by which an endpoint picker reads a model server's load (llm-d's
-# model-server-protocol): a pool of gateways has its own turns to tell of, and its engines' blocks.
+# vLLM's names. By these an endpoint picker reads a model server's load (llm-d's
+# model-server-protocol), and so do boards and autoscalers made for vLLM
+# (`vllm/v1/metrics/loggers.py`): a pool of gateways has its own turns to tell of, and its engines'
+# blocks.
 TABLE = Path(__file__).parents[1] / "monitoring" / "metrics.tsv"
 _PREFIX = "holdfast_gateway_"
 _OF_VLLM = "vllm:"
 # OpenTelemetry's names for some of them (semantic conventions for generative AI), with its labels.
-_OF_CONVENTIONS = {
+_OF_CONVENTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "turn_seconds": ("gen_ai_server_request_duration_seconds", {}),
     "first_token_seconds": ("gen_ai_server_time_to_first_token_seconds", {}),
     "time_per_output_token_seconds": ("gen_ai_server_time_per_output_token_seconds", {}),
@@ -40,6 +42,27 @@ _OF_CONVENTIONS = {
     "turn_output_tokens": ("gen_ai_client_token_usage", {"gen_ai_token_type": "output"}),
 }
 _CONVENTIONAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "holdfast"}
+# vLLM's names for some histograms.
+_HISTOGRAMS_OF_VLLM: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "turn_seconds": ("vllm:e2e_request_latency_seconds", {}),
+    "first_token_seconds": ("vllm:time_to_first_token_seconds", {}),
+    "time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds", {}),
+    "turn_input_tokens": ("vllm:request_prompt_tokens", {}),
+    "turn_output_tokens": ("vllm:request_generation_tokens", {}),
+}
+# What a gateway counts itself by these names, with its labels. Its gauges are of the whole gateway:
+# an endpoint picker expects one series of each.
+_LABELS_OF_VLLM: Mapping[str, tuple[str, ...]] = {
+    "vllm:num_requests_waiting": (),
+    "vllm:num_requests_running": (),
+    "vllm:kv_cache_usage_perc": (),
+    "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
+    "vllm:prefix_cache_queries_total": ("model_name",),
+    "vllm:prefix_cache_hits_total": ("model_name",),
+    "vllm:prompt_tokens_total": ("model_name",),
+    "vllm:generation_tokens_total": ("model_name",),
+    "vllm:num_preemptions_total": ("model_name",),
+}
 # Prometheus' own buckets up to 10 s, and beyond: cold prompts and long answers take minutes.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 # What OpenTelemetry's conventions for generative AI ask for.
@@ -70,35 +93,51 @@ class EngineState(NamedTuple):
     description: Description | None = None
     num_running: int = 0
     blocks: BlockStats | None = None
+    epoch: str = ""
+    # Sequences preempted since the epoch began.
+    num_preempted: int = 0
 
 
-class _ConventionalCollector(Collector):
-    """The histograms that OpenTelemetry has names for, once more by these."""
+class _RenamingCollector(Collector):
+    """Histograms once more, by the `names` that others have for them: by each one's own name, the
+    other name and labels that come with it. The label `model` is called `model_label`."""
 
-    def __init__(self, histograms: Mapping[str, Histogram]) -> None:
+    def __init__(
+        self,
+        histograms: Mapping[str, Histogram],
+        names: Mapping[str, tuple[str, Mapping[str, str]]],
+        model_label: str,
+        labels: Mapping[str, str],
+    ) -> None:
         self._histograms = histograms
+        self._names = names
+        self._model_label = model_label
+        self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
         metrics: dict[str, Metric] = {}
-        for full, (name, labels) in _OF_CONVENTIONS.items():
+        for full, (name, labels) in self._names.items():
             for metric in self._histograms[full].collect():
                 family = metrics.setdefault(name, Metric(name, metric.documentation, "histogram"))
                 for sample in metric.samples:
-                    renamed = _CONVENTIONAL | labels | sample.labels
+                    renamed = {**self._labels, **labels, **sample.labels}
                     if "model" in renamed:
-                        renamed["gen_ai_response_model"] = renamed.pop("model")
+                        renamed[self._model_label] = renamed.pop("model")
                     suffix = sample.name.removeprefix(metric.name)
                     family.add_sample(name + suffix, renamed, sample.value)
         return metrics.values()
 
 
 class Metrics:
-    """`num_workspaces` are named in labels, the first ones that come; the others are `other`."""
+    """`num_workspaces` are named in labels, the first ones that come; the others are `other`.
+    `as_vllm`: some metrics are shown by vLLM's names too."""
 
-    def __init__(self, num_workspaces: int = 0) -> None:
+    def __init__(self, num_workspaces: int = 0, *, as_vllm: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
+        self.registry = CollectorRegistry()
+        self._vllm_registry = CollectorRegistry()
+        self._as_vllm = as_vllm
+        ProcessCollector(registry=self.registry)
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -112,6 +151,12 @@ class Metrics:
             labels = named.split(", ") if named else []
             values = listed.split()
             name = full.removeprefix(_PREFIX)
+            registry = self.registry
+            if full.startswith(_OF_VLLM):
+                if full not in _LABELS_OF_VLLM:
+                    continue  # a histogram by another name, or an engine's
+                labels = list(_LABELS_OF_VLLM[full])
+                registry = self._vllm_registry
             if kind == "counter":
                 name = name.removesuffix("_total")
                 self._counters[name] = Counter(full, meaning, labels, registry=registry)
@@ -123,10 +168,18 @@ class Metrics:
                 buckets = tuple(_BUCKETS.get(name, _SECONDS))
                 histogram = Histogram(full, meaning, labels, buckets=buckets, registry=registry)
                 self._histograms[name] = histogram
-        registry.register(_ConventionalCollector(self._histograms))
+        self.registry.register(
+            _RenamingCollector(
+                self._histograms, _OF_CONVENTIONS, "gen_ai_response_model", _CONVENTIONAL
+            )
+        )
+        self._vllm_registry.register(
+            _RenamingCollector(self._histograms, _HISTOGRAMS_OF_VLLM, "model_name", {})
+        )
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
         self._workspaces: set[str] = set()
+        self._preempted: dict[tuple[str, str], int] = {}
 
     def count(self, name: str, *labels: str, amount: float = 1) -> None:
         """Add to a counter. A series with labels exists from then on, also with an amount of 0."""
@@ -172,6 +225,7 @@ class Metrics:
         self.set(
             "vllm:num_requests_running", sum(engine.num_running for engine in engines.values())
         )
+        self._count_preempted(engines)
         sizes: dict[int, int] = {}
         for description in (state.description for state in ready):
             if description is not None:
@@ -182,6 +236,18 @@ class Metrics:
         config.clear()
         for size, num_blocks in sizes.items():
             config.labels(str(size), str(num_blocks)).set(1)
+
+    def _count_preempted(self, engines: Mapping[str, EngineState]) -> None:
+        """Add what engines preempted since they were shown last; nothing at their first time."""
+        preempted: dict[tuple[str, str], int] = {}
+        for name, state in engines.items():
+            if not state.epoch:
+                continue
+            engine = (name, state.epoch)
+            preempted[engine] = state.num_preempted
+            increase = state.num_preempted - self._preempted.get(engine, state.num_preempted)
+            self.count("vllm:num_preemptions", self._model_of(state.model), amount=increase)
+        self._preempted = preempted
 
     def show_conditions(self, numbers: Mapping[tuple[str, str], int]) -> None:
         """Show how many conditions there are, by kind and severity."""
@@ -200,7 +266,16 @@ class Metrics:
                 self.count("tokens", token_class, model, amount=amount)
         num_tokens = sum(tokens.values())
         if num_tokens:
-            self.observe("turn_input_tokens", num_tokens - record.output_tokens, model)
+            num_input = num_tokens - record.output_tokens
+            self.count("vllm:prefix_cache_queries", model, amount=num_input)
+            self.count(
+                "vllm:prefix_cache_hits",
+                model,
+                amount=record.cache_read_tokens + record.automatic_tokens,
+            )
+            self.count("vllm:prompt_tokens", model, amount=num_input)
+            self.count("vllm:generation_tokens", model, amount=record.output_tokens)
+            self.observe("turn_input_tokens", num_input, model)
             self.observe("turn_output_tokens", record.output_tokens, model)
         if record.decode_seconds is not None and record.output_tokens > 1:
             seconds = record.decode_seconds / (record.output_tokens - 1)
@@ -228,7 +303,8 @@ class Metrics:
         return name
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        page = generate_latest(self.registry)
+        return page + generate_latest(self._vllm_registry) if self._as_vllm else page
 
 
 def _has_place(known: set[str], most: int, name: str) -> bool:

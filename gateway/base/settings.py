@@ -262,6 +262,9 @@ class Settings(PriceFiles):
     metrics_workspaces: int = Field(default=0, ge=0, le=1000)
     """How many workspaces `/metrics` names, each with series of its own; the others are `other`.
     `/metrics` needs no key: keep it from clients before this is more than 0"""
+    vllm_metrics: bool = True
+    """Whether `/metrics` has some of its counts by the names of vLLM's metrics too, for boards,
+    autoscalers, endpoint pickers and planners that read those"""
     traces: bool = False
     """Send spans of turns to an OpenTelemetry collector; needs the extra `otel`. The standard
     OTEL_* variables say where to"""

@@ -128,7 +128,11 @@ class HealthController(Controller):
                     model=services.name_of(engine.description),
                     description=engine.description,
                     num_running=engine.load.num_running,
+                    epoch=engine.last_stats.epoch if engine.last_stats else "",
                     blocks=engine.last_stats.blocks if engine.last_stats else None,
+                    num_preempted=(
+                        engine.last_stats.counters.preempted_requests if engine.last_stats else 0
+                    ),
                 )
                 for engine in services.fleet.engines
             }

@@ -43,7 +43,7 @@ BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "eng
 BOUNDED_LABELS |= {"result", "state", "loop", "model", "workspace", "block_size", "num_gpu_blocks"}
 BOUNDED_LABELS |= {"method", "kind", "severity"}
 BOUNDED_LABELS |= {f"gen_ai_{name}" for name in ("operation_name", "provider_name", "token_type")}
-BOUNDED_LABELS |= {"gen_ai_response_model"}
+BOUNDED_LABELS |= {"gen_ai_response_model", "model_name", "cache"}
 Labels = tuple[tuple[str, str], ...]
 NUM_NAMED = 2
 CLASSES = {
@@ -542,3 +542,88 @@ def test_models_are_those_of_engines_and_there_are_not_many() -> None:
     models = set(re.findall(r'model="([^"]*)"', text))
     assert models == {"unknown", *(f"model {number}" for number in range(MAX_MODELS))}
     assert 'first_token_seconds_count{cache="cold",model="unknown"} 2.0' in text
+
+
+VLLM_BOARD = {
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+}
+"""What the panels of vLLM's board ask for (`examples/observability/prometheus_grafana`)."""
+VLLM_CACHE = {
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:kv_cache_usage_perc",
+}
+
+
+def test_vllms_names_tell_the_counts_of_the_ledger(served: Served) -> None:
+    """Cache linters, autoscalers and vLLM's Grafana board read a server by these names."""
+    prompts = [
+        row["input_tokens"]
+        + row["cache_read_tokens"]
+        + sum(row[name] for name in WRITE_FIELDS.values())
+        for row in served.rows
+    ]
+    hits = sum(row["cache_read_tokens"] + row["automatic_tokens"] for row in served.rows)
+    output = sum(row["output_tokens"] for row in served.rows)
+    for page in (served.gateway, served.engine):
+        assert {name for name, _ in page.values} >= VLLM_CACHE
+        assert page.total("vllm:prefix_cache_queries_total") == sum(prompts) > 0
+        assert page.total("vllm:prompt_tokens_total") == sum(prompts)
+        assert page.total("vllm:prefix_cache_hits_total") == hits > 0
+        assert page.total("vllm:generation_tokens_total") == output > 0
+        assert page.value("vllm:request_prompt_tokens_sum", model_name="synthetic") == sum(prompts)
+    both = {name for page in (served.gateway, served.engine) for name, _ in page.values}
+    assert both >= VLLM_BOARD
+    for name, page in (
+        ("prompt_tokens_total", served.engine),
+        ("e2e_request_latency_seconds_count", served.gateway),
+    ):
+        assert page.value(f"vllm:{name}", model_name="synthetic") > 0
+
+
+def test_vllms_names_are_left_out_by_a_setting(tmp_path: Path) -> None:
+    settings = {"HOLDFAST_VLLM_METRICS": "false"}
+    with running_stack(tmp_path, "synthetic", {"ENGINE_VLLM_METRICS": "false"}, settings) as stack:
+        for url in (stack.gateway, stack.engine):
+            page = scrape(url)
+            assert page.types and not any(name.startswith("vllm:") for name in page.types)
+
+
+def test_preempted_sequences_are_counted_from_when_the_gateway_saw_the_engine() -> None:
+    metrics = Metrics()
+
+    def shown(epoch: str, number: int) -> float:
+        state = EngineState(True, False, "closed", 0, model="m", epoch=epoch, num_preempted=number)
+        metrics.show_engines({"engine-0": state})
+        [line] = re.findall(rb"^vllm:num_preemptions_total.* (.+)$", metrics.exposition(), re.M)
+        return float(line)
+
+    assert [shown("a", 5), shown("a", 7), shown("b", 1), shown("b", 4)] == [0, 2, 2, 5]
+
+
+def test_a_board_that_adds_up_all_targets_counts_tokens_once() -> None:
+    jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    [dropped] = [
+        job["metric_relabel_configs"][0]["regex"] for job in jobs if "metric_relabel_configs" in job
+    ]
+    told_twice = {
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:num_requests_running",
+    }
+    told_twice |= VLLM_CACHE | {
+        "vllm:request_prompt_tokens_bucket",
+        "vllm:request_generation_tokens_sum",
+    }
+    assert all(re.fullmatch(dropped, name) for name in told_twice)
+    assert not re.fullmatch(dropped, "vllm:time_to_first_token_seconds_bucket")
