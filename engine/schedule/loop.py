@@ -68,6 +68,22 @@ class EngineLoop:
     def step(self) -> None:
         """One pass: expire, choose, compute, deliver."""
         now = self._clock.now()
+        self._expire(now)
+        chunks = self._choose(now)
+        begun = self._clock.now()
+        works = [chunk.sequence.work(chunk) for chunk in chunks]
+        tokens = self._runner.execute(works) if works else []
+        self.scheduler.computed(chunks, self._clock.now() - begun)
+        needy = self.scheduler.next_to_prepare()
+        if needy is not None:
+            self.scheduler.prepare(needy)
+        self._deliver(chunks, works, tokens)
+        self._is_idle = not (chunks or self._num_arrived or needy)
+        self.accounting.publish()
+        self._learn(chunks, self._clock.now() - now)
+
+    def _expire(self, now: float) -> None:
+        """End what is over: entries by their time, and choices whose next tokens are too costly."""
         if self._store is not None:
             self._store.before_step(now)
         self.accounting.expire(now)
@@ -77,6 +93,9 @@ class EngineLoop:
                 self.accounting.failed(
                     sequence, "what may come next takes too long to find out", "too_costly"
                 )
+
+    def _choose(self, now: float) -> list[PrefillChunk]:
+        """What this step computes. What must be in memory before that is copied."""
         chunks = self.scheduler.schedule(now)
         demotions, to_clear, copies = self.scheduler.take_copies()
         self._runner.demote(demotions)
@@ -84,6 +103,11 @@ class EngineLoop:
             self._runner.clear_blocks(to_clear)
         self._runner.copy_blocks(copies)
         # Copy what arrives from the tiers below, as much of it as a step may.
+        self._copy_arrivals()
+        # One that must be looked up again has no blocks any more.
+        return [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
+
+    def _copy_arrivals(self) -> None:
         max_loads = self._store.max_loads if self._store is not None else 0
         arrivals = self.scheduler.take_arrivals(max_loads)
         self._runner.promote(arrivals.promotions)
@@ -91,20 +115,20 @@ class EngineLoop:
             self._runner.load(arrivals.loads)
         if arrivals.promotions or arrivals.loads:
             for sequence in self.scheduler.running:
-                if sequence.request.started_at is None and not any(
-                    table.incoming for table in sequence.tables
-                ):
-                    sequence.request.brought_at = sequence.request.brought_at or self._clock.now()
+                request = sequence.request
+                if request.started_at is not None:
+                    continue
+                if not any(table.incoming for table in sequence.tables):
+                    request.brought_at = request.brought_at or self._clock.now()
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
-        # One that must be looked up again has no blocks any more.
-        chunks = [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
-        begun = self._clock.now()
-        works = [chunk.sequence.work(chunk) for chunk in chunks]
-        tokens = self._runner.execute(works) if works else []
-        self.scheduler.computed(chunks, self._clock.now() - begun)
-        needy = self.scheduler.next_to_prepare()
-        if needy is not None:
-            self.scheduler.prepare(needy)
+
+    def _deliver(
+        self,
+        chunks: Sequence[PrefillChunk],
+        works: Sequence[Work],
+        tokens: Sequence[TokenId | None],
+    ) -> None:
+        """Account for what was computed, hand its tokens out, and end the choices that are done."""
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
         is_shared = self.scheduler.is_shared
@@ -113,16 +137,12 @@ class EngineLoop:
         self._masks.begin([*taken, *stepped])
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.propose(stepped)
-        for sequence in [
-            sequence for sequence in self.scheduler.running if sequence.finish is not None
-        ]:
+        finished = [running for running in self.scheduler.running if running.finish is not None]
+        for sequence in finished:
             self._let_go(sequence.ending)
             self.accounting.ended(sequence)
         if self._store is not None:
             self._store.after_step(self._clock.now())
-        self._is_idle = not (chunks or self._num_arrived or needy)
-        self.accounting.publish()
-        self._learn(chunks, self._clock.now() - now)
 
     def _learn(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
         """Take the time of a whole step that computed these chunks. A clock that is moved by hand

@@ -128,14 +128,8 @@ class Scheduler:
             chunks += self._prefills(room, now, is_batch=True)
         if self.speculation is not None:
             chunks = self.speculation.extended(chunks, self._cache.pool, self.copies)
-        for is_batch, class_chunks in (
-            (False, chunks[:num_interactive]),
-            (True, chunks[num_interactive:]),
-        ):
-            computed = Counter[str]()
-            for chunk in class_chunks:
-                computed[chunk.sequence.scope] += chunk.count + len(chunk.draft)
-            self.waiting[is_batch].charge(computed)
+        self._charge(chunks[:num_interactive], is_batch=False)
+        self._charge(chunks[num_interactive:], is_batch=True)
         return chunks
 
     def _charge(self, chunks: Sequence[PrefillChunk], *, is_batch: bool) -> None:
