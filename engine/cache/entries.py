@@ -119,8 +119,8 @@ class Entries:
         """A read, or a breakpoint at the entry.
 
         Its own TTL starts again, unless it has a lifetime of its own. A lost lease is taken again.
-        The refresh holds at once, and stays unless it is taken back. `hold`: a lease is asked for.
-        Without that a lease that was asked for earlier is refreshed, and no other begins.
+        The refresh holds at once, and stays unless it is taken back. With `hold` a lease is asked
+        for. Without it none begins that nobody asked for earlier.
         """
         entry.is_asked_for |= hold
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
@@ -144,7 +144,7 @@ class Entries:
         self._set_expiry(refresh.entry)
 
     def seconds(self, ttl: Ttl, seconds: float | None = None) -> float:
-        """A lifetime in seconds: the breakpoint's `own`, else the TTL's."""
+        """A lifetime: the breakpoint's own `seconds`, else the TTL's."""
         return TTLS[ttl].seconds if seconds is None else seconds
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
@@ -179,7 +179,8 @@ class Entries:
         expires_at = arrived_at + self.seconds(mark.ttl, mark.seconds)
         entry = self._by_key.get(key)
         if entry is not None and not entry.is_broken and entry.expires_at > now:
-            if entry.ready_at > arrived_at or (entry.seconds, mark.seconds) != (None, None):
+            has_own_lifetime = entry.seconds is not None or mark.seconds is not None
+            if entry.ready_at > arrived_at or has_own_lifetime:
                 # Written meanwhile by another that paid as well, or its end is told by the marker.
                 self._extend(entry, expires_at)
             else:
@@ -195,10 +196,19 @@ class Entries:
                 self.end(entry, "ttl_expired")
             if expires_at <= now:
                 return None
-            what = (scope, key, mark.tokens, mark.ttl)
-            times = (now, expires_at, expires_at)
-            entry = Entry(*what, list(blocks), *times, used_at=now, seconds=mark.seconds)
-            entry.is_asked_for = mark.hold
+            entry = Entry(
+                scope=scope,
+                key=key,
+                tokens=mark.tokens,
+                ttl=mark.ttl,
+                blocks=list(blocks),
+                ready_at=now,
+                expires_at=expires_at,
+                kept_until=expires_at,
+                used_at=now,
+                is_asked_for=mark.hold,
+                seconds=mark.seconds,
+            )
             if digests.kind is not None and digests.kind.start < mark.tokens:
                 entry.kind = digests.kind
             self.take_in(entry)
@@ -266,8 +276,9 @@ class Entries:
 
         What no other entry holds of their copies is deleted.
         """
-        keys = self._by_key if key is None else {key} & self._by_key.keys()
-        doomed = [entry for entry in map(self._by_key.__getitem__, keys) if entry.scope == scope]
+        keys = list(self._by_key) if key is None else [key]
+        entries = (self._by_key.get(key) for key in keys)
+        doomed = [entry for entry in entries if entry is not None and entry.scope == scope]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._store.copy_of(entry) if self._store is not None else []
@@ -318,7 +329,8 @@ class Entries:
 
     def live(self) -> list[Entry]:
         """All entries whose content is there and whose time is not over."""
-        return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
+        entries = self._by_key.values()
+        return [entry for entry in entries if not entry.is_broken and not entry.is_lapsed]
 
     def is_live(self, entry: Entry) -> bool:
         return self._is_in(entry) and not entry.is_broken and not entry.is_lapsed

@@ -61,10 +61,11 @@ class StoreHolds:
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
             return []
-        own = self._scopes.get(scope)
-        doomed = None if own is None else _first_of(own.for_own, excess)
-        if doomed is not None:
-            return doomed
+        scope_holds = self._scopes.get(scope)
+        if scope_holds is not None:
+            doomed = _first_of(scope_holds.for_own, excess)
+            if doomed is not None:
+                return doomed
         num_held = {name: holds.num_blocks for name, holds in self._scopes.items()}
         largest = scope_to_displace(num_held, scope, num_new)
         return None if largest is None else _first_of(self._scopes[largest].for_others, excess)

@@ -69,12 +69,21 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
         return entry.key
     assert world.store is not None
     end = entry.expires_at
-    what = (entry.scope, entry.key, entry.tokens, entry.ttl, [])
-    told = Entry(*what, entry.ready_at, end, kept_until=end, used_at=entry.used_at)
-    told.is_leased = entry.is_leased
-    told.is_asked_for = entry.is_asked_for
-    told.kind = entry.kind
-    return Told(told, tuple(world.store.key_of(block).name for block in entry.stored))
+    line = Entry(
+        scope=entry.scope,
+        key=entry.key,
+        tokens=entry.tokens,
+        ttl=entry.ttl,
+        blocks=[],
+        ready_at=entry.ready_at,
+        expires_at=end,
+        kept_until=end,
+        used_at=entry.used_at,
+        is_leased=entry.is_leased,
+        is_asked_for=entry.is_asked_for,
+        kind=entry.kind,
+    )
+    return Told(line, tuple(world.store.key_of(block).name for block in entry.stored))
 
 
 def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
