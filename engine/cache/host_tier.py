@@ -2,8 +2,8 @@
 
 It is a second pool of blocks with the same rules. A full block is found by its digest and verified
 by its tokens. The blocks of best-effort entries move too, so that such an entry stays readable.
-This module only decides about copies: `take_demotions` returns the
-copies to make before anything is written on the device.
+This module only decides about copies: `take_demotions` returns those to make before anything is
+written on the device.
 
 The number of blocks that a step copies is bounded, so that decoding does not wait for it. A tier
 that is larger than the device's pool copies ahead: unreferenced content is copied while it is still
@@ -25,7 +25,8 @@ class HostTier:
         self.pool = BlockPool(num_blocks, device.block_size, tier="host")
         self.pool.changes = device.changes
         self.max_copies = max_copies
-        self.num_demoted = self.num_promoted = 0
+        self.num_demoted = 0
+        self.num_promoted = 0
         self._demotions: dict[BlockId, BlockId] = {}
         self._offers: deque[tuple[Block, Digest]] = deque(maxlen=device.num_blocks)
         if num_blocks > device.num_blocks:

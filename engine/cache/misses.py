@@ -29,9 +29,10 @@ class Misses:
     lookback_to: int | None
 
     def by_segment(self, marks: Sequence[Mark], read: int) -> dict[int, MissReason]:
-        """Why what stands up to each breakpoint was not read in full, where an entry of `read`
-        tokens was. Breakpoints that were read are not in it. `marks` are those that may have an
-        entry."""
+        """The reasons why breakpoints were not read in full, where an entry of `read` tokens was.
+
+        Breakpoints that were read have none. `marks` are those that may have an entry.
+        """
         able = {mark.segment for mark in marks}
         live = self._live(marks, read)
         reasons: dict[int, MissReason] = {}
@@ -85,9 +86,11 @@ class Misses:
         return set(window(self.segments, segment))
 
     def _live(self, marks: Sequence[Mark], read: int) -> list[int]:
-        """The segments behind what was read, and up to the last mark, at whose ends live entries
-        stand. One that a mark reaches is not read where its content is gone in the memory of
-        another program, whose books alone have it."""
+        """The segments at whose ends live entries stand: behind what was read, up to the last mark.
+
+        A mark may reach one and yet not read it: on another program's memory the content may be
+        gone, and its books alone know.
+        """
         last = marks[-1].segment if marks else -1
         numbers = range(last + 1)
         return [number for number in numbers if self._is_live(self.segments[number].end, read)]

@@ -72,18 +72,13 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, tier: Tier = "device") -> None:
-        """Both positive; `block_size` in tokens.
-
-        `offer`, if set, is called with every findable block that lost its last reference, and its
-        digest. `demote`, if set, may take over a block's content before it is reused. `forgotten`,
-        if set, is called with every block that has just lost its content, or never had any.
-
-        `num_reclaimable` blocks could be allocated now. `num_leased` are held by leases, and
-        `num_shared` have more than one reference.
-        """
+        """Both positive; `block_size` in tokens."""
         self.tier = tier
+        # Called with every block that has just lost its content, or never had any.
         self.forgotten: Callable[[Block], None] | None = None
+        # Called with every findable block that lost its last reference, and its digest.
         self.offer: Callable[[tuple[Block, Digest]], None] | None = None
+        # May take over a block's content before the block is reused. False: it did not.
         self.demote: Callable[[Block], bool] | None = None
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -96,10 +91,19 @@ class BlockPool:
         self._empty = BlockQueue()
         self._index: dict[Digest, Block] = {}
         self._broken: list[Entry] = []
+        # Blocks that could be allocated now.
         self.num_reclaimable = num_blocks
-        self.num_leased = self.num_shared = 0
-        self.num_evicted = self.num_copied = 0
-        self._num_uses = self._num_lease_only = 0
+        # Blocks that leases hold.
+        self.num_leased = 0
+        # Blocks with more than one reference.
+        self.num_shared = 0
+        # How often a block with content was reused, and how often one was copied to be written to.
+        self.num_evicted = 0
+        self.num_copied = 0
+        self._num_uses = 0
+        # Blocks that leases alone hold.
+        self._num_lease_only = 0
+        # Blocks that have a recurrent state.
         self._with_state: set[BlockId] = set()
         # Blocks that had a state, and now get keys and values: their memory must be zeros first.
         # Attention multiplies slots without a token by 0, and a state's bytes may read as NaN.

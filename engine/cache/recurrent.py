@@ -45,11 +45,7 @@ def split_states(packed: bytes) -> int:
 
 
 class RecurrentState:
-    """Holds one reference on each block of the state behind a table's computed tokens.
-
-    `plan` has the positions at which the state is kept, with the tokens of their entries. `kept`
-    has those states by position, and the one that was read.
-    """
+    """The state behind a table's computed tokens. It holds one reference on each block."""
 
     def __init__(
         self, pool: BlockPool, root: Digest, num_blocks: int, plan: Mapping[int, int]
@@ -57,10 +53,14 @@ class RecurrentState:
         self._pool = pool
         self._root = root
         self._num_blocks = num_blocks
+        # The positions at which the state is kept, with the tokens of their entries.
         self.plan = dict(plan)
+        # The kept states by position, and the one that was read.
         self.kept: dict[int, list[Block]] = {}
         self._current: list[Block] = []
+        # For states that are still to be written.
         self._spare: list[Block] = []
+        # The position of the state that was read, as long as it is the current one.
         self._read: int | None = None
 
     def num_to_fill(self, position: int) -> int:

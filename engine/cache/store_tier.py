@@ -6,8 +6,8 @@ hands out the files to write (`take_saves`), to read (`take_asked`) and to delet
 and what the journal must say (`take_notes`). It is told what became of them.
 
 Files are named by content, so a payload that was read for a name can only be that name's content.
-Whether a file is whole and has these tokens is found out by who reads it; one that is not is a
-miss: its block is forgotten, and what stood on it ends.
+Who reads a file finds out whether it is whole and has these tokens. If it is not, that is a miss:
+its block is forgotten, and what stood on it ends.
 """
 
 from collections import OrderedDict
@@ -101,29 +101,36 @@ class StoreTier:
         *,
         lower_than: Iterable[BlockPool] = (),
     ) -> None:
-        """`name_of` gives the file's name for a chain digest. `lower_than`: the pools above.
-
-        A file is *proven* once this process wrote it, or read it whole. Of others only the header
-        was looked at.
-        """
+        """`name_of` gives the file's name for a chain digest. `lower_than`: the pools above."""
         self.pool = BlockPool(num_blocks, block_size, tier="disk")
         self.pool.forgotten = self._note_forgotten
         self.holds = StoreHolds(self.pool, int(num_blocks * HELD_SHARE))
         self._hasher = hasher
         self._name_of = name_of
+        # Entries that wait for their copies.
         self._jobs: OrderedDict[Entry, SaveJob] = OrderedDict()
         # Files that are being written: each has a reference on its block, and jobs that wait.
         self._pending: dict[str, tuple[Block, list[SaveJob]]] = {}
+        # The blocks that have a file, and their blocks by the files' names.
         self._keys: dict[Block, BlockKey] = {}
         self._blocks: dict[str, Block] = {}
+        # Those whose files this process wrote, or read whole. Of others it looked at the header.
         self._proven: set[Block] = set()
+        # Files that are to be read or are being read, and payloads that wait to be copied, by name.
         self._reading: set[str] = set()
         self._loaded: dict[str, bytes] = {}
+        # What `take_asked`, `take_deletes` and `take_notes` hand out next.
         self._asked: list[BlockKey] = []
         self._deletes: list[str] = []
         self._notes: OrderedDict[Digest, Note] = OrderedDict()
         self._num_looked_at = 0
-        self.num_saved = self.num_loaded = self.num_unsaved = self.num_displaced = 0
+        # Files that were written, blocks that were read back, copies that were given up, and copies
+        # that made way for others.
+        self.num_saved = 0
+        self.num_loaded = 0
+        self.num_unsaved = 0
+        self.num_displaced = 0
+        # Called with an entry whose whole copy is there, and with one whose copy makes way.
         self.on_held: Callable[[Entry], None] = lambda _entry: None
         self.on_displaced: Callable[[Entry], None] = lambda _entry: None
         for pool in lower_than:
