@@ -74,16 +74,18 @@ class SequenceState:
     finish: FinishReason | None = None
     # When the last token came, in seconds of the engine's clock; None before the first.
     last_output_at: float | None = None
-    # What is added to the logits, by token: the request's biases, the penalties for the tokens in
-    # `sampled`, and what rules out an end before `min_tokens`. None without any of them.
+    # What is added to the logits, by token: the request's biases, the penalties for sampled tokens,
+    # and what rules out an end before `min_tokens`. None without any of them.
     bias: dict[TokenId, float] | None = None
+    # The tokens that it has sampled, where there is a bias.
     sampled: set[TokenId] = field(default_factory=set)
     # `Work`'s, None without a repetition penalty.
     seen: bytearray | None = None
     # There if the request wants them.
     logprobs: LogProbs | None = None
-    # Tokens that the `drafter` proposes next, which is there with speculation.
+    # Tokens that the drafter proposes next.
     draft: list[TokenId] = field(default_factory=list)
+    # There with speculation.
     drafter: Drafter | None = None
     # The work between two steps that it has begun, in bounded parts.
     parts: Iterator[int] | None = None
@@ -262,10 +264,11 @@ class ImagePrompt:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One turn."""
+    """One turn. Moments are in seconds of the engine's clock."""
 
     request: GenerateRequest
     query: CacheQuery
+    # One for each choice.
     parsers: Sequence[OutputParser]
     emit: Emit
     submitted_at: float
@@ -278,19 +281,25 @@ class RequestState:
     image_prompt: ImagePrompt | None = None
     # None while nothing is held for it: before its look-up, and after preemption.
     lookup: Lookup | None = None
-    # The sequence that it waits for, and the most tokens of its prompt that it waited for.
+    # The sequence that it waits for.
     twin: Twin | None = None
+    # The most tokens of its prompt that it waited for.
     raced: int = 0
-    # So many later requests were admitted before it, because it did not fit and needed `num_needed`
-    # free blocks then, or for what they reused: those computed `overtaken_tokens`
-    # (`reuse_order.py`).
+    # So many later requests were admitted before it: it did not fit, or they reused more.
     num_overtaken: int = 0
+    # Those that passed it because they reused more computed so many tokens (`reuse_order.py`).
     overtaken_tokens: int = 0
+    # So many free blocks it needed when it did not fit.
     num_needed: int = 0
+    # One for each choice.
     sequences: list[SequenceState] = field(default_factory=list)
+    # The slots at which its prefill chunks must end, in order.
     boundaries: list[int] = field(default_factory=list)
+    # When it was admitted.
     began_at: float | None = None
+    # When its response began.
     started_at: float | None = None
+    # When the last of its blocks came from a tier below.
     brought_at: float | None = None
     usage: InputUsage | None = None
     # The positions of its prompt that went through the model.
