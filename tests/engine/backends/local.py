@@ -20,13 +20,20 @@ from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import ManualClock
-from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextPart
+from engine.protocol import Done, GenerateRequest, Message, Prompt, Sampling, Started, TextPart
 from engine.protocol.reports import Description
 from engine.settings import DEMO_MODEL, Settings
 from engine.text.rendered import KnownDays
 from engine.text.renderer import ChatRenderer
 
 SCOPE = "a" * 32
+
+
+async def finish(engine: LocalBackend, turn: GenerateRequest) -> Started:
+    """Ask for an answer, and read all of it. Return its first frame."""
+    frames = [frame async for frame in await engine.open(turn)]
+    assert isinstance(frames[0], Started) and isinstance(frames[-1], Done)
+    return frames[0]
 
 
 def description(**given: Any) -> Description:

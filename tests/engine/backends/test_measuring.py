@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine.approximate.asking import Approximations
-from engine.backends.local import LocalBackend
 from engine.backends.measuring import PAUSES, SLICE_SECONDS, measure_behind
 from engine.errors import FieldRefused, Overloaded
-from engine.protocol import Breakpoint, Done, GenerateRequest
+from engine.protocol import Breakpoint, GenerateRequest
 from engine.protocol.reports import Technique
-from tests.engine.backends.local import request, serving
+from tests.engine.backends.local import finish, request, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -40,11 +39,6 @@ def waiting_gate(release: threading.Event, parts: list[int]) -> Iterator[Techniq
     yield TOO_FAR
 
 
-async def answered(engine: LocalBackend, asked: GenerateRequest) -> None:
-    frames = [frame async for frame in await engine.open(asked)]
-    assert isinstance(frames[-1], Done)
-
-
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not is_so():
@@ -58,7 +52,7 @@ async def test_exact_turns_are_answered_and_approximate_ones_told_to_come_again(
     async with serving(approximate=able) as engine:
         assert engine.describe().is_measuring and engine.describe().techniques == []
         await until(lambda: bool(parts))
-        await answered(engine, request())
+        await finish(engine, request())
         with pytest.raises(Overloaded, match="still measures how far approximate answers are"):
             await engine.open(approximate())
         assert engine.describe().is_measuring
@@ -67,7 +61,7 @@ async def test_exact_turns_are_answered_and_approximate_ones_told_to_come_again(
         assert engine.describe().techniques == [TOO_FAR]
         with pytest.raises(FieldRefused, match=r"kvzip at 0\.1 is too far from exact"):
             await engine.open(approximate())
-        await answered(engine, request())
+        await finish(engine, request())
 
 
 async def test_an_engine_stops_while_it_measures() -> None:

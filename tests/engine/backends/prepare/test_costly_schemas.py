@@ -17,8 +17,8 @@ from engine.backends.prepare.loads import Grammars, ScopeLoads
 from engine.backends.prepare.prepared import MayCompile, Verdict
 from engine.errors import PreparationFull, SchemaTooCostly, TooCostly, rebuilt
 from engine.heap import trim_heap
-from engine.protocol import ALLOWED_TOOLS, Done, GenerateRequest, Started, Tool, ToolChoice
-from tests.engine.backends.local import SCOPE, prompt, request, serving
+from engine.protocol import ALLOWED_TOOLS, GenerateRequest, Tool, ToolChoice
+from tests.engine.backends.local import SCOPE, finish, prompt, request, serving
 from tests.engine.backends.prepare.test_workers import children
 from tests.faults.attacks import costly_schema
 
@@ -44,12 +44,6 @@ async def engine() -> AsyncIterator[LocalBackend]:
 
 def held_to(schema: dict[str, Any], scope: str = SCOPE) -> GenerateRequest:
     return request(output_schema=schema, scope=scope)
-
-
-async def finish(engine: LocalBackend, asked: GenerateRequest) -> Started:
-    frames = [frame async for frame in await engine.open(asked)]
-    assert isinstance(frames[0], Started) and isinstance(frames[-1], Done)
-    return frames[0]
 
 
 async def refused(engine: LocalBackend, asked: GenerateRequest) -> str:

@@ -18,10 +18,10 @@ from engine.backends.prepare import pool
 from engine.backends.prepare.pool import WorkerProcess
 from engine.backends.prepare.prepared import Answer, Job, Start
 from engine.errors import InvalidRequest, Overloaded, TooCostly
-from engine.protocol import CountRequest, Done, GenerateRequest, Sampling, Tool, ToolChoice
+from engine.protocol import CountRequest, GenerateRequest, Sampling, Tool, ToolChoice
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
-from tests.engine.backends.local import SCOPE, prompt, request, serving
+from tests.engine.backends.local import SCOPE, finish, prompt, request, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -50,11 +50,6 @@ async def backend(**bounds: Any) -> AsyncIterator[LocalBackend]:
 async def engine() -> AsyncIterator[LocalBackend]:
     async with backend() as made:
         yield made
-
-
-async def finish(engine: LocalBackend, asked: GenerateRequest) -> None:
-    frames = [frame async for frame in await engine.open(asked)]
-    assert isinstance(frames[-1], Done)
 
 
 def counting(text: str) -> CountRequest:
