@@ -1,6 +1,6 @@
 """Memory: what holds the engines' blocks, and what was lost for want of room?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -11,8 +11,8 @@ from dashboard.ui import charts, conditions, formats, live, parts, viewer
 from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share
-from dashboard.views.savings import prefix_label
-from engine.protocol.reports import Counters, Lifetimes, Memory, Stats
+from dashboard.views.savings import NO_WORDS, first_words, held_label
+from engine.protocol.reports import Counters, Holding, Lifetimes, Memory, Stats
 from gateway.structs.conditions import Condition
 from gateway.structs.fleet import EngineMemory
 
@@ -46,16 +46,21 @@ _REFUSED = {
 
 
 class View(NamedTuple):
-    """`silent` are the engines that tell nothing now, and why."""
+    """`silent` are the engines that tell nothing now, and why. `words` are the first words of
+    prefixes, by their last request."""
 
     engines: list[EngineMemory]
     silent: list[Condition]
+    words: Mapping[str, str]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = {"engine": chosen.engine}
     engines = client.get("/admin/v1/engines/memory", list[EngineMemory], params)
-    return View(engines, conditions.silent(client, chosen.engine))
+    held = [entry for engine in engines for entry in engine.held]
+    held.sort(key=lambda entry: blocks_of(entry.holding), reverse=True)
+    words = first_words(client, (entry.look for entry in held))
+    return View(engines, conditions.silent(client, chosen.engine), words)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -78,7 +83,7 @@ def draw(view: View, chosen: Selection) -> None:
     found = [engine.stats for engine in answering if engine.stats is not None]
     draw_sentence(answering, whose=" of the engines that answer" if rows else "")
     draw_pools(answering)
-    draw_holders(answering)
+    draw_holders(answering, view.words)
     # One engine in full at a time, so that the page stays short.
     shown = answering[0]
     if len(answering) > 1:
@@ -231,11 +236,11 @@ def draw_cards(engines: Sequence[EngineMemory], found: list[Stats]) -> None:
         parts.card("host_blocks", used_there, delta=told)
 
 
-def draw_holders(engines: Sequence[EngineMemory]) -> None:
+def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> None:
     """Who fills the memory: all blocks of all pools, each once, so that the shares add up."""
     parts.heading("Who fills it", "holders")
     by = st.segmented_control("By", BY, default=BY[0], key="memory_by", required=True)
-    rows = holder_table(engines, by)
+    rows = holder_table(engines, by, words)
     if rows:
         parts.table(
             rows, "holders", f"Blocks by {by.lower()}: {formats.counted(len(rows), 'row')}."
@@ -249,7 +254,7 @@ def draw_holders(engines: Sequence[EngineMemory]) -> None:
             " prefix."
         )
     unmapped = [engine for engine in engines if not has_map(engine)]
-    told = held_rows(unmapped, by)
+    told = held_rows(unmapped, by, words)
     if not unmapped:
         return
     names = ", ".join(engine.name for engine in unmapped)
@@ -266,12 +271,14 @@ def has_map(engine: EngineMemory) -> bool:
     return engine.memory is not None and bool(engine.memory.cells)
 
 
-def holder_table(engines: Sequence[EngineMemory], by: str) -> list[Row]:
+def holder_table(
+    engines: Sequence[EngineMemory], by: str, words: Mapping[str, str] = NO_WORDS
+) -> list[Row]:
     """The most blocks first, then those that are not told apart, and the free ones. Shares are of
     all pools together, and add up to all of them."""
     answering = [engine for engine in engines if engine.stats is not None]
     total = sum(engine.stats.blocks.total for engine in answering if engine.stats) or 1
-    rows = held_rows([engine for engine in answering if has_map(engine)], by)
+    rows = held_rows([engine for engine in answering if has_map(engine)], by, words)
     num_free = 0
     free_mib = 0.0
     blank = dict.fromkeys(rows[0]) if rows else {"Workspace": None}
@@ -298,8 +305,15 @@ def mib_of(engine: EngineMemory, blocks: int) -> float:
     return blocks * size * engine.kv_bytes_per_token / 2**20
 
 
-def held_rows(engines: Sequence[EngineMemory], by: str) -> list[Row]:
-    """What holders of blocks hold on these engines, the most blocks first."""
+def blocks_of(holding: Holding) -> int:
+    return sum(getattr(holding, key) for key in HELD.values())
+
+
+def held_rows(
+    engines: Sequence[EngineMemory], by: str, words: Mapping[str, str] = NO_WORDS
+) -> list[Row]:
+    """What holders of blocks hold on these engines, the most blocks first. Prefixes have the names
+    that the page Prefixes calls them by."""
     rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for engine in engines:
         for each in engine.held:
@@ -308,11 +322,11 @@ def held_rows(engines: Sequence[EngineMemory], by: str) -> list[Row]:
             if by != "Workspace":
                 whose["Key"] = each.key or each.key_id
             if by == "Prefix":
-                label = prefix_label(each.look) if each.look else None
-                if holding.entry is not None:
-                    label = label or formats.counted(holding.tokens, "token")
-                whose["Prefix"] = label
-                whose["Prefix id"] = (holding.name or holding.entry or "")[:16] or None
+                digest = holding.name or holding.entry
+                whose["Prefix"] = (
+                    held_label(each.look, holding.tokens, digest, words) if digest else None
+                )
+                whose["Prefix id"] = digest[:16] if digest else None
             row = rows.setdefault(
                 tuple(whose.values()),
                 {**whose, "Blocks": 0, "Share": None, **dict.fromkeys(HELD, 0), "MiB": 0.0},

@@ -10,7 +10,7 @@ from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
-from dashboard.views.savings import NUM_DIGITS, first_words, prefix_label, reads_per_write
+from dashboard.views.savings import first_words, held_label, reads_per_write
 from engine.protocol import TTLS, BestEffortReason
 from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
@@ -186,8 +186,7 @@ def worth(lease: LiveEntry) -> tuple[int, int, int]:
 
 
 def lease_table(found: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
-    """One row for each lease, in their order. Prefixes that came once, or have no price, have
-    no net savings."""
+    """One row for each lease, in their order. Prefixes without a price have no net savings."""
     return [
         {
             "Prefix": lease_label(lease, words),
@@ -228,10 +227,8 @@ def state_of(entry: EntryInfo) -> str:
 def lease_label(lease: LiveEntry, words: Mapping[str, str]) -> str:
     """What a person can tell it by."""
     look = lease.prefix.look if lease.prefix else None
-    digest = lease.entry.name or lease.entry.entry
-    if look is not None:
-        return prefix_label(look, digest, words)
-    return f"{formats.counted(lease.entry.tokens, 'token')} · {digest[:NUM_DIGITS]}"
+    entry = lease.entry
+    return held_label(look, entry.tokens, entry.name or entry.entry, words)
 
 
 def _doom(row: Row) -> None:

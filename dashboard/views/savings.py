@@ -275,10 +275,17 @@ def draw_prefixes(view: View) -> None:
     paid = sum(each.is_paid_back is True for each in prefixes)
     gains = [each.better_ttl_saves_nano or 0 for each in prefixes]
     wrong = sum(gain > 0 for gain in gains)
+    mixed = sum(len(each.models) > 1 for each in prefixes)
     st.caption(
         f"{paid:,} of {len(prefixes):,} have paid back. {wrong:,} would be cheaper with the"
         f" other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
         " requests. Whole life of each prefix, of all engines; what saved most first."
+        + (
+            f" {formats.counted(mixed, 'prefix is', 'prefixes are')} of several models, one row for"
+            " all of them: no TTL is judged there, since each model holds the prefix for itself."
+            if mixed
+            else ""
+        )
         + (
             " A conversation that grows has a new prefix each turn: workspaces with nothing else"
             " stand last, with what they saved in this range."
@@ -304,7 +311,7 @@ def prefix_table(
             parts.READS_PER_WRITE: reads_per_write(each),
             parts.REQUESTS_OF: parts.requests_of(each.prefix, each.workspace),
             "Workspace": each.workspace,
-            "Model": each.model,
+            "Model": models_of(each),
             "Client": each.look.user_agent if each.look else None,
             "Last used (UTC)": formats.moment(each.look.last_ms) if each.look else None,
             "TTL": each.ttl,
@@ -323,6 +330,11 @@ def prefix_table(
         }
         for each in prefixes
     ]
+
+
+def models_of(found: PrefixReport) -> str:
+    """Its model, or two of them, which one row is of."""
+    return found.model if len(found.models) < 2 else " and ".join(found.models)
 
 
 DELETED = "its requests were deleted"
@@ -348,6 +360,14 @@ def first_words(client: AdminClient, looks: Iterable[PrefixLook | None]) -> dict
         with suppress(NotThere):  # it was deleted, or is on its way to the database
             words[turn_id] = client.get(path, TurnBeginning, kept_seconds=WORDS_SECONDS).text
     return words
+
+
+def held_label(look: PrefixLook | None, tokens: int, digest: str, words: Mapping[str, str]) -> str:
+    """What a person can tell an entry by: as `prefix_label`, or by its size where no request of the
+    ledger ended with it."""
+    if look is not None:
+        return prefix_label(look, digest, words)
+    return f"{formats.counted(tokens, 'token')} · {digest[:NUM_DIGITS]}"
 
 
 def prefix_label(look: PrefixLook, digest: str = "", words: Mapping[str, str] = NO_WORDS) -> str:

@@ -26,6 +26,7 @@ from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.generation import while_present
 from gateway.http.query import NO_NUL
 from gateway.http.services import Services
+from gateway.ledger.reads.prefill_times import TokenTimes, token_times
 from gateway.ledger.reads.prefixes import prefixes
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import newest_writers, observed
@@ -98,7 +99,8 @@ class AdviseController(controller.AdminController):
 async def of_range(
     services: Services, of: Range, asked: AdviseRequest, viewer: Viewer
 ) -> structs.AdviceReport:
-    gathering = Gathering(services.prices.own)
+    times = await token_times(services.queries.ledger, services.catalogue.name_of)
+    gathering = Gathering(services.prices.own, times)
     pages = observed(services.queries.ledger, of, asked.key, asked.max_turns)
     async for rows in pages:
         await in_thread(services, viewer, _LINE, gathering.take, rows)
@@ -191,8 +193,10 @@ def min_tokens_of(services: Services, model: str) -> int:
 class Gathering:
     """Turns of the ledger, by stream. Rows come the newest first."""
 
-    def __init__(self, prices: PriceSheets) -> None:
+    def __init__(self, prices: PriceSheets, times: TokenTimes) -> None:
         self._prices = prices
+        self._times = times
+        self._token_seconds: dict[tuple[str | None, str], float | None] = {}
         self._streams: dict[StreamKey, list[Observation]] = defaultdict(list)
         self._num_turns = 0
         self._num_without = 0
@@ -200,11 +204,19 @@ class Gathering:
     def take(self, rows: Sequence[Any]) -> None:
         for row in rows:
             self._num_turns += 1
-            turn = observation_of(row, self._prices)
+            turn = observation_of(row, self._prices, self._token_seconds_of(row))
             if turn is None:
                 self._num_without += 1
             else:
                 self._streams[turn.workspace, turn.key, turn.model].append(turn)
+
+    def _token_seconds_of(self, row: Any) -> float | None:
+        """The time of a prompt's token on the engine of a turn; each is fitted once."""
+        key = row.engine, row.model
+        if key not in self._token_seconds:
+            time = self._times.of(*key)
+            self._token_seconds[key] = None if time is None else time.seconds
+        return self._token_seconds[key]
 
     def largest(self) -> list[tuple[StreamKey, list[Observation]]]:
         """The streams with the most tokens, each in order of time."""
@@ -252,7 +264,9 @@ class Gathering:
         )
 
 
-def observation_of(row: Any, prices: PriceSheets) -> Observation | None:
+def observation_of(
+    row: Any, prices: PriceSheets, token_seconds: float | None = None
+) -> Observation | None:
     """None where a turn's fingerprint is of an earlier version."""
     price = prices.with_id(row.price) if row.price else None
     usage = InputUsage(**{name: getattr(row, name) for name in InputUsage.__struct_fields__})
@@ -265,7 +279,7 @@ def observation_of(row: Any, prices: PriceSheets) -> Observation | None:
         dialect=row.dialect,
         usage=usage,
         begun_ms=row.opened_ms + int((row.first_token_seconds or 0.0) * 1000),
-        prefill_seconds=row.prefill_seconds,
+        token_seconds=token_seconds,
         rates=None if price is None else price.rates_above(usage.prompt_tokens - 1),
     )
     return observe(turn, unpack(row.fingerprint))

@@ -27,7 +27,8 @@ Mark = tuple[int, Ttl]
 @dataclass(slots=True, kw_only=True)
 class Row:
     """A turn as its source has it: its prompt's tokens as billed and computed. `rates` None has no
-    price.
+    price. `token_seconds` is the time of a prompt's token on the engine that answered, None where
+    that is not known.
 
     `begun_ms` is when the answer began: from then on others could read what it wrote.
     """
@@ -40,7 +41,7 @@ class Row:
     dialect: str | None
     usage: InputUsage
     begun_ms: int
-    prefill_seconds: float | None = None
+    token_seconds: float | None = None
     rates: TokenPrices | None
 
 

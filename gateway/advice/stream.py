@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.protocol import WRITE_FIELDS
-from engine.protocol.reports import PrefillSums
 from gateway.advice.cache import Cache, Sums
 from gateway.advice.faults import find_faults
 from gateway.advice.observation import Observation
@@ -207,14 +206,11 @@ def _outcome(name: str, sums: Sums, saves: Amount | None) -> Outcome:
 
 
 def prefill_rate(turns: Sequence[Observation]) -> float | None:
-    """Seconds of a computed token, as those of the turns tell that were timed: the least-squares
-    slope through the origin. So turns that compute a few tokens, each of which takes as long as a
-    hundred, hardly count."""
-    sums = PrefillSums()
-    for turn in turns:
-        if turn.prefill_seconds is not None:
-            sums.observe(turn.usage.computed_tokens, 0, turn.prefill_seconds)
-    return sums.tokens_seconds / sums.tokens_tokens if sums.tokens_tokens else None
+    """Seconds of a computed token on the engines that answered these turns, each as often as its
+    prompts have tokens. None where no engine's is known."""
+    timed = [(turn.total, turn.token_seconds) for turn in turns if turn.token_seconds is not None]
+    tokens = sum(total for total, _ in timed)
+    return sum(total * seconds for total, seconds in timed) / tokens if tokens else None
 
 
 def amount(before: Sums, after: Sums, rate: float | None) -> Amount:

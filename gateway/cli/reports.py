@@ -21,6 +21,7 @@ from gateway.base.words import counted
 from gateway.cli.arguments import UNITS_MS, Commands, UsageError, count, moment_ms
 from gateway.cli.upkeep import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
+from gateway.ledger.reads.prefill_times import token_times
 from gateway.ledger.reads.sums import Range
 from gateway.ledger.reads.turns import observed
 from gateway.planning.process import Planners
@@ -82,7 +83,8 @@ def _advise(options: argparse.Namespace) -> int:
     else:
         since, until = _since_until(options, UNITS_MS["d"])
         of = Range(since_ms=since, until_ms=until, workspace=options.workspace, model=options.model)
-        gathering = _gathered(Gathering(prices), of, options.key, MAX_TURNS)
+        times = run_long_in_ledger(lambda ledger: token_times(ledger, _same))
+        gathering = _gathered(Gathering(prices, times), of, options.key, MAX_TURNS)
         advices = [advise_stream(turns, options.min_tokens) for _, turns in gathering.largest()]
         least = options.min_tokens
         groups = [g for _, t in gathering.together() for g in find_groups(t, least)]
@@ -109,6 +111,11 @@ def _plan(options: argparse.Namespace) -> int:
     except InvalidRequest as error:
         raise UsageError(str(error).replace("since_ms: ", "--since: ")) from None
     return _print(options, plan, _plan_lines(plan))
+
+
+def _same(name: str) -> str:
+    """What no engine calls its model is taken for an alias of its only one."""
+    return name
 
 
 def _prices() -> PriceSheets:

@@ -144,6 +144,7 @@ def _prefixes(where: sa.ColumnElement[bool]) -> Any:
             TurnRow.workspace_id,
             TurnRow.prefix,
             sa.func.max(TurnRow.model).label("model"),
+            sa.func.min(TurnRow.model).label("least_model"),
             sa.func.max(TurnRow.prefix_ttl).label("ttl"),
             sa.func.max(sa.func.nullif(TurnRow.price, NOT_DELIVERED)).label("price"),
             sa.func.min(TurnRow.opened_ms).label("first_ms"),
@@ -182,6 +183,9 @@ def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
         changes[name] = old + new[name]
         if name in ("model", "ttl", "price"):
             changes[name] = sa.case((new[name] > sa.func.coalesce(old, ""), new[name]), else_=old)
+        elif name == "least_model":
+            least = sa.func.coalesce(old, target.c.model)
+            changes[name] = sa.case((new[name] < least, new[name]), else_=least)
         elif name in _MOMENTS:
             is_beyond = new[name] < old if name == "first_ms" else new[name] > old
             changes[name] = sa.case((is_beyond, new[name]), else_=old)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0009"
+REVISION = "0010"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -267,8 +267,9 @@ class LatencyRollupRow(IntervalColumns, Base):
 
 
 class PrefixRow(CacheColumns, Base):
-    """One marked prefix over its whole life in the ledger. `gaps_5m` of its turns came at most five
-    minutes after the one before, `gaps_1h` later but within an hour."""
+    """One marked prefix over its whole life in the ledger, of all models. `model` is the last of
+    them by name and `least_model` the first: they are the same where it has one. `gaps_5m` of its
+    turns came at most five minutes after the one before, `gaps_1h` later but within an hour."""
 
     __tablename__ = "prefixes"
     # Most prefixes of growing conversations are sent once. The pages ask for the others.
@@ -286,6 +287,7 @@ class PrefixRow(CacheColumns, Base):
     workspace_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     prefix: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
     model: Mapped[str] = mapped_column(sa.String(128))
+    least_model: Mapped[str | None] = mapped_column(sa.String(128))
     ttl: Mapped[str | None] = mapped_column(sa.String(8))
     price: Mapped[str | None] = mapped_column(sa.String(96))
     first_ms: Mapped[int]

@@ -160,13 +160,15 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
     """A prefix by its last request. `num_tools`, `num_system` and `num_messages` count the blocks
     up to its end; None where the request's fingerprint does not have that place. `tokens` are the
-    marked ones of that request. `name` is what the client called the request in its metadata.
-    `content` is what became of that request's prompt and answer (`KEPT_CONTENTS`)."""
+    marked ones of that request, `ttl` is what its marker asked for. `name` is what the client
+    called the request in its metadata. `content` is what became of that request's prompt and answer
+    (`KEPT_CONTENTS`)."""
 
     last_turn: str
     last_ms: int
     model: str
     tokens: int
+    ttl: str | None
     user_agent: str | None
     name: str | None
     num_tools: int | None
@@ -176,17 +178,21 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixReport(CacheUsage, kw_only=True):
-    """One prefix over its whole life in the ledger. `saved_nano` is net of the write premium, None
-    if a turn had no price; `is_paid_back`: it is positive. `gaps_5m` of its turns came at most 5
-    minutes after the one before, `gaps_1h` later but within an hour; `nano_with_5m` and
-    `nano_with_1h` are the costs of its marked tokens with each TTL, given those gaps. `better_ttl`
-    is the cheaper one, and `better_ttl_saves_nano` what it would have saved, 0 if the prefix has it
-    already. `reads_to_pay_back` is the fewest reads whose discount exceeds the premium of one
-    write. `look` is None where its turns are gone."""
+    """One prefix over its whole life in the ledger, of all models. `model` and `ttl` are those of
+    its last request, where that is there. `models` names two of its models where it has several,
+    else the one: then no TTL is judged, since each model holds the prefix for itself and the gaps
+    are those between requests of all. `saved_nano` is net of the write premium, None if a turn had
+    no price; `is_paid_back`: it is positive. `gaps_5m` of its turns came at most 5 minutes after
+    the one before, `gaps_1h` later but within an hour; `nano_with_5m` and `nano_with_1h` are the
+    costs of its marked tokens with each TTL, given those gaps. `better_ttl` is the cheaper one, and
+    `better_ttl_saves_nano` what it would have saved, 0 if the prefix has it already; both are None
+    for a TTL that the gaps do not judge. `reads_to_pay_back` is the fewest reads whose discount
+    exceeds the premium of one write. `look` is None where its turns are gone."""
 
     workspace: str
     prefix: str
     model: str
+    models: list[str]
     ttl: str | None
     first_ms: int
     last_ms: int

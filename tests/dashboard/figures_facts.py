@@ -91,6 +91,16 @@ class Facts:
         ]
 
     def failed(self, workspace: str | None = None, engine: int | None = None) -> int:
+        """The turns that ended with an error, before their answer or in it."""
+        cut = sum(
+            turn.is_cut
+            for turn in self.turns
+            if workspace in (None, turn.workspace) and engine in (None, turn.engine)
+        )
+        return self.undelivered(workspace, engine) + cut
+
+    def undelivered(self, workspace: str | None = None, engine: int | None = None) -> int:
+        """The turns with an error in place of their answer."""
         return sum(
             count
             for (name, number), count in self.load.failed.items()

@@ -10,7 +10,6 @@ from engine.protocol import TTLS
 from tests.dashboard.figures_facts import (
     SAVED,
     SHARE,
-    TWICE,
     WRITTEN,
     Facts,
     add_engine_rows,
@@ -18,7 +17,6 @@ from tests.dashboard.figures_facts import (
     percent,
     read_per_write,
     saved_by,
-    twice,
 )
 from tests.dashboard.figures_load import (
     BLOCK,
@@ -163,14 +161,14 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
     shown = float(held["Reads"].sum())
     table_.add("prefixes", "entries: Reads, by clients", shown, outside=reads, of="Reads")
     now = {(turn.workspace, turn.prefix) for turn in alive if turn.written}
-    held_ones = [turn for turn in twice(facts) if (turn.workspace, turn.prefix) in now]
+    held_ones = [turn for turn in facts.turns if (turn.workspace, turn.prefix) in now]
     names = ", ".join(f"'{entry['name']}'" for entry in entries)
-    sql = formats.dollars(facts.value(SAVED, f"prefix IN ({names}) AND {TWICE}"))
+    sql = formats.dollars(facts.value(SAVED, f"prefix IN ({names})"))
     outside = formats.dollars(saved_by(held_ones))
     label = "Net of what is held"
     table_.add("prefixes", label, card(app, label)[0], sql=sql, outside=outside)
     of_prefix = {
-        name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", TWICE, "GROUP BY prefix")
+        name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", rest="GROUP BY prefix")
     }
     column = "Net saved ($)"
     value = float(held[column].sum())

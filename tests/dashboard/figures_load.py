@@ -1,16 +1,19 @@
 """A load that goes wrong in every way, and what its clients count of it.
 
 Two models on two engines, three workspaces, a TTL of each class, refusals, cancels, failures, and
-one engine that is killed twice. Nothing here asks the gateway what it counted.
+one engine that is killed twice, in the middle of streams. Nothing here asks the gateway what it
+counted.
 """
 
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -42,12 +45,23 @@ OWN = (
 )
 SETTINGS = {"ENGINE_MIN_CACHE_TOKENS": "64", "ENGINE_BLOCK_SIZE": str(BLOCK)}
 PLAIN = {"mode": "explicit"}
+CUT_OUTPUT = 4000
+"""Tokens of an answer that runs, at 2 ms each, until its engine is killed."""
+
+
+def rules_of(workspace: str, engine: int, which: int) -> str:
+    """The marked text of a prompt. The last of each workspace is the same for both models."""
+    whose = f"{which} of {workspace}"
+    if which < len(TTLS) - 1:
+        whose = f"{whose} for {MODELS[engine]}"
+    return f"{whose}. " + "The lamp burns. " * (60 + 60 * which)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
     """One turn, as the usage in its answer says it; `read` and `written` are of its one mark.
-    `output` is not known of a cancelled one. `life` counts the processes of its engine."""
+    `output` is not known of a cancelled one, and none is charged of one that was cut by the end of
+    its engine (`is_cut`). `life` counts the processes of its engine."""
 
     workspace: str
     engine: int
@@ -58,6 +72,7 @@ class Sent:
     read: int
     written: int
     output: int | None
+    is_cut: bool = False
 
     @property
     def model(self) -> str:
@@ -113,7 +128,7 @@ class Load:
     def _ask(self, workspace: str, engine: int, which: int, *, is_stream: bool) -> None:
         self.number += 1
         ttl = TTLS[which]
-        rules = f"{which} of {workspace}. " + "The lamp burns. " * (60 + 60 * which)
+        rules = rules_of(workspace, engine, which)
         question = f"{self.number}: why? " * self.chance.randrange(1, 9)
         output = self.chance.randrange(1, 6)
         life = self._life_of(engine)
@@ -181,9 +196,15 @@ class Load:
         )
 
     def _streamed(
-        self, headers: dict[str, str], engine: int, body: dict[str, Any], most: int | None = None
+        self,
+        headers: dict[str, str],
+        engine: int,
+        body: dict[str, Any],
+        most: int | None = None,
+        running: Callable[[], object] | None = None,
     ) -> dict[str, Any]:
-        """The usage of a stream, which is broken off behind so many texts."""
+        """The usage of a stream, which is broken off behind so many texts. `running` is called
+        behind its second text; with it the stream must end by an error."""
         usage: dict[str, Any] = {}
         num_texts = 0
         asked = {"model": MODELS[engine], "stream": True, **body}
@@ -205,14 +226,17 @@ class Load:
                     usage |= event["usage"]
                 elif event["type"] == "content_block_delta":
                     num_texts += 1
+                    if num_texts == 2 and running is not None:
+                        running()
                     if num_texts == most:
                         break
+        assert (running is not None) == (event["type"] == "error"), event
         return usage
 
     def cancel(self) -> None:
         """A stream that its client breaks off, on the engine that lives on."""
         workspace = self.chance.choice(WORKSPACES)
-        rules = f"0 of {workspace}. " + "The lamp burns. " * 60
+        rules = rules_of(workspace, NATIVE, 0)
         self.number += 1
         said = [{"role": "user", "content": f"{self.number}: go on"}]
         body = {"messages": said, "system": marked(rules, "5m"), "max_tokens": 2000}
@@ -241,13 +265,33 @@ class Load:
         self.refused += 2
 
     def kill(self) -> None:
-        """Between turns: what is cut is counted by other tests. All its leases are held then."""
+        """All its leases are held then, and it is in the middle of a stream of each workspace."""
         self.fill(KILLED)
-        self.fleet.kill(KILLED)
+        begun = Barrier(len(WORKSPACES) + 1)
+        with ThreadPoolExecutor(len(WORKSPACES)) as pool:
+            streams = [
+                pool.submit(self._cut, workspace, lambda: begun.wait(300))
+                for workspace in WORKSPACES
+            ]
+            begun.wait(300)
+            self.fleet.kill(KILLED)
+            usages = [stream.result() for stream in streams]
+        for workspace, usage in zip(WORKSPACES, usages, strict=True):
+            written = usage["cache_creation"]["ephemeral_5m_input_tokens"]
+            counts = (usage["input_tokens"], usage["cache_read_input_tokens"], written)
+            about = {"workspace": workspace, "engine": KILLED, "life": self.life, "ttl": "5m"}
+            self._take({**about, "is_cut": True}, rules_of(workspace, KILLED, 0), counts, 0)
         eventually(lambda: self.fleet.num_ready() == 1)
         self.fleet.restart(KILLED)
         eventually(lambda: self.fleet.num_ready() == 2)
         self.life += 1
+
+    def _cut(self, workspace: str, running: Callable[[], object]) -> dict[str, Any]:
+        """The usage of a stream that its engine's end cuts."""
+        said = [{"role": "user", "content": "go on and on"}]
+        system = marked(rules_of(workspace, KILLED, 0), "5m")
+        body = {"messages": said, "system": system, "max_tokens": CUT_OUTPUT}
+        return self._streamed(headers_of(self.keys[workspace]), KILLED, body, running=running)
 
     def outputs(self) -> dict[int, int]:
         """By engine, the tokens it put out: of cancelled turns the engine alone knows them. They

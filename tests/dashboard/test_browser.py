@@ -287,6 +287,11 @@ def test_a_prefix_is_called_by_its_first_words_where_they_are_kept(
                 row["Prefix"].startswith(f"{beginning} all that") for row in grid(page, "Prefix")
             )
         )
+    # Memory calls it the same.
+    names = {row["Prefix"] for row in grid(admin.open("/prefixes?workspace=worded"), "Prefix")}
+    page = admin.open("/memory")
+    page.get_by_test_id("stButtonGroup").get_by_text("Prefix", exact=True).click(timeout=WAIT_MS)
+    eventually(lambda: names <= {row["Prefix"] for row in grid(page, "Prefix")})
     watching = site.admin.make_key("default", scope="read_only_admin")[1]
     visits.append(site_visit := Visit(site.browser, site.url, watching))
     page = site_visit.open("/prefixes?workspace=worded")

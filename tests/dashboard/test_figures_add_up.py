@@ -8,7 +8,7 @@ printed (`pytest -s`).
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -43,6 +43,7 @@ from tests.dashboard.figures_facts import (
     percent,
     read_per_write,
     saved_by,
+    token_seconds,
     twice,
     without_output,
 )
@@ -51,6 +52,7 @@ from tests.dashboard.figures_load import (
     KILLED,
     MODELS,
     NUM_KILLS,
+    PREFILL_US,
     Sent,
     running_load,
 )
@@ -76,7 +78,7 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     read = sum(turn.read for turn in turns)
     prompt = sum(turn.prompt for turn in turns)
     written = sum(turn.written for turn in turns)
-    requests = len(turns) + facts.failed()
+    requests = len(turns) + facts.undelivered()
     rates = {
         "Token hit rate": ("SUM(cache_read_tokens)", f"SUM({PROMPT})", read, prompt),
         "Cacheable hit rate": (
@@ -196,7 +198,7 @@ def add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
     share = f"{percent(discount - premium, without)} of the cost"
     table_.add("savings", "Net saved, below", card(app, "Net saved")[1], outside=share)
     add_time_avoided(table_, "savings", facts, app)
-    undelivered = facts.failed()
+    undelivered = facts.undelivered()
     told = f"{formats.counted(undelivered, 'request')} ended with an error"
     shown = next(text.value for text in app.caption if "ended with an error" in text.value)
     table_.add("savings", "not delivered", shown.partition(" in place")[0], outside=told)
@@ -239,7 +241,7 @@ def add_group(
     if output is not None:
         cost = (without_output(turns) - saved_by(turns) + output * OUTPUT) / 1e9
     known = {
-        "Requests": ("COUNT(*)", len(turns) + failed),
+        "Requests": ("COUNT(*)", len(turns) + facts.undelivered(workspace, engine)),
         "Failed": (f"SUM({FAILED})", failed),
         "Hit rate": (f"1.0 * SUM(cache_read_tokens) / SUM({PROMPT})", read / prompt),
         "Net saved ($)": (f"{SAVED} / 1e9", saved_by(turns) / 1e9),
@@ -315,13 +317,35 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
     tokens = sum(turn.read + turn.written for turn in newest)
     value = float(shown["Tokens"].sum())
     table_.add("savings", "prefixes: Tokens", value, outside=tokens, of="Tokens")
+    # No TTL is judged of a prefix that several models hold, each for itself.
+    models = {turn.prefix: set[str]() for turn in turns}
+    for turn in turns:
+        models[turn.prefix].add(turn.model)
+    judged = [turn for turn in turns if len(models[turn.prefix]) == 1]
+    several = " and ".join(sorted(MODELS))
+    count = sum(len(names) > 1 for names in models.values())
+    table_.add("savings", "prefixes: of both models", sum(shown["Model"] == several), outside=count)
     # A read saves 0.9 of an input token, and a write costs its class's premium.
     column = "Pays back after (reads)"
     value = float(shown[column].sum())
-    least = sum(1 + (turn.ttl == "1h") for turn in newest)
+    ttls = {(turn.workspace, turn.prefix): turn.ttl for turn in judged}
+    least = sum(1 + (ttl == "1h") for ttl in ttls.values())
     table_.add("savings", f"prefixes: {column}", value, outside=least, of=column)
-    # test_figures.py compares it with what each TTL would have cost.
-    table_.named["savings"].add("It would save ($)")
+    column = "It would save ($)"
+    value = float(shown[column].sum())
+    saved = sum(would_save([t for t in judged if t.prefix == prefix]) for prefix in models)
+    table_.add("savings", f"prefixes: {column}", value, outside=saved / 1e9, of=column)
+
+
+def would_save(turns: Sequence[Sent]) -> int:
+    """What the cheaper of 5 minutes and an hour would have saved of a prefix whose turns all came
+    within 5 minutes of the one before: one write, and reads. Half an hour is not compared."""
+    if not turns or turns[0].ttl == "30m":
+        return 0
+    tokens = sum(turn.read + turn.written for turn in turns) // len(turns)
+    reads = READ * (len(turns) - 1)
+    costs = {ttl: tokens * (WRITES[ttl] + reads) for ttl in ("5m", "1h")}  # type: ignore[index]
+    return costs[turns[0].ttl] - min(costs.values())
 
 
 def add_latency(table_: Table, facts: Facts, app: AppTest) -> None:
@@ -400,7 +424,7 @@ def add_advice(table_: Table, facts: Facts, app: AppTest) -> None:
         name = f"{row['Workspace']}, {row['Model']}"
         where = f"workspace_id = '{row['Workspace']}' AND model = '{row['Model']}'"
         own = facts.of(workspace=row["Workspace"], engine=MODELS.index(row["Model"]))
-        sql = facts.value("COUNT(*)", f"{where} AND NOT {FAILED}")
+        sql = facts.value("COUNT(*)", f"{where} AND first_token_seconds IS NOT NULL")
         table_.add(
             "advice",
             f"{name}: Requests",
@@ -478,8 +502,37 @@ def add_ways(table_: Table, facts: Facts, app: AppTest, stream: Any) -> None:
     }
     for label, told in cards.items():
         table_.add("advice", label, card(app, label)[0], outside=told)
-    # Advice's own tests judge what it found; the beginnings that turns share are all their marks'.
-    table_.named["advice"] |= {"Prefill saved (s)", "Faults", "Shared beginning, tokens"}
+    add_found(table_, facts, app, own, stream)
+
+
+def add_found(table_: Table, facts: Facts, app: AppTest, own: list[Sent], stream: Any) -> None:
+    """What the requests of the first group share; of all groups the prefill that is saved, by the
+    time of their engine's token, and what breaks them: their prompts are editions of one text."""
+    label = "Shared beginning, tokens"
+    shared = round(sum(turn.read + turn.written for turn in own) / len(own))
+    table_.add("advice", label, card(app, label)[0], outside=f"{shared:,}")
+    streams = table(app, "Would save (input tokens)")
+    report = facts.load.fleet.gateway.post("advise", {})
+    column = "Prefill saved (s)"
+    for _, row in streams.iterrows():
+        whose = {"workspace": row["Workspace"], "model": row["Model"]}
+        told = next(t for t in report["streams"] if {name: t[name] for name in whose} == whose)
+        seconds = token_seconds(facts, MODELS.index(row["Model"]))
+        name = f"{row['Workspace']}, {row['Model']}: {column}"
+        if seconds is None:
+            assert row[column] != row[column], "not known"
+            continue
+        sql = told["saves"]["tokens"] * seconds
+        outside = None
+        if row["Model"] == MODELS[KILLED]:
+            # Its speed is a setting. A step that decodes as well takes longer by one token's time.
+            outside = told["saves"]["tokens"] * PREFILL_US / 1e6
+        shown = float(row[column])
+        table_.add("advice", name, shown, sql=sql, within=0.0, apart=6e-4, of=column)
+        if outside is not None:
+            table_.add("advice", f"{name}, by setting", shown, outside=outside, within=0.1)
+    faults = float(streams["Faults"].sum())
+    table_.add("advice", "Faults, of all", faults, outside=len(streams), of="Faults")
 
 
 # What is held is looked at first, before it ends.

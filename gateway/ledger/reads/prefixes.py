@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select, text, tuple_, union_all
+from sqlalchemy import func, or_, select, text, tuple_, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.protocol import TTLS, WRITE_FIELDS, Ttl
@@ -67,6 +67,7 @@ def _look(row: Any) -> PrefixLook:
         last_ms=row.opened_ms,
         model=row.model,
         tokens=row.cache_read_tokens + written_tokens(row),
+        ttl=row.prefix_ttl,
         user_agent=row.user_agent,
         name=row.name,
         num_tools=tools,
@@ -87,7 +88,7 @@ async def prefixes(
     # Of one that was too short to be held, nothing was ever written or read.
     query = query.where(PrefixRow.cache_read_tokens + written_tokens(PrefixRow) > 0)
     if of.model is not None:
-        query = query.where(PrefixRow.model == of.model)
+        query = query.where(or_(PrefixRow.model == of.model, PrefixRow.least_model == of.model))
     query = query.order_by(PrefixRow.requests.desc(), PrefixRow.prefix.desc()).limit(limit)
     known = select(PrefixRow.workspace_id).where(text("requests > 1")).distinct()
     if of.workspace is not None:
@@ -188,9 +189,13 @@ def _report(
     row: Any, prices: PriceSheets, looks: Mapping[tuple[str, str], PrefixLook]
 ) -> PrefixReport:
     values = {name: row[name] for name in PrefixReport.__struct_fields__ if name in row}
+    look = looks.get((row["workspace_id"], row["prefix"]))
+    if look is not None:
+        values |= {"model": look.model, "ttl": look.ttl or row["ttl"]}
+    models = sorted({row["model"], row["least_model"] or row["model"]})
     saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
     # By the price of its last sheet. None if that is gone.
-    price = prices.with_id(row["price"] or "")
+    price = prices.with_id(row["price"] or "") if len(models) == 1 else None
     costs = dict[Ttl, int]()
     to_pay_back = None
     if price is not None:
@@ -200,14 +205,15 @@ def _report(
         in_time: dict[Ttl, int] = {"5m": row["gaps_5m"], "1h": row["gaps_5m"] + row["gaps_1h"]}
         for ttl, within in in_time.items() if not row["unpriced"] else ():
             costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
-        premium = rates.write(row["ttl"] or "5m") - rates.input
+        premium = rates.write(values["ttl"] or "5m") - rates.input
         discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None
-    better = min(costs, key=lambda ttl: costs[ttl], default=None)
-    cost = costs.get(row["ttl"])
+    cost = costs.get(values["ttl"])
+    better = None if cost is None else min(costs, key=lambda ttl: costs[ttl])
     return PrefixReport(
         **values,
         workspace=row["workspace_id"],
+        models=models,
         saved_nano=saved,
         is_paid_back=None if saved is None else saved > 0,
         nano_with_5m=costs.get("5m"),
@@ -215,5 +221,5 @@ def _report(
         better_ttl=better,
         better_ttl_saves_nano=None if cost is None or better is None else cost - costs[better],
         reads_to_pay_back=to_pay_back,
-        look=looks.get((row["workspace_id"], row["prefix"])),
+        look=look,
     )

@@ -251,6 +251,7 @@ _OBSERVED = (
     TurnRow.workspace_id,
     TurnRow.key_id,
     TurnRow.model,
+    TurnRow.engine,
     TurnRow.dialect,
     TurnRow.price,
     *(getattr(TurnRow, name) for name in InputUsage.__struct_fields__),

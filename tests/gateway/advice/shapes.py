@@ -155,7 +155,7 @@ def turns_of(
             dialect=dialect,
             usage=InputUsage(input_tokens=total, computed_tokens=total),
             begun_ms=each.at_ms + begins_after_ms,
-            prefill_seconds=total / 10_000,
+            token_seconds=1 / 10_000,
             rates=rates,
         )
         found = observe(row, printed)
