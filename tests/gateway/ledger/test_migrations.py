@@ -114,6 +114,20 @@ def test_reasons_of_before_are_told_apart_where_the_turns_are_there(
         assert old.marks == kept.marks == {}, "nobody told of markers"
 
 
+def test_models_of_prefixes_of_before_are_told_by_their_turns(settings: DatabaseSettings) -> None:
+    migrate(settings)
+    turns = [at(1, 0, model="n"), at(2, 0, model="m"), at(3, 0, model="n", prefix="1" * 16)]
+
+    async def models(ledger: Ledger) -> list[tuple[str, str]]:
+        query = text("SELECT least_model, model FROM prefixes ORDER BY prefix")
+        return [tuple(row) for row in await ledger.rows(query)]
+
+    run(settings, lambda ledger: ledger.insert_turns(turns))
+    command.downgrade(config_of(settings), "0009")
+    migrate(settings)
+    assert run(settings, models) == [("m", "n"), ("n", "n")]
+
+
 def test_the_first_revision_is_what_it_was() -> None:
     path = ROOT / "migrations" / "versions" / "0001_schema.py"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == FIRST

@@ -168,6 +168,14 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
         )
         assert kept == dict(sums)
     assert_gaps(rows["prefixes"], turns)
+    models: dict[tuple[Any, ...], set[str]] = {}
+    for turn in turns:
+        if turn.prefix:
+            models.setdefault((turn.workspace, turn.prefix), set()).add(turn.model)
+    assert {
+        (row["workspace_id"], row["prefix"]): (row["least_model"], row["model"])
+        for row in rows["prefixes"]
+    } == {key: (min(names), max(names)) for key, names in models.items()}
     num_timed = sum(turn.first_token_seconds is not None for turn in turns)
     for by_engine, width in ((0, 300), (0, 3600), (0, 86_400), (1, 86_400)):
         bins = of_kind(rows["latency_rollups"], by_engine, width)
