@@ -75,6 +75,8 @@ TOKEN_CLASSES = {
     name.removesuffix("_tokens"): name
     for name in ("input_tokens", "cache_read_tokens", *WRITE_FIELDS.values(), "output_tokens")
 }
+FAILED_OUTCOMES = ("api_error", "timeout_error", "gateway_killed")
+"""Outcomes that are a fault of an engine or a gateway, whatever status had gone out before."""
 MAX_MODELS = 100
 MetricT = TypeVar("MetricT", Counter, Histogram)
 _UNKNOWN = "unknown"
@@ -83,12 +85,12 @@ _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
 class EngineState(NamedTuple):
-    """One engine's values at this moment."""
+    """One engine's values at this moment. `num_names` is None where what it holds is not known."""
 
     is_ready: bool
     is_draining: bool
     breaker: str
-    num_names: int
+    num_names: int | None
     model: str | None = None
     description: Description | None = None
     num_running: int = 0
@@ -216,12 +218,15 @@ class Metrics:
             up.labels(name).set(state.is_ready)
             draining.labels(name).set(state.is_draining)
             breaker.labels(name).set(_BREAKER_STATES[state.breaker])
-            names.labels(name).set(state.num_names)
+            if state.num_names is not None:
+                names.labels(name).set(state.num_names)
             self._model_of(state.model)
         ready = [state for state in engines.values() if state.is_ready]
         blocks = [state.blocks for state in ready if state.blocks]
         used = sum(tier.active + tier.leased for tier in blocks)
-        self.set("vllm:kv_cache_usage_perc", used / max(sum(tier.total for tier in blocks), 1))
+        # Who picks a gateway by it goes to the one with most room: that is none without an engine.
+        share = used / max(sum(tier.total for tier in blocks), 1) if ready else 1.0
+        self.set("vllm:kv_cache_usage_perc", share)
         self.set(
             "vllm:num_requests_running", sum(engine.num_running for engine in engines.values())
         )
@@ -297,9 +302,11 @@ class Metrics:
         if name is None or not _has_place(self._models, MAX_MODELS, name):
             return _UNKNOWN
         # Every class exists from the beginning, so that a query that adds them up finds none
-        # missing.
+        # missing. So do the outcomes of failures: a share of none is 0 then, and not unknown.
         for token_class in TOKEN_CLASSES:
             self.count("tokens", token_class, name, amount=0)
+        for outcome in FAILED_OUTCOMES:
+            self.count("turns", outcome, name, amount=0)
         return name
 
     def exposition(self) -> bytes:

@@ -63,10 +63,17 @@ async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
                 raise NotFound(f"engine: `{options.engine}` is not in HOLDFAST_ENGINES")
             await options.change(settings, engines[0], options.adapter)
             await engines[0].poll()
-        return [
-            f"{engine.name} {engine.description.model}:{adapter.name} {adapter.digest[:12]}"
-            f"{' leaving' if adapter.is_leaving else ''}"
-            for engine in engines
-            if engine.description is not None
-            for adapter in engine.description.adapters
-        ]
+        return [line for engine in engines for line in _lines(engine)]
+
+
+def _lines(engine: Engine) -> list[str]:
+    """What an engine has, or that it is not known."""
+    described = engine.description
+    if described is None or engine.status != "ready":
+        reason = engine.readiness.get("error") or engine.readiness.get("stage") or "no answer"
+        return [f"{engine.name} not known: {reason}"]
+    return [
+        f"{engine.name} {described.model}:{adapter.name} {adapter.digest[:12]}"
+        f"{' leaving' if adapter.is_leaving else ''}"
+        for adapter in described.adapters
+    ] or [f"{engine.name} {described.model} has none"]

@@ -72,7 +72,7 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
                 yield Finding("another_adapter", name, "; ".join(engine.notes), name)
             stats = engine.last_stats
             if stats is not None and stats.epoch == engine.answers_in:
-                yield from _of_stats(name, stats, increases, now)
+                yield from of_stats(name, stats, increases, now)
     if engine.is_draining:
         running = counted(engine.load.num_running, "turn")
         cause = f"it gets no new turns, and {running} of this gateway run there"
@@ -101,7 +101,7 @@ def _starting(engine: Engine) -> Finding:
     return Finding("engine_starting", name, f"its stage is `{stage[:128]}`{share}", name)
 
 
-def _of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iterator[Finding]:
+def of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iterator[Finding]:
     blocks = stats.blocks
     counters = stats.counters
     used = blocks.active + blocks.leased
@@ -111,9 +111,12 @@ def _of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iter
         yield Finding("engine_memory_nearly_full", name, cause, name)
         if share > FULL_SHARE:
             yield Finding("engine_memory_full", name, cause, name)
-    unleased = stats.num_entries - stats.num_leases
-    if stats.num_entries and unleased / stats.num_entries > UNLEASED_SHARE:
-        cause = f"{unleased:,} of {counted(stats.num_entries, 'entry', 'entries')} have no lease"
+    # Nobody asked for a lease of the automatic ones.
+    asked_for = stats.num_entries - stats.num_automatic
+    unleased = asked_for - stats.num_leases
+    if asked_for > 0 and unleased / asked_for > UNLEASED_SHARE:
+        entries = counted(asked_for, "entry", "entries")
+        cause = f"{unleased:,} of {entries} that were asked for have no lease"
         yield Finding("leases_full", name, cause, name)
     if stats.unacknowledged > KEPT_COUNTS:
         yield Finding("engine_counts_kept", name, f"it keeps {stats.unacknowledged:,}", name)

@@ -8,9 +8,11 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from engine.protocol.reports import BlockStats
 from engine.supervisor import LoopHealth
 from gateway.base.metrics import EngineState
 from gateway.http.services import Services
+from gateway.routing.engine import Engine
 from gateway.structs.conditions import Condition
 from gateway.structs.fleet import EngineStatus
 
@@ -124,12 +126,12 @@ class HealthController(Controller):
                     is_ready=engine.is_ready,
                     is_draining=engine.is_draining,
                     breaker=engine.breaker.state(engine.monotonic()),
-                    num_names=len(engine.holdings),
+                    num_names=_num_names_of(engine),
                     model=services.name_of(engine.description),
                     description=engine.description,
                     num_running=engine.load.num_running,
                     epoch=engine.last_stats.epoch if engine.last_stats else "",
-                    blocks=engine.last_stats.blocks if engine.last_stats else None,
+                    blocks=_blocks_of(engine),
                     num_preempted=(
                         engine.last_stats.counters.preempted_requests if engine.last_stats else 0
                     ),
@@ -140,3 +142,14 @@ class HealthController(Controller):
         metrics.set("loops_failing", len(services.supervisor.failing))
         metrics.show_conditions(services.conditions.counts())
         return Response(metrics.exposition(), media_type=_EXPOSITION)
+
+
+def _num_names_of(engine: Engine) -> int | None:
+    """The prefixes that an engine told it holds; None while it tells nothing."""
+    return None if engine.holdings.is_stale(engine.monotonic()) else len(engine.holdings)
+
+
+def _blocks_of(engine: Engine) -> BlockStats | None:
+    """The blocks of the process that answers; None before it told of them."""
+    stats = engine.last_stats
+    return stats.blocks if stats is not None and stats.epoch == engine.answers_in else None

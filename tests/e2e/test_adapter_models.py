@@ -11,7 +11,7 @@ from anthropic import Anthropic
 from openai import NotFoundError, OpenAI
 
 from scripts.bench.load import marked
-from scripts.stack import API_KEY, gateway_environment
+from scripts.stack import API_KEY, free_port, gateway_environment, url_of
 from tests.adapters import INVOCATION, invocation_of, write_adapter
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.fuzz.tiny_model import write_tiny_model
@@ -181,6 +181,11 @@ def test_adapters_come_and_go_under_turns(fleet: Fleet, gateway: Gateway, folder
     say_to_gateway(environment, "adapters", "load", "engine-0", "judge")
     eventually(lambda: "any:judge" in _models(gateway))
     assert ask(gateway, "tiny:judge", text("cherry")).model == "tiny:judge"
+    # An engine that does not answer has not none.
+    nowhere = url_of(free_port())
+    environment = gateway_environment(8080, gateway.data, [nowhere])
+    (line,) = say_to_gateway(environment, "adapters", "list").splitlines()
+    assert line == f"{nowhere.removeprefix('http://')} not known: cannot connect"
 
 
 def _models(gateway: Gateway) -> set[str]:

@@ -24,7 +24,7 @@ from engine.protocol import WRITE_FIELDS
 from engine.protocol.reports import BlockStats, Description
 from engine.supervisor import Supervisor as EngineSupervisor
 from gateway.admin.routes import CONTROLLERS
-from gateway.base.metrics import MAX_MODELS, EngineState, Metrics
+from gateway.base.metrics import FAILED_OUTCOMES, MAX_MODELS, EngineState, Metrics
 from gateway.conditions.kinds import KINDS
 from scripts.docs import monitoring
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
@@ -505,7 +505,66 @@ def test_an_endpoint_picker_reads_a_gateways_load_by_vllms_names() -> None:
     assert '\nvllm:cache_config_info{block_size="16",num_gpu_blocks="200"} 1.0\n' in text
     metrics.show_engines({"three": down})
     text = metrics.exposition().decode()
-    assert "\nvllm:kv_cache_usage_perc 0.0\n" in text and "cache_config_info{" not in text
+    assert "\nvllm:kv_cache_usage_perc 1.0\n" in text, "nobody goes where no engine is ready"
+    assert "cache_config_info{" not in text
+
+
+def test_what_an_engine_holds_is_told_of_engines_that_tell_it() -> None:
+    metrics = Metrics()
+    state = EngineState(True, False, "closed", 7, "m")
+    metrics.show_engines({"one": state, "two": state._replace(is_ready=False, num_names=None)})
+    text = metrics.exposition().decode()
+    assert 'engine_names{engine="one"} 7.0' in text
+    assert 'engine_names{engine="two"}' not in text
+    assert 'engine_up{engine="two"} 0.0' in text
+
+
+def test_failures_are_counted_from_none_on() -> None:
+    """A share of failures is 0 then, and not unknown; and the first failure is an increase."""
+    metrics = Metrics()
+    metrics.show_engines({"one": EngineState(True, False, "closed", 0, "m")})
+    text = metrics.exposition().decode()
+    for outcome in FAILED_OUTCOMES:
+        assert f'turns_total{{model="m",outcome="{outcome}"}} 0.0' in text
+
+
+def stats_panels() -> list[dict[str, Any]]:
+    return [panel for panel in board()["panels"] if panel["type"] == "stat"]
+
+
+def test_a_stat_shows_this_moment_and_nothing_where_there_is_nothing() -> None:
+    """A range's last value would stand for hours after a gateway died. A share of nothing is NaN,
+    which the lowest threshold paints green."""
+    assert len(stats_panels()) == 6
+    for panel in stats_panels():
+        (target,) = panel["targets"]
+        assert target["instant"] and not target["range"], panel["title"]
+        steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        if not steps:
+            assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "fixed", panel["title"]
+        expression = parsed(target["expr"])
+        if "/" in target["expr"].replace("/v1", "") or "quantile" in target["expr"]:
+            while isinstance(expression, promql.AggregateExpr | promql.ParenExpr):
+                expression = expression.expr
+            assert isinstance(expression, promql.BinaryExpr), panel["title"]
+            assert str(expression.op) == str(parsed("up >= 0").op), panel["title"]
+            assert expression.rhs.val == 0
+
+
+def test_engines_are_green_when_all_are_ready() -> None:
+    (panel,) = (panel for panel in stats_panels() if panel["title"] == "Engines ready")
+    assert "avg by (instance)" in panel["targets"][0]["expr"]
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [step["value"] for step in steps if step["color"] == "green"] == [1]
+
+
+def test_rates_and_times_of_alerts_are_those_of_a_model() -> None:
+    """The turns of a large model would hide what ails a small one."""
+    for rule in rules():
+        expression = parsed(rule["expr"])
+        names = {selector.name for selector in selectors(expression)}
+        if names & {"holdfast_gateway_tokens_total", "holdfast_gateway_first_token_seconds_bucket"}:
+            assert "model" in set(groupings(expression)), rule["alert"]
 
 
 def test_the_conventions_names_have_the_same_values(served: Served) -> None:
