@@ -209,7 +209,7 @@ def _report(
         discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None
     cost = costs.get(values["ttl"])
-    better = None if cost is None else min(costs, key=lambda ttl: costs[ttl])
+    better = None if cost is None else min(costs, key=costs.__getitem__)
     return PrefixReport(
         **values,
         workspace=row["workspace_id"],
