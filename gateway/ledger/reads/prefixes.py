@@ -209,7 +209,8 @@ def _report(
         discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None
     cost = costs.get(values["ttl"])
-    better = None if cost is None else min(costs, key=costs.__getitem__)
+    cheapest = min(costs, key=lambda ttl: costs[ttl], default=None)
+    better = None if cost is None else cheapest
     return PrefixReport(
         **values,
         workspace=row["workspace_id"],
