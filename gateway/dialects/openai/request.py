@@ -369,6 +369,7 @@ class GenerationRequest(Strict):
     presence_penalty: fields.Penalty | None = None
     priority: Any = None
     prompt_cache_key: Key | None = None
+    prompt_cache_retention: fields.Word | None = None
     repetition_penalty: RepetitionPenalty | None = None
     seed: fields.Seed | None = None
     service_tier: Any = None
@@ -392,7 +393,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: fields.Count | None = None
     parallel_tool_calls: bool = True
     prompt_cache_options: CacheOptions | None = None
-    prompt_cache_retention: fields.Word | None = None
     prediction: Any = None
     reasoning: Reasoning | None = None
     reasoning_effort: fields.Word | None = None
@@ -460,7 +460,7 @@ CHAT = Fields(
 COMPLETIONS = Fields(
     style=_STYLE,
     rules=rules_of(CompletionRequest),
-    silent=_SILENT | {"prompt_cache_retention"},
+    silent=_SILENT,
     refused={
         **_SHARED,
         "add_special_tokens": (True,),
@@ -468,7 +468,10 @@ COMPLETIONS = Fields(
         "response_format": ({"type": "text"},),
         "suffix": ("",),
     },
-    undone=dict.fromkeys(ADVICE, (ADVICE_REASON,)),
+    undone={
+        "prompt_cache_retention": ("a raw prompt has no breakpoints", *IN_MEMORY),
+        **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
+    },
 )
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 

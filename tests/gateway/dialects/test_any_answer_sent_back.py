@@ -59,6 +59,18 @@ def in_chat(stack: Stack, end: Callable[[], None]) -> None:
     chat(stack, messages=[*MESSAGES, message, *results, go_on], tools=[LOOK])
 
 
+def in_chat_as_text(stack: Stack, end: Callable[[], None]) -> None:
+    """A custom tool's input is whatever text the model wrote."""
+    tools = [{"type": "custom", "custom": {"name": "look"}}]
+    [choice] = chat(stack, tools=tools).choices
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
+        for call in choice.message.tool_calls or []
+    ]
+    end()
+    chat(stack, messages=[*MESSAGES, choice.message, *results, MESSAGES[0]], tools=tools)
+
+
 def in_messages(stack: Stack, end: Callable[[], None]) -> None:
     create: Any = stack.sdk().messages.create
     body = {"model": MODEL, "max_tokens": 64}
@@ -108,7 +120,7 @@ def in_gemini(stack: Stack, end: Callable[[], None]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
-@pytest.mark.parametrize("send", [in_chat, in_messages, in_responses, in_gemini])
+@pytest.mark.parametrize("send", [in_chat, in_chat_as_text, in_messages, in_responses, in_gemini])
 def test_any_answer_can_be_sent_back(
     stack: Stack, send: Callable[[Stack, Callable[[], None]], None]
 ) -> None:

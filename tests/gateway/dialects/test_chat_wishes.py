@@ -167,3 +167,11 @@ def test_an_answer_names_at_most_so_many_fields_and_counts_the_others() -> None:
     said = notepad.told([])
     assert len(said) == MAX_TOLD + 1
     assert said[-1] == Ignored("", f"{20_000 - MAX_TOLD} more fields were ignored")
+
+
+def test_a_completion_tells_that_nothing_is_retained(stack: Stack) -> None:
+    create: Any = stack.openai().completions.create
+    for retention, paths in (("24h", ["prompt_cache_retention"]), ("in_memory", [])):
+        more = {"prompt_cache_retention": retention}
+        answer = create(model=MODEL, prompt="Once", extra_body=more)
+        assert [path for path, _ in told(answer)] == paths
