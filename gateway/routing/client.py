@@ -31,7 +31,7 @@ PIECE_BYTES = 16 * 1024
 
 aiohttp stops reading the socket at twice as many; the rest stays with the engine.
 """
-_TOO_LONG = re.compile(r"(\d+) tokens > (\d+)")
+_TOO_LONG = re.compile(r"(?<!\d)(\d+) tokens > (\d+)")
 
 MAX_COUNT = 2**31 - 1
 """No prompt and no answer has more tokens.
