@@ -412,6 +412,7 @@ async def _keep_contents(
     clock = base.clock
     secret = base.settings.master_secret
     tuning = base.settings.tuning
+    days = base.settings.response_days or None
     store = stores.ledgers.store
     content_writer = ContentWriter(
         Contents(store, secret),
@@ -423,7 +424,6 @@ async def _keep_contents(
     await content_writer.start()
     base.run_beside("contents", content_writer.run)
     base.run_beside("kept_contents", content_writer.drain)
-    days = tuning.response_days if tuning.keep_responses else None
     responses = StoredResponses(
         Contents(store, secret, KeptResponseRow, days),
         clock,

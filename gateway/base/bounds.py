@@ -82,11 +82,6 @@ class Tuning(RequestBounds):
     cached_content_bytes: Count = 256 * MEBIBYTE
     cached_content_seconds: Seconds = 7 * 86_400.0
     """The longest lifetime."""
-    keep_responses: bool = False
-    """Whether responses and conversations of the Responses API are kept, encrypted, so that clients
-    can go on with them; else only those of workspaces with `keep_days`."""
-    response_days: Annotated[int, Field(ge=1, le=36_500)] = 30
-    """For which responses and conversations are kept of workspaces without `keep_days`."""
     response_bytes: Count = 1024 * MEBIBYTE
     """Of a workspace's responses and conversations as they are kept, compressed."""
     engine_queue_tokens: Count = 16_384

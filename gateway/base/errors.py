@@ -46,12 +46,19 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
 
 
 class ResponseNotKept(InvalidRequest):
-    """A request names an earlier response that is not kept."""
+    """A request names an earlier response that is not kept. `keeps`: others of its workspace are,
+    for a time."""
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, *, keeps: bool) -> None:
+        cause = (
+            "it was deleted, its time is over, or it had `store` set to false."
+            if keeps
+            else "this gateway keeps none, until its operator sets HOLDFAST_RESPONSE_DAYS, or"
+            " `keep_days` of this workspace."
+        )
         super().__init__(
-            f"Previous response with id '{response_id}' not found: send the whole conversation as"
-            " `input`, as clients do with `store` set to false.",
+            f"Previous response with id '{response_id}' not found: {cause} Send the whole"
+            " conversation as `input`, as clients do with `store` set to false.",
             "previous_response_id",
         )
 
@@ -124,6 +131,16 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(
     GatewayError, status=405, type="invalid_request_error", default="method not allowed"
 ): ...
+
+
+class UpgradeRefused(
+    GatewayError,
+    status=426,
+    type="invalid_request_error",
+    default="no WebSockets are spoken here: send POST /v1/responses over HTTP",
+):
+    """A WebSocket was asked for. Codex goes on over HTTP at this status alone, and tries again at
+    all others (openai/codex#10824)."""
 
 
 class TooLarge(

@@ -22,6 +22,7 @@ from gateway.base.errors import (
     TooLarge,
     Unauthenticated,
     UnsupportedMedia,
+    UpgradeRefused,
 )
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import bind_request_id, get_logger
@@ -110,6 +111,8 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
             return error
         case HTTPException(status_code=404):
             return NotFound(not_found_message(request.scope["path"]))
+        case HTTPException(status_code=405) if _asks_for_websocket(request.scope):
+            return UpgradeRefused()
         case HTTPException(status_code=405, headers=headers):
             return MethodNotAllowed(
                 not_allowed_message(request.method, (headers or {}).get("allow", ""))
@@ -128,6 +131,11 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
             return GatewayError()
 
 
+def _asks_for_websocket(scope: Scope) -> bool:
+    """RFC 6455, 4.1: a GET with a key. `Upgrade` itself is gone: requests are served without."""
+    return scope["method"] == "GET" and header_of(scope, b"sec-websocket-key") is not None
+
+
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     failure = _failure_of(request, error)
     dialect = dialect_of(request.scope)
@@ -140,6 +148,9 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     sent: dict[str, str] = getattr(error, "headers", None) or {}
     headers = {name: value for name, value in sent.items() if name.lower() == "allow"}
     match failure:
+        case UpgradeRefused():
+            # RFC 9110, 15.5.22: the protocol that is spoken.
+            headers = {"upgrade": "HTTP/1.1", "connection": "Upgrade"}
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             headers["retry-after"] = str(seconds)
         case RequestTimeout():

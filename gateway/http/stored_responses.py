@@ -116,7 +116,8 @@ class Continued:
         try:
             kept = await kept_of(self._request, "Response", response_id)
         except NotFound:
-            raise ResponseNotKept(response_id[:64]) from None
+            keeps = self._states.keeps(self._request.user)
+            raise ResponseNotKept(response_id[:64], keeps=keeps) from None
         num_bytes = sum(map(len, [kept.response, *kept.items, *kept.output]))
         return [*kept.chain, Link(response_id, num_bytes)]
 

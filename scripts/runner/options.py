@@ -40,6 +40,8 @@ GATEWAY_DRAIN = 0.0
 SAMPLE_DATABASE = "sample.db"
 SAMPLE_ENGINES = 4
 """Those of the sample month: `scripts/sample/cast.toml`."""
+RESPONSE_DAYS = "1"
+"""For which responses are kept here, so that OpenAI's quickstart runs as it is."""
 # Less than the sample's applications ask for, so that something has to make way.
 SAMPLE_POOL = {"ENGINE_NUM_BLOCKS": "12288", "ENGINE_HOST_BLOCKS": "4096"}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -340,7 +342,14 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
         "HOLDFAST_ADMIN_KEY": keys.admin_key,
         "HOLDFAST_ENGINE_SECRET": keys.engine_secret,
         "HOLDFAST_MASTER_SECRET": keys.master_secret,
+        "HOLDFAST_RESPONSE_DAYS": response_days(),
     }
+
+
+def response_days() -> str:
+    """For how many days responses of the Responses API are kept; what is no number, the gateway
+    refuses."""
+    return os.environ.get("HOLDFAST_RESPONSE_DAYS") or RESPONSE_DAYS
 
 
 def gateway_program(options: Options, keys: Secrets, index: int) -> Program:

@@ -39,6 +39,7 @@ from scripts.runner.options import (
     needs_of,
     parse_options,
     programs_of,
+    response_days,
 )
 from scripts.setup import smollm2
 from scripts.setup.install_needs import InstallError, install
@@ -276,6 +277,13 @@ def print_summary(options: Options, keys: Secrets) -> None:
     gateways = "  ".join(url_of(options.port + i) for i in range(options.gateways))
     engines = "  ".join(url_of(first + i) for i in range(options.engines))
     dashboard = f"\n  dashboard  {options.dashboard_url}  (sign in with either key)"
+    days = response_days()
+    kept = (
+        f"kept for {days} day{'' if days == '1' else 's'}, encrypted, so that clients can go on "
+        "with them"
+        if days != "0"
+        else "not kept"
+    )
     demo = ["scripts/demo"]
     if options.port != GATEWAY_PORT:
         demo += ["--port", str(options.port)]
@@ -288,6 +296,7 @@ Holdfast is running; Ctrl-C stops it.
   engine     {engines}  ({options.engine}){dashboard if options.dashboard else ""}
   API key    {keys.api_key}
   admin key  {keys.admin_key}
+  responses  {kept} (HOLDFAST_RESPONSE_DAYS)
 
 Try it (a marked system prompt; run it twice: the second reads what the first wrote):
 

@@ -28,6 +28,7 @@ class Recipe:
     `resumed` are later runs that carry the conversation on, and `after` is a command that ends what
     the client left running. `package` is read for the version, in `place` under the folder of the
     clients: a folder with `node_modules`, or a virtual environment.
+    With `mishaps` the script has two calls at once, one that is cut, and one of no known tool.
     `may_miss` are paths outside of the API that the client asks for and does well without. Less
     than the share `least_read` of turns 2 to n is a failure.
     """
@@ -48,6 +49,7 @@ class Recipe:
     may_miss: frozenset[str] = frozenset()
     least_read: float = 0.0
     sees: bool = False
+    mishaps: bool = False
 
     def version(self, folder: Path) -> str | None:
         """The installed version, or None where it is not installed."""

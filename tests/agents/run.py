@@ -38,6 +38,7 @@ from tests.engine.backends.vllm.models import write_idefics
 from tests.scripted_engine import settings_of
 
 NUM_TURNS = 5
+NUM_WITH_MISHAPS = 10
 SECONDS = 240
 CLOSE_SECONDS = 20.0
 PROMPT = "Do the steps, one after the other."
@@ -110,12 +111,22 @@ def script_of(recipe: Recipe) -> dict[str, str]:
     if not recipe.tool:
         return {"": recipe.last}
     num_runs = 1 + len(recipe.resumed)
-    ends = {NUM_TURNS * number // num_runs for number in range(1, num_runs + 1)}
+    num_turns = num_turns_of(recipe)
+    ends = {num_turns * number // num_runs for number in range(1, num_runs + 1)}
     steps: dict[str, str] = {}
-    for number in range(1, NUM_TURNS + 1):
+    for number in range(1, num_turns + 1):
         given = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
         steps[f"turn {number}"] = recipe.last if number in ends else call(recipe.tool, given)
+    if recipe.mishaps:
+        whole = steps["turn 3"]
+        steps["turn 2"] *= 2
+        steps["turn 3"] = whole[: len(whole) * 3 // 4]
+        steps["turn 4"] = call("no_such_tool", {"where": "nowhere"})
     return steps
+
+
+def num_turns_of(recipe: Recipe) -> int:
+    return NUM_WITH_MISHAPS if recipe.mishaps else NUM_TURNS
 
 
 @contextmanager
@@ -296,7 +307,7 @@ def judge(
         has_ended_well=status == 0
         and (is_shown or not recipe.sees)
         and printed.count(LAST_TEXT) > len(recipe.resumed)
-        and len(talk) >= NUM_TURNS,
+        and len(talk) >= num_turns_of(recipe),
         turns=len(talk),
         beside=len(rows) - len(talk),
         share=read / prompts if prompts else None,

@@ -23,7 +23,7 @@ from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.serving import eventually
 from tests.isolation.probes import ENGINE, MODEL
 
-PLAIN = {"HOLDFAST_LOG_LEVEL": "debug", "HOLDFAST_TUNING": '{"keep_responses": true}'}
+PLAIN = {"HOLDFAST_LOG_LEVEL": "debug", "HOLDFAST_RESPONSE_DAYS": "30"}
 
 HEADS = re.compile(b"\x78[\x01\x5e\x9c\xda]")
 """The two bytes that zlib writes first, at any level."""

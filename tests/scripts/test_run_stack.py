@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from scripts.bench.load import body_of, headers_of
-from scripts.runner.data import read_secrets
-from scripts.runner.options import alias_of, parse_options
+from scripts.runner.data import Secrets, read_secrets
+from scripts.runner.options import alias_of, gateway_environment, parse_options
 from scripts.runner.supervisor import own_id
 from scripts.sample.month import APPS, MACHINES
 from scripts.stack import ROOT
@@ -58,6 +60,38 @@ def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) 
         two.process.kill()
         two.process.wait()
         wait_gone(two.mark)
+
+
+def test_openais_quickstart_runs_as_it_is(tmp_path: Path) -> None:
+    """https://platform.openai.com/docs/guides/conversation-state: a call names the one before."""
+    with started(tmp_path, *LIGHT) as run:
+        run.wait_said(RUNNING)
+        run.wait_said(r"responses  kept for 1 day, encrypted, .*\(HOLDFAST_RESPONSE_DAYS\)")
+        client = openai.OpenAI(base_url=f"{run.url}/v1", api_key=key_of(run))
+        first = client.responses.create(
+            model="synthetic", input="tell me a joke", max_output_tokens=16
+        )
+        second = client.responses.create(
+            model="synthetic",
+            previous_response_id=first.id,
+            input=[{"role": "user", "content": "explain why this is funny."}],
+            max_output_tokens=16,  # the synthetic model has no end of its own
+        )
+        assert second.usage is not None and first.usage is not None
+        assert second.usage.input_tokens > first.usage.total_tokens
+        assert second.previous_response_id == first.id
+
+
+@pytest.mark.parametrize(("wanted", "days"), [(None, "1"), ("", "1"), ("7", "7"), ("0", "0")])
+def test_responses_are_kept_for_a_day_where_nothing_else_is_said(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, days: str
+) -> None:
+    monkeypatch.delenv("HOLDFAST_RESPONSE_DAYS", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("HOLDFAST_RESPONSE_DAYS", wanted)
+    secrets = Secrets(**{field.name: "x" * 32 for field in fields(Secrets)})
+    environment = gateway_environment(parse_options([]), secrets, 0)
+    assert environment["HOLDFAST_RESPONSE_DAYS"] == days
 
 
 def test_a_dead_engine_is_started_again_until_it_always_dies(tmp_path: Path) -> None:

@@ -44,9 +44,17 @@ def _told(prob: protocol.TokenProb) -> tuple[str, float, list[int]]:
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
+class WriteDetails(msgspec.Struct, frozen=True):
+    ttl_30m_tokens: int
+    ttl_12h_tokens: int = 0
+
+
 class PromptDetails(msgspec.Struct, frozen=True):
+    """`cache_write_tokens_details` is there where every write is held for 30 minutes at least."""
+
     cached_tokens: int
     cache_write_tokens: int
+    cache_write_tokens_details: WriteDetails | UnsetType = UNSET
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
@@ -65,13 +73,17 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
     """The engine's counts in OpenAI's fields, which never overlap. `cached_tokens` came out of
     memory, from entries or without one (`automatic_tokens`); `cache_write_tokens` were written to
     entries and did not."""
+    written = max(0, usage.written_tokens - usage.automatic_tokens)
     return Usage(
         usage.prompt_tokens,
         output_tokens,
         usage.prompt_tokens + output_tokens,
         PromptDetails(
             cached_tokens=usage.cache_read_tokens + usage.automatic_tokens,
-            cache_write_tokens=max(0, usage.written_tokens - usage.automatic_tokens),
+            cache_write_tokens=written,
+            cache_write_tokens_details=(
+                UNSET if usage.cache_write_5m_tokens else WriteDetails(written)
+            ),
         ),
         CompletionDetails(thinking_tokens),
     )

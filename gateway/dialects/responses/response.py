@@ -19,7 +19,12 @@ from gateway.base.errors import EngineFailed, GatewayError, InvalidRequest
 from gateway.dialects.collector import Event, Holdfast, Writer
 from gateway.dialects.custom_tools import text_of
 from gateway.dialects.errors import openai_detail
-from gateway.dialects.openai.response import CompletionDetails, TokenLogprob, logprobs_of
+from gateway.dialects.openai.response import (
+    CompletionDetails,
+    PromptDetails,
+    TokenLogprob,
+    logprobs_of,
+)
 from gateway.dialects.openai.response import usage_of as chat_usage_of
 from gateway.dialects.responses.client_tools import TOOL_SEARCH, action_of
 from gateway.dialects.responses.request import Conversation, ReasoningText, Status, SummaryText
@@ -123,22 +128,9 @@ ClientCallItem = ShellCallItem | LocalShellCallItem | PatchCallItem | ToolSearch
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | ClientCallItem
 
 
-class WriteDetails(msgspec.Struct, frozen=True):
-    ttl_30m_tokens: int
-    ttl_12h_tokens: int = 0
-
-
-class InputDetails(msgspec.Struct, frozen=True):
-    """`cache_write_tokens_details` is there where every write is held for 30 minutes at least."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-    cache_write_tokens_details: WriteDetails | UnsetType = UNSET
-
-
 class Usage(msgspec.Struct, frozen=True):
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: PromptDetails
     output_tokens: int
     output_tokens_details: CompletionDetails
     total_tokens: int
@@ -147,14 +139,9 @@ class Usage(msgspec.Struct, frozen=True):
 def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
     """The engine's counts, as Chat Completions has them, in this API's fields."""
     counts = chat_usage_of(usage, output_tokens, thinking_tokens)
-    written = counts.prompt_tokens_details.cache_write_tokens
     return Usage(
         input_tokens=counts.prompt_tokens,
-        input_tokens_details=InputDetails(
-            counts.prompt_tokens_details.cached_tokens,
-            written,
-            UNSET if usage.cache_write_5m_tokens else WriteDetails(written),
-        ),
+        input_tokens_details=counts.prompt_tokens_details,
         output_tokens=counts.completion_tokens,
         output_tokens_details=CompletionDetails(thinking_tokens),
         total_tokens=counts.total_tokens,

@@ -14,7 +14,16 @@ from gateway.dialects.errors import body_of
 from gateway.prompt.ask import Ask
 from tests.gateway.bodies import lowered_chat, text
 from tests.gateway.conftest import Stack, stacked
-from tests.gateway.openai_bodies import EPHEMERAL, LOOK, MESSAGES, MODEL, chat, frames, refused
+from tests.gateway.openai_bodies import (
+    EPHEMERAL,
+    LONG_TEXT,
+    LOOK,
+    MESSAGES,
+    MODEL,
+    chat,
+    frames,
+    refused,
+)
 from tests.gateway.scripted_engine import ScriptedEngine
 
 LONG = {**EPHEMERAL, "ttl": "1h"}
@@ -225,6 +234,21 @@ def test_markers_count_wherever_clients_put_them(
     body = {"model": MODEL, "tools": [LOOK], "messages": [RULES, PARTS], **changes}
     assert stack.post("/v1/chat/completions", json=body).status_code == 200
     assert stack.engine.requests[-1].breakpoints == expected
+
+
+def test_usage_says_for_how_long_at_least_writes_are_held(stack: Stack) -> None:
+    """As Responses does: the split is there where every write is held for 30 minutes or more."""
+    for options, is_split in (({}, True), (None, False)):
+        wish = {} if options is None else {"prompt_cache_options": options}
+        user_message = {"role": "user", "content": f"{is_split}: {LONG_TEXT}"}
+        body = {"model": MODEL, "messages": [user_message], **wish}
+        details = stack.post("/v1/chat/completions", json=body).json()["usage"][
+            "prompt_tokens_details"
+        ]
+        written = details["cache_write_tokens"]
+        assert written > 0
+        split = {"ttl_30m_tokens": written, "ttl_12h_tokens": 0}
+        assert details.get("cache_write_tokens_details") == (split if is_split else None)
 
 
 def test_marker_rules_are_those_of_the_other_dialect(stack: Stack) -> None:

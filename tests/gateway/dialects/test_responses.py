@@ -415,14 +415,14 @@ def test_no_response_is_kept(stack: Stack) -> None:
     for call in (client.responses.retrieve, client.responses.delete):
         with pytest.raises(openai.NotFoundError, match="none is kept"):
             call(answer.id)
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError, match="HOLDFAST_RESPONSE_DAYS") as caught:
         client.responses.create(model=MODEL, input="Hi", previous_response_id=answer.id)
     assert caught.value.code == "previous_response_not_found"
 
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stacked(tmp_path_factory.mktemp("keeping"), keep_responses=True) as stack:
+    with stacked(tmp_path_factory.mktemp("keeping"), response_days=30) as stack:
         yield stack
 
 
@@ -458,7 +458,7 @@ def test_a_response_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
     client.responses.delete(first.id)
     client.responses.create(model=MODEL, input="y", previous_response_id=third.id)
     assert SPOKEN[0] not in texts_of(keeping.engine.requests[-1]), "what is deleted is gone"
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError, match="it was deleted, its time is over") as caught:
         client.responses.create(model=MODEL, input="y", previous_response_id=first.id)
     assert caught.value.code == "previous_response_not_found"
 
@@ -565,7 +565,7 @@ def test_what_no_conversation_can_be_given_is_named(keeping: Stack) -> None:
 def test_a_workspace_that_has_kept_all_it_may_is_told_its_bound_and_nothing_is_dropped(
     tmp_path: Path,
 ) -> None:
-    with stacked(tmp_path, keep_responses=True, response_bytes=2000) as stack:
+    with stacked(tmp_path, response_days=30, response_bytes=2000) as stack:
         client = stack.openai()
         kept: list[str] = []
         with pytest.raises(openai.RateLimitError, match="limit of 2000 bytes of kept responses"):

@@ -45,6 +45,19 @@ def test_a_request_without_a_body_is_answered_and_not_logged(
     assert "pgrade" not in caplog.text and "WebSocket" not in caplog.text
 
 
+def test_a_websocket_for_responses_is_answered_so_that_codex_goes_on_over_http(
+    stack: Stack,
+) -> None:
+    """openai/codex#10824: 426 alone is no error that is tried again. A plain GET stays a 405."""
+    wish = ("sec-websocket-version: 13", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==")
+    asked = head("GET /v1/responses", "websocket", *wish, is_last=True)
+    received = answers(stack.url, asked)
+    assert received.startswith(b"HTTP/1.1 426 "), received[:2000]
+    assert b"upgrade: HTTP/1.1" in received and b"POST /v1/responses over HTTP" in received
+    plain = answers(stack.url, head("GET /v1/responses", None, "connection: close"))
+    assert plain.startswith(b"HTTP/1.1 405 ") and b"allow: " in plain.lower()
+
+
 @pytest.mark.parametrize("upgrade", UPGRADES)
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_is_never_the_next_request(stack: Stack, upgrade: str, is_chunked: bool) -> None:
