@@ -46,7 +46,7 @@ class ExactRequest:
     @property
     def is_mixed(self) -> bool:
         """Whether its keys and values depend on more than tokens."""
-        return bool(self.request.adapter) or self.has_images
+        return bool(self.request.adapter or self.request.salt) or self.has_images
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Approximations:
         if len(points) > 1 or not is_alone:
             raise FieldRefused(
                 SIBLING_FIELD,
-                "in one marker of a request, not beside `keep`, `block`, adapters or images",
+                "in one marker of a request, beside no `keep`, `block`, adapter, image or salt",
             )
         return with_sibling_mark(exact.query, cache, self.sibling, points[0].segment)
 
@@ -135,7 +135,7 @@ class Approximations:
     ) -> ApproximatePrompt:
         if len(points) > 1 or exact.is_mixed:
             raise FieldRefused(
-                KEEP_FIELD, "in one marker of a request, and in none with an adapter or images"
+                KEEP_FIELD, "in one marker of a request that has no adapter, image or salt"
             )
         query = exact.query
         num_tokens = len(query.tokens)
@@ -177,7 +177,7 @@ class Approximations:
             if why is not None:
                 raise FieldRefused(field, why)
             if exact.is_mixed:
-                raise FieldRefused(field, "not with an adapter or images")
+                raise FieldRefused(field, "not with an adapter, an image or a salt")
             # The first token is what documents stand behind; the last one is always computed.
             start = max(exact.begins[number], 1)
             end = query.segments[document.segment].end

@@ -175,7 +175,7 @@ class EngineBackend:
             self._adapters.acting,
             arrived_at=received_at - request.age_seconds,
         )
-        adapter = query.digests.kind
+        adapter = query.adapter
         new_request: Callable[..., RequestState] = RequestState
         if asks_for_any(request):
             prompt = await asyncio.to_thread(_approximate_prompt, loaded, request, query, prepared)
@@ -381,6 +381,9 @@ class EngineBackend:
     def _whole(self, description: Description) -> Description:
         """The description with this start's epoch, the loop's capabilities and the guarantees."""
         capabilities = [*description.capabilities, "lookback_to"]
+        unkept = {promise.name for promise in description.guarantees if not promise.is_kept}
+        if "isolation" not in unkept:
+            capabilities.append("cache_salt")
         if isinstance(self._clock, ManualClock):
             capabilities.append("manual_clock")
         return msgspec.structs.replace(

@@ -54,11 +54,17 @@ class Order:
     adapter: str = ""
     image_prompt: ImagePrompt | None = None
 
+    @property
+    def cache_salt(self) -> str:
+        """What tells its content apart in the other program's cache. It has the adapter too: what
+        other connectors of a vLLM keep, they find by it alone."""
+        return "/".join(filter(None, (self.scope, self.adapter, self.request.salt)))
+
 
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:
     request = sequence.request
     parser = sequence.parser
-    adapter = request.query.digests.kind
+    adapter = request.query.adapter
     max_tokens = request.request.sampling.max_tokens
     room = max_context_tokens - len(request.query.tokens)
     return Order(

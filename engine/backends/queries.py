@@ -10,6 +10,7 @@ from engine.backends.prepare.prepared import Prepared
 from engine.cache.digests import ChainKind
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.errors import InvalidRequest
 from engine.protocol import NEUTRAL, GenerateRequest
 from engine.protocol.reports import Description
 from engine.schedule.runner import SampleParams
@@ -24,16 +25,22 @@ def query_of(
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """The prompt as the cache sees it. Raise NotFound for an adapter that is not here."""
+    """The prompt as the cache sees it. Raise NotFound for an adapter that is not here, and
+    InvalidRequest for one beside a salt: a chain has one kind."""
     tokens = array("I", prepared.token_ids).tolist()
     least = request.min_cache_tokens
     keys = array("I", prepared.keys).tolist() if prepared.keys else tokens
     if is_in_other_tokens(request):
         keys = []
+    if request.salt and request.adapter:
+        raise InvalidRequest("salt: not with an adapter")
+    adapter = acting(request.adapter, tokens)
+    salt = ChainKind(request.salt, 0) if request.salt else None
     return CacheQuery(
         scope=request.scope,
         tokens=tokens,
-        digests=cache.digests(request.scope, keys, acting(request.adapter, tokens)),
+        digests=cache.digests(request.scope, keys, adapter or salt),
+        adapter=adapter,
         segments=prepared.segments,
         breakpoints=request.breakpoints,
         names=prepared.names,

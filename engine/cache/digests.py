@@ -21,11 +21,13 @@ TOKEN_BYTES = 4
 class ChainKind(NamedTuple):
     """What makes a chain's keys and values differ from those that the model computes of the tokens.
 
-    An adapter is such a kind. Rooms above have others of their own: here a kind is a digest and a
+    An adapter is such a kind. So is a salt, whose keys and values are the model's and which keeps
+    them apart all the same. Rooms above have others of their own: here a kind is a digest and a
     position. A chain without a kind is the model's own.
     """
 
-    # An adapter's is the SHA-256 of its weights. 32 bytes in hex, of which the first 28 count.
+    # An adapter's is the SHA-256 of its weights, a salt's is itself. 32 bytes in hex, of which the
+    # first 28 count.
     digest: str
     # The first position that the kind acts on. Keys and values before it are the model's.
     start: int

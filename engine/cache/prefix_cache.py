@@ -59,6 +59,8 @@ class CacheQuery:
     lease_share: float | None = None
     # Look-ups go back to this segment, over any number of positions; None: over the window.
     lookback_to: int | None = None
+    # What computes its tokens besides the model. The kind of the `digests` is its.
+    adapter: ChainKind | None = None
     # How much greater a token's position is than its slot, but for the first tokens. Counts are
     # told in positions.
     cut: int = 0

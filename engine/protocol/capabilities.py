@@ -21,6 +21,7 @@ Capability = Literal[
     "service_class",
     "own_template",
     "lookback_to",
+    "cache_salt",
     "images",
 ]
 

@@ -107,6 +107,9 @@ class GenerateRequest(
     lookback_to: NotNegative | None = None
     # The digest of the adapter that answers, one of the description's; empty: none.
     adapter: str = ""
+    # A digest of 32 bytes in hex (capability `cache_salt`): nothing is read that was written with
+    # another one, or without one, in the same scope.
+    salt: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     # The gateway's own. An engine that `keeps_records` gives it back until the counts are
     # acknowledged.
     record: str = ""

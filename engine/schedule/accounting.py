@@ -115,7 +115,7 @@ class Accounting:
     def drop_adapter(self, digest: str) -> bool:
         """End the entries that an adapter acts on. False, with nothing done, while a request has
         the adapter."""
-        uses = (request.query.digests.kind for request in self._requests.values())
+        uses = (request.query.adapter for request in self._requests.values())
         if any(use is not None and use.digest == digest for use in uses):
             return False
         self._cache.entries.drop_adapter(digest)

@@ -155,7 +155,7 @@ class SequenceState:
             probs=self.logprobs.probs if samples and self.logprobs else None,
             draft=chunk.draft,
             state=self.table.state.move() if self.table.state else None,
-            adapter=request.query.digests.kind,
+            adapter=request.query.adapter,
             cut=request.query.cut,
         )
 

@@ -271,4 +271,6 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 # A word that only asks for better, so that no word is an error.
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+"""As vLLM and SGLang have it: what is cached with one is read with the same one alone."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]

@@ -46,6 +46,7 @@ from gateway.prompt.ask import SAMPLING_NAMES, Api, Ask, Principal, guarantees_c
 from gateway.prompt.ignored import ALLOWED_REASON, CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.images import ImageReader, ImagesNamed
 from gateway.prompt.media import Media, Unreadable, stand_in
+from gateway.prompt.names import salt_of
 from gateway.prompt.plan import (
     Plan,
     make_plan,
@@ -120,9 +121,11 @@ class Lowering:
         policy: AutoCache | None = None,
         automatic: Ttl | None = None,
         named: Sequence[Tool] = (),
+        cache_salt: str | None = None,
     ) -> Plan:
         """Raise InvalidRequest where the markers break a rule. `named` are tools that the
-        conversation names. Of OpenAI's own markers the latest count: as many as the others and an
+        conversation names. Nothing is read that was written with another `cache_salt`, or with
+        none. Of OpenAI's own markers the latest count: as many as the others and an
         `automatic` one or the `policy`'s leave. Raise ImagesNamed for images to be fetched."""
         if self.images.named:
             raise ImagesNamed(self.images.named)
@@ -140,7 +143,16 @@ class Lowering:
         adapter = self.asked.model.weights
         if self.asked.header_mark is not None:
             self.check_approximate(HEADER)
-        plan = make_plan(prompt, slots, automatic, scope, policy, adapter, self.asked.header_mark)
+        plan = make_plan(
+            prompt,
+            slots,
+            automatic,
+            scope,
+            policy,
+            adapter,
+            self.asked.header_mark,
+            salt_of(cache_salt, scope),
+        )
         if self.images.found:
             plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
         if self.lookback is None:

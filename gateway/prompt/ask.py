@@ -212,6 +212,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             lease_share=self.principal.lease_share,
             service_class="batch" if self.is_batch and can_wait else "interactive",
             adapter=self.model.digest,
+            salt=self.plan.salt,
             lookback_to=self.plan.lookback_to if "lookback_to" in capabilities else None,
         )
 

@@ -56,7 +56,7 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     where it did not tell) and `kinds` (the letters of `sketch.py`) go with the points. `marks` are
     the breakpoints as they went to the engine. These and `sketch` are empty in turns of earlier
     versions. `rule` is the version of the names. `unheld` are the segments of the breakpoints that
-    asked for no lease."""
+    asked for no lease. `salt` is the beginning of what the names are narrowed by."""
 
     model: str
     parameters: bytes
@@ -71,6 +71,12 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     sketch: Sketch | None = None
     rule: int = 1
     unheld: list[int] = []
+    salt: str = ""
+
+    @property
+    def basis(self) -> tuple[str, int, str]:
+        """Prompts whose bases differ have no name in common, whatever they say."""
+        return self.model, self.rule, self.salt
 
     @property
     def num_bytes(self) -> int:
@@ -173,7 +179,7 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
     """Where `later` first differs from `earlier`; None where it only grew, or was cut short."""
     if earlier.model != later.model:
         return _divergence("model_changed", earlier, None)
-    if earlier.rule != later.rule:
+    if earlier.basis != later.basis:
         return Divergence("unavailable")
     known = {point.place: point for point in later.points}
     matched: Point | None = None
@@ -216,7 +222,7 @@ def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
 
     It is 0 for different models, and for names by different rules.
     """
-    if (earlier.model, earlier.rule) != (later.model, later.rule):
+    if earlier.basis != later.basis:
         return 0
     known = {point.place: point.digest for point in later.points}
     num_bytes = 0
@@ -232,7 +238,7 @@ def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
     """Whether two prompts are versions of one, also where they begin otherwise: a text of both is
     the same, or a block of the system prompt has half of its pieces in common with one of the
     other. False for different models, and for names by different rules."""
-    if (earlier.model, earlier.rule) != (later.model, later.rule):
+    if earlier.basis != later.basis:
         return False
     if _long_texts(earlier) & _long_texts(later):
         return True
@@ -261,7 +267,7 @@ def _system_pieces(fingerprint: Fingerprint) -> list[tuple[bytes, ...]]:
 def known_to_differ(earlier: Fingerprint, later: Fingerprint) -> Point | None:
     """The first point of the earlier prompt by which the two surely differ: the difference stands
     before it, and behind what they share. None where no point of both tells."""
-    if (earlier.model, earlier.rule) != (later.model, later.rule):
+    if earlier.basis != later.basis:
         return None
     known = {point.place: point.digest for point in later.points}
     differing = (p for p in earlier.points if known.get(p.place, p.digest) != p.digest)

@@ -56,6 +56,9 @@ _LEAST_STEP = 1024
 _STEPS = ((16_384, _LEAST_STEP), (32_768, 2048), (65_536, 4096))
 _FRONT_NAMES = 64
 DIGEST_BYTES = 8
+SALT_BYTES = 32
+_MAX_KEY_BYTES = 64
+"""Of BLAKE2b."""
 PATCH_PIXELS = 28 * 28
 """About so many pixels of an image are a token, and four bytes of a prompt."""
 _encode = msgspec.json.Encoder().encode
@@ -100,6 +103,17 @@ class Salts(NamedTuple):
 
 
 _NO_SALTS = Salts()
+
+
+def salt_of(cache_salt: str | None, scope: str) -> str:
+    """What tells a client's salt apart in this scope, 32 bytes in hex; empty without a salt. It
+    only narrows the scope, whatever the client writes, and tells nobody the client's word."""
+    if cache_salt is None:
+        return ""
+    key = scope.encode()[:_MAX_KEY_BYTES]
+    return blake2b(
+        cache_salt.encode(), digest_size=SALT_BYTES, key=key, person=b"cache_salt"
+    ).hexdigest()
 
 
 def find_prefixes(

@@ -46,6 +46,8 @@ _ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
     " blocks are processed in the following order: `tools`, `system`, `messages`."
 )
+_SALT_DIGITS = 16
+"""Of a salt, in a fingerprint: enough that no two are taken for one."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
@@ -83,6 +85,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     image_paths: Mapping[str, str] = {}
     # What of it may be no exact answer; None where all is exact.
     approximate: Approximate | None = None
+    # What tells it apart within its scope: `salt_of`.
+    salt: str = ""
 
     @property
     def paths(self) -> list[str]:
@@ -167,6 +171,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             marks=[(point.segment, point.ttl) for point in self.breakpoints],
             sketch=self.sketch,
             rule=NAMES_RULE,
+            salt=self.salt[:_SALT_DIGITS],
             unheld=[point.segment for point in self.breakpoints if not point.hold],
         )
 
@@ -196,12 +201,14 @@ def make_plan(
     policy: AutoCache | None = None,
     adapter: AdapterInfo | None = None,
     wish: ApproximateMark | None = None,
+    salt: str = "",
 ) -> Plan:
     """Raise InvalidRequest where the markers of the `given` slots break a rule; `automatic` marks
     the last one.
 
     With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
-    is the one that answers. `wish` is the header's.
+    is the one that answers. `wish` is the header's. A `salt` narrows the scope: no name of the
+    prompt is one of a prompt with another salt, or with none.
     """
     slots = [slot for slot in slots_given if not slot.is_absent]
     breakpoints = _on_segments(find_breakpoints(slots_given, automatic), slots_given)
@@ -212,6 +219,12 @@ def make_plan(
         num_head = len(prompt.tools) + len(prompt.system)
         breakpoints = with_header(wish, breakpoints, num_head)
     approximate = approximate_of(slots, breakpoints, has_header=wish is not None)
+    if salt:
+        if approximate is not None:
+            raise InvalidRequest("cache_salt: excludes approximations, which no salt keeps apart")
+        if adapter is not None:
+            raise InvalidRequest("cache_salt: excludes adapters, whose prefixes have no salt")
+        scope = f"{scope}/{salt}"
     if approximate is None:
         prefixes = find_prefixes(prompt, scope, adapter)
         held = prefixes
@@ -233,6 +246,7 @@ def make_plan(
         kinds=kinds_of(prompt),
         sketch=sketch_of(prompt, scope),
         approximate=approximate,
+        salt=salt,
     )
 
 

@@ -445,6 +445,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     if ask.plan.prompt.images and "images" not in can:
         first = next(iter(ask.plan.image_paths.values()))
         raise InvalidRequest(f"{first}: this model reads no images. Could not process image")
+    if ask.plan.salt and "cache_salt" not in can:
+        raise InvalidRequest("cache_salt: not supported by this model's engine")
     if ask.plan.prompt.tools and "tools" not in can:
         raise InvalidRequest(
             "tools: not supported by this model: its chat template takes none, or writes calls in "

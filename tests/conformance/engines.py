@@ -234,6 +234,7 @@ class Engine:
         request_id: str | None = None,
         minimum: int | None = 1,
         seconds: float | None = None,
+        salt: str = "",
         **sampling: Any,
     ) -> GenerateRequest:
         points = [mark if isinstance(mark, tuple) else (mark, "5m") for mark in marks]
@@ -245,6 +246,7 @@ class Engine:
             breakpoints=[Breakpoint(segment, ttl, seconds) for segment, ttl in points],
             names=list(names),
             min_cache_tokens=minimum,
+            salt=salt,
         )
 
     def ask(self, prompt: Prompt, scope: str, *marks: tuple[int, Ttl] | int, **more: Any) -> Answer:

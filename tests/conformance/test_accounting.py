@@ -197,6 +197,24 @@ def test_scopes_read_nothing_of_each_other_and_their_own_does(engine: Engine) ->
     assert [entry.scope for entry in engine.entries(mine)] == [mine]
 
 
+def test_salts_keep_apart_what_one_scope_wrote(engine: Engine) -> None:
+    if not engine.has("cache_salt"):
+        pytest.skip("it keeps no scopes apart")
+    scope = engine.scope()
+    asked = prompt(engine.text(100), engine.text(30))
+    salts = ("", "a1" * 32, "b2" * 32)
+    for salt in salts:
+        cold = engine.ask(asked, scope, 0, salt=salt)
+        assert (cold.usage.cache_read_tokens, cold.usage.automatic_tokens) == (0, 0), salt
+        assert cold.usage.computed_tokens == cold.usage.prompt_tokens
+    for salt in salts:
+        assert (
+            engine.ask(asked, scope, 0, salt=salt).usage.cache_read_tokens
+            == (engine.ends(asked)[0])
+        )
+    assert {entry.scope for entry in engine.entries(scope)} == {scope}, "one scope's budgets hold"
+
+
 def test_max_tokens_zero_writes_the_prefix_and_generates_nothing(engine: Engine) -> None:
     scope, asked = engine.scope(), prompt(engine.text(80), engine.text(10))
     warmed = engine.ask(asked, scope, (0, "1h"), max_tokens=0)

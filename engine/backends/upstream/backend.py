@@ -281,7 +281,7 @@ class UpstreamLoop(ExternalLoop):
         query = request.query
         order = new_order(sequence, request.request_id, self._max_context)
         try:
-            async with self._slots.taken(query.scope, query.digests.packed) as place:
+            async with self._slots.taken(order.cache_salt, query.digests.packed) as place:
                 if request.began_at is None:
                     request.began_at = self._clock.now()
                 if request.started_at is None and self._facts.tells == "at_the_end":

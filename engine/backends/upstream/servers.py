@@ -419,7 +419,7 @@ class VllmServer(ChatServer):
             **prompt,
             "add_special_tokens": False,
             "return_token_ids": True,
-            "cache_salt": order.scope,
+            "cache_salt": order.cache_salt,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

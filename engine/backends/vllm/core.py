@@ -158,14 +158,12 @@ class VllmCore:
             async with self._decoding:
                 prompt = await _prompt_of(order.image_prompt)
             order = replace(order, image_prompt=None)
-        # The salt has the adapter too: what other connectors of a vLLM keep, they find by it alone.
-        salt = f"{order.scope}/{order.adapter}" if order.adapter else order.scope
         try:
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
             # would leave it unapplied until the model ends its thinking.
             adding = self._llm.add_request(
                 order.order_id,
-                {**prompt, "cache_salt": salt},
+                {**prompt, "cache_salt": order.cache_salt},
                 self._sampling_params(order, directive),
                 lora_request=self._adapters.get(order.adapter),
                 reasoning_ended=True,

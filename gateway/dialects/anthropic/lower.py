@@ -297,7 +297,12 @@ class _MessagesLowering(Lowering):
         automatic = automatic_ttl(request.cache_control) if request.cache_control else None
         if automatic or any(slot.num_markers for slot in self.slots):
             policy = None
-        plan = self.plan(policy, automatic, list(islice(self._named.values(), MAX_NAMED)))
+        plan = self.plan(
+            policy,
+            automatic,
+            list(islice(self._named.values(), MAX_NAMED)),
+            cache_salt=request.cache_salt,
+        )
         _check_turns(self.messages, has_calls=plan.has_calls)
         return plan
 

@@ -371,6 +371,7 @@ class CountTokensRequest(Strict):
     billing_policy: Any = None
     cache_control: CacheControl | None = None
     cache_prompt: Any = None
+    cache_salt: fields.Salt | None = None
     compaction: Any = None
     context_management: ContextManagement | None = None
     id_slot: Any = None

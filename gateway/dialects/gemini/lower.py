@@ -91,6 +91,8 @@ def ask_of(
             "cachedContent: excludes systemInstruction, tools and toolConfig: they belong to the"
             " cached content"
         )
+    if held is not None and request.cache_salt is not None:
+        raise InvalidRequest("cacheSalt: excludes cachedContent, which was written without it")
     wire.FIELDS.note(request, notepad)
     for name in wire.REFUSED:
         if getattr(config, name) is not None:
@@ -108,7 +110,9 @@ def ask_of(
             lowering.slots[target] = marked
     lowering.add_prompted(request, "")
     lowering.check_answered()
-    plan = lowering.plan(context.principal.auto_cache if held is None else None)
+    plan = lowering.plan(
+        context.principal.auto_cache if held is None else None, cache_salt=request.cache_salt
+    )
     if held is not None:
         points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
         plan = replace(plan, breakpoints=points)

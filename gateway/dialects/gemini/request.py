@@ -235,6 +235,7 @@ class GenerateRequest(Prompted):
     """`serviceTier` and `store` change nothing here. Of `labels` the `name` alone is kept."""
 
     generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
+    cache_salt: fields.Salt | None = None
     cached_content: str | None = None
     safety_settings: list[Any] = msgspec.field(default_factory=list)
     labels: Annotated[Any, fields.metadata] = None

@@ -41,6 +41,7 @@ from gateway.dialects.openai import request as wire
 from gateway.dialects.openai.older import with_tools
 from gateway.prompt.ask import Ask, name_of
 from gateway.prompt.media import Kind, Media
+from gateway.prompt.names import salt_of
 from gateway.prompt.plan import Plan, make_plan
 from gateway.prompt.slots import Slot
 
@@ -95,7 +96,11 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
     wire.CHAT.note(request, lowering.notepad)
     lowering.lay_out(request)
     is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
-    plan = lowering.plan(None if is_marked else context.principal.auto_cache, automatic)
+    plan = lowering.plan(
+        None if is_marked else context.principal.auto_cache,
+        automatic,
+        cache_salt=request.cache_salt,
+    )
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
@@ -125,7 +130,13 @@ def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) 
     scope = context.principal.scope
     adapter = context.model.weights
     plan = make_plan(
-        Prompt([], text=prompt), slots, None, scope, adapter=adapter, wish=context.header_mark
+        Prompt([], text=prompt),
+        slots,
+        None,
+        scope,
+        adapter=adapter,
+        wish=context.header_mark,
+        salt=salt_of(request.cache_salt, scope),
     )
     max_tokens = wire.COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, max_tokens, None)

@@ -352,6 +352,7 @@ class GenerationRequest(Strict):
 
     model: fields.Name
     cache_prompt: Any = None
+    cache_salt: fields.Salt | None = None
     frequency_penalty: fields.Penalty | None = None
     guided_choice: Choice | None = None
     guided_json: fields.Schema | None = None
@@ -422,7 +423,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 _STYLE = Style("messages: more than {} content parts and tool calls")
 _SILENT = frozenset({"guided_decoding_backend", "request_id", "safety_identifier", "user"})
-_NEVER = "allowed_token_ids cache_salt guided_grammar prompt_logprobs truncate_prompt_tokens"
+_NEVER = "allowed_token_ids guided_grammar prompt_logprobs truncate_prompt_tokens"
 _SHARED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),

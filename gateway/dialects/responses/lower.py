@@ -118,7 +118,8 @@ def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
     is_implicit = options is not None and options.mode == "implicit"
     policy = context.principal.auto_cache if options is None else None
     named = list(islice(lowering.loaded.values(), MAX_NAMED))
-    plan = lowering.plan(policy, NATIVE_TTL if is_implicit else None, named)
+    automatic = NATIVE_TTL if is_implicit else None
+    plan = lowering.plan(policy, automatic, named, cache_salt=request.cache_salt)
     if wire.LOGPROBS in request.include:
         notepad.wish("include", "this model tells no log probabilities", "logprobs")
     wire.FIELDS.note(request, notepad)

@@ -373,6 +373,7 @@ class ResponsesRequest(Strict):
 
     model: fields.Name
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_ITEMS), fields.blocks]
+    cache_salt: fields.Salt | None = None
     conversation: Id | Conversation | None = None
     generate: bool = True
     include: list[str] = msgspec.field(default_factory=list)

@@ -168,6 +168,13 @@ def test_a_model_that_calls_freely_is_told(tmp_path: Path) -> None:
         assert ignored["path"] == "tool_choice"
 
 
+def test_an_engine_that_keeps_no_salts_apart_is_asked_for_none(tmp_path: Path) -> None:
+    with stacked(tmp_path, ScriptedEngine(capabilities=("tools",))) as stack:
+        error = refused(stack, extra_body={"cache_salt": "one"})
+        assert "cache_salt: not supported by this model's engine" in error["message"]
+        assert not stack.engine.requests
+
+
 def test_choices_are_kept_apart(stack: Stack) -> None:
     stack.engine.script = frames(
         protocol.TextDelta("one", choice=0),
@@ -362,7 +369,7 @@ REFUSED = [
     ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
     ({"guided_regex": "a", "structured_outputs": {"json": {}}}, "guided_regex"),
     ({"guided_choice": ["a"], "max_tokens": 0}, "response_format"),
-    ({"cache_salt": "x"}, "cache_salt"),
+    ({"cache_salt": ""}, "cache_salt"),
     ({"temperature": 2.1}, "temperature"),
     ({"top_p": 1.1}, "top_p"),
     ({"n": 0}, "n"),
