@@ -111,7 +111,7 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
             return error
         case HTTPException(status_code=404):
             return NotFound(not_found_message(request.scope["path"]))
-        case HTTPException(status_code=405) if _asks_for_websocket(request.scope):
+        case HTTPException(status_code=405) if _asks_for_websocket(request):
             return UpgradeRefused()
         case HTTPException(status_code=405, headers=headers):
             return MethodNotAllowed(
@@ -131,9 +131,10 @@ def _failure_of(request: Request[Any, Any, Any], error: Exception) -> GatewayErr
             return GatewayError()
 
 
-def _asks_for_websocket(scope: Scope) -> bool:
+def _asks_for_websocket(request: Request[Any, Any, Any]) -> bool:
     """RFC 6455, 4.1: a GET with a key. `Upgrade` itself is gone: requests are served without."""
-    return scope["method"] == "GET" and header_of(scope, b"sec-websocket-key") is not None
+    key = header_of(request.scope, b"sec-websocket-key")
+    return request.method == "GET" and key is not None
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
