@@ -85,8 +85,8 @@ class Settings(BaseSettings):
     )
     store: str = Field(
         "",
-        description="Directory of the store on disk, where 1-hour and 5-minute leases outlive a "
-        "restart (native and synthetic engines); default: none",
+        description="Directory of the store on disk, where leases outlive a restart (native and "
+        "synthetic engines); default: none",
     )
     store_shared: bool = Field(
         False,

@@ -40,6 +40,7 @@ TOKENS = _themes(
         "Written, 5 minutes": ("#d97706", "#fbbf24"),
         "Written, 30 minutes": ("#b45309", "#fb923c"),
         "Written, 1 hour": ("#9a3412", "#f97316"),
+        "Written, 12 hours": ("#6b1d0c", "#ea580c"),
         "Reused automatically": ("#a8c3c8", "#4d6b73"),
         "Computed, not written": ("#64748b", "#8595a8"),
     }

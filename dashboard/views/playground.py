@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import cycle, islice
 from typing import Any, NamedTuple, cast
 
 import altair as alt
@@ -22,6 +23,7 @@ from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
 from dashboard.views.advice import MAX_CHARACTERS, PATH
+from engine.protocol import TTLS
 from gateway.structs.advice import AdviceReport, RequestAdvice
 from gateway.structs.fleet import About, ListedModel, MadeKey, Workspace
 from gateway.structs.usage import Turn
@@ -53,8 +55,10 @@ _NEXT_MODE = "playground_next_mode"
 _NAMES: dict[str | None, str] = {ttl: name for name, ttl in prompt.TTLS.items()}
 _PREVIEW = 240
 _LEDGER_SECONDS = 8.0
+# Of what is written, by TTL class from the shortest on.
+_WRITTEN_COLOURS = islice(cycle(("yellow", "orange", "red", "violet")), len(TTLS))
 _BADGES: dict[str, Any] = dict(
-    zip(prompt.CLASSES, ("green", "yellow", "orange", "red", "blue", "gray"), strict=True)
+    zip(prompt.CLASSES, ("green", *_WRITTEN_COLOURS, "blue", "gray"), strict=True)
 )
 
 

@@ -42,6 +42,7 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
 from engine.protocol import (
+    LONGEST_SECONDS,
     TTLS,
     ChainHeld,
     CountReply,
@@ -137,7 +138,7 @@ class EngineBackend:
         self._compilers = ThreadPoolExecutor(MAX_WORKERS, "compile", initializer=step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
-        longest = max(ttl.seconds for ttl in TTLS.values()) + ARRIVAL_GRACE_SECONDS
+        longest = LONGEST_SECONDS + ARRIVAL_GRACE_SECONDS
         self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
         self._adapters = AdapterShelf()
@@ -392,6 +393,7 @@ class EngineBackend:
             capabilities=capabilities,
             role=self._settings.role,
             keeps_records=True,
+            ttls=tuple(TTLS),
             guarantees=description.guarantees or own_guarantees(capabilities),
         )
 

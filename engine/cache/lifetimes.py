@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engine.protocol.reports import Distribution, Histogram, Lifetimes
 
-EDGES_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
+EDGES_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0)
 
 
 class ValueCounts:

@@ -112,7 +112,15 @@ from engine.protocol.requests import (
     ToolChoice,
 )
 from engine.protocol.sampling import NEUTRAL, SAMPLING_CAPABILITIES, Sampling
-from engine.protocol.ttls import TTLS, Ttl, TtlClass, outlives
+from engine.protocol.ttls import (
+    FIRST_TTLS,
+    LONGEST_SECONDS,
+    TTLS,
+    Ttl,
+    TtlClass,
+    held_as,
+    outlives,
+)
 from engine.protocol.usage import WRITE_FIELDS, CacheUsage, InputUsage, split_writes
 
 __all__ = [
@@ -120,9 +128,11 @@ __all__ = [
     "DEFAULT_RECOMPUTE",
     "DEFAULT_SCORER",
     "EPOCH_HEADER",
+    "FIRST_TTLS",
     "IMAGE_REFERENCE",
     "KEEP_FIELD",
     "LEAST_KEEP",
+    "LONGEST_SECONDS",
     "MAX_BREAKPOINTS",
     "MAX_CELLS",
     "MAX_CHOICES",
@@ -222,6 +232,7 @@ __all__ = [
     "Ttl",
     "TtlClass",
     "UnheldTool",
+    "held_as",
     "is_one_position",
     "needs_own_template",
     "outlives",

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from engine.protocol import (
+    FIRST_TTLS,
     PROTOCOL_VERSION,
     BestEffortReason,
     Capability,
@@ -167,6 +168,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     is_measuring: bool = False
     # Which model stands behind the name `model`.
     identity: ModelIdentity = ModelIdentity()
+    # The TTL classes that its breakpoints may have. A gateway may not know all of them.
+    ttls: tuple[str, ...] = FIRST_TTLS
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -1,8 +1,9 @@
 """The classes of lifetimes that a client may ask for."""
 
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
-Ttl = Literal["5m", "30m", "1h"]
+Ttl = Literal["5m", "30m", "1h", "12h"]
 
 
 class TtlClass(NamedTuple):
@@ -19,9 +20,28 @@ TTLS: dict[Ttl, TtlClass] = {
     "5m": TtlClass(300, 1.25, "5 minutes"),
     "30m": TtlClass(1800, 1.25, "30 minutes"),
     "1h": TtlClass(3600, 2.0, "1 hour"),
+    "12h": TtlClass(43_200, 2.0, "12 hours"),
 }
-"""The classes of lifetimes, the shortest first."""
+"""The classes of lifetimes, the shortest first.
+
+The multiples of 5m and 1h are Anthropic's, that of 30m is OpenAI's. OpenAI's table of prices does
+not name one for 12h; LiteLLM's has 2 for it (§6 of the public prompt-caching contract). It is also
+the least that is right beside 1h: a longer lease never costs less than a shorter one.
+"""
+
+LONGEST_SECONDS = max(ttl.seconds for ttl in TTLS.values())
+"""No class's entry lives longer than this after its last use."""
+
+FIRST_TTLS: tuple[Ttl, ...] = ("5m", "30m", "1h")
+"""The classes of an engine whose description names none: it is of before the field."""
 
 
 def outlives(ttl: Ttl, shorter: Ttl) -> bool:
     return TTLS[ttl].seconds > TTLS[shorter].seconds
+
+
+def held_as(ttl: Ttl, known: Collection[str]) -> Ttl:
+    """The class as which an engine that has these classes holds a breakpoint: the longest of them
+    that is no longer than what was asked for. Without any it is the shortest of all."""
+    shorter = [name for name in TTLS if name in known and not outlives(name, ttl)]
+    return shorter[-1] if shorter else next(iter(TTLS))

@@ -19,6 +19,7 @@ class CacheUsage(msgspec.Struct, kw_only=True):
     cache_write_5m_tokens: int = 0
     cache_write_30m_tokens: int = 0
     cache_write_1h_tokens: int = 0
+    cache_write_12h_tokens: int = 0
 
     @property
     def writes(self) -> dict[Ttl, int]:

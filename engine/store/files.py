@@ -39,14 +39,15 @@ from xxhash import xxh3_128
 
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.store_tier import BlockKey, Payload
+from engine.protocol import LONGEST_SECONDS
 from engine.protocol.reports import StoreRefusal
 
 SECRET_BYTES = 32
 FINGERPRINT_BYTES = 16
 MAX_JOURNAL_BYTES = 2**30
 MAX_MEMBERS = 64
-STALE_SECONDS = 4 * 3600.0
-"""A member that no engine uses is removed after this time. No lease lasts longer."""
+STALE_SECONDS = LONGEST_SECONDS + 4 * 3600.0
+"""A member that no engine uses is removed after this time. No TTL class lasts longer."""
 FORMAT = 4
 """The version of a directory and its files. An engine leaves a directory of another one alone."""
 

@@ -21,10 +21,10 @@ from engine.cache.digests import TOKEN_BYTES, ChainHasher, ChainKind
 from engine.cache.ids import Digest
 from engine.cache.recurrent import split_states
 from engine.cache.store_tier import BlockKey
-from engine.protocol import HeldName, Ttl
+from engine.protocol import LONGEST_SECONDS, HeldName, Ttl
 from engine.store.files import Missed, StoreKeys
 
-MAX_SECONDS = 4 * 3600.0
+MAX_SECONDS = LONGEST_SECONDS + 4 * 3600.0
 """The longest that any entry's time may have left, whatever the journal says."""
 _SEAL_DIGITS = 32
 

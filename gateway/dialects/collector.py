@@ -4,7 +4,7 @@ A writer makes events of frames as they come. Where the answer goes out whole, i
 in and makes the answer of their blocks at the end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from pydantic_core import from_json
 
 from engine import protocol
-from engine.protocol import Tier, Ttl
+from engine.protocol import TTLS, Tier, Ttl
 from gateway.base.errors import EngineFailed
 from gateway.base.grants import AutoCache
 from gateway.prompt.fingerprint import Diagnosis
@@ -37,6 +37,8 @@ class Findings:
     missed: dict[int, str | None] = field(default_factory=dict)
     # The fields of the request that were not done.
     ignored: list[Ignored] = field(default_factory=list)
+    # The engine's TTL classes.
+    ttls: Collection[str] = tuple(TTLS)
     # The policy that marked a request without markers.
     auto_cache: AutoCache | None = None
     # The comparison with an earlier turn; None where the client asked for none.

@@ -23,7 +23,6 @@ import msgspec
 from engine.protocol import (
     ALLOWED_TOOLS,
     MAX_BREAKPOINTS,
-    TTLS,
     Document,
     Message,
     Part,
@@ -34,11 +33,12 @@ from engine.protocol import (
     Tool,
     ToolChoice,
     Ttl,
+    outlives,
 )
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
-from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl
+from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl, CacheTtl
 from gateway.dialects.bodies import crossing_fault
 from gateway.dialects.unknown import UNKNOWN
 from gateway.prompt.approximate import HEADER
@@ -49,19 +49,20 @@ from gateway.prompt.media import Media, Unreadable, stand_in
 from gateway.prompt.names import salt_of
 from gateway.prompt.plan import (
     Plan,
+    find_target,
     make_plan,
     mark_latest,
 )
 from gateway.prompt.slots import Slot
 from gateway.prompt.wish import ApproximateMark
 
-NATIVE_TTL: Ttl = "30m"
+NATIVE_TTL: CacheTtl = "30m"
+"""That of a request that names none, for OpenAI's own breakpoints."""
 NATIVE_LOOKBACK = 80
 """The latest breakpoints of a conversation that one of OpenAI's may read. Four are written."""
 HELD_BY_TTL = "a prefix is held for the TTL of its breakpoint, from its last use on"
 IN_MEMORY = "in_memory", "in-memory"
 """Values of `prompt_cache_retention` that ask for no more than a breakpoint's TTL."""
-HELD_SHORTER = f"a breakpoint is held for {TTLS[NATIVE_TTL].words} after its last use"
 HOSTED = "only its vendor's servers run this tool: the model is told nothing of it"
 MAX_NAMED = 512
 """The most tools that a conversation adds to those at the prompt's beginning."""
@@ -112,7 +113,10 @@ class Lowering:
         self.tools: list[Tool] = []
         self.system: list[TextPart] = []
         self.messages: list[Message] = []
-        self._native: list[int] = []
+        # The least TTL of each of OpenAI's own breakpoints.
+        self.native_ttl: CacheTtl = NATIVE_TTL
+        # Their slots and TTLs.
+        self._native: list[tuple[int, Ttl]] = []
         self._strict: list[tuple[str, str]] = []
         self._num_removed = 0
 
@@ -121,17 +125,26 @@ class Lowering:
         policy: AutoCache | None = None,
         automatic: Ttl | None = None,
         named: Sequence[Tool] = (),
+        *,
         cache_salt: str | None = None,
+        adds_native: bool = False,
     ) -> Plan:
         """Raise InvalidRequest where the markers break a rule. `named` are tools that the
         conversation names. Nothing is read that was written with another `cache_salt`, or with
-        none. Of OpenAI's own markers the latest count: as many as the others and an
-        `automatic` one or the `policy`'s leave. Raise ImagesNamed for images to be fetched."""
+        none. `adds_native`: a marker of OpenAI's own stands at the prompt's end. Of such markers
+        the latest count: as many as the others and an `automatic` one or the `policy`'s leave.
+        Raise ImagesNamed for images to be fetched."""
         if self.images.named:
             raise ImagesNamed(self.images.named)
-        is_implicit = automatic or (policy is not None and policy.mode == "conversation")
-        room = MAX_BREAKPOINTS - bool(is_implicit)
-        slots = mark_latest(self.slots, self._native, NATIVE_TTL, room=room)
+        by_policy = policy is not None and policy.mode == "conversation"
+        is_implicit = automatic is not None or adds_native or by_policy
+        room = MAX_BREAKPOINTS - is_implicit
+        slots = mark_latest(self.slots, self._native, room=room)
+        if adds_native:
+            # One that the client set there is enough.
+            target = find_target(slots)
+            is_set = target is not None and target in {index for index, _ in self._native}
+            automatic = slots[target].marker if is_set and target is not None else self.native_ttl
         prompt = Prompt(
             self.messages,
             self.tools,
@@ -159,7 +172,7 @@ class Lowering:
             return plan
         marked = {point.segment for point in plan.breakpoints}
         ends = list(accumulate(not slot.is_absent for slot in self.slots))
-        marked |= {ends[index] - 1 for index in self._native if ends[index]}
+        marked |= {ends[index] - 1 for index, _ in self._native if ends[index]}
         oldest = sorted(marked)[-self.lookback] if len(marked) >= self.lookback else 0
         return msgspec.structs.replace(plan, lookback_to=oldest)
 
@@ -256,7 +269,7 @@ class Lowering:
         if len(set(ttls)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: {self.disagreement}")
         if native is not None and not ttls:
-            self.mark_native(path, native)
+            self.mark_native(native)
         wish = kept[0].wish(ttls[0]) if kept else None
         if isinstance(wish, Document):
             ttls = []  # it marks the block, not the prompt up to its end
@@ -278,11 +291,12 @@ class Lowering:
         if self.asked.model.weights is not None:
             raise InvalidRequest(f"{path}: not with an adapter")
 
-    def mark_native(self, path: str, marker: CacheBreakpoint) -> None:
-        """Mark the next slot."""
-        if marker.ttl == "12h":
-            self.notepad.ignore(f"{path}.prompt_cache_breakpoint.ttl", HELD_SHORTER)
-        self._native.append(len(self.slots))
+    def mark_native(self, marker: CacheBreakpoint) -> None:
+        """Mark the next slot. A request's TTL is the least of each of its breakpoints."""
+        ttl = marker.ttl or self.native_ttl
+        if outlives(self.native_ttl, ttl):
+            ttl = self.native_ttl
+        self._native.append((len(self.slots), ttl))
 
     def stand_in(self, path: str, media: Media) -> str:
         """The reference of an image that the model sees, else a placeholder.

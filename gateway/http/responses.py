@@ -164,7 +164,9 @@ def _response_writer(
         prompt_cache_options=UNSET
         if options is None
         else responses.AppliedCacheOptions(
-            mode=options.mode, comparison_response_id=options.comparison_response_id or UNSET
+            mode=options.mode,
+            ttl=options.ttl,
+            comparison_response_id=options.comparison_response_id or UNSET,
         ),
         conversation=Conversation(request.conversation_id) if request.conversation_id else UNSET,
         **responses.echo_of(lowered.decoded.fields),  # type: ignore[arg-type]

@@ -2,7 +2,8 @@
 lose, so it is neither read in part, nor kept aside as damaged, nor passed over.
 
 `PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
-3 has tries of batches' rows, with their results; 4 has the contents of turns.
+3 has tries of batches' rows, with their results; 4 has the contents of turns;
+5 has writes for 12 hours, which an earlier version would leave out of a turn.
 """
 
 import sqlite3
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from gateway.base.errors import JournalUnavailable
 
-FORMAT = 4
+FORMAT = 5
 """A format that another version can't read whole raises this number."""
 
 FILE = "journal.db"

@@ -5,14 +5,16 @@ of the journal's records: it finds each change of up to 32 bits in a row, and ot
 2^32. It is not keyed: who may write the database may write it too. What is not billed (times,
 names, the user agent, fingerprints) has none. Sums have none either: `rollups rebuild` makes them
 again from the turns.
+
+The bits above the CRC's 32 are the version of the checksum, from 0: which columns it is of. A row
+keeps the version that it was inserted with.
 """
 
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
-BILLED = (
+_BEFORE_WRITES = (
     "id",
     "instance",
     "workspace_id",
@@ -23,9 +25,8 @@ BILLED = (
     "status",
     "input_tokens",
     "cache_read_tokens",
-    "cache_write_5m_tokens",
-    "cache_write_30m_tokens",
-    "cache_write_1h_tokens",
+)
+_BEHIND_WRITES = (
     "automatic_tokens",
     "computed_tokens",
     "output_tokens",
@@ -34,11 +35,37 @@ BILLED = (
     "cost_nano",
     "cost_without_cache_nano",
 )
-"""The columns that the checksum is of. A column that is added to them needs another checksum."""
-_billed_of = itemgetter(*BILLED)
+_FIRST_WRITES = ("cache_write_5m_tokens", "cache_write_30m_tokens", "cache_write_1h_tokens")
+# The writes of each version, never changed: with a new TTL class comes a new version.
+_WRITES = (
+    _FIRST_WRITES,
+    (*_FIRST_WRITES, "cache_write_12h_tokens"),
+)
+_VERSIONS = tuple((*_BEFORE_WRITES, *writes, *_BEHIND_WRITES) for writes in _WRITES)
+_NEWEST = len(_VERSIONS) - 1
+_CRC_BITS = 32
+
+BILLED = _VERSIONS[_NEWEST]
+"""The columns that a turn's checksum is of."""
 
 
-def checksum_of(row: Mapping[str, Any]) -> int:
+def checksum_of(row: Mapping[str, Any], version: int = _NEWEST) -> int:
     """Of a turn's columns by name."""
-    cells = ["" if cell is None else str(cell) for cell in _billed_of(row)]
-    return crc32("\0".join(cells).encode())
+    values = (row[name] for name in _VERSIONS[version])
+    cells = ["" if value is None else str(value) for value in values]
+    return version << _CRC_BITS | crc32("\0".join(cells).encode())
+
+
+def is_damaged(row: Mapping[str, Any]) -> bool:
+    """Whether a row is not what was inserted. One of before checksums has none, and tells nothing.
+
+    A row of an earlier version had no tokens in the columns that came later.
+    """
+    checksum = row["checksum"]
+    if checksum is None:
+        return False
+    version = checksum >> _CRC_BITS
+    if not 0 <= version <= _NEWEST:
+        return True
+    later = (name for name in BILLED if name not in _VERSIONS[version])
+    return checksum != checksum_of(row, version) or any(row[name] != 0 for name in later)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, RowMapping, select, tuple_
 
-from gateway.ledger.checksums import BILLED, checksum_of
+from gateway.ledger.checksums import BILLED, is_damaged
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import HorizonRow, TurnRow
 
@@ -52,4 +52,4 @@ async def stored_turns(
 
 def _num_damaged(page: Sequence[RowMapping]) -> int:
     rows = [{name: row[name] for name in (*BILLED, "checksum")} for row in page]
-    return sum(row["checksum"] not in (None, checksum_of(row)) for row in rows)
+    return sum(map(is_damaged, rows))

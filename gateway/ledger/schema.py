@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0010"
+REVISION = "0011"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -112,6 +112,7 @@ class CacheColumns:
     cache_write_5m_tokens: Mapped[int]
     cache_write_30m_tokens: Mapped[int] = mapped_column(server_default="0")
     cache_write_1h_tokens: Mapped[int]
+    cache_write_12h_tokens: Mapped[int] = mapped_column(server_default="0")
 
 
 IS_ERROR = "outcome LIKE '%error'"

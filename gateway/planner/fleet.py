@@ -10,7 +10,7 @@ from itertools import count
 
 import msgspec
 
-from engine.protocol import Event, Started
+from engine.protocol import LONGEST_SECONDS, Event, Started
 from gateway.planner.engine import Capacities, Costs, SimulatedEngine
 from gateway.planner.requests import PlannedRequest
 from gateway.routing.held import Ends, Holdings, PrefixIndex
@@ -161,7 +161,7 @@ class Simulation:
         outcome = self._outcome
         outcome.seconds = self._now
         for engine in self._engines:
-            engine.close(self._now + 2 * 3600)
+            engine.close(self._now + 2 * LONGEST_SECONDS)
             outcome.leases += engine.leases_ended
             outcome.refused += engine.num_refused
             outcome.preempted += engine.scheduler.num_preempted

@@ -91,7 +91,9 @@ _FILE = {
     "source": _that(lambda value: isinstance(value, str), "must be a text"),
     "as_of": _DAY,
 }
-_MAY_LACK = {"write_30m", "aliases", "band", "source", "as_of"}
+_MUST_NAME = {"write_5m", "write_1h"}
+"""Writes that every sheet prices. Another class costs its multiple of the input by default."""
+_MAY_LACK = {"aliases", "band", "source", "as_of", *WRITES} - _MUST_NAME
 
 
 def load_prices(path: Path = SHIPPED) -> PriceSheets:

@@ -6,11 +6,19 @@ from typing import Any, Literal, NewType
 
 import msgspec
 
-from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
+from engine.protocol import (
+    TTLS,
+    Capability,
+    CountRequest,
+    GenerateRequest,
+    Sampling,
+    ToolChoice,
+    held_as,
+)
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters
-from gateway.prompt.ignored import Notepad
+from gateway.prompt.ignored import Ignored, Notepad
 from gateway.prompt.plan import Plan
 from gateway.structs.fleet import KeyScope
 
@@ -180,9 +188,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def generate_request(
-        self, request_id: str, now: float, capabilities: Collection[Capability]
+        self,
+        request_id: str,
+        now: float,
+        capabilities: Collection[Capability],
+        ttls: Collection[str] = tuple(TTLS),
     ) -> GenerateRequest:
-        """The request for an engine with these capabilities, at `now` on the monotonic clock."""
+        """The request for an engine with these capabilities and TTL classes, at `now` on the
+        monotonic clock."""
         sampling = self.sampling
         can_wait = "service_class" in capabilities
         if sampling.logprobs is not None and "logprobs" not in capabilities:
@@ -199,7 +212,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             scope=self.principal.scope,
             prompt=self.plan.prompt,
             sampling=sampling,
-            breakpoints=self.plan.breakpoints,
+            breakpoints=[
+                msgspec.structs.replace(point, ttl=held_as(point.ttl, ttls))
+                for point in self.plan.breakpoints
+            ],
             documents=[] if approximate is None else approximate.documents,
             names=self.plan.names,
             # A manual clock stands still while this one goes on: no time has passed on it.
@@ -215,6 +231,17 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             salt=self.plan.salt,
             lookback_to=self.plan.lookback_to if "lookback_to" in capabilities else None,
         )
+
+    def shortened(self, ttls: Collection[str]) -> list[Ignored]:
+        """The markers that an engine with these TTL classes holds for a shorter time."""
+        paths = self.plan.paths
+        shortened: list[Ignored] = []
+        for point in self.plan.breakpoints:
+            ttl = held_as(point.ttl, ttls)
+            if ttl != point.ttl:
+                reason = f"this engine holds nothing for longer than {TTLS[ttl].words}"
+                shortened.append(Ignored(paths[point.segment], reason))
+        return shortened
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
         return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))

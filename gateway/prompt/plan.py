@@ -43,8 +43,8 @@ from gateway.prompt.wish import ApproximateMark
 from gateway.structs.usage import Section
 
 _ORDER = (
-    "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"
-    " blocks are processed in the following order: `tools`, `system`, `messages`."
+    "a ttl='{longer}' cache_control block must not come after a ttl='{shorter}' cache_control"
+    " block. Note that blocks are processed in the following order: `tools`, `system`, `messages`."
 )
 _SALT_DIGITS = 16
 """Of a salt, in a fingerprint: enough that no two are taken for one."""
@@ -276,7 +276,8 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     marked = [(index, slot, slot.marker) for index, slot in enumerate(slots) if slot.marker]
     for (_, _, before), (_, slot, ttl) in pairwise(marked):
         if outlives(ttl, before):
-            raise MarkersBroken(f"{slot.path}.cache_control.ttl: {_ORDER}")
+            order = _ORDER.format(longer=ttl, shorter=before)
+            raise MarkersBroken(f"{slot.path}.cache_control.ttl: {order}")
     breakpoints = [Breakpoint(index, ttl) for index, _, ttl in marked]
     breakpoints = with_wishes(breakpoints, slots)
     if automatic is None:
@@ -294,20 +295,29 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
             )
         return breakpoints
     # A marker cannot sit after the last slot that can carry one, so the target is the last.
-    if any(outlives(automatic, ttl) for _, _, ttl in marked):
-        raise MarkersBroken(f"cache_control: {_ORDER}")
+    for _, _, ttl in marked:
+        if outlives(automatic, ttl):
+            order = _ORDER.format(longer=automatic, shorter=ttl)
+            raise MarkersBroken(f"cache_control: {order}")
     return [*breakpoints, Breakpoint(target, automatic)]
 
 
-def mark_latest(slots: Sequence[Slot], wanted: Sequence[int], ttl: Ttl, *, room: int) -> list[Slot]:
-    """The slots with markers on the last of `wanted`.
+def mark_latest(
+    slots: Sequence[Slot], wanted: Sequence[tuple[int, Ttl]], *, room: int
+) -> list[Slot]:
+    """The slots with markers on the last of `wanted`, which are indices and TTLs in prompt order.
 
-    The markers that are there already count: in all there are at most `room` of them.
+    The markers that are there already count: in all there are at most `room` of them. What one of
+    them holds is a part of what those behind it hold, so it has the longest of their TTLs: it costs
+    nothing more, and no longer TTL comes after a shorter one.
     """
     room -= sum(slot.num_markers for slot in slots)
     marked = list(slots)
-    for index in wanted[max(len(wanted) - max(room, 0), 0) :]:
-        marked[index] = replace(marked[index], marker=ttl, num_markers=1)
+    longest: Ttl | None = None
+    for index, ttl in reversed(wanted[max(len(wanted) - max(room, 0), 0) :]):
+        if longest is None or outlives(ttl, longest):
+            longest = ttl
+        marked[index] = replace(marked[index], marker=longest, num_markers=1)
     return marked
 
 

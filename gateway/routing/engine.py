@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from engine.protocol import (
     EPOCH_HEADER,
+    FIRST_TTLS,
     SCOPE_HEADER,
     AckRequest,
     CancelReply,
@@ -140,6 +141,10 @@ class Engine:
     @property
     def capabilities(self) -> list[Capability]:
         return self.description.capabilities if self.description else []
+
+    @property
+    def ttls(self) -> tuple[str, ...]:
+        return self.description.ttls if self.description else FIRST_TTLS
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return when the engine's status line has come. Raise when the engine refuses, and

@@ -111,7 +111,7 @@ class Dispatcher:
             engine = turn.engine
             record = turn.record
             request = turn.ask.generate_request(
-                record.request_id, self.clock.monotonic(), engine.capabilities
+                record.request_id, self.clock.monotonic(), engine.capabilities, engine.ttls
             )
             if turn.leg is not None:  # the same prompt, and no answer
                 sampling = replace(request.sampling, max_tokens=0, num_choices=1)

@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from engine.protocol import Done, Frame, Started
+from engine.protocol import Done, Frame, Started, held_as
 from gateway.admission.permit import Admission, Permit
 from gateway.base.background import Background
 from gateway.base.clock import Clock
@@ -220,6 +220,11 @@ class TurnService:
         self.metrics.count_first_token(cache, record.model, seconds)
         findings.engine = engine.name
         findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
+        findings.ignored += ask.shortened(engine.ttls)
+        findings.ttls = engine.ttls
+        marked = ask.plan.deepest_marked()
+        if marked is not None:
+            record.prefix_ttl = held_as(marked[1], engine.ttls)
         described = engine.description
         most = ask.sampling.max_tokens or 0
         # With probabilities the bound of a gathered answer may stand here.

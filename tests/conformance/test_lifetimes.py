@@ -6,7 +6,7 @@ import pytest
 from engine.protocol import Started, Ttl
 from tests.conformance.engines import TICK, Engine, prompt
 
-TTLS: list[tuple[Ttl, int]] = [("5m", 300), ("30m", 1800), ("1h", 3600)]
+TTLS: list[tuple[Ttl, int]] = [("5m", 300), ("30m", 1800), ("1h", 3600), ("12h", 43_200)]
 
 
 def read(engine: Engine, text: str, scope: str, ttl: Ttl = "5m") -> Started:

@@ -81,6 +81,7 @@ class ScriptedEngine:
     context: int = 100_000
     identity: reports.ModelIdentity = field(default_factory=reports.ModelIdentity)
     adapters: list[reports.AdapterInfo] = field(default_factory=list)
+    ttls: tuple[str, ...] = tuple(protocol.TTLS)
 
     def restart(self, **changes: Any) -> None:
         """Be another process from now on, with these changes."""
@@ -138,6 +139,7 @@ class ScriptedEngine:
                 keeps_records=True,
                 adapters=self.adapters,
                 identity=self.identity,
+                ttls=self.ttls,
             ),
         )
 

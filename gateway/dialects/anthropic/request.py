@@ -72,8 +72,8 @@ CacheTtl = Literal["30m", "12h"]
 
 
 class CacheBreakpoint(Strict):
-    """OpenAI's own marker. Without a `ttl` the request's counts; `12h` is held for 30 minutes
-    after each use, and the answer says so."""
+    """OpenAI's own marker. The request's `ttl` is the least of each marker's, and that of a marker
+    which names none."""
 
     mode: Literal["explicit"]
     ttl: CacheTtl | None = None

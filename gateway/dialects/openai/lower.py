@@ -28,7 +28,6 @@ from gateway.dialects.custom_tools import GRAMMAR_REASON, INPUT, function_of
 from gateway.dialects.lowering import (
     HOSTED,
     NATIVE_LOOKBACK,
-    NATIVE_TTL,
     Lowering,
     RequestContext,
     arguments_of,
@@ -90,17 +89,13 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
     options = request.prompt_cache_options
     if request.cache_control:
         automatic = automatic_ttl(request.cache_control)
-    elif options and options.mode == "implicit":
-        automatic = NATIVE_TTL
     lowering = _ChatLowering(context)
     wire.CHAT.note(request, lowering.notepad)
     lowering.lay_out(request)
     is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
-    plan = lowering.plan(
-        None if is_marked else context.principal.auto_cache,
-        automatic,
-        cache_salt=request.cache_salt,
-    )
+    policy = None if is_marked else context.principal.auto_cache
+    is_implicit = options is not None and options.mode == "implicit" and automatic is None
+    plan = lowering.plan(policy, automatic, cache_salt=request.cache_salt, adds_native=is_implicit)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)

@@ -45,8 +45,10 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class WriteDetails(msgspec.Struct, frozen=True):
+    """By the longest of this API's TTLs that each write is held for at least."""
+
     ttl_30m_tokens: int
-    ttl_12h_tokens: int = 0
+    ttl_12h_tokens: int
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -74,6 +76,9 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
     memory, from entries or without one (`automatic_tokens`); `cache_write_tokens` were written to
     entries and did not."""
     written = max(0, usage.written_tokens - usage.automatic_tokens)
+    # What is held for longest comes first in the prompt, and so does what came out of memory.
+    for_12h = max(0, usage.cache_write_12h_tokens - usage.automatic_tokens)
+    details = WriteDetails(ttl_30m_tokens=written - for_12h, ttl_12h_tokens=for_12h)
     return Usage(
         usage.prompt_tokens,
         output_tokens,
@@ -81,9 +86,7 @@ def usage_of(usage: protocol.InputUsage, output_tokens: int, thinking_tokens: in
         PromptDetails(
             cached_tokens=usage.cache_read_tokens + usage.automatic_tokens,
             cache_write_tokens=written,
-            cache_write_tokens_details=(
-                UNSET if usage.cache_write_5m_tokens else WriteDetails(written)
-            ),
+            cache_write_tokens_details=UNSET if usage.cache_write_5m_tokens else details,
         ),
         CompletionDetails(thinking_tokens),
     )

@@ -28,7 +28,6 @@ from gateway.dialects.custom_tools import GRAMMAR_REASON, INPUT, function_of
 from gateway.dialects.lowering import (
     MAX_NAMED,
     NATIVE_LOOKBACK,
-    NATIVE_TTL,
     Lowering,
     RequestContext,
     arguments_of,
@@ -105,6 +104,11 @@ def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
     if request.is_prewarm:  # nothing is generated
         choice = ToolChoice()
         schema = None
+    options = request.prompt_cache_options
+    if options is None and request.is_prewarm:
+        options = wire.CacheOptions(prewarm=True)
+    if options is not None:
+        lowering.native_ttl = options.ttl
     lowering.lay_out(decoded)
     if not lowering.messages:
         raise InvalidRequest("input: must have at least one message")
@@ -112,14 +116,12 @@ def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
         raise InvalidRequest(
             "input: must not end with an item of the assistant, which is not continued"
         )
-    options = request.prompt_cache_options
-    if options is None and request.is_prewarm:
-        options = wire.CacheOptions(prewarm=True)
     is_implicit = options is not None and options.mode == "implicit"
     policy = context.principal.auto_cache if options is None else None
     named = list(islice(lowering.loaded.values(), MAX_NAMED))
-    automatic = NATIVE_TTL if is_implicit else None
-    plan = lowering.plan(policy, automatic, named, cache_salt=request.cache_salt)
+    plan = lowering.plan(
+        policy, None, named, cache_salt=request.cache_salt, adds_native=is_implicit
+    )
     if wire.LOGPROBS in request.include:
         notepad.wish("include", "this model tells no log probabilities", "logprobs")
     wire.FIELDS.note(request, notepad)
@@ -474,7 +476,7 @@ class _ResponsesLowering(Lowering):
             if marker is not None and number < len(output) - 1:
                 raise InvalidRequest(f"{where}: only the last part of an output may be marked")
             if marker is not None:
-                self.mark_native(where, marker)
+                self.mark_native(marker)
         return "\n".join(texts)
 
     def _shown(self, path: str, part: wire.InputImage | wire.InputFile) -> str:

@@ -18,7 +18,7 @@ from gateway.dialects import fields
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheTtl, Strict
 from gateway.dialects.bodies import bound_output, check_values, fields_of, read
 from gateway.dialects.fields import Checking, Fields, Style, rules_of
-from gateway.dialects.lowering import HELD_BY_TTL, HELD_SHORTER, IN_MEMORY
+from gateway.dialects.lowering import HELD_BY_TTL, IN_MEMORY
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.dialects.responses.client_tools import TOOL_SEARCH
 from gateway.dialects.responses.typed import id_of, typed_item, typed_list, typed_tool
@@ -531,7 +531,6 @@ FIELDS = Fields(
         "truncation": ("this server leaves nothing out of a prompt", "disabled"),
         "text.verbosity": ("this model knows no verbosity", "medium"),
         "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
-        "prompt_cache_options.ttl": (HELD_SHORTER, "30m"),
         "reasoning.context": ("the model's template decides what it sees", "auto"),
         "reasoning.mode": ("there is one mode", "standard"),
     },

@@ -5,7 +5,7 @@ last event has the whole response, which is the answer of a request without a st
 a `sequence_number`, counted from 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, NamedTuple, get_args
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from engine import protocol
 from gateway.base.errors import EngineFailed, GatewayError, InvalidRequest
+from gateway.dialects.anthropic.request import CacheTtl
 from gateway.dialects.collector import Event, Holdfast, Writer
 from gateway.dialects.custom_tools import text_of
 from gateway.dialects.errors import openai_detail
@@ -159,11 +160,13 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class AppliedCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """No breakpoint is held for 12 hours, so the TTL is always the shorter one."""
-
     mode: Literal["implicit", "explicit"]
-    ttl: Literal["30m"] = "30m"
+    ttl: CacheTtl
     comparison_response_id: str | UnsetType = UNSET
+
+    def by(self, known: Collection[str]) -> "AppliedCacheOptions":
+        """What an engine with these TTL classes makes of them."""
+        return self if self.ttl in known else replace(self, ttl="30m")
 
 
 class InputTokens(msgspec.Struct, frozen=True):
@@ -379,8 +382,12 @@ class ResponseWriter(Writer[Event, Response]):
             case protocol.Started():
                 has_read = self.usage.cache_read_tokens > 0
                 diagnostics = diagnostics_of(self.findings.diagnosis, has_read=has_read)
+                options = self.response.prompt_cache_options
+                if isinstance(options, AppliedCacheOptions):
+                    options = options.by(self.findings.ttls)
                 self.response = replace(
                     self.response,
+                    prompt_cache_options=options,
                     prompt_cache_diagnostics=diagnostics or UNSET,
                     holdfast=self.extension,
                 )

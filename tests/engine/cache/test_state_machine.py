@@ -22,10 +22,10 @@ from tests.engine.cache.world import World
 
 SEGMENTS = ((1,), (2, 3), (1, 2, 3), (4, 5, 6, 7), (2, 1, 3), (1, 2, 3, 4, 5, 6), (7, 6, 5, 4))
 SCOPES = st.sampled_from(["red", "red", "blue", "blue", "green"])
-TTLS = st.sampled_from(["5m", "1h"])
+TTLS = st.sampled_from(["5m", "30m", "1h", "12h"])
 PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
 MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
-WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0])
+WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0, 43_199.0, 43_200.0])
 AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
 ADAPTERS = st.builds(ChainKind, st.sampled_from(["1" * 64, "2" * 64]), st.integers(0, 24))
 ADAPTER = st.none() | st.builds(ChainKind, st.just("1" * 64), st.just(0)) | ADAPTERS

@@ -46,6 +46,19 @@ def test_the_time_between_two_epochs_counts(
     assert seconds_left(third) == pytest.approx(3600.0), "a read begins its time again"
 
 
+def test_the_longest_class_outlives_a_restart_and_is_held_for_its_time(
+    tmp_path: Path, wall: MovedWall
+) -> None:
+    first = StoredEngine(tmp_path / "long", clock=ManualClock(), wall=wall)
+    first.say(PREFIX, ttl="12h")
+    first.settle()
+    wall.go_on(43_100.0)
+    again = first.restart(is_killed=True)
+    assert seconds_left(again) == pytest.approx(100.0) and only_entry(again).is_leased
+    assert read_of(again.say(PREFIX)) == 22
+    assert seconds_left(again) == pytest.approx(43_200.0)
+
+
 def test_an_entry_whose_time_ended_is_not_there_after_a_restart(
     engine: StoredEngine, wall: MovedWall
 ) -> None:

@@ -12,6 +12,7 @@ from msgspec import structs
 from pydantic import BaseModel
 
 from engine.protocol import (
+    FIRST_TTLS,
     ErrorReply,
     Failed,
     Finished,
@@ -33,6 +34,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.conftest import Stack, stacked
 from tests.gateway.openai_bodies import LONG_TEXT, MODEL, chat, frames
 from tests.gateway.responses_bodies import EVERYTHING, LOOK, PATCH, asked, refused, streamed, user
+from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import ADMIN_KEY, eventually
 
 CALL = (
@@ -681,18 +683,63 @@ def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
     assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "30m")]
     asked(stack, input=[*talk, user("x")])
     assert sent(stack) == [(3, "30m"), (4, "30m"), (5, "30m"), (6, "5m")]
-    held = [{"role": "user", "content": [marked("a", ttl="12h")]}]
-    long = asked(stack, input=held, prompt_cache_options={"ttl": "12h"})
-    assert [told["path"] for told in long["holdfast"]["ignored"]] == [
-        "input[0].content[0].prompt_cache_breakpoint.ttl",
-        "prompt_cache_options.ttl",
-    ]
     short = asked(stack, input=TALK, prompt_cache_retention="in_memory")
     assert "ignored" not in short["holdfast"]
     day = asked(stack, input=TALK, prompt_cache_retention="24h")
     assert [told["path"] for told in day["holdfast"]["ignored"]] == ["prompt_cache_retention"]
     error = refused(stack, input=[{"role": "user", "content": [marked("")]}])
     assert error["param"] == "input[0].content[0]"
+
+
+def written_for(answer: dict[str, Any]) -> tuple[int, int]:
+    """The tokens that were written for 30 minutes, and for 12 hours."""
+    details = answer["usage"]["input_tokens_details"]
+    shares = details["cache_write_tokens_details"]
+    assert sum(shares.values()) == details["cache_write_tokens"]
+    return shares["ttl_30m_tokens"], shares["ttl_12h_tokens"]
+
+
+def test_twelve_hours_are_held_and_billed_as_such(stack: Stack) -> None:
+    answer = asked(stack, input=TALK, prompt_cache_options={"ttl": "12h"})
+    assert sent(stack) == [(2, "12h")]
+    assert answer["prompt_cache_options"] == {"mode": "implicit", "ttl": "12h"}
+    assert "ignored" not in answer["holdfast"]
+    short, long = written_for(answer)
+    assert short == 0 < long
+    row = Admin(stack.url).recorded(f"msg_{answer['id'].removeprefix('resp_')}")
+    assert row["cache_write_12h_tokens"] == long and row["prefix_ttl"] == "12h"
+    assert row["cache_write_5m_tokens"] == row["cache_write_30m_tokens"] == 0
+
+
+def test_a_requests_ttl_is_the_least_of_each_breakpoint(stack: Stack) -> None:
+    parts = [marked(f"{LONG_TEXT} 1", ttl="30m"), marked(f"{LONG_TEXT} 2", ttl="12h")]
+    parts += [marked(f"{LONG_TEXT} 3")]
+    talk = [{"role": "user", "content": parts}]
+    # What stands in front of a longer one is held as long as that, and costs no more.
+    answer = asked(stack, input=talk, prompt_cache_options=MARK)
+    assert sent(stack) == [(0, "12h"), (1, "12h"), (2, "30m")]
+    short, long = written_for(answer)
+    assert 0 < short < long
+    asked(stack, input=talk, prompt_cache_options={**MARK, "ttl": "12h"})
+    assert sent(stack) == [(0, "12h"), (1, "12h"), (2, "12h")]
+    last = [{"role": "user", "content": [marked(LONG_TEXT, ttl="12h")]}]
+    asked(stack, input=last, prompt_cache_options={"mode": "implicit"})
+    assert sent(stack) == [(0, "12h")], "the client's own stands where the implicit one would"
+
+
+def test_an_engine_of_before_the_class_holds_its_longest_and_the_answer_says_so(
+    tmp_path: Path,
+) -> None:
+    with stacked(tmp_path, ScriptedEngine(ttls=FIRST_TTLS)) as stack:
+        answer = asked(stack, input=TALK, prompt_cache_options={"ttl": "12h"})
+        assert sent(stack) == [(2, "1h")]
+        assert answer["prompt_cache_options"] == {"mode": "implicit", "ttl": "30m"}
+        (ignored,) = answer["holdfast"]["ignored"]
+        assert ignored["path"] == "input[2].content[0]"
+        assert ignored["reason"] == "this engine holds nothing for longer than 1 hour"
+        assert written_for(answer)[1] == 0
+        row = Admin(stack.url).recorded(f"msg_{answer['id'].removeprefix('resp_')}")
+        assert row["cache_write_12h_tokens"] == 0 and row["prefix_ttl"] == "1h"
 
 
 def test_prewarming_writes_and_generates_nothing(stack: Stack) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import httpx
 import pytest
@@ -37,7 +38,8 @@ TURNS = 60
 class Books:
     """A journal and a ledger, with turns of three days that went from one to the other."""
 
-    def __init__(self, journal: Journal, ledger: Ledger) -> None:
+    def __init__(self, journal: Journal, ledger: Ledger, url: str) -> None:
+        self.url = url
         self.journal, self.ledger = journal, ledger
         self.audit = Audit(journal, partial(stored_turns, ledger), CLOCK)
 
@@ -79,7 +81,7 @@ async def books(tmp_path: Path, shared_database: str) -> AsyncIterator[Books]:
     settings = DatabaseSettings(data=tmp_path, database_url=shared_database)
     await asyncio.to_thread(migrate, settings)
     journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
-    made = Books(journal, ledger)
+    made = Books(journal, ledger, settings.ledger_url)
     await made.fill()
     yield made
     await journal.stop()
@@ -139,7 +141,7 @@ async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
     settings = DatabaseSettings(data=tmp_path / "data")
     await asyncio.to_thread(migrate, settings)
     journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
-    books = Books(journal, ledger)
+    books = Books(journal, ledger, settings.ledger_url)
     await books.fill()
     killed = tmp_path / "killed"
     shutil.copytree(tmp_path / "data", killed)
@@ -225,3 +227,33 @@ def test_readiness_tells_what_the_ledger_lacks(tmp_path: Path) -> None:
             assert missing["severity"] == "critical"
             assert "the ledger lacks 1 of the turns" in missing["cause"]
             assert "python -m gateway recover" in missing["remedy"]
+
+
+FIRST_BILLED = tuple(name for name in BILLED if name != "cache_write_12h_tokens")
+"""The columns of the first checksum, in the order that rows of before revision 0011 have it of."""
+
+
+def first_checksum(row: dict[str, Any]) -> int:
+    """As versions before revision 0011 wrote it."""
+    values = (row[name] for name in FIRST_BILLED)
+    return crc32("\0".join("" if value is None else str(value) for value in values).encode())
+
+
+@pytest.mark.anyio
+async def test_rows_of_the_first_checksum_stay_right_and_their_damage_is_told(
+    books: Books,
+) -> None:
+    rows = await asyncio.to_thread(ledger_rows, books.url)
+    for row in rows:
+        values = {"id": row["id"], "checksum": first_checksum(row)}
+        await books.change("UPDATE turns SET checksum = :checksum WHERE id = :id", **values)
+    assert await books.told() == []
+    damaged = {"id": rows[0]["id"]}
+    for column in ("input_tokens", "cache_write_12h_tokens"):
+        await books.change(f"UPDATE turns SET {column} = {column} + 1 WHERE id = :id", **damaged)
+        assert sum(count for _, _, count in await books.told()) == 1
+        await books.change(f"UPDATE turns SET {column} = {column} - 1 WHERE id = :id", **damaged)
+    assert await books.told() == []
+    version = {**damaged, "version": 9 << 32}
+    await books.change("UPDATE turns SET checksum = checksum + :version WHERE id = :id", **version)
+    assert sum(count for _, _, count in await books.told()) == 1, "nobody knows the version"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from gateway.base.settings import DatabaseSettings
@@ -16,6 +17,7 @@ from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range, Reasons
 from gateway.ledger.upkeep import retain
 from tests.gateway.ledger.test_sums import START, at
+from tests.gateway.records import ledger_rows
 
 FIRST = "f3afc8957a46c6baf54fb2a65782c185aa7dd038c2bf1f208582da686d6f55d2"
 """The SHA-256 of revision 0001. Databases were made with it: a change goes into a new revision."""
@@ -126,6 +128,24 @@ def test_models_of_prefixes_of_before_are_told_by_their_turns(settings: Database
     command.downgrade(config_of(settings), "0009")
     migrate(settings)
     assert run(settings, models) == [("m", "n"), ("n", "n")]
+
+
+async def twelve_hours(ledger: Ledger) -> None:
+    await ledger.insert_turns([replace(at(1, 0), cache_write_12h_tokens=900)])
+
+
+def test_writes_for_twelve_hours_go_down_to_the_longest_class_of_before(
+    settings: DatabaseSettings,
+) -> None:
+    migrate(settings)
+    run(settings, twelve_hours)
+    before = run(settings, counted)
+    command.downgrade(config_of(settings), "0010")
+    migrate(settings)
+    assert run(settings, counted) == before
+    (row,) = ledger_rows(settings.ledger_url)
+    assert (row["cache_write_1h_tokens"], row["cache_write_12h_tokens"]) == (900, 0)
+    assert row["checksum"] is None, "the earlier version has another"
 
 
 def test_the_first_revision_is_what_it_was() -> None:

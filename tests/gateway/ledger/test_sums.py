@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql
 
+from engine.protocol import TTLS
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
@@ -67,7 +68,7 @@ MARKS = st.builds(
     section=st.sampled_from(["tools", "system", "messages"]),
     block=st.integers(0, 3),
     tokens=st.none() | st.integers(0, 99),
-    ttl=st.sampled_from(["5m", "1h"]),
+    ttl=st.sampled_from([*TTLS]),
     missed=st.sampled_from([None, "cold", "grew", "ttl_expired"]),
 )
 
@@ -92,6 +93,7 @@ def turns(draw: st.DrawFn) -> TurnRecord:
         cache_read_tokens=draw(st.sampled_from([0, 5000])),
         cache_write_5m_tokens=draw(st.sampled_from([0, 3000])),
         cache_write_1h_tokens=draw(st.sampled_from([0, 2000])),
+        cache_write_12h_tokens=draw(st.sampled_from([0, 700])),
         automatic_tokens=draw(st.integers(0, 9)),
         computed_tokens=draw(st.integers(0, 10_000)),
         output_tokens=draw(st.integers(0, 10_000)),
