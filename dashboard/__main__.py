@@ -52,27 +52,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.parse_args(arguments)
     try:
-        own = settings()
+        options = settings()
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             name = f"DASHBOARD_{str(problem['loc'][0]).upper()}"
-            told = problem["msg"].removeprefix("Value error, ")
-            print(f"dashboard: {name}: {told}", file=sys.stderr)
+            message = problem["msg"].removeprefix("Value error, ")
+            print(f"dashboard: {name}: {message}", file=sys.stderr)
         return 2
     try:
-        socket.getaddrinfo(own.host, own.port)
+        socket.getaddrinfo(options.host, options.port)
     except (OSError, UnicodeError):  # the second is of a name that is too long
         print("dashboard: DASHBOARD_HOST: must be an address of this machine", file=sys.stderr)
         return 2
     # Streamlit starts uvicorn, which believes the forwarded headers of these addresses alone.
-    os.environ["FORWARDED_ALLOW_IPS"] = ",".join(own.trusted_proxies)
+    os.environ["FORWARDED_ALLOW_IPS"] = ",".join(options.trusted_proxies)
     # What depends on the settings; the rest is in `.streamlit/config.toml`.
     config = {
-        "server.address": own.host,
-        "server.port": own.port,
-        "server.allowedHosts": list(own.allowed_hosts),
+        "server.address": options.host,
+        "server.port": options.port,
+        "server.allowedHosts": list(options.allowed_hosts),
     }
-    create_app(own).run(config=config)
+    create_app(options).run(config=config)
     return 0
 
 

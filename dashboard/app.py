@@ -32,15 +32,15 @@ def draw() -> None:
     pages = {
         section: [
             st.Page(
-                f"views/{each.name}.py",
-                title=each.title,
-                url_path=each.name,
-                default=each.name == first,
+                f"views/{entry.name}.py",
+                title=entry.title,
+                url_path=entry.name,
+                default=entry.name == first,
             )
-            for each in found
-            if session.workspace is None or not each.is_shared
+            for entry in entries_of_section
+            if session.workspace is None or not entry.is_shared
         ]
-        for section, found in SECTIONS.items()
+        for section, entries_of_section in SECTIONS.items()
     }
     page = st.navigation(pages, position="sidebar")
     st.set_page_config(page_title=f"{page.title} · {NAME}")
@@ -60,7 +60,7 @@ def draw() -> None:
             " queue, and compute nothing. Nothing here was measured.",
             icon=":material/science:",
         )
-    applies = next(each.filters for each in entries() if each.title == page.title)
+    applies = next(entry.filters for entry in entries() if entry.title == page.title)
     filters.draw(about, applies)
     if filters.unknown(about, applies):
         # One may have been made within the minute.

@@ -71,14 +71,14 @@ class AdminClient:
     ) -> Reply:
         """The answer, at most `kept_seconds` old. Raise ClientError where there is none to use."""
         fresh = KEPT_SECONDS if kept_seconds is None else kept_seconds
-        asked = {name: value for name, value in (params or {}).items() if value is not None}
-        about = (path, str(shape), tuple(sorted((k, str(v)) for k, v in asked.items())))
+        query = {name: value for name, value in (params or {}).items() if value is not None}
+        about = (path, str(shape), tuple(sorted((k, str(v)) for k, v in query.items())))
         with self._lock:
             kept = self._kept.get(about)
         if kept is not None and time.monotonic() - kept[0] < fresh:
             answer: Reply = kept[1]
             return answer
-        answer = decoded(self._send("GET", path, asked, timeout=timeout).content, shape)
+        answer = decoded(self._send("GET", path, query, timeout=timeout).content, shape)
         with self._lock:
             self._kept[about] = time.monotonic(), answer
             self._kept.move_to_end(about)
@@ -101,8 +101,10 @@ class AdminClient:
 
     def ask(self, path: str, shape: type[Reply], body: Mapping[str, Any]) -> Reply:
         """A question that is too long for a URL; fields that are None are left out."""
-        asked = {name: value for name, value in body.items() if value is not None}
-        return decoded(self._send("POST", path, body=asked, timeout=PATIENT_TIMEOUT).content, shape)
+        fields = {name: value for name, value in body.items() if value is not None}
+        return decoded(
+            self._send("POST", path, body=fields, timeout=PATIENT_TIMEOUT).content, shape
+        )
 
     def _send(
         self,
@@ -140,8 +142,8 @@ class AdminClient:
             reply = self._http.post(path, json=body, timeout=CALL_TIMEOUT)
         if reply.status_code != 200:
             raise ClientError(refusal(reply))
-        found = reply.headers.get("request-id") or reply.headers.get("x-request-id")
-        return decoded(reply.content, dict[str, Any]), found
+        request_id = reply.headers.get("request-id") or reply.headers.get("x-request-id")
+        return decoded(reply.content, dict[str, Any]), request_id
 
     def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[str]:
         """The lines of a streamed answer. Raise ClientError with the gateway's own words for a

@@ -77,8 +77,8 @@ class Asked:
 def in_order(blocks: Sequence[Block]) -> list[Block]:
     """The blocks that have text, as the prompt has them: tools, system, then the messages."""
     ranks = {"tool": 0, "system": 1}
-    told = [block for block in blocks if block.text.strip()]
-    return sorted(told, key=lambda block: ranks.get(block.kind, 2))
+    filled = [block for block in blocks if block.text.strip()]
+    return sorted(filled, key=lambda block: ranks.get(block.kind, 2))
 
 
 def body_of(blocks: Sequence[Block], model: str, max_tokens: int) -> dict[str, Any]:
@@ -99,44 +99,44 @@ def body_of(blocks: Sequence[Block], model: str, max_tokens: int) -> dict[str, A
         else:
             messages.append({"role": block.kind, "content": [text]})
     sections = {"tools": tools, "system": system}
-    told = {name: section for name, section in sections.items() if section}
-    return {"model": model, "max_tokens": max_tokens, **told, "messages": messages}
+    filled = {name: section for name, section in sections.items() if section}
+    return {"model": model, "max_tokens": max_tokens, **filled, "messages": messages}
 
 
 def _tool(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         raise ValueError("A tool is not valid JSON.") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError("A tool must be a JSON object with name, description and input_schema.")
-    return found
+    return value
 
 
 def blocks_of(body: Mapping[str, Any]) -> list[Block]:
     """Take a Messages body apart. Raise NotBlocks where it has more than text and tools."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     for tool in body.get("tools") or []:
         plain = {name: value for name, value in tool.items() if name != "cache_control"}
-        found.append(Block("tool", json.dumps(plain, indent=2), _ttl(tool)))
-    told: list[tuple[Kind, Any]] = [("system", body.get("system"))]
+        blocks.append(Block("tool", json.dumps(plain, indent=2), _ttl(tool)))
+    sources: list[tuple[Kind, Any]] = [("system", body.get("system"))]
     for message in body.get("messages") or []:
         if message.get("role") not in ("user", "assistant"):
             raise NotBlocks(f"a message of the role {message.get('role')!r:.20}")
-        told.append((message["role"], message.get("content")))
-    for kind, content in told:
+        sources.append((message["role"], message.get("content")))
+    for kind, content in sources:
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        for each in texts:
-            if each.get("type") != "text":
+        for item in texts:
+            if item.get("type") != "text":
                 raise NotBlocks("content other than text")
-            found.append(Block(kind, str(each.get("text", "")), _ttl(each)))
-    if len(found) > MAX_BLOCKS:
+            blocks.append(Block(kind, str(item.get("text", "")), _ttl(item)))
+    if len(blocks) > MAX_BLOCKS:
         raise NotBlocks(f"more than {MAX_BLOCKS} blocks")
-    return found
+    return blocks
 
 
-def _ttl(each: Mapping[str, Any]) -> str | None:
-    marker = each.get("cache_control")
+def _ttl(item: Mapping[str, Any]) -> str | None:
+    marker = item.get("cache_control")
     return str(marker.get("ttl", "5m")) if isinstance(marker, dict) else None
 
 
@@ -160,8 +160,8 @@ def follow(lines: Iterable[str], answer: Answer) -> Iterator[None]:
         match event.get("type"):
             case "message_start":
                 answer.id = event["message"]["id"]
-                told = event["message"].get("holdfast", {}).get("breakpoints", [])
-                answer.ends = [each.get("tokens") for each in told]
+                reports = event["message"].get("holdfast", {}).get("breakpoints", [])
+                answer.ends = [report.get("tokens") for report in reports]
             case "content_block_delta":
                 answer.text += event["delta"].get("text", "")
             case "error":
@@ -178,11 +178,11 @@ def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
         case "completions":
             return str(first.get("text") or "")
         case "gemini":
-            found = (first.get("content") or {}).get("parts") or []
+            pieces = (first.get("content") or {}).get("parts") or []
         case _:
             items = [item for item in answer.get("output") or [] if item.get("type") == "message"]
-            found = [part for item in items for part in item.get("content") or []]
-    return "".join(str(part.get("text") or "") for part in found)
+            pieces = [part for item in items for part in item.get("content") or []]
+    return "".join(str(part.get("text") or "") for part in pieces)
 
 
 def counts_of(turn: Turn) -> dict[str, int]:
@@ -209,14 +209,14 @@ def prompt_spans(counts: Mapping[str, int]) -> list[Row]:
 
 
 def part_rows(
-    blocks: Sequence[Block], counts: Mapping[str, int], told: Sequence[int | None]
+    blocks: Sequence[Block], counts: Mapping[str, int], ends: Sequence[int | None]
 ) -> list[dict[str, Any]]:
     """Each block of the prompt with its tokens by class, and where it ends. `told` is where marked
     blocks end. Between two ends tokens are divided among the blocks by their length in characters;
     `is_exact` is false for these, `ends_exactly` true for the last of them."""
     spans = prompt_spans(counts)
     marked = (number for number, block in enumerate(blocks) if block.ttl is not None)
-    exact = {n: tokens for n, tokens in zip(marked, told, strict=False) if tokens}
+    exact = {n: tokens for n, tokens in zip(marked, ends, strict=False) if tokens}
     exact[len(blocks) - 1] = sum(counts.values())
     rows: list[dict[str, Any]] = []
     first = begins = start = 0

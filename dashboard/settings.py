@@ -57,8 +57,8 @@ class Settings(BaseSettings):
     @classmethod
     def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         """Raise ValueError for what is neither an address nor a network."""
-        for each in value:
-            ip_network(each)
+        for network in value:
+            ip_network(network)
         return value
 
 

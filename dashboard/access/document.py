@@ -46,23 +46,23 @@ def document() -> str:
 def manifest() -> dict[str, Any]:
     """Streamlit's chunks by key; none where a version ships no manifest."""
     try:
-        found: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
+        manifest: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return manifest
 
 
 def scripts(chunks: dict[str, Any]) -> list[str]:
     """The files of `WANTED` and those that they import, directly or not. A chunk's `dynamicImports`
     are left out: they are asked for when somebody edits or exports."""
     waiting = [key for name in WANTED for key, chunk in chunks.items() if chunk.get("name") == name]
-    found: dict[str, str] = {}
+    styles: dict[str, str] = {}
     while waiting:
         key = waiting.pop(0)
-        if key not in found and key in chunks:
-            found[key] = chunks[key]["file"]
+        if key not in styles and key in chunks:
+            styles[key] = chunks[key]["file"]
             waiting += chunks[key].get("imports", [])
-    return [file for file in found.values() if file.endswith(".js")]
+    return [file for file in styles.values() if file.endswith(".js")]
 
 
 async def _show(request: Request) -> HTMLResponse:
@@ -77,5 +77,5 @@ async def _start(request: Request) -> RedirectResponse:
 
 def routes(first: str, others: list[str]) -> list[Route]:
     """The routes of the start, of the first page, and of each other page."""
-    shown = [Route(f"/{name}", _show, methods=["GET"]) for name in ("", *others)]
-    return [*shown, Route(f"/{first}", _start, methods=["GET"])]
+    routes = [Route(f"/{name}", _show, methods=["GET"]) for name in ("", *others)]
+    return [*routes, Route(f"/{first}", _start, methods=["GET"])]

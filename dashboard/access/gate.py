@@ -76,10 +76,10 @@ class SignInGate:
 def cookie_of(headers: Headers) -> str:
     """The session's cookie, or nothing."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:
         return ""
-    return "" if found is None else found.value
+    return "" if morsel is None else morsel.value
 
 
 def _refusal(scope: Scope, headers: Headers) -> Response:

@@ -75,11 +75,11 @@ class Login:
 def _page(
     status: int, problem: str = "", target: str = "/", headers: dict[str, str] | None = None
 ) -> HTMLResponse:
-    shown = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
+    alert = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
     action = LOGIN_PATH if target == "/" else f"{LOGIN_PATH}?next={quote(target, safe='')}"
-    text = _PAGE.substitute(style=_STYLE, problem=shown, action=escape(action, quote=True))
-    own = {"content-security-policy": page_policy(_STYLE), "cache-control": "no-store"}
-    return HTMLResponse(text, status, {**own, **(headers or {})})
+    text = _PAGE.substitute(style=_STYLE, problem=alert, action=escape(action, quote=True))
+    page_headers = {"content-security-policy": page_policy(_STYLE), "cache-control": "no-store"}
+    return HTMLResponse(text, status, {**page_headers, **(headers or {})})
 
 
 def inside(target: str) -> str:

@@ -60,11 +60,13 @@ class Sessions:
         token = secrets.token_urlsafe(32)
         with self._lock:
             known = (session.client for session in self._sessions.values())
-            own = next((each for each in known if each.asks_as == client.asks_as), client)
-            self._sessions[token] = Session(own, about, self._clock() + self._seconds)
+            shared = next(
+                (candidate for candidate in known if candidate.asks_as == client.asks_as), client
+            )
+            self._sessions[token] = Session(shared, about, self._clock() + self._seconds)
             while len(self._sessions) > MAX_SESSIONS:
                 self._drop(next(iter(self._sessions)))
-        if own is not client:
+        if shared is not client:
             client.close()
         return token
 
@@ -72,11 +74,11 @@ class Sessions:
         """The session of a cookie. None where the cookie is forged, or its session or its key has
         ended."""
         with self._lock:
-            found = self._sessions.get(cookie)
-            if found is not None and (found.ends <= self._clock() or found.client.has_ended):
+            session = self._sessions.get(cookie)
+            if session is not None and (session.ends <= self._clock() or session.client.has_ended):
                 self._drop(cookie)
                 return None
-            return found
+            return session
 
     def close(self, cookie: str) -> None:
         with self._lock:
@@ -89,9 +91,9 @@ class Sessions:
 
     def _drop(self, cookie: str) -> None:
         """Forget a session, and its client with the last one that uses it. Under the lock."""
-        found = self._sessions.pop(cookie, None)
-        if found and all(each.client is not found.client for each in self._sessions.values()):
-            found.client.close()
+        session = self._sessions.pop(cookie, None)
+        if session and all(other.client is not session.client for other in self._sessions.values()):
+            session.client.close()
 
 
 @cache

@@ -112,14 +112,14 @@ def with_tokens(colours: Palette, classes: Iterable[str]) -> Palette:
     }
 
 
-def tips(*told: str) -> list[alt.Tooltip]:
+def tips(*columns: str) -> list[alt.Tooltip]:
     """What a mark says: each `field:type=Title`, or `field:type=Title|format`."""
-    found = []
-    for each in told:
-        field, _, title = each.partition("=")
+    tooltips = []
+    for column in columns:
+        field, _, title = column.partition("=")
         title, _, form = title.partition("|")
-        found.append(alt.Tooltip(field, title=title, format=form or alt.Undefined))
-    return found
+        tooltips.append(alt.Tooltip(field, title=title, format=form or alt.Undefined))
+    return tooltips
 
 
 def share_axis(title: str) -> alt.X:
@@ -169,7 +169,10 @@ def first_shown(starts: Iterable[int], since_ms: int, until_ms: int) -> int:
 
 def ends(since_ms: int, until_ms: int) -> alt.Chart:
     """An unseen layer that makes an axis of time span the whole range."""
-    rows = [{"start": datetime.fromtimestamp(each / 1000, UTC)} for each in (since_ms, until_ms)]
+    rows = [
+        {"start": datetime.fromtimestamp(moment_ms / 1000, UTC)}
+        for moment_ms in (since_ms, until_ms)
+    ]
     drawn: alt.Chart = alt.Chart(frame(rows)).mark_point(opacity=0).encode(x="start:T")
     return drawn
 
@@ -179,16 +182,16 @@ def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:
     there are no halves of what is counted."""
     small = f"{unit},.4~r"
     large = f"{unit}~s"
-    told = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
-    told = f"datum.value == 0 ? '{unit}0' : {told}"
-    return alt.Axis(labelExpr=told, tickCount=5, tickMinStep=1 if whole else alt.Undefined)
+    expression = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
+    expression = f"datum.value == 0 ? '{unit}0' : {expression}"
+    return alt.Axis(labelExpr=expression, tickCount=5, tickMinStep=1 if whole else alt.Undefined)
 
 
 def decades(channel: type[X], field: str, title: str) -> X:
     """A logarithmic axis with 1 and 3 of each power of ten."""
     ticks = [round(10.0**power * step, 12) for power in range(-6, 9) for step in (1, 3)]
-    told = "format(datum.value, datum.value < 1000 ? '~r' : '~s')"
-    axis = alt.Axis(values=ticks, labelExpr=told)
+    expression = "format(datum.value, datum.value < 1000 ? '~r' : '~s')"
+    axis = alt.Axis(values=ticks, labelExpr=expression)
     return channel(field, title=title, scale=alt.Scale(type="log"), axis=axis)
 
 

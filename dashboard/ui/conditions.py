@@ -50,15 +50,16 @@ def strip() -> None:
     def refresh() -> None:
         with st.container(key="conditions"):
             try:
-                found = read(viewer.session().client)
+                conditions = read(viewer.session().client)
             except KeyEnded:
                 st.rerun(scope="app")
             except ClientError:
                 return
-            groups = by_kind(found)
+            groups = by_kind(conditions)
             for same in groups[:NUM_SHOWN]:
                 _draw(same)
-            if more := groups[NUM_SHOWN:]:
+            more = groups[NUM_SHOWN:]
+            if more:
                 count = sum(len(same) for same in more)
                 with st.expander(f"{count} more", key="conditions_more"):
                     for same in more:
@@ -76,14 +77,14 @@ def silent(client: AdminClient, engine: str | None = None) -> list[Condition]:
     """The engines that tell nothing now of what they hold, and why; none where the gateway does not
     say. With `engine` that one alone. Raise KeyEnded."""
     try:
-        found = read(client)
+        conditions = read(client)
     except KeyEnded:
         raise
     except ClientError:
         return []
     return [
         condition
-        for condition in found
+        for condition in conditions
         if condition.kind in _SILENT and engine in (None, condition.engine)
     ]
 
@@ -93,20 +94,21 @@ def not_known(condition: Condition) -> str:
     return f"not known since {condition.since}: {condition.cause}"
 
 
-def by_kind(found: Sequence[Condition]) -> list[list[Condition]]:
+def by_kind(conditions: Sequence[Condition]) -> list[list[Condition]]:
     """Those of a kind together, since the same is to do then; kinds in the order of their worst."""
     groups: dict[ConditionKind, list[Condition]] = {}
-    for condition in found:
+    for condition in conditions:
         groups.setdefault(condition.kind, []).append(condition)
     return list(groups.values())
 
 
 def _draw(same: Sequence[Condition]) -> None:
     """Conditions of one kind, in the colour of its severity, which a badge says in words too."""
-    kind, severity = same[0].kind, same[0].severity
+    kind = same[0].kind
+    severity = same[0].severity
     with st.container(key=f"condition_{severity}_{kind}", horizontal=True, gap="small"):
-        shown = _SHOWN[severity]
-        st.badge(severity.capitalize(), icon=shown.icon, color=shown.colour)
+        style = _SHOWN[severity]
+        st.badge(severity.capitalize(), icon=style.icon, color=style.colour)
         with st.container(gap=None):
             with st.container(key=f"sentences_{kind}", gap=None):
                 for condition in same[:_NUM_SENTENCES]:

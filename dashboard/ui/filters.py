@@ -65,14 +65,14 @@ class Selection:
     def params(self, *without: str) -> dict[str, Any]:
         """The query of the admin API, less these filters."""
         since, until = self.span(datetime.now(UTC))
-        found = {
+        choices = {
             "since_ms": int(since.timestamp() * 1000),
             "until_ms": int(until.timestamp() * 1000),
             "workspace": self.workspace,
             "engine": self.engine,
             "model": self.model,
         }
-        return {name: value for name, value in found.items() if name not in without}
+        return {name: value for name, value in choices.items() if name not in without}
 
 
 def first_range(about: About) -> str:
@@ -135,9 +135,11 @@ def folded(key: str, label: Callable[[], str]) -> Iterator[None]:
 def summary() -> str:
     """The range, and how many filters besides it are set. Names are text from outside and are no
     part of it."""
-    own = chosen()
-    num_set = sum(name is not None for name in (own.workspace, own.engine, own.model))
-    return f"Filters: {own.words}" + (f", {num_set} more" if num_set else "")
+    selection = chosen()
+    num_set = sum(
+        name is not None for name in (selection.workspace, selection.engine, selection.model)
+    )
+    return f"Filters: {selection.words}" + (f", {num_set} more" if num_set else "")
 
 
 def _begin(key: str, value: str | datetime, written: str) -> None:
@@ -168,11 +170,11 @@ def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
 def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
     """The filters of a page that are set to a name which the gateway does not know, and the name:
     nothing has it, and no request of the last 31 days had it."""
-    own = chosen()
+    selection = chosen()
     wanted = {
-        "workspace": (own.workspace, about.workspaces),
-        "engine": (own.engine, about.engines),
-        "model": (own.model, about.models),
+        "workspace": (selection.workspace, about.workspaces),
+        "engine": (selection.engine, about.engines),
+        "model": (selection.model, about.models),
     }
     return {
         name: value
@@ -185,13 +187,17 @@ def request_for(about: About) -> str | None:
     """The model that a request must ask for to be seen in what is chosen; None where no request can
     be: of a time that is over, of a name that nobody has, or of one engine, which the gateway
     chooses."""
-    own = chosen()
-    is_over = own.range == CUSTOM and own.until is not None and own.until <= datetime.now(UTC)
-    if is_over or own.engine is not None or unknown(about, frozenset({"workspace", "model"})):
+    selection = chosen()
+    is_over = (
+        selection.range == CUSTOM
+        and selection.until is not None
+        and selection.until <= datetime.now(UTC)
+    )
+    if is_over or selection.engine is not None or unknown(about, frozenset({"workspace", "model"})):
         return None
-    if own.model is not None:
+    if selection.model is not None:
         listed = {entry.id for entry in about.listed}
-        return own.model if own.model in listed else None
+        return selection.model if selection.model in listed else None
     return next(iter(about.served), "holdfast-demo")
 
 

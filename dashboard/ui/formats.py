@@ -142,8 +142,8 @@ def signed(value: float) -> str:
 
 def ttls_written(writes: Iterable[Mapping[Ttl, int]]) -> list[Ttl]:
     """The TTL classes that have a token in any of the rows: no other has a column."""
-    found: dict[Ttl, int] = {}
+    tokens_by_ttl: dict[Ttl, int] = {}
     for row in writes:
         for ttl, tokens in row.items():
-            found[ttl] = found.get(ttl, 0) + tokens
-    return [ttl for ttl, tokens in found.items() if tokens]
+            tokens_by_ttl[ttl] = tokens_by_ttl.get(ttl, 0) + tokens
+    return [ttl for ttl, tokens in tokens_by_ttl.items() if tokens]

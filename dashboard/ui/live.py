@@ -23,7 +23,7 @@ class Seen(Generic[View]):
     """An answer, with the question, the client that asked it, and the time when it came."""
 
     client: AdminClient
-    asked: Selection
+    selection: Selection
     view: View
     at: datetime
 
@@ -50,7 +50,7 @@ def show(
         kept: Seen[View] | None = st.session_state.get(f"seen_{name}")
         session = viewer.session()
         # The answer to another key or another selection is not shown.
-        if kept and (kept.asked != chosen or kept.client is not session.client):
+        if kept and (kept.selection != chosen or kept.client is not session.client):
             kept = None
         # Its place is there on every run: what follows keeps its own.
         waiting = body.empty()
@@ -73,8 +73,8 @@ def show(
             status.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")
             return
         if problem:
-            told = f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC."
-            status.warning(told, icon=":material/schedule:")
+            message = f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC."
+            status.warning(message, icon=":material/schedule:")
         else:
             status.caption(f"Updated {seen.at:%H:%M:%S} UTC")
         with body:

@@ -79,8 +79,8 @@ def definition(number: str) -> Definition:
 
 def meaning(number: str) -> str | None:
     """The tooltip: formula and unit, as the gateway defines them."""
-    found = definition(number)
-    return f"`{found.formula}`\n\nUnit: {found.unit}" if found.formula else None
+    entry = definition(number)
+    return f"`{entry.formula}`\n\nUnit: {entry.unit}" if entry.formula else None
 
 
 def card(
@@ -88,7 +88,7 @@ def card(
     value: str,
     *,
     label: str | None = None,
-    told: str | None = None,
+    note: str | None = None,
     trend: Sequence[float] | None = None,
     chart: Literal["line", "bar", "area"] = "line",
     delta: str | None = None,
@@ -106,7 +106,7 @@ def card(
         delta,
         delta_color=colour,
         delta_arrow="off",
-        help=told or meaning(number),
+        help=note or meaning(number),
         border=True,
         height="stretch",
         # A line needs two points.
@@ -127,17 +127,17 @@ def time_spared(savings: Savings) -> str | None:
     seconds = savings.prefill_seconds_avoided
     if seconds is None:
         return None
-    timed = [each for each in savings.avoided if each.prefill_seconds is not None]
-    is_gpu = all(each.gpu_hours is not None for each in timed)
+    timed = [avoided for avoided in savings.avoided if avoided.prefill_seconds is not None]
+    is_gpu = all(avoided.gpu_hours is not None for avoided in timed)
     return f"{formats.seconds(seconds)} of {'GPU time' if is_gpu else 'prefill'}"
 
 
 def tokens_spared(savings: Savings) -> str:
     """The tokens behind that time, and those whose time is not known."""
-    told = f"{formats.compact(savings.prefill_tokens_avoided)} tokens read"
+    text = f"{formats.compact(savings.prefill_tokens_avoided)} tokens read"
     if savings.unmeasured_tokens:
-        told += f", {formats.compact(savings.unmeasured_tokens)} of them not timed"
-    return told
+        text += f", {formats.compact(savings.unmeasured_tokens)} of them not timed"
+    return text
 
 
 def chart(drawn: Any, key: str, alt_text: str) -> None:
@@ -269,7 +269,7 @@ def table(
         drawn[name] = [row[name] and f"requests?request={quote(row[name])}" for row in rows]
     columns = {name: _column(name, rows) for name in (rows[0] if rows else ())}
     if APPROXIMATE in drawn:
-        drawn = drawn.style.map(lambda told: told and _STANDS_OUT, subset=[APPROXIMATE])
+        drawn = drawn.style.map(lambda value: value and _STANDS_OUT, subset=[APPROXIMATE])
     elif STATE in drawn:
         drawn = drawn.style.map(_state_colour, subset=[STATE])
     columns |= dict.fromkeys(hidden)
@@ -328,27 +328,27 @@ def as_download(rows: Rows, key: str) -> None:
 
 
 def _column(name: str, rows: Rows) -> Any:
-    made = st.column_config
+    columns = st.column_config
     if name == "TTL left":
-        return made.ProgressColumn(format=" ", min_value=0, max_value=1, width="small")
+        return columns.ProgressColumn(format=" ", min_value=0, max_value=1, width="small")
     if name in _IDS:
-        return made.LinkColumn(display_text="request=(.*)")
+        return columns.LinkColumn(display_text="request=(.*)")
     if name == REQUESTS_OF:
-        return made.LinkColumn(display_text="see")
+        return columns.LinkColumn(display_text="see")
     if name in _SHARES:
-        return made.ProgressColumn(format="percent", min_value=0, max_value=1)
+        return columns.ProgressColumn(format="percent", min_value=0, max_value=1)
     if name.endswith("(UTC)"):
-        return made.DatetimeColumn(format="D MMM HH:mm:ss", timezone="UTC")
+        return columns.DatetimeColumn(format="D MMM HH:mm:ss", timezone="UTC")
     if name.endswith("($)"):
         # Enough digits for small amounts, and none that say nothing.
-        return made.NumberColumn(format="%.6g")
+        return columns.NumberColumn(format="%.6g")
     if name.endswith("(s)") or name == READS_PER_WRITE:
-        return made.NumberColumn(format="%.4g")
+        return columns.NumberColumn(format="%.4g")
     if name.endswith("MiB"):
-        return made.NumberColumn(format="%.1f")
+        return columns.NumberColumn(format="%.1f")
     # Whole numbers in groups of thousands, as the reader's language writes them.
     is_count = any(type(row[name]) is int for row in rows)
-    return made.NumberColumn(format="localized") if is_count else made.Column()
+    return columns.NumberColumn(format="localized") if is_count else columns.Column()
 
 
 def as_csv(rows: Rows) -> str:
@@ -358,7 +358,7 @@ def as_csv(rows: Rows) -> str:
         writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            texts = {name: each for name, each in row.items() if isinstance(each, str)}
+            texts = {name: value for name, value in row.items() if isinstance(value, str)}
             unsafe = (name for name, text in texts.items() if text.startswith(_FORMULA))
             writer.writerow({**row, **{name: f"'{texts[name]}" for name in unsafe}})
     return written.getvalue()
@@ -369,15 +369,15 @@ def requests_of(prefix: str | None, workspace: str | None) -> str | None:
     ended with."""
     if prefix is None or workspace is None:
         return None
-    asked = {"range": filters.LONGEST_RANGE, "workspace": workspace, "prefix": prefix}
-    return f"requests?{urlencode(asked)}"
+    query = {"range": filters.LONGEST_RANGE, "workspace": workspace, "prefix": prefix}
+    return f"requests?{urlencode(query)}"
 
 
 def request_links(ids: Sequence[str]) -> None:
     """Each leads to its request. They are the ledger's own, so they are plain."""
     with st.container(horizontal=True):
-        for each in ids:
-            st.page_link("views/requests.py", label=each, query_params={"request": each})
+        for turn_id in ids:
+            st.page_link("views/requests.py", label=turn_id, query_params={"request": turn_id})
 
 
 def in_dollars(nano: int | None) -> float | None:

@@ -21,19 +21,19 @@ def find() -> Session | None:
 
 def session() -> Session:
     """The same for a page: where it has ended, the whole page is drawn anew and says so."""
-    found = find()
-    if found is None:
+    session = find()
+    if session is None:
         st.rerun(scope="app")
-    return found
+    return session
 
 
-def about(found: Session, kept_seconds: float = ABOUT_SECONDS) -> About:
+def about(viewer_session: Session, kept_seconds: float = ABOUT_SECONDS) -> About:
     """What the gateway says of this key, by default at most a minute old. While the gateway does
     not answer it is what it said at sign-in."""
     try:
-        return found.client.get("/admin/v1/about", About, kept_seconds=kept_seconds)
+        return viewer_session.client.get("/admin/v1/about", About, kept_seconds=kept_seconds)
     except ClientError:
-        return found.about
+        return viewer_session.about
 
 
 def watch() -> None:
@@ -41,9 +41,9 @@ def watch() -> None:
     when its key ends. The newest refusal costs the gateway no query."""
 
     def look() -> None:
-        found = session()
+        viewer_session = session()
         with suppress(ClientError):
-            found.client.get("/admin/v1/refusals", list[Refusal], {"limit": 1})
+            viewer_session.client.get("/admin/v1/refusals", list[Refusal], {"limit": 1})
         if find() is None:
             st.rerun(scope="app")
 

@@ -40,4 +40,4 @@ SECTIONS = {
 
 
 def entries() -> list[PageEntry]:
-    return [entry for found in SECTIONS.values() for entry in found]
+    return [entry for section in SECTIONS.values() for entry in section]

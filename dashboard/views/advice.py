@@ -47,9 +47,9 @@ def draw_range(session: Session) -> None:
     again = st.button("Look again", key="advise_again", icon=":material/refresh:")
     if again or kept is None or kept[0] != about:
         # Advice is for clients, whatever engine served them.
-        asked = {**chosen.params("engine"), "max_turns": MAX_TURNS}
+        query = {**chosen.params("engine"), "max_turns": MAX_TURNS}
         with st.spinner("Comparing ways to place markers"):
-            kept = about, session.client.ask(PATH, AdviceReport, asked)
+            kept = about, session.client.ask(PATH, AdviceReport, query)
         st.session_state[_SEEN] = kept
     report: AdviceReport = kept[1]
     if not report.streams:
@@ -59,10 +59,10 @@ def draw_range(session: Session) -> None:
     st.caption(report.text)
     # What gains most stands first.
     streams = sorted(
-        report.streams, key=lambda each: (-(each.saves.nano or 0), -each.saves.multiples)
+        report.streams, key=lambda stream: (-(stream.saves.nano or 0), -stream.saves.multiples)
     )
     keys = session.client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace})
-    names = {each.id: each.name for each in keys}
+    names = {key.id: key.name for key in keys}
     parts.heading("By key and model")
     rows = [
         {
@@ -72,20 +72,20 @@ def draw_range(session: Session) -> None:
             "Model": stream.model,
             "Requests": stream.num_turns,
             "Advice": VERDICTS.get(stream.verdict, stream.verdict),
-            "Markers": ", ".join(f"{each.place} ({each.ttl})" for each in stream.markers),
+            "Markers": ", ".join(f"{marker.place} ({marker.ttl})" for marker in stream.markers),
             "Would save (input tokens)": round(stream.saves.multiples),
             "Prefill saved (s)": stream.saves.prefill_seconds,
             "Faults": len(stream.findings),
         }
         for stream in streams
     ]
-    told = f"Advice for {formats.counted(len(streams), 'group')} of requests."
-    parts.table(rows, "advice_streams", told, wide=("Markers",))
+    alt_text = f"Advice for {formats.counted(len(streams), 'group')} of requests."
+    parts.table(rows, "advice_streams", alt_text, wide=("Markers",))
     parts.heading("Prefixes that are nearly the same")
     draw_findings(report.near_duplicates, "advice_near", "No two prefixes are nearly the same.")
     labels = [
-        f"{number}. {each.workspace} · {names.get(each.key, each.key)} · {each.model}"
-        for number, each in enumerate(streams, 1)
+        f"{number}. {stream.workspace} · {names.get(stream.key, stream.key)} · {stream.model}"
+        for number, stream in enumerate(streams, 1)
     ]
     number = labels.index(st.selectbox("Look at", labels, key="advice_stream", width=420))
     draw_stream(session, streams[number])
@@ -93,7 +93,7 @@ def draw_range(session: Session) -> None:
 
 def verdict_in_words(report: AdviceReport) -> str:
     """The page's sentence: money first where all prices are known."""
-    gains = [each for each in report.streams if each.verdict != "leave"]
+    gains = [stream for stream in report.streams if stream.verdict != "leave"]
     if not gains:
         return "**Leave the requests as they are**: nothing here would be cheaper."
     saves = report.saves
@@ -116,8 +116,8 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
             parts.card("advice_nano", formats.dollars(saves.nano), label="Saves")
             parts.card("advice_multiples", f"{saves.multiples:,.0f}", label="Saves, input tokens")
             seconds = saves.prefill_seconds
-            shown = formats.NO_VALUE if seconds is None else f"{seconds:,.1f} s"
-            parts.card("advice_prefill", shown, label="Prefill saved")
+            prefill = formats.NO_VALUE if seconds is None else f"{seconds:,.1f} s"
+            parts.card("advice_prefill", prefill, label="Prefill saved")
             shared = f"{stream.shared_tokens:,}"
             end = stream.shared_end or formats.NO_VALUE
             label = "Shared beginning, tokens"
@@ -131,18 +131,18 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
     parts.heading("What breaks the prefix")
     draw_findings(stream.findings, "advice_findings", "Nothing breaks it.")
     parts.heading("Ways to place the markers")
-    ttls = formats.ttls_written(each.writes for each in stream.outcomes)
+    ttls = formats.ttls_written(outcome.writes for outcome in stream.outcomes)
     rows = [
         {
-            "Markers": WAYS.get(each.name, each.name),
-            "Cost ($)": in_dollars(each.nano),
-            "Cost (input tokens)": round(each.multiples),
-            "Read": each.cache_read_tokens,
-            **{f"Written {ttl}": each.writes[ttl] for ttl in ttls},
-            "Input": each.input_tokens,
-            "Requests with a read": each.requests_with_read,
+            "Markers": WAYS.get(outcome.name, outcome.name),
+            "Cost ($)": in_dollars(outcome.nano),
+            "Cost (input tokens)": round(outcome.multiples),
+            "Read": outcome.cache_read_tokens,
+            **{f"Written {ttl}": outcome.writes[ttl] for ttl in ttls},
+            "Input": outcome.input_tokens,
+            "Requests with a read": outcome.requests_with_read,
         }
-        for each in stream.outcomes
+        for outcome in stream.outcomes
     ]
     parts.table(rows, "advice_ways", "What each way to place markers would have cost.")
 
@@ -152,26 +152,26 @@ def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
     if not findings:
         parts.empty(none, ":material/check_circle:")
         return
-    for number, each in enumerate(findings):
+    for number, finding in enumerate(findings):
         with st.container(border=True, key=f"{key}_{number}"):
-            st.text(f"{each.path}: {each.text} {each.change}")
-            facts = [formats.counted(each.tokens, "token")] if each.tokens else []
-            facts += [f"worth {formats.dollars(each.nano)}"] if each.nano else []
-            facts += [formats.counted(each.num_turns, "request")] if each.num_turns else []
+            st.text(f"{finding.path}: {finding.text} {finding.change}")
+            facts = [formats.counted(finding.tokens, "token")] if finding.tokens else []
+            facts += [f"worth {formats.dollars(finding.nano)}"] if finding.nano else []
+            facts += [formats.counted(finding.num_turns, "request")] if finding.num_turns else []
             if facts:
                 st.text(" · ".join(facts))
-            parts.request_links([turn for turn in each.turns if turn.startswith("msg_")])
+            parts.request_links([turn for turn in finding.turns if turn.startswith("msg_")])
     rows = [
         {
-            "Block": each.path,
-            "What": each.text,
-            "What to change": each.change,
-            "Tokens": each.tokens,
-            "Worth ($)": in_dollars(each.nano),
-            "Requests": each.num_turns or None,
-            "From": ", ".join(each.turns),
+            "Block": finding.path,
+            "What": finding.text,
+            "What to change": finding.change,
+            "Tokens": finding.tokens,
+            "Worth ($)": in_dollars(finding.nano),
+            "Requests": finding.num_turns or None,
+            "From": ", ".join(finding.turns),
         }
-        for each in findings
+        for finding in findings
     ]
     parts.as_download(rows, key)
 
@@ -183,8 +183,8 @@ def draw_apply(session: Session, stream: StreamAdvice) -> None:
             st.caption("Mark these blocks in the request; a pasted request shows how.")
         return
     ttl = policy.auto_cache_ttl
-    told = f"auto_cache {policy.auto_cache}" + (f", {ttl}" if ttl else "")
-    st.text(f"The key's policy does the same: {told}.")
+    setting = f"auto_cache {policy.auto_cache}" + (f", {ttl}" if ttl else "")
+    st.text(f"The key's policy does the same: {setting}.")
     if viewer.may_change() and st.button(
         "Set this policy for the key", key="advice_apply", icon=":material/tune:"
     ):
@@ -210,21 +210,21 @@ def draw_pasted(session: Session) -> None:
             )
         )
     ]
-    given = [text for text in texts if text.strip()]
-    if not st.button("Advise", key="advise", type="primary", disabled=not given):
+    filled = [text for text in texts if text.strip()]
+    if not st.button("Advise", key="advise", type="primary", disabled=not filled):
         return
-    report = session.client.ask(PATH, AdviceReport, {"requests": given})
+    report = session.client.ask(PATH, AdviceReport, {"requests": filled})
     st.caption(report.text)
-    for number, found in enumerate(report.requests):
+    for number, advice in enumerate(report.requests):
         parts.heading(f"Request {number + 1}")
-        st.caption(f"About {formats.counted(found.tokens, 'token')}.")
-        model = found.body.get("model")
+        st.caption(f"About {formats.counted(advice.tokens, 'token')}.")
+        model = advice.body.get("model")
         listed = viewer.about(session).listed
-        parts.unseen_images(found.num_images, model if isinstance(model, str) else None, listed)
-        draw_findings(found.findings, f"pasted_{number}", "Nothing to change.")
-        if found.marked is not None:
+        parts.unseen_images(advice.num_images, model if isinstance(model, str) else None, listed)
+        draw_findings(advice.findings, f"pasted_{number}", "Nothing to change.")
+        if advice.marked is not None:
             with st.expander("The request with the markers in place"):
-                st.code(json.dumps(found.marked, indent=2, ensure_ascii=False), language=None)
+                st.code(json.dumps(advice.marked, indent=2, ensure_ascii=False), language=None)
     for stream in report.streams:
         parts.heading("Compared with each other")
         none = "Nothing breaks their shared beginning."

@@ -48,13 +48,13 @@ def draw(view: View, chosen: Selection) -> None:
         ready = sum(engine.status == "ready" for engine in engines)
         parts.table(engine_table(engines), "fleet", f"{ready} of {len(engines)} ready.")
     rows = adapter_table(engines)
-    told = f"{formats.counted(len(rows), 'adapter')}, with the engines that have them."
-    parts.section("Adapters", rows, "adapters", told)
+    alt_text = f"{formats.counted(len(rows), 'adapter')}, with the engines that have them."
+    parts.section("Adapters", rows, "adapters", alt_text)
     rows = technique_table(engines)
     refused = sum(row["Allowed"] == "no" for row in rows)
     num_unknown = sum(row["Allowed"] == UNKNOWN for row in rows)
-    told = f"{refused} of {len(rows) - num_unknown} are too far from exact."
-    parts.section("Approximate entries", rows, "techniques", told)
+    alt_text = f"{refused} of {len(rows) - num_unknown} are too far from exact."
+    parts.section("Approximate entries", rows, "techniques", alt_text)
     # What of the engine protocol holds: an engine in front of another server keeps less.
     rows = promise_table(engines)
     parts.section(
@@ -72,14 +72,14 @@ def draw(view: View, chosen: Selection) -> None:
         "Restarts, and the cache they lost",
         [
             {
-                "Back at (UTC)": formats.moment(each.first_ms),
-                "Engine": each.engine,
-                "Gap between turns": formats.duration((each.first_ms - each.last_ms) / 1000),
-                "Turns that read less for it": each.lost.requests,
-                "Tokens written again": each.lost.written_tokens,
-                "Epoch": each.epoch[:8],
+                "Back at (UTC)": formats.moment(restart.first_ms),
+                "Engine": restart.engine,
+                "Gap between turns": formats.duration((restart.first_ms - restart.last_ms) / 1000),
+                "Turns that read less for it": restart.lost.requests,
+                "Tokens written again": restart.lost.written_tokens,
+                "Epoch": restart.epoch[:8],
             }
-            for each in view.history.restarts
+            for restart in view.history.restarts
         ],
         "restarts",
         f"{formats.counted(len(view.history.restarts), 'restart')} with the tokens written again.",
@@ -94,17 +94,17 @@ def draw_cards(view: View) -> None:
     stats = [engine.stats for engine in view.engines if engine.stats is not None]
     restarts = view.history.restarts
     everything = view.history.attribution[:1]
-    lost = sum(each.lost.written_tokens for each in restarts)
+    lost = sum(restart.lost.written_tokens for restart in restarts)
     in_use = in_use_share([s.blocks for s in stats])
     count = formats.counted(len(view.engines), "engine")
     held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
     parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
     busy = f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
     with st.grid(4, min_column_width=190):
-        told = "Engines that answer and have their model loaded, as this gateway sees them."
-        parts.card("engines_ready", f"{ready} of {len(view.engines)}", told=told)
-        told = "Sequences that are computed now, and those that wait for blocks."
-        parts.card("running_and_waiting", busy if stats else formats.NO_VALUE, told=told)
+        help_text = "Engines that answer and have their model loaded, as this gateway sees them."
+        parts.card("engines_ready", f"{ready} of {len(view.engines)}", note=help_text)
+        help_text = "Sequences that are computed now, and those that wait for blocks."
+        parts.card("running_and_waiting", busy if stats else formats.NO_VALUE, note=help_text)
         after = formats.counted(len(restarts), "restart")
         parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
         shares = (e.delivered_tokens / e.available_tokens for e in everything if e.available_tokens)
@@ -113,32 +113,34 @@ def draw_cards(view: View) -> None:
         parts.card("attribution", share, label=label, delta="of what some engine held")
 
 
-def engine_table(found: Sequence[EngineReport]) -> list[Row]:
-    return [
-        {
-            "Engine": engine.name,
-            "State": "draining" if engine.is_draining else engine.status,
-            "Model": described.model if described else None,
-            "Answers to": ", ".join(engine.ids) or None,
-            "Backend": server_of(described) if described else None,
-            "Attention": (described.attention or None) if described else None,
-            "Up": formats.duration(stats.uptime_seconds) if stats else None,
-            "Epoch": stats.epoch[:8] if stats else None,
-            "Running": stats.running if stats else None,
-            "Waiting": stats.waiting if stats else None,
-            "Pool in use": in_use_share([stats.blocks]) if stats else None,
-            "Foreign": foreign_share([stats]) if stats else None,
-            "Foreign running": stats.foreign_running if stats else None,
-            "Leases": stats.num_leases if stats else None,
-            "Preempted": stats.counters.preempted_requests if stats else None,
-            "Breaker": f"{engine.breaker}, opened {engine.times_opened}×",
-            "Names known": engine.routing.names,
-            "Why": "; ".join(why_of(engine)) or None,
-            "URL": engine.url,
-        }
-        for engine in found
-        for stats, described in ((engine.stats, engine.description),)
-    ]
+def engine_table(engines: Sequence[EngineReport]) -> list[Row]:
+    return [_engine_row(engine) for engine in engines]
+
+
+def _engine_row(engine: EngineReport) -> Row:
+    stats = engine.stats
+    described = engine.description
+    return {
+        "Engine": engine.name,
+        "State": "draining" if engine.is_draining else engine.status,
+        "Model": described.model if described else None,
+        "Answers to": ", ".join(engine.ids) or None,
+        "Backend": server_of(described) if described else None,
+        "Attention": (described.attention or None) if described else None,
+        "Up": formats.duration(stats.uptime_seconds) if stats else None,
+        "Epoch": stats.epoch[:8] if stats else None,
+        "Running": stats.running if stats else None,
+        "Waiting": stats.waiting if stats else None,
+        "Pool in use": in_use_share([stats.blocks]) if stats else None,
+        "Foreign": foreign_share([stats]) if stats else None,
+        "Foreign running": stats.foreign_running if stats else None,
+        "Leases": stats.num_leases if stats else None,
+        "Preempted": stats.counters.preempted_requests if stats else None,
+        "Breaker": f"{engine.breaker}, opened {engine.times_opened}×",
+        "Names known": engine.routing.names,
+        "Why": "; ".join(why_of(engine)) or None,
+        "URL": engine.url,
+    }
 
 
 def why_of(engine: EngineReport) -> list[str]:
@@ -147,31 +149,32 @@ def why_of(engine: EngineReport) -> list[str]:
     return [*([str(error)] if error else []), *engine.notes]
 
 
-def adapter_table(found: Sequence[EngineReport]) -> list[Row]:
+def adapter_table(reports: Sequence[EngineReport]) -> list[Row]:
     """Each adapter once for all engines that have the same weights under its name."""
     having: dict[tuple[str, AdapterInfo], list[str]] = {}
-    for engine in found:
-        if (described := engine.description) is not None:
-            for one in described.adapters:
-                having.setdefault((described.model, one), []).append(engine.name)
+    for engine in reports:
+        description = engine.description
+        if description is not None:
+            for adapter in description.adapters:
+                having.setdefault((description.model, adapter), []).append(engine.name)
     return [
         {
-            "Model": f"{model}:{one.name}",
-            "State": "leaving" if one.is_leaving else "loaded",
-            "Acts from": "the start" if one.invocation is None else repr(one.invocation),
-            "Rank": one.rank,
-            "MiB": one.num_bytes / 2**20,
-            "Weights": one.digest[:12],
+            "Model": f"{model}:{adapter.name}",
+            "State": "leaving" if adapter.is_leaving else "loaded",
+            "Acts from": "the start" if adapter.invocation is None else repr(adapter.invocation),
+            "Rank": adapter.rank,
+            "MiB": adapter.num_bytes / 2**20,
+            "Weights": adapter.digest[:12],
             "Engines": ", ".join(engines),
         }
-        for (model, one), engines in sorted(having.items(), key=lambda item: item[0][1].name)
+        for (model, adapter), engines in sorted(having.items(), key=lambda item: item[0][1].name)
     ]
 
 
 UNKNOWN = "not known yet"
 
 
-def technique_table(found: Sequence[EngineReport]) -> list[Row]:
+def technique_table(engines: Sequence[EngineReport]) -> list[Row]:
     """How far from exact each engine measured each approximation, and which measure still."""
     measuring = [
         {
@@ -181,22 +184,22 @@ def technique_table(found: Sequence[EngineReport]) -> list[Row]:
             "Same next token": formats.percent(None),
             "Allowed": UNKNOWN,
         }
-        for engine in found
+        for engine in engines
         if engine.description is not None and engine.description.is_measuring
     ]
-    return measuring + [
+    measured = [
         {
             "Engine": engine.name,
-            "Technique": one.name,
-            "KL (nats)": round(one.kl, 3),
-            "Same next token": formats.percent(one.agreement),
-            "Allowed": "yes" if one.is_allowed else "no",
+            "Technique": technique.name,
+            "KL (nats)": round(technique.kl, 3),
+            "Same next token": formats.percent(technique.agreement),
+            "Allowed": "yes" if technique.is_allowed else "no",
         }
-        for engine in found
-        for description in [engine.description]
-        if description is not None
-        for one in description.techniques
+        for engine in engines
+        if engine.description is not None
+        for technique in engine.description.techniques
     ]
+    return [*measuring, *measured]
 
 
 def server_of(described: Description) -> str:
@@ -205,13 +208,13 @@ def server_of(described: Description) -> str:
     return described.backend if kind is None else f"{kind}, as it is"
 
 
-def promise_table(found: Sequence[EngineReport]) -> list[Row]:
+def promise_table(engines: Sequence[EngineReport]) -> list[Row]:
     """One row for each promise of the engine protocol, with a column for each backend: whether it
     is kept there, and how or why not. Engines of one backend that say different things are
     named."""
     sayings: dict[str, dict[str, dict[str, list[str]]]] = {}
     backends: list[str] = []
-    for engine in found:
+    for engine in engines:
         if engine.description is None:
             continue
         backend = server_of(engine.description)
@@ -237,90 +240,97 @@ def _said_by(sayings: Mapping[str, Sequence[str]]) -> str | None:
     return "; ".join(f"{', '.join(engines)}: {said}" for said, engines in sayings.items())
 
 
-def in_use_share(found: Sequence[BlockStats]) -> float | None:
+def in_use_share(pools: Sequence[BlockStats]) -> float | None:
     """Blocks that a sequence or a lease holds, of all pools together; None without a pool."""
-    total = sum(blocks.total for blocks in found)
-    return sum(blocks.active + blocks.leased for blocks in found) / total if total else None
+    total = sum(blocks.total for blocks in pools)
+    return sum(blocks.active + blocks.leased for blocks in pools) / total if total else None
 
 
-def foreign_share(found: Sequence[Stats]) -> float:
+def foreign_share(engines: Sequence[Stats]) -> float:
     """What other clients of the engines' servers use of all pools together."""
-    total = sum(stats.blocks.total for stats in found)
-    return sum(stats.blocks.foreign for stats in found) / max(total, 1)
+    total = sum(stats.blocks.total for stats in engines)
+    return sum(stats.blocks.foreign for stats in engines) / max(total, 1)
 
 
-def draw_load(found: Sequence[LoadPoint], history: FleetHistory) -> None:
+def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
     """Memory and queue over time, as this gateway has seen them since its start."""
     shares = {"Leased": "leased", "Active": "active"}
     waits = {"At engines": "waiting", "At this gateway": "queued"}
-    most = max((each.in_use or 0.0 for each in found), default=0.0)
-    longest = max((each.waiting + each.queued for each in found), default=0)
-    starts = (each.start_ms for each in found if each.in_use is not None or each.queued)
+    most = max((point.in_use or 0.0 for point in points), default=0.0)
+    longest = max((point.waiting + point.queued for point in points), default=0)
+    starts = (point.start_ms for point in points if point.in_use is not None or point.queued)
     first = charts.first_shown(starts, history.since_ms, history.until_ms)
     x = charts.moment(first, history.until_ms)
     left, right = st.columns(2, gap="large")
-    for place, heading, key, classes, title, told in (
+    for place, heading, key, classes, title, alt_text in (
         (left, "KV memory in use", "kv_over_time", shares, "% of blocks", formats.percent(most)),
         (right, "Waiting", "queue_over_time", waits, "Requests", f"{longest:,}"),
     ):
         with place:
             parts.heading(f"{heading} over time", key)
-            rows = load_rows(found, classes)
+            rows = load_rows(points, classes)
             if not any(row["top"] for row in rows):
-                known = any(each.in_use is not None for each in found)
+                known = any(point.in_use is not None for point in points)
                 unknown = "No engine was seen in this range: a gateway keeps this while it runs."
                 parts.empty("Nothing in this range." if known else unknown)
                 continue
             colours = {name: charts.LOAD[viewer.theme()][name] for name in classes}
             height = charts.CHART_HEIGHT
             drawn = charts.bars_over_time(rows, colours, title=title, x=x, height=height)
-            parts.chart(drawn, key, f"{heading} over time: at most {told}.")
+            parts.chart(drawn, key, f"{heading} over time: at most {alt_text}.")
 
 
-def load_rows(found: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
+def load_rows(points: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
     """One row for each interval and class, stacked. Shares are in percent."""
-    steps = (late.start_ms - early.start_ms for early, late in pairwise(found))
+    steps = (late.start_ms - early.start_ms for early, late in pairwise(points))
     width_ms = min(steps, default=60_000)
     rows: list[Row] = []
-    for each in found:
-        start = formats.moment(each.start_ms)
-        end = formats.moment(each.start_ms + width_ms)
-        leased, in_use = each.leased or 0.0, each.in_use or 0.0
+    for point in points:
+        start = formats.moment(point.start_ms)
+        end = formats.moment(point.start_ms + width_ms)
+        leased = point.leased or 0.0
+        in_use = point.in_use or 0.0
         amounts = {
             "leased": round(100 * leased, 1),
             "active": round(100 * (in_use - leased), 1),
-            "waiting": each.waiting,
-            "queued": each.queued,
+            "waiting": point.waiting,
+            "queued": point.queued,
         }
-        own = {name: amounts[field] for name, field in classes.items()}
-        rows += charts.stacked({"start": start, "end": end, "part": ""}, own)
+        shares = {name: amounts[field] for name, field in classes.items()}
+        rows += charts.stacked({"start": start, "end": end, "part": ""}, shares)
     return rows
 
 
 def draw_attribution(history: FleetHistory) -> None:
     """Shares of the prompts of all turns, or of a fixed sample, of all engines and of each."""
     parts.heading("Where hits are lost", "attribution")
-    found = history.attribution
-    if not found:
+    attributions = history.attribution
+    if not attributions:
         parts.empty("No request in this range was routed by what engines hold.", key="attribution")
         return
-    rows: list[Row] = [
-        {
-            "engine": each.engine or "all engines",
-            "stage": stage,
-            "share": tokens / max(each.prompt_tokens, 1),
-            "tokens": tokens,
-            "turns": each.turns,
+    rows: list[Row] = []
+    for attribution in attributions:
+        tokens_by_stage = {
+            "Available": attribution.available_tokens,
+            "Captured": attribution.captured_tokens,
+            "Delivered": attribution.delivered_tokens,
         }
-        for each in found
-        for stage in ("Available", "Captured", "Delivered")
-        if (tokens := getattr(each, f"{stage.lower()}_tokens"))
-    ]
+        rows += [
+            {
+                "engine": attribution.engine or "all engines",
+                "stage": stage,
+                "share": tokens / max(attribution.prompt_tokens, 1),
+                "tokens": tokens,
+                "turns": attribution.turns,
+            }
+            for stage, tokens in tokens_by_stage.items()
+            if tokens
+        ]
     if not rows:
         parts.empty("No engine held the beginning of a prompt that came in this range.")
         return
-    total = found[0]
-    prompt = max(found[0].prompt_tokens, 1)
+    total = attributions[0]
+    prompt = max(attributions[0].prompt_tokens, 1)
     routed = f"{formats.counted(total.turns, 'request')} that what engines hold routed"
     st.caption(formats.sampled(routed, history.num_turns, is_whole=history.is_whole))
     engines = list(dict.fromkeys(row["engine"] for row in rows))

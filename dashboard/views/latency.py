@@ -49,11 +49,13 @@ def read(client: AdminClient, chosen: Selection) -> View:
     models = Counter[str]()
     for cell in latency.cells:
         models[cell.model] += cell.seconds.requests
-    found = compared(latency)
+    comparison = compared(latency)
     model = chosen.model
     if len(models) > 1:
         # Nothing on this page compares one model's reads with another's misses.
-        model = found.model if found else max(models, key=lambda name: (models[name], name))
+        model = (
+            comparison.model if comparison else max(models, key=lambda name: (models[name], name))
+        )
         params = {**params, "model": model}
         latency = client.get("/admin/v1/latency", Latency, params)
     samples = client.get("/admin/v1/latency/samples", LatencySamples, params)
@@ -92,8 +94,8 @@ def draw(view: View, chosen: Selection) -> None:
         ]
         title = "Time to first token (seconds)"
         drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
-        told = f"Median and 95th percentile in {len(series)} intervals, with and without a read."
-        parts.chart(drawn, "percentiles", told)
+        summary = f"Median and 95th percentile in {len(series)} intervals, with and without a read."
+        parts.chart(drawn, "percentiles", summary)
     with right:
         draw_overhead(view.samples, span)
     parts.heading("By prompt length", "first_token_seconds")
@@ -116,11 +118,11 @@ def shown_span(view: View) -> tuple[int, int]:
 
 
 def draw_cards(view: View) -> None:
-    found = compared(view.latency)
-    sooner = found.times_sooner if found else None
-    if found is not None and sooner is not None:
+    comparison = compared(view.latency)
+    sooner = comparison.times_sooner if comparison else None
+    if comparison is not None and sooner is not None:
         parts.hero(
-            f"A prompt of {found.length} tokens with a read answers"
+            f"A prompt of {comparison.length} tokens with a read answers"
             f" **{sooner:.2g} times** as soon as one without."
         )
     elif view.latency.mixed:
@@ -133,10 +135,10 @@ def draw_cards(view: View) -> None:
             "**No comparison yet**: it takes prompts of about one length with and without a read."
         )
     with st.grid(4, min_column_width=190):
-        first_token_cards(found, lambda side: f"95 % within {formats.seconds(side.p95)}")
+        first_token_cards(comparison, lambda side: f"95 % within {formats.seconds(side.p95)}")
         times = f"{sooner:.2g}×" if sooner else formats.NO_VALUE
-        told = f"{found.length} tokens" if found else TOO_FEW
-        parts.card("compared_first_token", times, label="Sooner with a read", delta=told)
+        size = f"{comparison.length} tokens" if comparison else TOO_FEW
+        parts.card("compared_first_token", times, label="Sooner with a read", delta=size)
         samples = view.samples
         most = formats.seconds(samples.overhead_p95)
         parts.card(
@@ -147,18 +149,18 @@ def draw_cards(view: View) -> None:
 
 
 def first_token_cards(
-    found: Compared | None, told: Callable[[Percentiles], str], none: str | None = None
+    comparison: Compared | None, figure: Callable[[Percentiles], str], none: str | None = None
 ) -> None:
     """The medians with and without a read, and what is `told` of each side."""
     for name, side in (
-        ("with a read", found.hits if found else None),
-        ("without a read", found.misses if found else None),
+        ("with a read", comparison.hits if comparison else None),
+        ("without a read", comparison.misses if comparison else None),
     ):
         parts.card(
             "compared_first_token",
             formats.seconds(side.p50 if side else None),
             label=f"First token, {name}",
-            delta=told(side) if side else none,
+            delta=figure(side) if side else none,
         )
 
 
@@ -190,16 +192,16 @@ def _length(cell: LatencyCell) -> str:
 def draw_scatter(view: View) -> None:
     """Time to first token against prompt length; both logarithmic, since both span decades. At most
     `MAX_DOTS` of the sampled turns, the same ones each time."""
-    samples = sorted(view.samples.samples, key=lambda each: each.order)[:MAX_DOTS]
+    samples = sorted(view.samples.samples, key=lambda sample: sample.order)[:MAX_DOTS]
     rows: list[Row] = [
         {
-            "prompt": max(each.prompt_tokens, 1),
-            "seconds": max(each.first_token_seconds, 0.001),
-            "kind": "With a read" if each.cache_read_tokens else "Without a read",
-            "share": each.cache_read_tokens / max(each.prompt_tokens, 1),
-            "id": each.id,
+            "prompt": max(sample.prompt_tokens, 1),
+            "seconds": max(sample.first_token_seconds, 0.001),
+            "kind": "With a read" if sample.cache_read_tokens else "Without a read",
+            "share": sample.cache_read_tokens / max(sample.prompt_tokens, 1),
+            "id": sample.id,
         }
-        for each in samples
+        for sample in samples
     ]
     drawn = (
         alt.Chart(charts.frame(rows))
@@ -217,12 +219,12 @@ def draw_scatter(view: View) -> None:
         .properties(height=380)
     )
     hits = sum(row["kind"] == "With a read" for row in rows)
-    told = (
+    alt_text = (
         f"{formats.counted(len(rows), 'request')}, {hits} of them with a read. Median time to"
         f" first token: {formats.seconds(view.latency.hits.p50)} with a read,"
         f" {formats.seconds(view.latency.misses.p50)} without."
     )
-    parts.chart(drawn, "scatter", told)
+    parts.chart(drawn, "scatter", alt_text)
 
 
 def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> list[Row]:
@@ -236,22 +238,22 @@ def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> li
 
 def draw_overhead(samples: LatencySamples, span: tuple[int, int]) -> None:
     parts.heading("Gateway overhead", "overhead_seconds")
-    found = samples.overhead
-    if not found:
+    overhead = samples.overhead
+    if not overhead:
         parts.empty("The engines told no times of these requests.")
         return
     rows = [
         row
-        for each in found
-        for row in _point(each.start_ms, "Gateway", each.p50 * 1000, each.p95 * 1000)
+        for point in overhead
+        for row in _point(point.start_ms, "Gateway", point.p50 * 1000, point.p95 * 1000)
     ]
     colours = {"Gateway": charts.PLAIN[viewer.theme()]}
     title = "Added by the gateway (milliseconds)"
     drawn = lines_over_time(rows, colours, title, span, is_log=False)
-    low = min(each.p50 for each in found)
-    high = max(each.p50 for each in found)
-    told = f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}."
-    parts.chart(drawn, "overhead", told)
+    low = min(point.p50 for point in overhead)
+    high = max(point.p50 for point in overhead)
+    alt_text = f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}."
+    parts.chart(drawn, "overhead", alt_text)
 
 
 def lines_over_time(
@@ -299,15 +301,15 @@ def latency_table(latency: Latency) -> list[Row]:
     for (model, _), cells_of in sorted(cells.items()):
         sides = {cell.is_hit: cell.seconds for cell in cells_of}
         length = _length(cells_of[0])
-        own = Compared(model, length, sides.get(True, nothing), sides.get(False, nothing))
+        comparison = Compared(model, length, sides.get(True, nothing), sides.get(False, nothing))
         row: dict[str, Any] = {"Model": model, "Prompt tokens": length}
-        for name, side in (("With a read", own.hits), ("Without a read", own.misses)):
+        for name, side in (("With a read", comparison.hits), ("Without a read", comparison.misses)):
             row |= {
                 name: side.requests,
                 f"{name}, median (s)": _four_digits(side.p50),
                 f"{name}, 95 % (s)": _four_digits(side.p95),
             }
-        times = None if model in latency.mixed else _four_digits(own.times_sooner)
+        times = None if model in latency.mixed else _four_digits(comparison.times_sooner)
         rows.append({**row, "Times shorter": times})
     return rows
 

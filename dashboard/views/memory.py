@@ -12,7 +12,7 @@ from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
 from dashboard.views.fleet import foreign_share
 from dashboard.views.savings import NO_WORDS, first_words, held_label
-from engine.protocol.reports import Counters, Holding, Lifetimes, Memory, Stats
+from engine.protocol.reports import Counters, Holding, Lifetimes, Memory, Stats, StoreStats
 from gateway.structs.conditions import Condition
 from gateway.structs.fleet import EngineMemory
 
@@ -80,36 +80,36 @@ def draw(view: View, chosen: Selection) -> None:
         )
         return
     draw_silent(rows)
-    found = [engine.stats for engine in answering if engine.stats is not None]
+    stats = [engine.stats for engine in answering if engine.stats is not None]
     draw_sentence(answering, whose=" of the engines that answer" if rows else "")
     draw_pools(answering)
     draw_holders(answering, view.words)
     # One engine in full at a time, so that the page stays short.
-    shown = answering[0]
+    detailed = answering[0]
     if len(answering) > 1:
         names = [engine.name for engine in answering]
         name = st.selectbox("Engine in full", names, key="memory_engine", width=260)
-        shown = next((engine for engine in answering if engine.name == name), shown)
-    draw_map(shown)
+        detailed = next((engine for engine in answering if engine.name == name), detailed)
+    draw_map(detailed)
     with st.expander("Details", key="memory_details"):
-        draw_details(answering, shown, found)
+        draw_details(answering, detailed, stats)
 
 
-def draw_map(shown: EngineMemory) -> None:
+def draw_map(engine: EngineMemory) -> None:
     parts.heading("Block map")
-    st.text(f"{shown.name} · {shown.backend} · {shown.model}")
-    stats = shown.stats
-    memory = shown.memory
+    st.text(f"{engine.name} · {engine.backend} · {engine.model}")
+    stats = engine.stats
+    memory = engine.memory
     assert stats is not None
     if memory is None:
         parts.empty("This engine does not tell what is in its memory.")
     elif memory.cells:
-        told = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(shown).items())
+        alt_text = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(engine).items())
         parts.chart(
             block_map(memory, charts.BLOCKS[viewer.theme()]),
-            f"map_{shown.name}",
-            f"Map of {stats.blocks.total:,} blocks: {told}; {stats.blocks.shared:,} have more than"
-            " one holder.",
+            f"map_{engine.name}",
+            f"Map of {stats.blocks.total:,} blocks: {alt_text};"
+            f" {stats.blocks.shared:,} have more than one holder.",
         )
     else:
         parts.empty(
@@ -120,55 +120,55 @@ def draw_map(shown: EngineMemory) -> None:
 
 
 def draw_details(
-    answering: Sequence[EngineMemory], shown: EngineMemory, found: list[Stats]
+    answering: Sequence[EngineMemory], engine: EngineMemory, all_stats: list[Stats]
 ) -> None:
     """What stands behind a click: amounts, stores, and one engine in full."""
-    draw_cards(answering, found)
+    draw_cards(answering, all_stats)
     stores = store_rows(answering)
-    told = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
-    told = f"Stores on disk: {told}."
-    parts.section("Store on disk", stores, "stores", told, number="store_bytes")
-    stats = shown.stats
-    memory = shown.memory
+    alt_text = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
+    alt_text = f"Stores on disk: {alt_text}."
+    parts.section("Store on disk", stores, "stores", alt_text, number="store_bytes")
+    stats = engine.stats
+    memory = engine.memory
     if stats is None or memory is None:
         return
     left, right = st.columns(2, gap="large")
     with left:
-        draw_endings(shown.name, stats.counters)
+        draw_endings(engine.name, stats.counters)
     with right:
-        draw_rests(shown.name, memory.lifetimes)
-    rows = pool_table(shown, memory)
+        draw_rests(engine.name, memory.lifetimes)
+    rows = pool_table(engine, memory)
     parts.heading("Blocks by what holds them")
-    parts.table(rows, f"pool_{shown.name}", f"Blocks of {shown.name} by what holds them.")
-    if shown.state_blocks:
-        size = formats.counted(shown.state_blocks, "block")
+    parts.table(rows, f"pool_{engine.name}", f"Blocks of {engine.name} by what holds them.")
+    if engine.state_blocks:
+        size = formats.counted(engine.state_blocks, "block")
         st.caption(f"Each entry and each running sequence has a recurrent state of {size}.")
 
 
 def silent_rows(view: View) -> list[Row]:
     """The engines whose memory is not known now."""
     causes = {condition.engine: condition for condition in view.silent}
-    return [
-        {
-            "Engine": engine.name,
-            "State": "not known",
-            "Since (UTC)": formats.moment(known.since_ms) if known else None,
-            "Why": known.cause if known else "it did not answer this question",
-            "What to do": known.remedy if known else None,
-        }
-        for engine in view.engines
-        if engine.stats is None
-        for known in (causes.get(engine.name),)
-    ]
+    silent = [engine.name for engine in view.engines if engine.stats is None]
+    return [_silent_row(name, causes.get(name)) for name in silent]
+
+
+def _silent_row(engine: str, condition: Condition | None) -> Row:
+    return {
+        "Engine": engine,
+        "State": "not known",
+        "Since (UTC)": formats.moment(condition.since_ms) if condition else None,
+        "Why": condition.cause if condition else "it did not answer this question",
+        "What to do": condition.remedy if condition else None,
+    }
 
 
 def draw_silent(rows: Sequence[Row]) -> None:
-    told = ", ".join(f"{row['Engine']}: {row['Why']}" for row in rows)
+    alt_text = ", ".join(f"{row['Engine']}: {row['Why']}" for row in rows)
     parts.section(
         "Engines whose memory is not known now",
         list(rows),
         "silent",
-        f"Not known: {told}.",
+        f"Not known: {alt_text}.",
         wide=("What to do",),
     )
 
@@ -180,10 +180,11 @@ def pool_of(engine: EngineMemory) -> dict[str, int]:
     blocks = engine.stats.blocks
     if engine.memory is None or not engine.memory.cells:
         return {name: getattr(blocks, key) for name, key in CELLS.items()}
-    found = {
-        name: sum(getattr(each.holding, key) for each in engine.held) for name, key in HELD.items()
+    amounts = {
+        name: sum(getattr(share.holding, key) for share in engine.held)
+        for name, key in HELD.items()
     }
-    return {**found, "Free": blocks.total - sum(found.values())}
+    return {**amounts, "Free": blocks.total - sum(amounts.values())}
 
 
 def shares_of(engines: Sequence[EngineMemory]) -> dict[str, str]:
@@ -206,34 +207,34 @@ def draw_sentence(engines: Sequence[EngineMemory], whose: str) -> None:
     )
 
 
-def draw_cards(engines: Sequence[EngineMemory], found: list[Stats]) -> None:
+def draw_cards(engines: Sequence[EngineMemory], all_stats: list[Stats]) -> None:
     share = shares_of(engines)
     pools = [pool_of(engine) for engine in engines]
-    host = sum(stats.host_blocks for stats in found)
-    host_used = sum(stats.host_blocks_used for stats in found)
-    demoted = sum(stats.counters.demoted_blocks for stats in found)
-    foreign = foreign_share(found)
+    host = sum(stats.host_blocks for stats in all_stats)
+    host_used = sum(stats.host_blocks_used for stats in all_stats)
+    demoted = sum(stats.counters.demoted_blocks for stats in all_stats)
+    foreign = foreign_share(all_stats)
     mapped = [e.memory for e in engines if e.memory and e.memory.unused_tokens is not None]
     room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
     unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
     lowered = sum(pool.get("Leased in the store", 0) for pool in pools)
     with st.grid(3, min_column_width=190):
-        told = f"{formats.percent(foreign)} by other clients" if foreign else None
-        parts.card("pool_in_use", share["In use"], delta=told)
-        told = f"{share['Leased in the store']} more in the store" if lowered else None
-        parts.card("pool_leased", share["Leased"], delta=told)
+        note = f"{formats.percent(foreign)} by other clients" if foreign else None
+        parts.card("pool_in_use", share["In use"], delta=note)
+        note = f"{share['Leased in the store']} more in the store" if lowered else None
+        parts.card("pool_leased", share["Leased"], delta=note)
         parts.card("pool_best_effort", share["Best effort"])
         parts.card("pool_cached", share["Without an entry"])
         parts.card("pool_free", share["Free"])
         parts.card("unused_tokens", formats.percent(unused))
-        copied = sum(stats.counters.copied_blocks for stats in found)
+        copied = sum(stats.counters.copied_blocks for stats in all_stats)
         parts.card("copied_blocks", formats.compact(copied))
-        evicted = sum(stats.counters.evicted_blocks for stats in found)
-        told = f"{formats.compact(demoted)} copied to the host" if host else None
-        parts.card("evicted_blocks", formats.compact(evicted), delta=told)
-        told = f"of {formats.compact(host)}" if host else "none configured"
+        evicted = sum(stats.counters.evicted_blocks for stats in all_stats)
+        note = f"{formats.compact(demoted)} copied to the host" if host else None
+        parts.card("evicted_blocks", formats.compact(evicted), delta=note)
+        note = f"of {formats.compact(host)}" if host else "none configured"
         used_there = formats.compact(host_used) if host else formats.NO_VALUE
-        parts.card("host_blocks", used_there, delta=told)
+        parts.card("host_blocks", used_there, delta=note)
 
 
 def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> None:
@@ -254,7 +255,7 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
             " prefix."
         )
     unmapped = [engine for engine in engines if not has_map(engine)]
-    told = held_rows(unmapped, by, words)
+    rows = held_rows(unmapped, by, words)
     if not unmapped:
         return
     names = ", ".join(engine.name for engine in unmapped)
@@ -262,8 +263,8 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
         f"{names}: of its blocks only the number is known, and not whose they are. What its"
         " prefixes stand on, by their numbers of tokens, is told apart below."
     )
-    if told:
-        parts.table(told, "told", f"Prefixes of {names}: {len(told)} rows.")
+    if rows:
+        parts.table(rows, "told", f"Prefixes of {names}: {len(rows)} rows.")
 
 
 def has_map(engine: EngineMemory) -> bool:
@@ -316,15 +317,15 @@ def held_rows(
     that the page Prefixes calls them by."""
     rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for engine in engines:
-        for each in engine.held:
-            holding = each.holding
-            whose: dict[str, Any] = {"Workspace": each.workspace}
+        for share in engine.held:
+            holding = share.holding
+            whose: dict[str, Any] = {"Workspace": share.workspace}
             if by != "Workspace":
-                whose["Key"] = each.key or each.key_id
+                whose["Key"] = share.key or share.key_id
             if by == "Prefix":
                 digest = holding.name or holding.entry
                 whose["Prefix"] = (
-                    held_label(each.look, holding.tokens, digest, words) if digest else None
+                    held_label(share.look, holding.tokens, digest, words) if digest else None
                 )
                 whose["Prefix id"] = digest[:16] if digest else None
             row = rows.setdefault(
@@ -346,9 +347,14 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
     parts.heading("Pools", "pool_in_use")
     pools = {engine.name: pool_of(engine) for engine in engines}
     rows: list[Row] = [
-        {"engine": name, "state": state, "order": order, "blocks": n, "share": n / total}
+        {
+            "engine": name,
+            "state": state,
+            "order": order,
+            "blocks": n,
+            "share": n / max(sum(pool.values()), 1),
+        }
         for name, pool in pools.items()
-        for total in (max(sum(pool.values()), 1),)
         for order, (state, n) in enumerate(pool.items())
         if n
     ]
@@ -367,37 +373,40 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
         )
         .properties(height=180 + len(pools) * BAR_HEIGHT)
     )
-    told = ", ".join(
+    alt_text = ", ".join(
         f"{name} {formats.percent((pool['Active'] + pool['Leased']) / max(sum(pool.values()), 1))}"
         " in use"
         for name, pool in pools.items()
     )
-    parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
+    parts.chart(drawn, "pools", f"Blocks by what holds them: {alt_text}.")
 
 
 def store_rows(engines: Sequence[EngineMemory]) -> list[Row]:
     """The store on disk of each engine that has one, or should."""
     return [
-        {
-            "Engine": engine.name,
-            "State": _REFUSED.get(store.refused, "off")
-            if store.refused is not None
-            else "on"
-            if store.is_up
-            else "can't be written",
-            "MiB": store.used_bytes / 2**20,
-            "Of MiB": store.max_bytes / 2**20,
-            "Entries": store.entries,
-            "Leases": store.leases,
-            "Held blocks": store.held_blocks,
-            "Leases restored": store.restored_leases,
-            "Leases lost": store.lost_leases,
-            "Damaged": sum(store.misses.values()),
-            "Damages": ", ".join(f"{count} {why}" for why, count in sorted(store.misses.items())),
-        }
+        _store_row(engine.name, engine.stats.store)
         for engine in engines
-        if engine.stats is not None and (store := engine.stats.store) is not None
+        if engine.stats is not None and engine.stats.store is not None
     ]
+
+
+def _store_row(engine: str, store: StoreStats) -> Row:
+    state = "on" if store.is_up else "can't be written"
+    if store.refused is not None:
+        state = _REFUSED.get(store.refused, "off")
+    return {
+        "Engine": engine,
+        "State": state,
+        "MiB": store.used_bytes / 2**20,
+        "Of MiB": store.max_bytes / 2**20,
+        "Entries": store.entries,
+        "Leases": store.leases,
+        "Held blocks": store.held_blocks,
+        "Leases restored": store.restored_leases,
+        "Leases lost": store.lost_leases,
+        "Damaged": sum(store.misses.values()),
+        "Damages": ", ".join(f"{count} {why}" for why, count in sorted(store.misses.items())),
+    }
 
 
 def block_map(memory: Memory, colours: charts.Palette) -> Any:
@@ -473,7 +482,7 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
 
 def draw_endings(name: str, counters: Counters) -> None:
     """How entries ended, with what an operator may read out of it."""
-    found = {
+    counts = {
         "TTL over: the promise was kept": counters.leases_expired,
         "Evicted for room": counters.evicted_entries,
         "Yielded": counters.leases_yielded,
@@ -482,15 +491,15 @@ def draw_endings(name: str, counters: Counters) -> None:
         "Damaged on disk": counters.leases_damaged,
     }
     rows: list[Row] = [
-        {"Reason": reason, "Entries": count, "Share": count / sum(found.values())}
-        for reason, count in found.items()
+        {"Reason": reason, "Entries": count, "Share": count / sum(counts.values())}
+        for reason, count in counts.items()
         if count
     ]
-    told = ", ".join(f"{reason} {count:,}" for reason, count in found.items())
-    told = f"Entries by how they ended: {told}."
+    alt_text = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+    alt_text = f"Entries by how they ended: {alt_text}."
     none = "No entry has ended since this engine started."
     title = "How entries ended, since this engine started"
-    parts.section(title, rows, f"endings_{name}", told, number="endings", none=none)
+    parts.section(title, rows, f"endings_{name}", alt_text, number="endings", none=none)
     st.caption(
         "What earlier processes of this engine did with their leases is in Overview's Leases kept."
     )

@@ -74,12 +74,12 @@ class View(NamedTuple):
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
-    asked = {**chosen.params("engine", "model"), "limit": 1}
+    query = {**chosen.params("engine", "model"), "limit": 1}
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
         client.get("/admin/v1/latency", Latency, params),
-        client.get("/admin/v1/refusals/counts", RefusalCounts, asked),
+        client.get("/admin/v1/refusals/counts", RefusalCounts, query),
         client.get("/admin/v1/engines", list[EngineReport]) if viewer.is_admin() else None,
         client.get(KEPT_PATH, LeasesKept, chosen.params("workspace", "model"))
         if viewer.is_admin()
@@ -104,16 +104,16 @@ def draw(view: View, chosen: Selection) -> None:
     st.fragment(refresh_week, run_every=_LOOK_SECONDS, key="week")()
     draw_tokens(view.usage)
     usage = view.usage
-    found = compared(view.latency)
+    comparison = compared(view.latency)
     refused = view.refused.requests
     with st.grid(3, min_column_width=190):
-        told = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
-        parts.card("requests", formats.compact(usage.totals.requests), delta=told)
+        note = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
+        parts.card("requests", formats.compact(usage.totals.requests), delta=note)
         length = TOO_FEW
-        if found is not None:
-            model = parts.plain(found.model)
-            length = f"{found.length} tokens" + (f", {model}" if model else "")
-        first_token_cards(found, lambda _: length, TOO_FEW)
+        if comparison is not None:
+            model = parts.plain(comparison.model)
+            length = f"{comparison.length} tokens" + (f", {model}" if model else "")
+        first_token_cards(comparison, lambda _: length, TOO_FEW)
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
             parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
@@ -131,16 +131,20 @@ def draw_cards(view: View) -> None:
     usage = view.usage
     series = view.usage.series
     # All lines are over the same intervals, those that had traffic: a pause is no rate of zero.
-    asked = [each for each in series if each.totals.prompt_tokens and not each.is_partial]
+    complete = [
+        bucket for bucket in series if bucket.totals.prompt_tokens and not bucket.is_partial
+    ]
     saved = usage.saved_nano if usage.totals.is_priced else None
     before = usage.saved_nano_before if usage.before.is_priced else None
     with st.grid(4, min_column_width=190):
-        rates = [each.totals.cache_read_tokens / each.totals.prompt_tokens for each in asked]
+        rates = [
+            bucket.totals.cache_read_tokens / bucket.totals.prompt_tokens for bucket in complete
+        ]
         draw_rate(usage, "token_hit_rate", trend=rates)
         parts.card(
             "prefill_seconds_avoided",
             formats.seconds(view.savings.prefill_seconds_avoided),
-            trend=[each.totals.cache_read_tokens for each in asked],
+            trend=[bucket.totals.cache_read_tokens for bucket in complete],
             chart="bar",
             delta=parts.tokens_spared(view.savings),
         )
@@ -148,7 +152,9 @@ def draw_cards(view: View) -> None:
         parts.money_card(
             "saved_nano",
             saved,
-            trend=[nano / formats.NANO for nano in accumulate(each.saved_nano for each in asked)],
+            trend=[
+                nano / formats.NANO for nano in accumulate(bucket.saved_nano for bucket in complete)
+            ],
             delta=formats.change(saved, before, is_comparable=is_comparable(usage)),
             is_good=_is_good(saved, before) if is_comparable(usage) else None,
         )
@@ -199,12 +205,12 @@ def draw_kept(kept: LeasesKept | None) -> None:
 def kept_in_words(kept: LeasesKept) -> str:
     """What became of the leases that did not live to their end."""
     lost = [f"{count:,} {ENDED_EARLY.get(reason, reason)}" for reason, count in kept.lost.items()]
-    told = [f"early: {', '.join(lost)}"] if lost else []
+    notes = [f"early: {', '.join(lost)}"] if lost else []
     if kept.not_known and kept.not_known_since_ms is not None:
         since = formats.since(kept.not_known_since_ms)
-        told.append(f"{kept.not_known:,} not known since {since}")
-    if told:
-        return "; ".join(told)
+        notes.append(f"{kept.not_known:,} not known since {since}")
+    if notes:
+        return "; ".join(notes)
     if kept.expired:
         return "none ended early"
     return f"none has ended, {kept.held:,} held"
@@ -213,7 +219,7 @@ def kept_in_words(kept: LeasesKept) -> str:
 def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
     """The intervals, with what the rows of their charts have in common: from when to when each
     lies within the range."""
-    found: list[tuple[Bucket, Row]] = []
+    rows: list[tuple[Bucket, Row]] = []
     for bucket in usage.series:
         since_ms = max(bucket.start_ms, usage.since_ms)
         until_ms = min(bucket.start_ms + usage.bucket_seconds * 1000, usage.until_ms)
@@ -222,8 +228,8 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
             "end": formats.moment(until_ms),
             "part": "cut by the range" if bucket.is_partial else "",
         }
-        found.append((bucket, row))
-    return found
+        rows.append((bucket, row))
+    return rows
 
 
 def time_axis(usage: Usage) -> alt.X:
@@ -235,9 +241,9 @@ def time_axis(usage: Usage) -> alt.X:
 def tokens_by_class(usage: Usage) -> list[Row]:
     """One row for each interval and class, stacked."""
     return [
-        each
+        layer
         for bucket, row in intervals(usage)
-        for each in stacked(
+        for layer in stacked(
             row,
             {name: getattr(bucket.totals, field) for name, field in TOKEN_CLASSES.items()},
             " tokens",
@@ -277,8 +283,8 @@ def draw_reasons(usage: Usage) -> None:
     With the rest they are all requests without a read."""
     parts.heading("Why prompts missed")
     reasons = usage.miss_reasons
-    asked = usage.totals.requests
-    without = asked - usage.totals.requests_with_read
+    num_requests = usage.totals.requests
+    without = num_requests - usage.totals.requests_with_read
     num_parts = sum(usage.part_reasons.values())
     if num_parts:
         more = formats.counted(num_parts, "request")
@@ -293,8 +299,10 @@ def draw_reasons(usage: Usage) -> None:
         older = formats.counted(num_mixed, "older request")
         st.caption(f"Of {older} it is not known whether they read nothing or a part.")
     if not reasons:
-        told = "Nothing missed in this range." if asked else "No requests in this range."
-        parts.empty(told, ":material/check_circle:" if asked else ":material/hourglass_empty:")
+        message = "Nothing missed in this range." if num_requests else "No requests in this range."
+        parts.empty(
+            message, ":material/check_circle:" if num_requests else ":material/hourglass_empty:"
+        )
         return
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     for reason, count in ordered[:NUM_REASONS]:
@@ -320,12 +328,12 @@ def draw_reasons(usage: Usage) -> None:
 def draw_engines(engines: list[EngineReport] | None) -> None:
     if engines is None:
         return
-    shown = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
-    rows = [{name: row[name] for name in shown} for row in engine_table(engines)]
+    columns = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
+    rows = [{name: row[name] for name in columns} for row in engine_table(engines)]
     ready = sum(engine.status == "ready" for engine in engines)
-    told = f"{ready} of {formats.counted(len(engines), 'engine')} ready."
+    alt_text = f"{ready} of {formats.counted(len(engines), 'engine')} ready."
     none = "The gateway knows no engine."
-    parts.section("Engines now", rows, "engines_now", told, none=none, icon=":material/dns:")
+    parts.section("Engines now", rows, "engines_now", alt_text, none=none, icon=":material/dns:")
 
 
 @dataclass(slots=True)
@@ -414,7 +422,7 @@ def draw_line(line: SummaryLine, number: int) -> None:
     wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
     leads.link_button(
         _LINKED[page],
-        f"{page}?{urlencode({name: each for name, each in wanted.items() if each})}",
+        f"{page}?{urlencode({name: value for name, value in wanted.items() if value})}",
         icon=":material/open_in_new:",
         type="tertiary",
         key=f"week_{number}",

@@ -22,6 +22,7 @@ from dashboard.client import AdminClient, ClientError, NotThere, Refused, segmen
 from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
+from dashboard.ui.charts import Row
 from dashboard.views.advice import MAX_CHARACTERS, PATH
 from engine.protocol import TTLS
 from gateway.structs.advice import AdviceReport, RequestAdvice
@@ -71,7 +72,7 @@ class Acting(NamedTuple):
 class Sent(NamedTuple):
     """One send. `turn` is what the ledger says of it; `first` the first send of this request."""
 
-    asked: Asked
+    request: Asked
     blocks: list[Block]
     answer: Answer
     turn: Turn | None
@@ -84,8 +85,8 @@ def acting_workspace(session: Session) -> str | None:
     until an admin has picked one. Raise ClientError where the workspaces are not told."""
     if session.workspace is not None:
         return session.workspace
-    found = session.client.get("/admin/v1/workspaces", list[Workspace])
-    names = [each.id for each in found if each.archived_at is None]
+    workspaces = session.client.get("/admin/v1/workspaces", list[Workspace])
+    names = [workspace.id for workspace in workspaces if workspace.archived_at is None]
     return st.selectbox(
         "Act as the workspace",
         names,
@@ -110,8 +111,8 @@ def sender(session: Session, workspace: str) -> AdminClient:
         kept.client.close()
     ends_at = datetime.now(UTC) + timedelta(seconds=KEY_SECONDS)
     body = {"workspace": workspace, "name": "playground", "expires_at": ends_at.isoformat()}
-    made = session.client.change("POST", "/admin/v1/keys", MadeKey, body)
-    client = AdminClient(settings().gateway_url, made.key)
+    made_key = session.client.change("POST", "/admin/v1/keys", MadeKey, body)
+    client = AdminClient(settings().gateway_url, made_key.key)
     st.session_state[_ACTING] = Acting(workspace, client, time.monotonic() + KEY_SECONDS - 60)
     return client
 
@@ -140,8 +141,9 @@ def draw_session(session: Session) -> None:
     if not models:
         parts.empty("No engine serves a model.", ":material/dns:")
         return
-    if (mode := st.session_state.pop(_NEXT_MODE, None)) is not None:
-        st.session_state["playground_mode"] = mode
+    next_mode = st.session_state.pop(_NEXT_MODE, None)
+    if next_mode is not None:
+        st.session_state["playground_mode"] = next_mode
     top = st.container()
     left, right = st.columns(2, gap="large")
     with left:
@@ -160,22 +162,22 @@ def draw_session(session: Session) -> None:
             "Write it as", [_BLOCKS, _PASTED], default=_BLOCKS, key="playground_mode", required=True
         )
         if mode == _PASTED:
-            asked, blocks = draw_pasted(session.client, model, about.listed)
+            request, blocks = draw_pasted(session.client, model, about.listed)
         else:
-            asked, blocks = draw_blocks(model, int(longest))
+            request, blocks = draw_blocks(model, int(longest))
         sends = st.button(
-            "Send", key="send", type="primary", width="stretch", disabled=asked is None
+            "Send", key="send", type="primary", width="stretch", disabled=request is None
         )
-        if asked is not None:
-            told = settings().gateway_url, asked.path(model), asked.body
+        if request is not None:
+            call = settings().gateway_url, request.path(model), request.body
             with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
                 writers = {"curl": prompt.curl, "Python": prompt.python}
                 for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
                     # Plain: the colours of highlighted code can't be read on every ground.
-                    tab.code(write(*told), language=None, height=220)
+                    tab.code(write(*call), language=None, height=220)
     with right:
-        if sends and asked is not None:
-            send(session, workspace, asked, blocks, model)
+        if sends and request is not None:
+            send(session, workspace, request, blocks, model)
         draw_sent()
     sent: Sent | None = st.session_state.get(_SENT)
     with top:
@@ -198,36 +200,7 @@ def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
                 st.session_state[name] = st.session_state[name]
     for place, (number, kind) in enumerate(order):
         with st.container(border=True, key=f"block_{number}"):
-            label = f"{place + 1}. {kind.capitalize()}"
-            st.text_area(
-                label, key=f"block_text_{number}", height=110, max_chars=MAX_BLOCK_CHARACTERS
-            )
-            with st.container(horizontal=True, vertical_alignment="bottom"):
-                st.segmented_control(
-                    f"Marker at the end of block {place + 1}",
-                    list(prompt.TTLS),
-                    key=f"block_ttl_{number}",
-                    required=True,
-                )
-                for icon, step, told in (
-                    (":material/arrow_upward:", -1, "up"),
-                    (":material/arrow_downward:", 1, "down"),
-                ):
-                    st.button(
-                        icon,
-                        key=f"move_{told}_{number}",
-                        help=f"Move block {place + 1} {told}",
-                        disabled=not 0 <= place + step < len(order),
-                        on_click=_move,
-                        args=(place, step),
-                    )
-                st.button(
-                    ":material/delete:",
-                    key=f"drop_{number}",
-                    help=f"Take block {place + 1} out",
-                    on_click=_move,
-                    args=(place, None),
-                )
+            _draw_block(place, number, kind, len(order))
     if len(order) >= prompt.MAX_BLOCKS:
         st.caption(f"At most {prompt.MAX_BLOCKS} blocks. Paste a longer request as JSON.")
     else:
@@ -251,11 +224,43 @@ def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
         for number, kind in order
     ]
     try:
-        asked = Asked("messages", prompt.body_of(blocks, model, longest))
+        request = Asked("messages", prompt.body_of(blocks, model, longest))
     except ValueError as error:
         parts.problem("This can't be sent:", str(error), ":material/data_object:")
         return None, []
-    return asked, prompt.in_order(blocks)
+    return request, prompt.in_order(blocks)
+
+
+def _draw_block(place: int, number: int, kind: Kind, num_blocks: int) -> None:
+    """One block's text, marker and buttons. It stands at `place`, counted from 0."""
+    label = f"{place + 1}. {kind.capitalize()}"
+    st.text_area(label, key=f"block_text_{number}", height=110, max_chars=MAX_BLOCK_CHARACTERS)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.segmented_control(
+            f"Marker at the end of block {place + 1}",
+            list(prompt.TTLS),
+            key=f"block_ttl_{number}",
+            required=True,
+        )
+        for icon, step, direction in (
+            (":material/arrow_upward:", -1, "up"),
+            (":material/arrow_downward:", 1, "down"),
+        ):
+            st.button(
+                icon,
+                key=f"move_{direction}_{number}",
+                help=f"Move block {place + 1} {direction}",
+                disabled=not 0 <= place + step < num_blocks,
+                on_click=_move,
+                args=(place, step),
+            )
+        st.button(
+            ":material/delete:",
+            key=f"drop_{number}",
+            help=f"Take block {place + 1} out",
+            on_click=_move,
+            args=(place, None),
+        )
 
 
 def _order() -> list[tuple[int, Kind]]:
@@ -270,10 +275,10 @@ def _order() -> list[tuple[int, Kind]]:
     return cast("list[tuple[int, Kind]]", st.session_state[_ORDER])
 
 
-def _replace(found: list[Block]) -> None:
+def _replace(blocks: list[Block]) -> None:
     """Begin anew with these blocks."""
     st.session_state[_ORDER] = []
-    for block in found:
+    for block in blocks:
         _add(block)
 
 
@@ -302,7 +307,7 @@ def draw_pasted(
     dialect = st.selectbox(
         "API",
         [None, *prompt.DIALECTS],
-        format_func=lambda each: prompt.DIALECTS.get(each, "told from what is pasted"),
+        format_func=lambda name: prompt.DIALECTS.get(name, "told from what is pasted"),
         key="pasted_dialect",
     )
     text = st.text_area(
@@ -345,35 +350,35 @@ def draw_pasted(
     return Asked(read.dialect, read.body).for_model(model), blocks
 
 
-def send(session: Session, workspace: str, asked: Asked, blocks: list[Block], model: str) -> None:
+def send(session: Session, workspace: str, request: Asked, blocks: list[Block], model: str) -> None:
     """Send it, and look it up in the ledger."""
     answer = Answer()
     wanted = None
     place = st.empty()
     try:
         client = sender(session, workspace)
-        if asked.dialect == "messages":
+        if request.dialect == "messages":
             headers = {"anthropic-version": "2023-06-01"}
-            lines = client.stream(asked.path(model), {**asked.body, "stream": True}, headers)
+            lines = client.stream(request.path(model), {**request.body, "stream": True}, headers)
             for _ in prompt.follow(lines, answer):
                 place.text(answer.text)
             wanted = answer.id
         else:
             with place, st.spinner("The model answers …"):
-                whole, wanted = client.call(asked.path(model), asked.body)
-            answer.text = prompt.text_of(asked.dialect, whole)
+                whole, wanted = client.call(request.path(model), request.body)
+            answer.text = prompt.text_of(request.dialect, whole)
     except ClientError as error:
         answer.problem = str(error)
     place.empty()
     turn = None if wanted is None else _recorded(session.client, wanted)
     before: Sent | None = st.session_state.get(_SENT)
-    if before is not None and before.asked == asked:
+    if before is not None and before.request == request:
         first = before.first or before.turn
         number = before.number + 1
     else:
         first = None
         number = 1
-    st.session_state[_SENT] = Sent(asked, blocks, answer, turn, first or turn, number)
+    st.session_state[_SENT] = Sent(request, blocks, answer, turn, first or turn, number)
 
 
 def _recorded(client: AdminClient, wanted: str) -> Turn | None:
@@ -414,8 +419,8 @@ def draw_sent() -> None:
                 ("cache_read_tokens", "Read from cache", "cache_read_tokens", formats.whole),
                 ("actual_nano", "Cost", "cost_nano", formats.dollars),
             ):
-                told = f"first send: {write(getattr(first, field))}" if first else "first send"
-                parts.card(number, write(getattr(sent.turn, field)), label=label, delta=told)
+                note = f"first send: {write(getattr(first, field))}" if first else "first send"
+                parts.card(number, write(getattr(sent.turn, field)), label=label, delta=note)
     parts.heading("Answer")
     st.text(sent.answer.text or formats.NO_VALUE)
     if sent.answer.text and st.session_state.get("playground_mode") == _BLOCKS:
@@ -442,7 +447,7 @@ def _carry_on(answer: str) -> None:
 def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
     parts.heading("What became of the prompt")
     spans = prompt.prompt_spans(counts)
-    told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
+    summary = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
     total = sum(counts.values())
     named = (span["class"] for span in spans)
     colours = charts.with_tokens(charts.TOKENS[viewer.theme()], named)
@@ -462,23 +467,28 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
         )
         .properties(height=200)
     )
-    parts.chart(drawn, "ribbon", f"Prompt tokens: {told}.")
+    parts.chart(drawn, "ribbon", f"Prompt tokens: {summary}.")
     if not sent.blocks:
         return
     rows = prompt.part_rows(sent.blocks, counts, sent.answer.ends)
     for number, row in enumerate(rows):
         with st.container(border=True, key=f"piece_{number}"):
-            with st.container(horizontal=True, vertical_alignment="center"):
-                st.text(row["part"].name)
-                for name in prompt.CLASSES:
-                    if row.get(name):
-                        about = "" if row["is_exact"] else "about "
-                        st.badge(f"{about}{row[name]:,} {name.lower()}", color=_BADGES[name])
-            text = row["part"].text
-            st.text(text[:_PREVIEW] + ("…" if len(text) > _PREVIEW else ""))
+            _draw_part(row)
     parts.heading("Had the last marker stood elsewhere")
     alt_text = "What a second send would read, by the block that ends with the last marker."
     parts.table(prompt.elsewhere_rows(rows), "elsewhere", alt_text)
+
+
+def _draw_part(row: Row) -> None:
+    """One part of the prompt: its name, its tokens by class, and the beginning of its text."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.text(row["part"].name)
+        for name in prompt.CLASSES:
+            if row.get(name):
+                about = "" if row["is_exact"] else "about "
+                st.badge(f"{about}{row[name]:,} {name.lower()}", color=_BADGES[name])
+    text = row["part"].text
+    st.text(text[:_PREVIEW] + ("…" if len(text) > _PREVIEW else ""))
 
 
 def draw() -> None:

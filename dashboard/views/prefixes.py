@@ -111,26 +111,26 @@ def draw_cards(leases: list[LiveEntry], silent: list[Condition]) -> None:
     if len(leases) >= NUM_LEASES:
         st.caption(f"Of the {NUM_LEASES:,} largest that are held: there may be more.")
     with st.grid(4, min_column_width=190):
-        told = f"{len(leases) - len(held)} more best effort" if leases else None
+        note = f"{len(leases) - len(held)} more best effort" if leases else None
         is_known = bool(held) or not silent
         count = formats.compact(len(held)) if is_known else formats.NO_VALUE
-        parts.card("leases", count, delta=told)
+        parts.card("leases", count, delta=note)
         parts.card("leased_tokens", formats.compact(tokens) if is_known else formats.NO_VALUE)
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
         prefixes = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
-        told = prefixes if is_known else None
-        parts.money_card("lease_saved_nano", sum(known) if known else None, delta=told)
+        note = prefixes if is_known else None
+        parts.money_card("lease_saved_nano", sum(known) if known else None, delta=note)
 
 
 def by_prefix(leases: Sequence[LiveEntry], *, by_model: bool = False) -> list[list[LiveEntry]]:
     """The leases of each prefix, of all models or of each. One without a name is told by its entry,
     which is the same on every engine of a model."""
-    found: dict[tuple[str | None, str | None, str], list[LiveEntry]] = {}
+    groups: dict[tuple[str | None, str | None, str], list[LiveEntry]] = {}
     for lease in leases:
         model = lease.model if by_model else None
         key = lease.workspace, model, lease.entry.name or lease.entry.entry
-        found.setdefault(key, []).append(lease)
-    return list(found.values())
+        groups.setdefault(key, []).append(lease)
+    return list(groups.values())
 
 
 def time_left(seconds: float) -> str:
@@ -143,7 +143,8 @@ def draw_leases(view: View) -> None:
     leases = view.leases
     silent = view.silent
     parts.heading("Held now", "leases")
-    if (outcome := st.session_state.get(_OUTCOME)) is not None:
+    outcome = st.session_state.get(_OUTCOME)
+    if outcome is not None:
         st.info(outcome, icon=":material/delete:")
     if not (leases or silent):
         parts.empty(
@@ -185,37 +186,40 @@ def worth(lease: LiveEntry) -> tuple[int, int, int]:
     return net or 0, lease.entry.reads, lease.entry.tokens
 
 
-def lease_table(found: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
-    """One row for each lease, in their order. Prefixes without a price have no net savings."""
-    return [
-        {
-            "Prefix": lease_label(lease, words),
-            "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
-            parts.READS_PER_WRITE: reads_per_write(lease.prefix) if lease.prefix else None,
-            "Tokens": entry.tokens,
-            "State": state_of(entry),
-            # Cached contents end when their clients said.
-            "TTL": entry.ttl if entry.expires_in_seconds <= TTLS[entry.ttl].seconds else "its own",
-            "Ends in": time_left(entry.expires_in_seconds),
-            # At most all of it, also where an engine's clock differs.
-            "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
-            parts.REQUESTS_OF: parts.requests_of(entry.name, lease.workspace) if look else None,
-            "Workspace": lease.workspace,
-            "Model": lease.model,
-            "Engine": lease.engine,
-            "Reads": entry.reads,
-            "Last used (UTC)": formats.moment(look.last_ms) if look else None,
-            "Client": look.user_agent if look else None,
-            "Blocks": entry.blocks,
-            "Shared by": entry.shared_by,
-            "Last request": look.last_turn if look else None,
-            "Cached content": lease.cached_content,
-            "Prefix id": (entry.name or entry.entry)[:16],
-            "Entry": entry.entry,
-        }
-        for lease in found
-        for entry, look in ((lease.entry, lease.prefix.look if lease.prefix else None),)
-    ]
+def lease_table(leases: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
+    """One row for each lease, in their order. Prefixes that came once, or have no price, have
+    no net savings."""
+    return [_lease_row(lease, words) for lease in leases]
+
+
+def _lease_row(lease: LiveEntry, words: Mapping[str, str]) -> Row:
+    entry = lease.entry
+    look = lease.prefix.look if lease.prefix else None
+    return {
+        "Prefix": lease_label(lease, words),
+        "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
+        parts.READS_PER_WRITE: reads_per_write(lease.prefix) if lease.prefix else None,
+        "Tokens": entry.tokens,
+        "State": state_of(entry),
+        # Cached contents end when their clients said.
+        "TTL": entry.ttl if entry.expires_in_seconds <= TTLS[entry.ttl].seconds else "its own",
+        "Ends in": time_left(entry.expires_in_seconds),
+        # At most all of it, also where an engine's clock differs.
+        "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
+        parts.REQUESTS_OF: parts.requests_of(entry.name, lease.workspace) if look else None,
+        "Workspace": lease.workspace,
+        "Model": lease.model,
+        "Engine": lease.engine,
+        "Reads": entry.reads,
+        "Last used (UTC)": formats.moment(look.last_ms) if look else None,
+        "Client": look.user_agent if look else None,
+        "Blocks": entry.blocks,
+        "Shared by": entry.shared_by,
+        "Last request": look.last_turn if look else None,
+        "Cached content": lease.cached_content,
+        "Prefix id": (entry.name or entry.entry)[:16],
+        "Entry": entry.entry,
+    }
 
 
 def state_of(entry: EntryInfo) -> str:
@@ -239,7 +243,10 @@ def _doom(row: Row) -> None:
 def draw_drop(leases: list[LiveEntry], words: Mapping[str, str]) -> None:
     """What was picked, and the button that really ends it."""
     doomed = st.session_state.get(_DOOMED)
-    lease = next((each for each in leases if (each.entry.entry, each.engine) == doomed), None)
+    lease = next(
+        (candidate for candidate in leases if (candidate.entry.entry, candidate.engine) == doomed),
+        None,
+    )
     if lease is None:
         st.caption("Pick a row to end its lease before its time.")
         return
@@ -252,9 +259,9 @@ def draw_drop(leases: list[LiveEntry], words: Mapping[str, str]) -> None:
             st.caption("It belongs to no workspace of this gateway, so it can't be dropped here.")
             return
         with st.container(horizontal=True):
-            told = "Drop it: the next turn pays for it again"
+            help_text = "Drop it: the next turn pays for it again"
             keep = st.session_state.pop
-            st.button(told, key="drop_now", on_click=_drop, args=(lease,))
+            st.button(help_text, key="drop_now", on_click=_drop, args=(lease,))
             st.button("Keep it", key="drop_not", on_click=keep, args=(_DOOMED, None))
 
 

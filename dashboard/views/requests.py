@@ -126,8 +126,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
         "limit": PAGE,
     }
     page = client.get("/admin/v1/turns/search", TurnPage, which)
-    own = {"workspace": chosen.workspace}
-    refused = client.get("/admin/v1/refusals", list[Refusal], {**own, "limit": NUM_REFUSED})
+    query = {"workspace": chosen.workspace}
+    refused = client.get("/admin/v1/refusals", list[Refusal], {**query, "limit": NUM_REFUSED})
     within = {**chosen.params("engine", "model"), "limit": NUM_REFUSED}
     counts = client.get("/admin/v1/refusals/counts", RefusalCounts, within)
     wanted = (state.get("request") or "").strip()
@@ -136,7 +136,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
     try:
         turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
     except NotThere:
-        known = client.get("/admin/v1/refusals", list[Refusal], {**own, "request_id": wanted})
+        known = client.get("/admin/v1/refusals", list[Refusal], {**query, "request_id": wanted})
         return View(page, refused, counts, refusal=next(iter(known), None), is_missing=not known)
     path = f"/admin/v1/turns/{segment(turn.id)}"
     talk = list[Turn]()
@@ -162,12 +162,8 @@ def draw(view: View, chosen: Selection) -> None:
         elif view.may_read and view.turn.content is not None:
             parts.heading("Prompt and answer")
             st.caption(KEPT_CONTENTS.get(view.turn.content, view.turn.content))
-    elif (refusal := view.refusal) is not None:
-        # It was answered with an error before its turn began.
-        with st.container(border=True, key="refusal"):
-            st.text(f"{refusal.request_id} · {formats.written_moment(refusal.at_ms)} UTC")
-            parts.problem(f"Refused with HTTP {refusal.status}:", refusal.message)
-            st.text(f"{refusal.path} · {refusal.type} · {refusal.user_agent or 'unknown client'}")
+    elif view.refusal is not None:
+        draw_refusal(view.refusal)
     elif turns:
         read = sum(turn.cache_read_tokens > 0 for turn in turns)
         failed = sum(turn.outcome.endswith("_error") for turn in turns)
@@ -184,54 +180,67 @@ def draw(view: View, chosen: Selection) -> None:
         parts.table(turn_table(turns), "turns", alt_text, picked=pick)
     else:
         parts.empty("No requests in this range that match.", key="requests")
-    if (num_searched := view.page.num_searched) is not None:
-        told = f"{num_searched:,} requests were looked at. Older goes on behind them."
-        st.caption(told)
-    if cursor := view.page.next:
+    num_searched = view.page.num_searched
+    if num_searched is not None:
+        st.caption(f"{num_searched:,} requests were looked at. Older goes on behind them.")
+    cursor = view.page.next
+    if cursor:
         st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
     if view.counts.counts:
         draw_counts(view.counts)
     if view.refused:
-        parts.heading("Error answers of this gateway since its start")
-        rows = [
-            {
-                "Time (UTC)": formats.moment(each.at_ms),
-                "HTTP": each.status,
-                "Type": each.type,
-                "Error": each.message,
-                "Path": each.path,
-                "Workspace": each.workspace,
-                "Key": each.key,
-                "Limit": each.limit,
-                "Client": each.user_agent,
-                "Request id": each.request_id,
-            }
-            for each in view.refused
-        ]
-        st.caption("Click a row to read all of it.")
-        alt_text = f"The newest {len(rows)} error answers."
-        parts.table(rows, "refused", alt_text, picked=pick)
+        draw_refused(view.refused)
+
+
+def draw_refusal(refusal: Refusal) -> None:
+    """A request that was answered with an error before its turn began."""
+    with st.container(border=True, key="refusal"):
+        st.text(f"{refusal.request_id} · {formats.written_moment(refusal.at_ms)} UTC")
+        parts.problem(f"Refused with HTTP {refusal.status}:", refusal.message)
+        st.text(f"{refusal.path} · {refusal.type} · {refusal.user_agent or 'unknown client'}")
+
+
+def draw_refused(refused: Sequence[Refusal]) -> None:
+    parts.heading("Error answers of this gateway since its start")
+    rows = [
+        {
+            "Time (UTC)": formats.moment(refusal.at_ms),
+            "HTTP": refusal.status,
+            "Type": refusal.type,
+            "Error": refusal.message,
+            "Path": refusal.path,
+            "Workspace": refusal.workspace,
+            "Key": refusal.key,
+            "Limit": refusal.limit,
+            "Client": refusal.user_agent,
+            "Request id": refusal.request_id,
+        }
+        for refusal in refused
+    ]
+    st.caption("Click a row to read all of it.")
+    alt_text = f"The newest {len(rows)} error answers."
+    parts.table(rows, "refused", alt_text, picked=pick)
 
 
 def draw_counts(counts: RefusalCounts) -> None:
     """A row a minute, key and reason. What was refused is no request of the tables above."""
     parts.heading("Refused before they were requests")
-    told = formats.counted(counts.requests, "request")
-    shown = sum(each.requests for each in counts.counts)
-    rest = "" if shown == counts.requests else f"; the newest {shown:,} are shown"
-    st.caption(f"{told} in this range{rest}. They are in no figure of tokens or cost.")
-    rows = [refused_row(each) for each in counts.counts]
-    alt_text = f"{told} refused, by minute, key and reason."
+    count = formats.counted(counts.requests, "request")
+    num_shown = sum(refusal.requests for refusal in counts.counts)
+    rest = "" if num_shown == counts.requests else f"; the newest {num_shown:,} are shown"
+    st.caption(f"{count} in this range{rest}. They are in no figure of tokens or cost.")
+    rows = [refused_row(refusal) for refusal in counts.counts]
+    alt_text = f"{count} refused, by minute, key and reason."
     parts.table(rows, "refusal_counts", alt_text)
 
 
-def refused_row(each: RefusalCount) -> Row:
+def refused_row(refusal: RefusalCount) -> Row:
     return {
-        "Minute (UTC)": formats.moment(each.minute_ms),
-        "Reason": each.reason,
-        "Refused": each.requests,
-        "Workspace": each.workspace,
-        "Key": each.key,
+        "Minute (UTC)": formats.moment(refusal.minute_ms),
+        "Reason": refusal.reason,
+        "Refused": refusal.requests,
+        "Workspace": refusal.workspace,
+        "Key": refusal.key,
     }
 
 
@@ -240,33 +249,33 @@ def pick(row: Row) -> None:
 
 
 def turn_table(turns: Sequence[Turn]) -> list[Row]:
-    has_approximate = any(each.approximate for each in turns)
+    has_approximate = any(turn.approximate for turn in turns)
     return [
         {
-            "Time (UTC)": formats.moment(each.opened_ms),
-            "Net saved ($)": in_dollars(each.saved_nano),
-            "Cost ($)": in_dollars(each.cost_nano),
-            "Id": each.id,
-            **({parts.APPROXIMATE: each.approximate or ""} if has_approximate else {}),
-            "Outcome": each.outcome,
-            NOT_READ: _missed(each),
-            "HTTP": each.status,
-            "Workspace": each.workspace,
-            "Model": each.model,
-            "Read (tokens)": each.cache_read_tokens,
-            "Written (tokens)": each.written_tokens,
-            "Reused automatically (tokens)": each.automatic_input_tokens,
-            "Computed, not written (tokens)": each.computed_input_tokens,
-            "Output (tokens)": each.output_tokens,
-            "First token (s)": each.first_token_seconds,
-            "Duration (s)": each.duration_seconds,
-            "Error": each.error,
-            "Engine": each.engine,
-            "Name": each.name,
-            "Client": each.user_agent,
-            "Request id": each.http_request_id,
+            "Time (UTC)": formats.moment(turn.opened_ms),
+            "Net saved ($)": in_dollars(turn.saved_nano),
+            "Cost ($)": in_dollars(turn.cost_nano),
+            "Id": turn.id,
+            **({parts.APPROXIMATE: turn.approximate or ""} if has_approximate else {}),
+            "Outcome": turn.outcome,
+            NOT_READ: _missed(turn),
+            "HTTP": turn.status,
+            "Workspace": turn.workspace,
+            "Model": turn.model,
+            "Read (tokens)": turn.cache_read_tokens,
+            "Written (tokens)": turn.written_tokens,
+            "Reused automatically (tokens)": turn.automatic_input_tokens,
+            "Computed, not written (tokens)": turn.computed_input_tokens,
+            "Output (tokens)": turn.output_tokens,
+            "First token (s)": turn.first_token_seconds,
+            "Duration (s)": turn.duration_seconds,
+            "Error": turn.error,
+            "Engine": turn.engine,
+            "Name": turn.name,
+            "Client": turn.user_agent,
+            "Request id": turn.http_request_id,
         }
-        for each in turns
+        for turn in turns
     ]
 
 
@@ -332,8 +341,8 @@ def draw_marks(turn: Turn) -> None:
         for mark in turn.marks
     ]
     read = sum(mark.missed is None for mark in turn.marks)
-    told = formats.counted(len(turn.marks), "marker")
-    alt_text = f"Of {told} {read} {'was' if read == 1 else 'were'} read in full."
+    count = formats.counted(len(turn.marks), "marker")
+    alt_text = f"Of {count} {read} {'was' if read == 1 else 'were'} read in full."
     st.caption(alt_text)
     parts.table(rows, "marks", alt_text, height="content")
 
@@ -345,21 +354,21 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
     rows = [
         {
             "Turn": number,
-            "Time (UTC)": formats.moment(each.opened_ms),
-            "Net saved ($)": in_dollars(each.saved_nano),
-            "Id": each.id,
-            "Of the prompt": each.cache_read_tokens / max(each.prompt_tokens, 1),
-            "Read (tokens)": each.cache_read_tokens,
-            "Written (tokens)": each.written_tokens,
-            "Reused automatically (tokens)": each.automatic_input_tokens,
-            "Computed, not written (tokens)": each.computed_input_tokens,
-            "First token (s)": each.first_token_seconds,
-            NOT_READ: _missed(each),
+            "Time (UTC)": formats.moment(turn.opened_ms),
+            "Net saved ($)": in_dollars(turn.saved_nano),
+            "Id": turn.id,
+            "Of the prompt": turn.cache_read_tokens / max(turn.prompt_tokens, 1),
+            "Read (tokens)": turn.cache_read_tokens,
+            "Written (tokens)": turn.written_tokens,
+            "Reused automatically (tokens)": turn.automatic_input_tokens,
+            "Computed, not written (tokens)": turn.computed_input_tokens,
+            "First token (s)": turn.first_token_seconds,
+            NOT_READ: _missed(turn),
         }
-        for number, each in enumerate(turns, 1)
+        for number, turn in enumerate(turns, 1)
     ]
-    read = sum(each.cache_read_tokens for each in turns)
-    whole = sum(each.prompt_tokens for each in turns)
+    read = sum(turn.cache_read_tokens for turn in turns)
+    whole = sum(turn.prompt_tokens for turn in turns)
     alt_text = f"{len(turns)} turns, which read {read:,} of their {whole:,} prompt tokens."
     parts.table(rows, "conversation", alt_text)
 

@@ -55,7 +55,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
         by_worth(prefixes),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "workspace"}),
-        first_words(client, (each.look for each in by_worth(prefixes))),
+        first_words(client, (prefix.look for prefix in by_worth(prefixes))),
     )
 
 
@@ -84,19 +84,19 @@ def draw(view: View, chosen: Selection) -> None:
     if totals.is_priced:
         draw_money(view)
     draw_prefixes(view)
-    for by, found in (("model", view.models), ("workspace", view.workspaces)):
+    for by, groups in (("model", view.models), ("workspace", view.workspaces)):
         parts.heading(f"By {by}")
-        rows = group_table(found, by, by.capitalize())
-        parts.table(rows, f"by_{by}", f"Usage of {len(found)} {by}s.")
+        rows = group_table(groups, by, by.capitalize())
+        parts.table(rows, f"by_{by}", f"Usage of {len(groups)} {by}s.")
     rows = [
         {
-            "Model": each.model,
-            "This traffic ($)": each.nano / NANO,
-            "Without caching ($)": each.nano_without_cache / NANO,
-            "Prices as of": each.as_of,
-            "Source": each.source,
+            "Model": hosted.model,
+            "This traffic ($)": hosted.nano / NANO,
+            "Without caching ($)": hosted.nano_without_cache / NANO,
+            "Prices as of": hosted.as_of,
+            "Source": hosted.source,
         }
-        for each in view.savings.hosted
+        for hosted in view.savings.hosted
     ]
     parts.section(
         "The same traffic at published prices",
@@ -110,31 +110,31 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def draw_cards(view: View, chosen: Selection) -> None:
-    own = view.savings.own
+    waterfall = view.savings.own
     seconds = view.savings.prefill_seconds_avoided
     priced = view.usage.totals.is_priced
     time = parts.time_spared(view.savings)
     spared = "" if time is None else f"**{time}** and "
     if not priced:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
-    elif own.saved_nano < 0:
-        lost = dollars(-own.saved_nano)
+    elif waterfall.saved_nano < 0:
+        lost = dollars(-waterfall.saved_nano)
         parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
     else:
-        parts.hero(f"Caching saved {spared}**{dollars(own.saved_nano)}** in {chosen.words}.")
+        parts.hero(f"Caching saved {spared}**{dollars(waterfall.saved_nano)}** in {chosen.words}.")
     with st.grid(6, min_column_width=160):
-        told = parts.tokens_spared(view.savings)
-        parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=told)
-        whole = own.counterfactual_nano
+        note = parts.tokens_spared(view.savings)
+        parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=note)
+        whole = waterfall.counterfactual_nano
         parts.money_card(
             "saved_nano",
-            own.saved_nano if priced else None,
-            delta=f"{formats.percent(own.saved_nano / whole)} of the cost" if whole else None,
-            is_good=own.saved_nano >= 0 if priced else None,
+            waterfall.saved_nano if priced else None,
+            delta=f"{formats.percent(waterfall.saved_nano / whole)} of the cost" if whole else None,
+            is_good=waterfall.saved_nano >= 0 if priced else None,
         )
         for part in ("counterfactual", "write_premium", "read_discount", "actual"):
             number = f"{part}_nano"
-            parts.card(number, dollars(getattr(own, number) if priced else None))
+            parts.card(number, dollars(getattr(waterfall, number) if priced else None))
 
 
 def draw_money(view: View) -> None:
@@ -157,8 +157,8 @@ def draw_money(view: View) -> None:
             unit="$",
             height=CHART_HEIGHT,
         )
-        told = f"Net saved over time, {dollars(usage.saved_nano)} in all."
-        parts.chart(drawn, "saved_over_time", told)
+        alt_text = f"Net saved over time, {dollars(usage.saved_nano)} in all."
+        parts.chart(drawn, "saved_over_time", alt_text)
 
 
 def saved_over_time(usage: Usage) -> list[Row]:
@@ -175,11 +175,11 @@ def saved_over_time(usage: Usage) -> list[Row]:
     ]
 
 
-def draw_waterfall(own: Waterfall) -> None:
-    if not own.counterfactual_nano:
+def draw_waterfall(waterfall: Waterfall) -> None:
+    if not waterfall.counterfactual_nano:
         parts.empty("Nothing was charged: no request in this range computed or read a token.")
         return
-    rows = waterfall_rows(own)
+    rows = waterfall_rows(waterfall)
     theme = viewer.theme()
     x = alt.X(
         "step:N",
@@ -207,28 +207,29 @@ def draw_waterfall(own: Waterfall) -> None:
     parts.chart(
         alt.layer(bars, labels).properties(height=CHART_HEIGHT),
         "waterfall",
-        f"Without a cache {dollars(own.counterfactual_nano)}, plus write premium"
-        f" {dollars(own.write_premium_nano)}, less read discount"
-        f" {dollars(own.read_discount_nano)}, is {dollars(own.actual_nano)}.",
+        f"Without a cache {dollars(waterfall.counterfactual_nano)}, plus write premium"
+        f" {dollars(waterfall.write_premium_nano)}, less read discount"
+        f" {dollars(waterfall.read_discount_nano)}, is {dollars(waterfall.actual_nano)}.",
     )
-    if own.undelivered:
+    if waterfall.undelivered:
         st.caption(
-            f"{formats.counted(own.undelivered, 'request')} ended with an error in place of an"
-            " answer: not delivered, so not charged and not in this chart."
+            f"{formats.counted(waterfall.undelivered, 'request')} ended with an error in place of"
+            " an answer: not delivered, so not charged and not in this chart."
         )
-    if own.unexplained:
+    if waterfall.unexplained:
         st.caption(
-            f"{formats.counted(own.unexplained, 'request')} without a price, or whose price is no"
-            f" longer in the file, {'is' if own.unexplained == 1 else 'are'} not in this chart."
+            f"{formats.counted(waterfall.unexplained, 'request')} without a price, or whose price"
+            " is no longer in the file,"
+            f" {'is' if waterfall.unexplained == 1 else 'are'} not in this chart."
         )
 
 
-def waterfall_rows(found: Waterfall) -> list[Row]:
+def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     """Four bars in dollars, from `bottom` to `top`: two that stand, two that hang between them."""
-    without = found.counterfactual_nano
-    premium = found.write_premium_nano
-    discount = found.read_discount_nano
-    actual = found.actual_nano
+    without = waterfall.counterfactual_nano
+    premium = waterfall.write_premium_nano
+    discount = waterfall.read_discount_nano
+    actual = waterfall.actual_nano
     high = without + premium
     return [
         {
@@ -252,7 +253,7 @@ def draw_prefixes(view: View) -> None:
     prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     # A conversation that grows marks a longer prefix each turn, and reads the one before.
-    known = {each.workspace for each in prefixes}
+    known = {prefix.workspace for prefix in prefixes}
     blank = dict.fromkeys(prefix_table(prefixes)[0]) if prefixes else {}
     rest = [
         {
@@ -272,10 +273,10 @@ def draw_prefixes(view: View) -> None:
             "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
         )
         return
-    paid = sum(each.is_paid_back is True for each in prefixes)
-    gains = [each.better_ttl_saves_nano or 0 for each in prefixes]
+    paid = sum(prefix.is_paid_back is True for prefix in prefixes)
+    gains = [prefix.better_ttl_saves_nano or 0 for prefix in prefixes]
     wrong = sum(gain > 0 for gain in gains)
-    mixed = sum(len(each.models) > 1 for each in prefixes)
+    mixed = sum(len(prefix.models) > 1 for prefix in prefixes)
     st.caption(
         f"{paid:,} of {len(prefixes):,} have paid back. {wrong:,} would be cheaper with the"
         f" other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
@@ -306,29 +307,29 @@ def prefix_table(
 ) -> list[Row]:
     return [
         {
-            "Prefix": prefix_label(each.look, each.prefix, words) if each.look else DELETED,
-            "Net ($)": in_dollars(each.saved_nano),
-            parts.READS_PER_WRITE: reads_per_write(each),
-            parts.REQUESTS_OF: parts.requests_of(each.prefix, each.workspace),
-            "Workspace": each.workspace,
-            "Model": models_of(each),
-            "Client": each.look.user_agent if each.look else None,
-            "Last used (UTC)": formats.moment(each.look.last_ms) if each.look else None,
-            "TTL": each.ttl,
-            "Cheaper TTL": each.better_ttl,
-            "It would save ($)": in_dollars(each.better_ttl_saves_nano or None),
-            "Paid back": {None: None, True: "yes", False: "not yet"}[each.is_paid_back],
-            "Requests": each.requests,
-            "With a read": each.requests_with_read,
-            "Pays back after (reads)": each.reads_to_pay_back,
-            "Gaps up to 5 min": each.gaps_5m,
-            "Gaps 5 min to 1 h": each.gaps_1h,
-            "Longer gaps": max(each.requests - 1 - each.gaps_5m - each.gaps_1h, 0),
-            "Tokens": (each.look.tokens or None) if each.look else None,
-            "Last request": each.look.last_turn if each.look else None,
-            "Prefix id": each.prefix,
+            "Prefix": prefix_label(prefix.look, prefix.prefix, words) if prefix.look else DELETED,
+            "Net ($)": in_dollars(prefix.saved_nano),
+            parts.READS_PER_WRITE: reads_per_write(prefix),
+            parts.REQUESTS_OF: parts.requests_of(prefix.prefix, prefix.workspace),
+            "Workspace": prefix.workspace,
+            "Model": models_of(prefix),
+            "Client": prefix.look.user_agent if prefix.look else None,
+            "Last used (UTC)": formats.moment(prefix.look.last_ms) if prefix.look else None,
+            "TTL": prefix.ttl,
+            "Cheaper TTL": prefix.better_ttl,
+            "It would save ($)": in_dollars(prefix.better_ttl_saves_nano or None),
+            "Paid back": {None: None, True: "yes", False: "not yet"}[prefix.is_paid_back],
+            "Requests": prefix.requests,
+            "With a read": prefix.requests_with_read,
+            "Pays back after (reads)": prefix.reads_to_pay_back,
+            "Gaps up to 5 min": prefix.gaps_5m,
+            "Gaps 5 min to 1 h": prefix.gaps_1h,
+            "Longer gaps": max(prefix.requests - 1 - prefix.gaps_5m - prefix.gaps_1h, 0),
+            "Tokens": (prefix.look.tokens or None) if prefix.look else None,
+            "Last request": prefix.look.last_turn if prefix.look else None,
+            "Prefix id": prefix.prefix,
         }
-        for each in prefixes
+        for prefix in prefixes
     ]
 
 
@@ -342,10 +343,10 @@ NUM_DIGITS = 6
 """Of a digest: enough to tell the prefixes of one page apart."""
 
 
-def reads_per_write(found: PrefixReport) -> float | None:
+def reads_per_write(prefix: PrefixReport) -> float | None:
     """What each written token was read, in tokens; None where nothing was written."""
-    written = found.written_tokens
-    return round(found.cache_read_tokens / written, 2) if written else None
+    written = prefix.written_tokens
+    return round(prefix.cache_read_tokens / written, 2) if written else None
 
 
 def first_words(client: AdminClient, looks: Iterable[PrefixLook | None]) -> dict[str, str]:
@@ -375,7 +376,8 @@ def prefix_label(look: PrefixLook, digest: str = "", words: Mapping[str, str] = 
     blocks of each kind it has; behind these stands the start of its digest."""
     if look.name:
         return look.name
-    if beginning := words.get(look.last_turn):
+    beginning = words.get(look.last_turn)
+    if beginning:
         return " · ".join(filter(None, (beginning, digest[:NUM_DIGITS])))
     kinds = {"tool": look.num_tools, "system block": look.num_system}
     kinds["message block"] = look.num_messages
@@ -389,22 +391,22 @@ def prefix_label(look: PrefixLook, digest: str = "", words: Mapping[str, str] = 
 
 def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
     """One row for each value of a dimension, with its tokens by class, hit rate and money."""
-    ttls = formats.ttls_written(each.totals.writes for each in groups)
+    ttls = formats.ttls_written(group.totals.writes for group in groups)
     return [
         {
-            title: getattr(each, by),
-            "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
-            "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
-            "Hit rate": each.rates.token_hit_rate,
-            "Requests": each.totals.requests,
-            "Failed": each.totals.errors,
-            "Read (tokens)": each.totals.cache_read_tokens,
-            **{f"Written {ttl} (tokens)": each.totals.writes[ttl] for ttl in ttls},
-            "Reused automatically (tokens)": each.totals.automatic_input_tokens,
-            "Computed, not written (tokens)": each.totals.computed_input_tokens,
-            "Output (tokens)": each.totals.output_tokens,
+            title: getattr(group, by),
+            "Net saved ($)": group.saved_nano / NANO if group.totals.is_priced else None,
+            "Cost ($)": group.totals.cost_nano / NANO if group.totals.is_priced else None,
+            "Hit rate": group.rates.token_hit_rate,
+            "Requests": group.totals.requests,
+            "Failed": group.totals.errors,
+            "Read (tokens)": group.totals.cache_read_tokens,
+            **{f"Written {ttl} (tokens)": group.totals.writes[ttl] for ttl in ttls},
+            "Reused automatically (tokens)": group.totals.automatic_input_tokens,
+            "Computed, not written (tokens)": group.totals.computed_input_tokens,
+            "Output (tokens)": group.totals.output_tokens,
         }
-        for each in groups
+        for group in groups
     ]
 
 

@@ -33,7 +33,7 @@ class View(NamedTuple):
     parts: TurnPage
     was_asked: bool
     turn: Turn | None = None
-    found: TurnDivergence | None = None
+    divergence: TurnDivergence | None = None
     earlier: Turn | None = None
     before: Turn | None = None
     is_missing: bool = False
@@ -63,10 +63,10 @@ def controls() -> None:
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    asked = {**chosen.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
+    query = {**chosen.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
     path = "/admin/v1/turns/search"
-    misses = client.get(path, TurnPage, {**asked, "has_read": False})
-    in_part = client.get(path, TurnPage, {**asked, "has_read": True})
+    misses = client.get(path, TurnPage, {**query, "has_read": False})
+    in_part = client.get(path, TurnPage, {**query, "has_read": True})
     was_asked = bool(misses.turns or in_part.turns)
     if not was_asked:
         newest = client.get(path, TurnPage, {**chosen.params(), "limit": 1})
@@ -81,10 +81,10 @@ def read(client: AdminClient, chosen: Selection) -> View:
         return View(misses, in_part, was_asked, is_missing=True)
     path = f"/admin/v1/turns/{segment(turn.id)}/divergence"
     try:
-        found = client.get(path, TurnDivergence, {"from": before or None})
+        divergence = client.get(path, TurnDivergence, {"from": before or None})
         earlier = None
-        if found.earlier is not None:
-            earlier = client.get(f"/admin/v1/turns/{segment(found.earlier)}", Turn)
+        if divergence.earlier is not None:
+            earlier = client.get(f"/admin/v1/turns/{segment(divergence.earlier)}", Turn)
     except NotThere:
         return View(misses, in_part, was_asked, turn, is_missing=bool(before))
     before_it = None
@@ -92,7 +92,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
         same = {"since_ms": 0, "until_ms": turn.opened_ms, "prefix": turn.prefix, "limit": 1}
         page = client.get("/admin/v1/turns/search", TurnPage, same)
         before_it = next(iter(page.turns), None)
-    return View(misses, in_part, was_asked, turn, found, earlier, before_it)
+    return View(misses, in_part, was_asked, turn, divergence, earlier, before_it)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -101,7 +101,7 @@ def draw(view: View, chosen: Selection) -> None:
     if view.turn is None:
         draw_most_frequent(view, chosen)
     else:
-        draw_verdict(view.turn, view.found, view.before)
+        draw_verdict(view.turn, view.divergence, view.before)
         draw_marks(view.turn)
         draw_side_by_side(view.turn, view.earlier)
     draw_lists(view, chosen)
@@ -144,11 +144,11 @@ def draw_lists(view: View, chosen: Selection) -> None:
         alt_text = f"{formats.counted(len(turns), 'request')} that missed."
         parts.table(turn_table(turns), "misses", alt_text, picked=pick)
     else:
-        told = "No requests in this range."
+        message = "No requests in this range."
         if view.was_asked:
-            told = "Nothing missed in this range." if chosen_reason() is None else "None for it."
+            message = "Nothing missed in this range." if chosen_reason() is None else "None for it."
         parts.empty(
-            f"{told} A marked prompt that is sent for the first time is shown here as a miss.",
+            f"{message} A marked prompt that is sent for the first time is shown here as a miss.",
             ":material/check_circle:" if view.was_asked else parts.HOURGLASS,
             key="misses",
         )
@@ -161,7 +161,7 @@ def draw_lists(view: View, chosen: Selection) -> None:
 def draw_most_frequent(view: View, chosen: Selection) -> None:
     """The most frequent reason among the newest misses, and what to change."""
     misses = view.misses
-    counted = Counter(each.miss_reason for each in misses.turns)
+    counted = Counter(turn.miss_reason for turn in misses.turns)
     if not counted:
         none = "Nothing missed" if chosen_reason() is None else "Nothing missed for this reason"
         parts.hero(f"**{none if view.was_asked else 'Nothing was asked'}** in {chosen.words}.")
@@ -180,13 +180,13 @@ def pick(row: Row) -> None:
     st.session_state["earlier"] = ""
 
 
-def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None) -> Verdict:
+def verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None = None) -> Verdict:
     """Judge a turn by its own counts first, then by the comparison. `cold` says only that nothing
     was known of the prefix, so a first difference says more. A difference behind the last marker
     costs nothing."""
     read = turn.cache_read_tokens
     written = turn.written_tokens
-    differs = found if found is not None and found.kind is not None else None
+    differs = divergence if divergence is not None and divergence.kind is not None else None
     if differs is not None and read + written and (differs.shared_tokens or 0) >= read + written:
         differs = None
     why = advice(differs.kind or "") if differs else None
@@ -227,11 +227,11 @@ def verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None = None
     return Verdict(False, Advice(why.title, means, change), differs)
 
 
-def is_early(found: TurnDivergence) -> bool:
+def is_early(divergence: TurnDivergence) -> bool:
     """Whether prompts part before half of the earlier one: a marker behind that would only cost."""
-    shared = found.shared_tokens or 0
-    whole = found.earlier_tokens or 0
-    return 2 * shared < whole and found.kind != "model_changed"
+    shared = divergence.shared_tokens or 0
+    whole = divergence.earlier_tokens or 0
+    return 2 * shared < whole and divergence.kind != "model_changed"
 
 
 def with_reuse(said: Advice, turn: Turn) -> Advice:
@@ -242,9 +242,9 @@ def with_reuse(said: Advice, turn: Turn) -> Advice:
     return said._replace(means=said.means + reused)
 
 
-def draw_verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None) -> None:
+def draw_verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None) -> None:
     """One verdict; the cards show where the prompts part if that is what it rests on."""
-    judged = verdict(turn, found, before)
+    judged = verdict(turn, divergence, before)
     with st.container(border=True, key="verdict"):
         if judged.difference is not None:
             draw_difference(judged.difference, turn)
@@ -263,23 +263,23 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None, before: Turn | None) 
                 label="Advice says which markers would pay for requests like this one",
                 icon=":material/lightbulb:",
             )
-        st.caption(compared_with(found, judged))
+        st.caption(compared_with(divergence, judged))
 
 
-def compared_with(found: TurnDivergence | None, judged: Verdict) -> str:
+def compared_with(divergence: TurnDivergence | None, judged: Verdict) -> str:
     """What the comparison with an earlier prompt adds to the verdict."""
-    if found is None:
+    if divergence is None:
         return "There is no other prompt to compare it with."
-    if found.earlier is None:
+    if divergence.earlier is None:
         return "No earlier prompt of its workspace begins like this one."
-    if found.kind is None:
+    if divergence.kind is None:
         return (
             "Everything of the most similar earlier prompt is in this one: nothing in the prompt"
             " is to blame."
         )
     if judged.difference is None:
         return "Where it differs from the most similar earlier prompt is not what decided it."
-    if not found.shared_tokens:
+    if not divergence.shared_tokens:
         return (
             "The two prompts have the same shape and about the same length, but no long prefix in"
             " common. How much of it would have been read is not known."
@@ -287,45 +287,45 @@ def compared_with(found: TurnDivergence | None, judged: Verdict) -> str:
     return "Compared with the earlier prompt that begins most like it."
 
 
-def draw_difference(found: TurnDivergence, turn: Turn) -> None:
+def draw_difference(divergence: TurnDivergence, turn: Turn) -> None:
     """Where the prompts part, what was read before that place, and what was lost behind it. The
     place is a section, the block within it and the character within that, counted from 1."""
     section = formats.NO_VALUE
     where = None
-    if found.section is not None and found.block is not None:
-        section = (parts.plain(found.section) or "").capitalize()
-        where = f"block {found.block + 1}"
-        where += _characters(found)
-    whole = found.earlier_tokens
+    if divergence.section is not None and divergence.block is not None:
+        section = (parts.plain(divergence.section) or "").capitalize()
+        where = f"block {divergence.block + 1}"
+        where += _characters(divergence)
+    whole = divergence.earlier_tokens
     with st.grid(5, min_column_width=170):
         parts.card("first_difference", section, delta=where)
         of_prompt = f"of {turn.prompt_tokens:,} in the prompt"
         parts.card("cache_read_tokens", formats.whole(turn.cache_read_tokens), delta=of_prompt)
-        parts.card("missed_tokens", formats.whole(found.missed_tokens))
-        parts.card("missed_nano", formats.dollars(found.missed_nano))
-        told = None if whole is None else f"of {whole:,} in the earlier prompt"
-        shared = formats.whole(found.shared_tokens)
-        below = found.shared_tokens_below
-        if not found.is_exact and below is not None:
+        parts.card("missed_tokens", formats.whole(divergence.missed_tokens))
+        parts.card("missed_nano", formats.dollars(divergence.missed_nano))
+        note = None if whole is None else f"of {whole:,} in the earlier prompt"
+        shared = formats.whole(divergence.shared_tokens)
+        below = divergence.shared_tokens_below
+        if not divergence.is_exact and below is not None:
             shared = f"{shared} to {below:,}"
-        parts.card("shared_tokens", shared, delta=told)
+        parts.card("shared_tokens", shared, delta=note)
 
 
-def known_to(found: TurnDivergence) -> str:
+def known_to(divergence: TurnDivergence) -> str:
     """How exact the place is."""
-    if found.is_exact or found.grid_characters is None:
+    if divergence.is_exact or divergence.grid_characters is None:
         return "The place is exact: the workspace keeps what was asked."
     return (
-        f"The place is known to {found.grid_characters:,} characters, or to a block's end: the"
+        f"The place is known to {divergence.grid_characters:,} characters, or to a block's end: the"
         " workspace keeps no contents to compare."
     )
 
 
-def _characters(found: TurnDivergence) -> str:
+def _characters(divergence: TurnDivergence) -> str:
     """How far into the block the difference is, exactly or between which bounds."""
-    least = found.characters or 0
-    below = found.characters_below
-    if found.is_exact:
+    least = divergence.characters or 0
+    below = divergence.characters_below
+    if divergence.is_exact:
         return f", after {formats.counted(least, 'character')}"
     if below is not None:
         return f", after {least:,} to {below:,} characters"

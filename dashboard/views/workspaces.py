@@ -63,8 +63,8 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def draw(view: View, chosen: Selection) -> None:
-    shown = [w for w in view.workspaces if chosen.workspace in (None, w.id)]
-    draw_cards(view, shown, chosen)
+    selected = [w for w in view.workspaces if chosen.workspace in (None, w.id)]
+    draw_cards(view, selected, chosen)
     # Its place is always there, so that the forms below keep what is typed.
     with st.container(key="manage_place"):
         draw_outcome()
@@ -72,7 +72,7 @@ def draw(view: View, chosen: Selection) -> None:
         draw_forms(view.workspaces, view.keys)
     parts.heading("Use of the cache in this range")
     if view.groups:
-        names = {each.id: each.display_name for each in view.workspaces}
+        names = {workspace.id: workspace.display_name for workspace in view.workspaces}
         rows = group_table(view.groups, "workspace", "Workspace")
         rows = [{"Workspace": None, "Name": names.get(row["Workspace"]), **row} for row in rows]
         parts.table(
@@ -82,9 +82,9 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty("No requests in this range.", key="workspaces")
     parts.heading("Limits, and what this month has cost", "month_cost")
     parts.table(
-        limit_table(shown, view.month),
+        limit_table(selected, view.month),
         "limits",
-        f"Limits of {formats.counted(len(shown), 'workspace')}.",
+        f"Limits of {formats.counted(len(selected), 'workspace')}.",
     )
     if view.limited:
         parts.heading("Refused by a limit since this gateway's start")
@@ -104,7 +104,7 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty("There is no key in the ledger.", ":material/key:")
 
 
-def draw_cards(view: View, shown: list[Workspace], chosen: Selection) -> None:
+def draw_cards(view: View, selected: list[Workspace], chosen: Selection) -> None:
     saving = sum(group.saved_nano > 0 for group in view.groups)
     count = formats.counted(len(view.groups), "workspace")
     if view.groups:
@@ -115,10 +115,10 @@ def draw_cards(view: View, shown: list[Workspace], chosen: Selection) -> None:
     else:
         parts.hero(f"**No workspace** sent a request in {chosen.words}.")
     with st.grid(4, min_column_width=190):
-        parts.card("workspaces", f"{sum(w.archived_at is None for w in shown):,}")
+        parts.card("workspaces", f"{sum(w.archived_at is None for w in selected):,}")
         parts.card("active_workspaces", f"{len(view.groups):,}")
         for label, pick in (("Best net saved", max), ("Worst net saved", min)):
-            group = pick(view.groups, key=lambda each: each.saved_nano, default=None)
+            group = pick(view.groups, key=lambda usage_group: usage_group.saved_nano, default=None)
             saved = group.saved_nano if group and group.totals.is_priced else None
             name = parts.plain(group.workspace) if group else None
             parts.money_card("saved_nano", saved, label, delta=name)
@@ -129,60 +129,59 @@ def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list
     spent = {group.workspace: group.totals.cost_nano for group in month}
     return [
         {
-            "Workspace": each.id,
-            "This month ($)": in_dollars(spent.get(each.id, 0)),
-            "Spend limit ($)": in_dollars(each.monthly_spend_nano),
-            "Name": each.display_name,
-            "Of the limit": min(spent.get(each.id, 0) / each.monthly_spend_nano, 1.0)
-            if each.monthly_spend_nano
+            "Workspace": workspace.id,
+            "This month ($)": in_dollars(spent.get(workspace.id, 0)),
+            "Spend limit ($)": in_dollars(workspace.monthly_spend_nano),
+            "Name": workspace.display_name,
+            "Of the limit": min(spent.get(workspace.id, 0) / workspace.monthly_spend_nano, 1.0)
+            if workspace.monthly_spend_nano
             else None,
-            "Requests per minute": each.requests_per_minute,
-            "Tokens per minute": each.tokens_per_minute,
-            "At once": each.max_concurrency,
-            "Lease share": each.lease_share,
-            "Keeps prompts (days)": each.keep_days,
-            "Archived": each.archived_at.date() if each.archived_at else None,
+            "Requests per minute": workspace.requests_per_minute,
+            "Tokens per minute": workspace.tokens_per_minute,
+            "At once": workspace.max_concurrency,
+            "Lease share": workspace.lease_share,
+            "Keeps prompts (days)": workspace.keep_days,
+            "Archived": workspace.archived_at.date() if workspace.archived_at else None,
         }
-        for each in workspaces
+        for workspace in workspaces
     ]
 
 
-def limited_table(found: Sequence[Limited], keys: Sequence[KeyInfo]) -> list[Row]:
+def limited_table(limited: Sequence[Limited], keys: Sequence[KeyInfo]) -> list[Row]:
     names = {key.id: key.name for key in keys}
     return [
         {
-            "Workspace": each.workspace,
-            "Key": names.get(each.key, each.key),
-            "Limit": each.limit,
-            "Refused requests": each.requests,
-            "Last (UTC)": formats.moment(each.last_ms),
+            "Workspace": limit.workspace,
+            "Key": names.get(limit.key, limit.key),
+            "Limit": limit.limit,
+            "Refused requests": limit.requests,
+            "Last (UTC)": formats.moment(limit.last_ms),
         }
-        for each in found
+        for limit in limited
     ]
 
 
 def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
     """The most used first; a key without a turn in the range has dashes."""
     used = {group.key: group for group in groups}
-    rows: list[Row] = [
-        {
-            "Workspace": each.workspace,
-            "Key": each.name,
-            "Net saved ($)": in_dollars(group.saved_nano)
-            if group and group.totals.is_priced
-            else None,
-            "Key id": each.id,
-            "Scope": each.scope,
-            "Last used (UTC)": each.last_used_at,
-            "Requests": group.totals.requests if group else None,
-            "Failed": group.totals.errors if group else None,
-            "Hit rate": group.rates.token_hit_rate if group else None,
-            "Ends (UTC)": each.revoked_at or each.expires_at,
-        }
-        for each in keys
-        for group in (used.get(each.id),)
-    ]
+    rows = [_key_row(key, used.get(key.id)) for key in keys]
     return sorted(rows, key=lambda row: -(row["Requests"] or 0))
+
+
+def _key_row(key: KeyInfo, group: Group | None) -> Row:
+    is_priced = group is not None and group.totals.is_priced
+    return {
+        "Workspace": key.workspace,
+        "Key": key.name,
+        "Net saved ($)": in_dollars(group.saved_nano) if group and is_priced else None,
+        "Key id": key.id,
+        "Scope": key.scope,
+        "Last used (UTC)": key.last_used_at,
+        "Requests": group.totals.requests if group else None,
+        "Failed": group.totals.errors if group else None,
+        "Hit rate": group.rates.token_hit_rate if group else None,
+        "Ends (UTC)": key.revoked_at or key.expires_at,
+    }
 
 
 def draw_outcome() -> None:
@@ -210,9 +209,9 @@ def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
             key="manage_tabs",
         )
         labels = {
-            f"{each.workspace} · {each.name} · {each.id}": each.id
-            for each in keys
-            if not each.revoked_at
+            f"{live_key.workspace} · {live_key.name} · {live_key.id}": live_key.id
+            for live_key in keys
+            if not live_key.revoked_at
         }
         number = st.session_state.get(_NUM_TAKEN, 0)
         with make, st.form(f"new_workspace_{number}", border=False):
@@ -227,7 +226,7 @@ def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
                 said = f"The workspace {name.strip()} was made."
                 _change("/admin/v1/workspaces", body, said)
         with limits:
-            _draw_limits({each.id: each for each in workspaces})
+            _draw_limits({workspace.id: workspace for workspace in workspaces})
         with key:
             _draw_keys([workspace.id for workspace in workspaces], labels)
         with end:
@@ -317,14 +316,14 @@ def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
 def _draw_ends(workspaces: list[Workspace], labels: dict[str, str]) -> None:
     left, right = st.columns(2, gap="large")
     with left:
-        live = [each.id for each in workspaces if each.archived_at is None]
+        live = [workspace.id for workspace in workspaces if workspace.archived_at is None]
         chosen = st.selectbox("Workspace to archive", live, index=None, key="archive_id")
         if chosen and _is_confirmed(
             f"archive_{chosen}", "Archive it", "All its keys stop working at once."
         ):
             path = f"/admin/v1/workspaces/{segment(chosen)}/archive"
             _change(path, {}, f"{chosen} was archived.")
-        archived = [each.id for each in workspaces if each.archived_at is not None]
+        archived = [workspace.id for workspace in workspaces if workspace.archived_at is not None]
         if archived:
             back = st.selectbox("Workspace to restore", archived, index=None, key="restore_id")
             if back and st.button("Restore it", key="restore"):

@@ -95,9 +95,9 @@ class WorkspacesController(AdminController):
 
     @action("/", "createWorkspace", "Make a workspace.", NewWorkspace)
     async def create(
-        self, asked: NamedDependency[NewWorkspace], services: Deps
+        self, payload: NamedDependency[NewWorkspace], services: Deps
     ) -> structs.WorkspaceReport:
-        values = given_values(asked)
+        values = given_values(payload)
         now = services.clock.wall()
         workspace = await services.workspaces.create(values.pop("id"), now, values)
         return await _changed(services, workspace)
@@ -124,10 +124,10 @@ class WorkspacesController(AdminController):
     async def change(
         self,
         workspace_id: FromPath[str],
-        asked: NamedDependency[WorkspaceChanges],
+        payload: NamedDependency[WorkspaceChanges],
         services: Deps,
     ) -> structs.WorkspaceReport:
-        values = given_values(asked)
+        values = given_values(payload)
         changed = await services.workspaces.change(workspace_id, values)
         if "keep_days" in values:
             with suppress(GatewayError):  # the writer's own round deletes within a minute
@@ -190,26 +190,26 @@ class KeysController(AdminController):
         ]
 
     @action("/", "createKey", "Make a key of a workspace, and show it this once.", NewKey)
-    async def create(self, asked: NamedDependency[NewKey], services: Deps) -> structs.MadeKey:
+    async def create(self, payload: NamedDependency[NewKey], services: Deps) -> structs.MadeKey:
         now = services.clock.wall()
-        expires_at = asked.expires_at
+        expires_at = payload.expires_at
         if expires_at is not None and expires_at <= now:
             raise InvalidRequest("expires_at: must be in the future")
         try:
             expires_at = None if expires_at is None else expires_at.astimezone(UTC)
         except OverflowError:
             raise InvalidRequest("expires_at: must be before the year 10000 in UTC") from None
-        await services.workspaces.get(asked.workspace)
+        await services.workspaces.get(payload.workspace)
         key = new_key()
         key_id = await services.keys.create(
-            key, asked.workspace, asked.name, now, scope=asked.scope, expires_at=expires_at
+            key, payload.workspace, payload.name, now, scope=payload.scope, expires_at=expires_at
         )
-        policy = given_values(asked)
-        made = await services.keys.change(
+        policy = given_values(payload)
+        row = await services.keys.change(
             key_id, {name: policy[name] for name in AUTO_CACHE if name in policy}
         )
         await _take_over(services)
-        return structs.MadeKey(key=key, info=_info(made, now))
+        return structs.MadeKey(key=key, info=_info(row, now))
 
     @action(
         "/{key_id:str}",
@@ -218,10 +218,10 @@ class KeysController(AdminController):
         KeyChanges,
     )
     async def change(
-        self, key_id: FromPath[str], asked: NamedDependency[KeyChanges], services: Deps
+        self, key_id: FromPath[str], payload: NamedDependency[KeyChanges], services: Deps
     ) -> structs.KeyInfo:
         _check_id(key_id)
-        changed = await services.keys.change(key_id, given_values(asked))
+        changed = await services.keys.change(key_id, given_values(payload))
         await _take_over(services)
         return _info(changed, services.clock.wall())
 
@@ -232,14 +232,14 @@ class KeysController(AdminController):
         Rotation,
     )
     async def rotate(
-        self, key_id: FromPath[str], asked: NamedDependency[Rotation], services: Deps
+        self, key_id: FromPath[str], payload: NamedDependency[Rotation], services: Deps
     ) -> structs.MadeKey:
         now = services.clock.wall()
         key = new_key()
         _check_id(key_id)
-        made = await services.keys.rotate(key_id, key, now, asked.grace_seconds)
+        row = await services.keys.rotate(key_id, key, now, payload.grace_seconds)
         await _take_over(services)
-        return structs.MadeKey(key=key, info=_info(made, now))
+        return structs.MadeKey(key=key, info=_info(row, now))
 
     @action("/{key_id:str}/revoke", "revokeKey", "End a key.")
     async def revoke(self, key_id: FromPath[str], services: Deps) -> structs.Revoked:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import date
 from functools import partial
@@ -80,68 +80,79 @@ class AdviseController(controller.AdminController):
     async def advise(
         self,
         request: AdminRequest,
-        asked: NamedDependency[AdviseRequest],
+        payload: NamedDependency[AdviseRequest],
         services: controller.Deps,
     ) -> structs.AdviceReport:
-        confined = request.user.confine(asked.workspace)
-        if asked.requests:
+        confined = request.user.confine(payload.workspace)
+        if payload.requests:
             least = partial(min_tokens_of, services)
             on = services.clock.wall().date()
             prices = services.prices.own
-            work = in_thread(services, request.user, _LINE, of_requests, asked, prices, on, least)
+            work = in_thread(services, request.user, _LINE, of_requests, payload, prices, on, least)
             report: structs.AdviceReport = await while_present(request.scope, work)
             return report
-        span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
-        of = controller.range_of(services, span, confined, model=asked.model)
-        return await while_present(request.scope, of_range(services, of, asked, request.user))
+        span = controller.Span(since_ms=payload.since_ms, until_ms=payload.until_ms)
+        of = controller.range_of(services, span, confined, model=payload.model)
+        return await while_present(request.scope, of_range(services, of, payload, request.user))
 
 
 async def of_range(
-    services: Services, of: Range, asked: AdviseRequest, viewer: Viewer
+    services: Services, of: Range, payload: AdviseRequest, viewer: Viewer
 ) -> structs.AdviceReport:
     times = await token_times(services.queries.ledger, services.catalogue.name_of)
     gathering = Gathering(services.prices.own, times)
-    pages = observed(services.queries.ledger, of, asked.key, asked.max_turns)
+    pages = observed(services.queries.ledger, of, payload.key, payload.max_turns)
     async for rows in pages:
         await in_thread(services, viewer, _LINE, gathering.take, rows)
     advices = []
     for (_, _, model), turns in gathering.largest():
-        least = asked.min_tokens or min_tokens_of(services, model)
+        least = payload.min_tokens or min_tokens_of(services, model)
         advices.append(await in_thread(services, viewer, _LINE, advise_stream, turns, least))
     near: list[structs.NearDuplicate | None] = []
     for (workspace, model), turns in gathering.together():
-        least = asked.min_tokens or min_tokens_of(services, model)
+        least = payload.min_tokens or min_tokens_of(services, model)
         groups = await in_thread(services, viewer, _LINE, duplicates.find_groups, turns, least)
         for group in groups[: MAX_NEAR - len(near)]:
             prompts: dict[str, Any] = {}
             if viewer.workspace is not None or viewer.may_change:  # who may read what was written
-                for turn_id in group.compared:
-                    with suppress(NotFound):
-                        kept, _ = await services.turns.content_writer.read(workspace, turn_id)
-                        prompts[turn_id] = kept.prompt
+                prompts = await _kept_prompts(services, workspace, group.compared)
             near.append(
-                await in_thread(services, viewer, _LINE, duplicates.told, group, least, prompts)
+                await in_thread(
+                    services, viewer, _LINE, duplicates.near_duplicate, group, least, prompts
+                )
             )
-    return gathering.report(of, advices, asked.max_turns, [group for group in near if group])
+    return gathering.report(of, advices, payload.max_turns, [group for group in near if group])
+
+
+async def _kept_prompts(
+    services: Services, workspace: str, turn_ids: Iterable[str]
+) -> dict[str, Any]:
+    """The prompts of these turns that are kept, by turn id."""
+    prompts = dict[str, Any]()
+    for turn_id in turn_ids:
+        with suppress(NotFound):
+            content, _ = await services.turns.content_writer.read(workspace, turn_id)
+            prompts[turn_id] = content.prompt
+    return prompts
 
 
 def of_requests(
-    asked: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
+    payload: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
 ) -> structs.AdviceReport:
     """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
     turns = []
     observed = []
     plans = []
     least = 1
-    for number, given in enumerate(asked.requests):
+    for number, source in enumerate(payload.requests):
         try:
-            read = pasted.read(given, asked.dialect)
+            read = pasted.read(source, payload.dialect)
             price = prices.find(str(read.body.get("model", "")), on)
             rates = None if price is None else price.rates
             turn = pasted.observation_of(read, number, number * _APART_MS, rates)
         except InvalidRequest as error:
             raise InvalidRequest(f"requests[{number}]: {error}") from None
-        least = asked.min_tokens or min_tokens(turn.model)
+        least = payload.min_tokens or min_tokens(turn.model)
         turns.append(turn)
         plans.append(read)
         observed.append(advise_request(read, turn, least))
@@ -151,7 +162,7 @@ def of_requests(
         for turn, read in zip(turns, plans, strict=True)
     }
     groups = duplicates.find_groups(turns, least)
-    near = [duplicates.told(group, least, prompts) for group in groups]
+    near = [duplicates.near_duplicate(group, least, prompts) for group in groups]
     streams, kept = reconciled(streams, [group for group in near if group])
     return structs.AdviceReport(
         text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
@@ -311,21 +322,21 @@ class AdviceSummaryController(controller.AdminController):
     ) -> structs.AdviceSummary:
         confined = request.user.confine(workspace)
 
-        async def told() -> structs.AdviceSummary:
-            kept = services.summaries
+        async def read_or_make() -> structs.AdviceSummary:
+            summaries = services.summaries
             # One caller makes a workspace's. Nobody waits for another workspace's.
             async with services.summarizing.setdefault(confined, asyncio.Lock()):
                 now = services.clock.monotonic()
-                if confined not in kept or now - kept[confined][0] >= SUMMARY_SECONDS:
-                    kept[confined] = now, await summarized(services, confined, request.user)
-                    while len(kept) > _MAX_SUMMARIES:
-                        del kept[min(kept, key=lambda name: kept[name][0])]
-                summary: structs.AdviceSummary = kept[confined][1]
+                if confined not in summaries or now - summaries[confined][0] >= SUMMARY_SECONDS:
+                    summaries[confined] = now, await summarized(services, confined, request.user)
+                    while len(summaries) > _MAX_SUMMARIES:
+                        del summaries[min(summaries, key=lambda name: summaries[name][0])]
+                summary: structs.AdviceSummary = summaries[confined][1]
                 return summary
 
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
-                return await while_present(request.scope, told())
+                return await while_present(request.scope, read_or_make())
         except TimeoutError:
             message = f"the advice took longer than {DEADLINE_SECONDS:.0f} seconds"
             raise Overloaded(message) from None

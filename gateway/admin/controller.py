@@ -54,13 +54,13 @@ def action(
     **opt: Any,
 ) -> post:
     """The decorator of a handler that changes something and answers 200. With a `body` the handler
-    takes it as its parameter `asked`."""
+    takes it as its parameter `payload`."""
     return post(
         path,
         operation_id=operation_id,
         summary=summary,
         status_code=200,
-        dependencies={} if body is None else {"asked": JsonBody(body)},
+        dependencies={} if body is None else {"payload": JsonBody(body)},
         opt=opt,
     )
 

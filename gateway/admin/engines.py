@@ -66,10 +66,10 @@ class EnginesController(AdminController):
         )
 
     @action("/", "addEngine", "Add an engine until the gateway's next start.", NewEngine)
-    async def add(self, asked: NamedDependency[NewEngine], services: Deps) -> EngineReport:
+    async def add(self, payload: NamedDependency[NewEngine], services: Deps) -> EngineReport:
         """The engine gets the engine secret. It gets turns as soon as it is ready, for the ids in
         `ids`. One whose model has the name of another model here is not added."""
-        engine = await services.fleet.add(engine_url(asked.url), gives_id=asked.gives_id)
+        engine = await services.fleet.add(engine_url(payload.url), gives_id=payload.gives_id)
         return await _changed(services, engine, "engine_added")
 
     @action("/{name:str}/drain", "drainEngine", "Send an engine no new turns.")
@@ -88,26 +88,26 @@ class EnginesController(AdminController):
         NewOwner,
     )
     async def give_id(
-        self, name: FromPath[str], asked: NamedDependency[NewOwner], services: Deps
+        self, name: FromPath[str], payload: NamedDependency[NewOwner], services: Deps
     ) -> EngineReport:
         """Engines that have the model which owned the id get no more turns. The ids of the engine's
         adapters go over with it."""
         engine = services.fleet.find(name)
-        if engine.told is None or engine.status not in ("ready", "refused"):
+        if engine.last_description is None or engine.status not in ("ready", "refused"):
             raise InvalidRequest("engine: it does not say now which model it has")
-        await services.fleet.ids.give_model(engine.told, is_default=asked.is_default)
+        await services.fleet.ids.give_model(engine.last_description, is_default=payload.is_default)
         await asyncio.gather(*(engine.poll() for engine in services.fleet.engines))
         return await _changed(services, engine, "model_id_given")
 
     @action("/{name:str}/adapters", "loadAdapter", "Load an adapter on an engine.", NewAdapter)
     async def load_adapter(
-        self, name: FromPath[str], asked: NamedDependency[NewAdapter], services: Deps
+        self, name: FromPath[str], payload: NamedDependency[NewAdapter], services: Deps
     ) -> EngineReport:
         """What was loaded under the name goes, with its entries, after its last request. The
         adapter's id is that of the new one: engines that have other weights under the name are not
         asked for it."""
         engine = services.fleet.find(name)
-        info = await engine.load_adapter(asked.name)
+        info = await engine.load_adapter(payload.name)
         if engine.description is not None:
             await services.fleet.ids.give_adapter(engine.description.model, info)
         await engine.poll()
@@ -231,7 +231,7 @@ class LeasesController(AdminController):
         engines = [
             candidate for candidate in services.fleet.ready if engine in (None, candidate.name)
         ]
-        models = {found.name: services.name_of(found.description) for found in engines}
+        models = {serving.name: services.name_of(serving.description) for serving in engines}
         largest = await _largest(engines, wanted, limit)
         listed = [(name, names.get(e.scope), e) for name, e in largest]
         keys = {

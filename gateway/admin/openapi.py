@@ -194,10 +194,11 @@ def _query_schema(field: FieldDefinition, kwarg: ParameterKwarg) -> Schema:
     bounds: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
     schema: Schema = msgspec.json.schema(Annotated[kind, msgspec.Meta(**bounds)])
     is_list = get_origin(kind) is list
-    one, place = (get_args(kind)[0], schema["items"]) if is_list else (kind, schema)
-    if get_origin(one) is Literal:
+    item = get_args(kind)[0] if is_list else kind
+    place = schema["items"] if is_list else schema
+    if get_origin(item) is Literal:
         # In the order of their declaration; msgspec sorts them.
-        place |= {"type": "string", "enum": list(get_args(one))}
+        place |= {"type": "string", "enum": list(get_args(item))}
     if field.has_default and field.default is not None:
         schema["default"] = field.default
     return schema
@@ -423,9 +424,11 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
                 envelope = {"allOf": [envelope, kind]}
             errors_there = envelopes.setdefault(status, [])
             errors_there.append(envelope)
-            told = responses[status]["description"] if len(errors_there) > 1 else error.default
-            responses[status] = response(told, **{_JSON: errors_there})
-    made: dict[str, Any] = {
+            description = (
+                responses[status]["description"] if len(errors_there) > 1 else error.default
+            )
+            responses[status] = response(description, **{_JSON: errors_there})
+    documented: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
         "parameters": list(operation.parameters),
@@ -434,8 +437,8 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     }
     if operation.body is not None:
         body = {_JSON: {"schema": schema_of[repr(operation.body)]}}
-        made["requestBody"] = {"required": True, "content": body}
-    return made
+        documented["requestBody"] = {"required": True, "content": body}
+    return documented
 
 
 class OpenApiController(Controller):

@@ -66,10 +66,10 @@ class PlanController(controller.AdminController):
     async def plan(
         self,
         request: AdminRequest,
-        asked: NamedDependency[traffic.PlanRequest],
+        payload: NamedDependency[traffic.PlanRequest],
         services: controller.Deps,
     ) -> structs.Plan:
-        job = await while_present(request.scope, _job(services, asked, request.user))
+        job = await while_present(request.scope, _job(services, payload, request.user))
         return await while_present(request.scope, services.planners.plan(job))
 
     @post(
@@ -79,15 +79,15 @@ class PlanController(controller.AdminController):
         status_code=200,
         media_type=_LINES,
         opt=READS_BY_POST | {"is_plan": True},
-        dependencies={"asked": controller.JsonBody(traffic.PlanRequest)},
+        dependencies={"payload": controller.JsonBody(traffic.PlanRequest)},
     )
     async def plan_with_progress(
         self,
         request: AdminRequest,
-        asked: NamedDependency[traffic.PlanRequest],
+        payload: NamedDependency[traffic.PlanRequest],
         services: controller.Deps,
     ) -> Stream:
-        job = await while_present(request.scope, _job(services, asked, request.user))
+        job = await while_present(request.scope, _job(services, payload, request.user))
         lines = services.planners.lines(job)
         # A request that can't be planned is an error, and not the beginning of a stream.
         first = await while_present(request.scope, lines.asend(None))
@@ -109,21 +109,21 @@ class PlanController(controller.AdminController):
         return Stream(encoded(), media_type=_LINES)
 
 
-async def _job(services: Services, asked: traffic.PlanRequest, viewer: Viewer) -> traffic.Job:
-    workspace = viewer.confine(asked.workspace)
-    span = controller.Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
-    of = controller.range_of(services, span, workspace, model=asked.served_model)
+async def _job(services: Services, payload: traffic.PlanRequest, viewer: Viewer) -> traffic.Job:
+    workspace = viewer.confine(payload.workspace)
+    span = controller.Span(since_ms=payload.since_ms, until_ms=payload.until_ms)
+    of = controller.range_of(services, span, workspace, model=payload.served_model)
     gathering = TrafficGathering(services.prices.own)
-    async for rows in observed(services.queries.ledger, of, asked.key, traffic.MAX_TURNS):
+    async for rows in observed(services.queries.ledger, of, payload.key, traffic.MAX_TURNS):
         await in_thread(services, viewer, _LINE, gathering.take, rows)
         if gathering.is_full:
             break
     models = sorted(gathering.models)
-    if asked.served_model is not None and not models:
-        models = [asked.served_model]
+    if payload.served_model is not None and not models:
+        models = [payload.served_model]
     engines = [engine for model in models for engine in engines_of(services, model)]
     facts = facts_of(list(dict.fromkeys(engines)))
-    job: traffic.Job = await in_thread(services, viewer, _LINE, gathering.job, asked, facts)
+    job: traffic.Job = await in_thread(services, viewer, _LINE, gathering.job, payload, facts)
     return job
 
 
@@ -216,12 +216,12 @@ class TrafficGathering:
             of_engine = row.queue_seconds + row.prefill_seconds
             self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
 
-    def job(self, asked: traffic.PlanRequest, engine: traffic.EngineFacts | None) -> traffic.Job:
+    def job(self, payload: traffic.PlanRequest, engine: traffic.EngineFacts | None) -> traffic.Job:
         """The turns of a trace, where one is asked for, are not those of the ledger; the times
         are."""
         return traffic.Job(
-            asked=asked,
-            turns=[] if asked.trace is not None else self._turns[::-1],
+            request=payload,
+            turns=[] if payload.trace is not None else self._turns[::-1],
             models=sorted(self.models),
             engine=engine,
             times=self._times(),

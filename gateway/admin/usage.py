@@ -75,21 +75,21 @@ class UsageController(AdminController):
     )
     async def about(self, request: AdminRequest, services: Deps) -> fleet.About:
         now = now_ms(services.clock)
-        own = request.user.workspace
-        of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=own)
+        workspace_id = request.user.workspace
+        of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=workspace_id)
         names = await services.queries.names(of)
         workspaces = {workspace for workspace, _, _ in names}
         workspaces |= {w.id for w in await services.workspaces.all() if request.user.sees(w.id)}
         engines = {engine for _, engine, _ in names if engine}
-        if own is None:
+        if workspace_id is None:
             engines |= {engine.name for engine in services.fleet.engines}
         return fleet.About(
             now_ms=now,
-            workspace=own,
+            workspace=workspace_id,
             sample=services.keyring.is_sample,
             may_send=request.user.may_send and not services.keyring.is_sample,
             may_change=request.user.may_change and not services.keyring.is_sample,
-            first_ms=await queries_turns.first_ms(services.queries.ledger, own),
+            first_ms=await queries_turns.first_ms(services.queries.ledger, workspace_id),
             has_placeholder_prices=services.prices.is_placeholder,
             workspaces=sorted(workspaces),
             engines=sorted(engines),

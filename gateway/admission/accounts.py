@@ -135,7 +135,10 @@ class WorkspaceLimits:
             ("requests per minute", account.requests, 1),
             ("tokens per minute", account.tokens, reserved),
         ):
-            if bucket is not None and (wait := bucket.wait(amount, now)) > seconds:
+            if bucket is None:
+                continue
+            wait = bucket.wait(amount, now)
+            if wait > seconds:
                 seconds = wait
                 what = name
                 limit = bucket.per_minute

@@ -153,10 +153,10 @@ class FairQueue(Generic[ItemT]):
         tokens = self._num_tokens + waiting.tokens - self._most_tokens
         if turns <= 0 and tokens <= 0:
             return []
-        own = self._lanes.get(waiting.workspace)
-        share = self._share(
-            (len(own.turns) if own else 0) + 1, (own.tokens if own else 0) + waiting.tokens
-        )
+        new_lane = self._lanes.get(waiting.workspace)
+        num_turns = len(new_lane.turns) if new_lane else 0
+        num_tokens = new_lane.tokens if new_lane else 0
+        share = self._share(num_turns + 1, num_tokens + waiting.tokens)
         left = {name: [len(lane.turns), lane.tokens] for name, lane in self._lanes.items()}
         newest = {name: reversed(lane.turns.values()) for name, lane in self._lanes.items()}
         victims: list[Waiting[ItemT]] = []

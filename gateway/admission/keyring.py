@@ -100,9 +100,12 @@ class KeyRing:
         digest = digest_of(key)
         configured = self._configured
         is_fresh = self._clock.monotonic() - self._confirmed <= self._max_stale_seconds
+        known: _Known | None = None
         if configured is not None and configured.digest == digest:
-            known: _Known | None = configured
-        elif not is_fresh or (known := self._known.get(digest)) is None:
+            known = configured
+        elif is_fresh:
+            known = self._known.get(digest)
+        if known is None:
             known = await self._look_up(digest, address)
         # The dictionary compares digests, which do not reveal how close a guess was. Still every
         # comparison here takes the same time for all keys.
@@ -179,13 +182,13 @@ class KeyRing:
             raise Overloaded
         generation = self._generation
         async with self._lookups:
-            found = await self._keys.find(digest, self._clock.wall())
-        if found is None:
+            key_and_workspace = await self._keys.find(digest, self._clock.wall())
+        if key_and_workspace is None:
             self._wrong[digest] = now + _WRONG_SECONDS
             while len(self._wrong) > _MAX_WRONG:
                 self._wrong.popitem(last=False)
             return None
-        key, workspace = found
+        key, workspace = key_and_workspace
         known = _entry(key, self._owner(workspace.id, workspace))
         if generation == self._generation:
             # Otherwise the key may have been revoked between the look-up and the refresh.
@@ -244,8 +247,9 @@ async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clo
         get_logger("gateway").warning("database_not_looked_at", error=str(error))
     if keyring.is_sample:
         get_logger("gateway").warning("sample_data", serves_turns=False)
-    elif (key := settings.api_key) is not None:
+    elif settings.api_key is not None:
+        secret = settings.api_key.get_secret_value()
         try:  # without a database the configured key works from memory
-            await keys.create(key.get_secret_value(), DEFAULT_WORKSPACE, "configured", clock.wall())
+            await keys.create(secret, DEFAULT_WORKSPACE, "configured", clock.wall())
         except LedgerUnavailable as error:
             get_logger("gateway").warning("key_not_stored", error=str(error))

@@ -156,11 +156,11 @@ class SharedLimits:
         limits = self._limits.account(workspace).limits
         is_held = limits.max_concurrency is not None or limits.monthly_spend is not None
         if self.is_shared and is_held:
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._telling.append(told)
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._telling.append(written)
             self._changed.add(workspace)
             self._wake.set()
-            await told
+            await written
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Exchange whenever a turn waits or something has changed, else every few seconds."""
@@ -196,18 +196,18 @@ class SharedLimits:
         self._telling = []
         waiting = [request for request in waiting if not request.taken.cancelled()]
         names = {request.workspace for request in waiting}
-        told = sorted(self._changed - names)[: max(0, MAX_TOLD - len(names))]
-        names.update(told)
+        changed = sorted(self._changed - names)[: max(0, MAX_TOLD - len(names))]
+        names.update(changed)
         self._changed -= names
         decided = False
         try:
             async with self._store.exchange(sorted(names)) as page:
-                for one in waiting:  # its limits may have changed
-                    self._limits.account(one.workspace, one.wanted.principal.limits)
+                for joining in waiting:  # its limits may have changed
+                    self._limits.account(joining.workspace, joining.wanted.principal.limits)
                 for name in names:
                     self._load(name, page)
-                for one in waiting:
-                    one.decide(self._limits)
+                for joining in waiting:
+                    joining.decide(self._limits)
                 decided = True
                 written = {name: self._write(name, page) for name in names}
             for name, of in written.items():
@@ -221,8 +221,8 @@ class SharedLimits:
             self._say_shared(False, str(error))
         finally:
             if not decided:
-                for one in waiting:
-                    one.decide(self._limits)
+                for joining in waiting:
+                    joining.decide(self._limits)
             self._answer(waiting, telling)
         return self.is_shared
 
@@ -231,16 +231,16 @@ class SharedLimits:
         if not self.is_shared:
             late = self._waiting
             self._waiting = []
-            for one in late:
-                one.decide(self._limits)
+            for request in late:
+                request.decide(self._limits)
             waiting = [*waiting, *late]
             telling = [*telling, *self._telling]
             self._telling = []
-        for one in waiting:
-            one.answer(self._limits)
-        for told in telling:
-            if not told.done():
-                told.set_result(None)
+        for request in waiting:
+            request.answer(self._limits)
+        for written in telling:
+            if not written.done():
+                written.set_result(None)
 
     def _others(self, state: SharedState, now: float) -> dict[str, Held]:
         return {
@@ -260,9 +260,9 @@ class SharedLimits:
         if state.month == _name(account):
             account.spent = max(account.spent, state.spent + untold.spent)
         others = self._others(state, page.now).values()
-        fresh = [one for one in others if page.now - one.seen_at < _STALE_SECONDS]
-        account.in_flight_elsewhere = sum(one.in_flight for one in fresh)
-        account.reserved_elsewhere = sum(one.reserved for one in others)
+        fresh = [held for held in others if page.now - held.seen_at < _STALE_SECONDS]
+        account.in_flight_elsewhere = sum(held.in_flight for held in fresh)
+        account.reserved_elsewhere = sum(held.reserved for held in others)
 
     def _write(self, workspace: str, page: Exchange) -> Untold:
         """Put the account into the state; return what of it was not told before."""
@@ -312,15 +312,15 @@ def _at_store(bucket: TokenBucket | None, shift: float) -> TokenBucket | None:
 
 
 def _take_over(
-    bucket: TokenBucket | None, told: TokenBucket | None, untold: float, shift: float
+    bucket: TokenBucket | None, shared: TokenBucket | None, untold: float, shift: float
 ) -> None:
     """Make a bucket the shared one, with what was taken from this one since."""
-    if bucket is None or told is None:
+    if bucket is None or shared is None:
         return
     per_minute = bucket.per_minute
     now = bucket.at
-    bucket.per_minute = told.per_minute
-    bucket.level = told.level
-    bucket.at = told.at + shift
+    bucket.per_minute = shared.per_minute
+    bucket.level = shared.level
+    bucket.at = shared.at + shift
     bucket.resize(per_minute, now)
     bucket.take(untold, now)

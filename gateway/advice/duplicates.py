@@ -55,7 +55,7 @@ _NORMALISATIONS: dict[DuplicateKind, re.Pattern[str]] = {
     "whitespace": re.compile(r"\s+"),
 }
 """What is replaced, in this order. Whatever is left must be equal."""
-_TOLD: dict[DuplicateKind, tuple[str, str]] = {
+_WORDS: dict[DuplicateKind, tuple[str, str]] = {
     "tool_order": ("the order of tools", "Sort the tools by name before sending them."),
     "key_order": ("the order of keys", "Write JSON with its keys in a fixed order."),
     "date": ("a date", "Put the date into the last user message."),
@@ -109,21 +109,8 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
             continue
         group = by_head.get(head)
         if group is None:
-            # What near-duplicates have in common.
-            features = {
-                digest
-                for segment in turn.segments[: turn.head]
-                for digest in (segment.own, segment.unordered or segment.own, *segment.pieces)
-            }
-            votes = Counter(
-                id(by_feature[feature]) for feature in features if feature in by_feature
-            )
-            groups_by_id = {
-                id(by_feature[feature]): by_feature[feature]
-                for feature in features
-                if feature in by_feature
-            }
-            likely = groups_by_id[votes.most_common(1)[0][0]] if votes else None
+            features = _features(turn)
+            likely = _likely_group(features, by_feature)
             group = likely if likely is not None and _joins(likely, turn) else None
             if group is None:
                 group = Group(turn)
@@ -136,34 +123,36 @@ def find_groups(turns: Iterable[Observation], min_tokens: int) -> list[Group]:
     return sorted(several, key=lambda group: -sum(t.total for t in group.turns))[:MAX_GROUPS]
 
 
-def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDuplicate | None:
+def _features(turn: Observation) -> set[bytes]:
+    """The digests of a turn's tools and system blocks that near-duplicates may have in common."""
+    features = set[bytes]()
+    for segment in turn.segments[: turn.head]:
+        features.add(segment.digest)
+        features.update(segment.pieces)
+        if segment.unordered is not None:
+            features.add(segment.unordered)
+    return features
+
+
+def _likely_group(features: Iterable[bytes], by_feature: Mapping[bytes, Group]) -> Group | None:
+    """The group that has the most of these features."""
+    groups = [by_feature[feature] for feature in features if feature in by_feature]
+    by_id = {id(group): group for group in groups}
+    votes = Counter(map(id, groups))
+    return by_id[votes.most_common(1)[0][0]] if votes else None
+
+
+def near_duplicate(
+    group: Group, min_tokens: int, prompts: Mapping[str, Any]
+) -> NearDuplicate | None:
     """What is to be said; None where a text shows that no normalisation makes the prefixes one, or
     where that saves nothing. `prompts` are kept ones by their turns, as JSON."""
-    kinds = [group.kind]
-    is_compared = False
-    if group.kind == "varying_text" and len(group.heads) >= _FEW:
-        # By digests and by when it changes.
-        when = timed([(turn.at_ms, turn.owns[group.place]) for turn in group.turns])
-        if when in ("hour", "minute"):
-            kinds = ["time"]
-        elif when == "date" or when == "nonce":
-            kinds = [when]
-    texts = {each: _texts(prompts[each]) for each in group.compared if each in prompts}
-    texts = {
-        each: parts for each, parts in texts.items() if sum(map(len, parts)) <= _MAX_CHARACTERS
-    }
+    kinds = _kinds_by_digests(group)
+    texts = _texts_of(group, prompts)
     first_texts = texts.pop(group.first.id, None)
+    is_compared = first_texts is not None and bool(texts)
     if first_texts is not None and texts:
-        normal = {each: normalisations(first_texts, other) for each, other in texts.items()}
-        # Those that stay different are prefixes of their own.
-        gone = {_head(turn) for turn in group.others if normal.get(turn.id, []) is None}
-        turns = [turn for turn in group.turns if _head(turn) not in gone]
-        heads = {head: turn for head, turn in group.heads.items() if head not in gone}
-        group = replace(group, turns=turns, heads=heads)
-        kinds_found = {kind for kinds in normal.values() for kind in kinds or ()}
-        of_tools = [group.kind] if group.kind in ("tool_order", "key_order") else []
-        kinds = [*of_tools, *(kind for kind in _NORMALISATIONS if kind in kinds_found)]
-        is_compared = True
+        group, kinds = _compared(group, first_texts, texts)
     if len(group.heads) < 2 or not kinds:
         return None
     replay = simulated(group, min_tokens)
@@ -180,9 +169,9 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
         kind=kinds[0],
         path=group.path,
         text=f"{about}{len(group.heads):,} prefixes of about {size:,} tokens, of {num_keys:,}"
-        f" key{'s' * (num_keys > 1)}, differ in {' and '.join(_TOLD[kind][0] for kind in kinds)}."
+        f" key{'s' * (num_keys > 1)}, differ in {' and '.join(_WORDS[kind][0] for kind in kinds)}."
         f" As one they would have saved the price of {saves.multiples:,.0f} input tokens{marked}.",
-        change=" ".join(_TOLD[kind][1] for kind in kinds),
+        change=" ".join(_WORDS[kind][1] for kind in kinds),
         tokens=saves.tokens,
         multiples=saves.multiples,
         nano=saves.nano,
@@ -198,16 +187,53 @@ def told(group: Group, min_tokens: int, prompts: Mapping[str, Any]) -> NearDupli
     )
 
 
-def normalisations(one: Sequence[str], other: Sequence[str]) -> list[DuplicateKind] | None:
+def _kinds_by_digests(group: Group) -> list[DuplicateKind]:
+    """What differs, by the digests and by when they change."""
+    if group.kind == "varying_text" and len(group.heads) >= _FEW:
+        when = timed([(turn.at_ms, turn.segment_digests[group.place]) for turn in group.turns])
+        if when in ("hour", "minute"):
+            return ["time"]
+        if when == "date" or when == "nonce":
+            return [when]
+    return [group.kind]
+
+
+def _texts_of(group: Group, prompts: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The texts of the compared turns whose prompts are kept and not too long, by turn id."""
+    texts = dict[str, list[str]]()
+    for turn_id in group.compared:
+        if turn_id in prompts:
+            parts = _texts(prompts[turn_id])
+            if sum(map(len, parts)) <= _MAX_CHARACTERS:
+                texts[turn_id] = parts
+    return texts
+
+
+def _compared(
+    group: Group, first_texts: Sequence[str], texts: Mapping[str, Sequence[str]]
+) -> tuple[Group, list[DuplicateKind]]:
+    """The group without the prefixes that stay different when all is normalised, and what differs
+    in the others, by their texts. Prefixes without a text stay."""
+    needed = {turn_id: normalisations(first_texts, parts) for turn_id, parts in texts.items()}
+    gone = {_head(turn) for turn in group.others if needed.get(turn.id, []) is None}
+    turns = [turn for turn in group.turns if _head(turn) not in gone]
+    heads = {head: turn for head, turn in group.heads.items() if head not in gone}
+    differing = set[DuplicateKind]().union(*(kinds for kinds in needed.values() if kinds))
+    of_tools = [group.kind] if group.kind in ("tool_order", "key_order") else []
+    kinds = [*of_tools, *(kind for kind in _NORMALISATIONS if kind in differing)]
+    return replace(group, turns=turns, heads=heads), kinds
+
+
+def normalisations(first: Sequence[str], second: Sequence[str]) -> list[DuplicateKind] | None:
     """Those that are needed to make the texts equal, one by one; None where all are not enough."""
-    wanted = list(_NORMALISATIONS)
-    if _normal(one, wanted) != _normal(other, wanted):
+    needed = list(_NORMALISATIONS)
+    if _normal(first, needed) != _normal(second, needed):
         return None
-    for kind in list(wanted):
-        fewer = [kind_left for kind_left in wanted if kind_left != kind]
-        if _normal(one, fewer) == _normal(other, fewer):
-            wanted = fewer
-    return wanted
+    for kind in list(needed):
+        fewer = [kind_left for kind_left in needed if kind_left != kind]
+        if _normal(first, fewer) == _normal(second, fewer):
+            needed = fewer
+    return needed
 
 
 class Replay(NamedTuple):
@@ -237,7 +263,7 @@ def renamed(group: Group, turn: Observation) -> Observation:
     """The turn as if its prefix were the first's, with its own tokens. Behind the sketched segments
     names stay as they are."""
     first = group.first
-    owns = turn.owns
+    segment_digests = turn.segment_digests
     digests = list(turn.digests)
     chain = blake2b(first.digests[first.prefix_at(first.head - 1)], digest_size=8)
     reached = 0
@@ -245,8 +271,8 @@ def renamed(group: Group, turn: Observation) -> Observation:
         if segment < turn.head:
             at = first.prefix_at(segment)
             digests[place] = first.digests[at] if at >= 0 else digests[place]
-        elif segment < len(owns):
-            chain.update(b"".join(owns[turn.head + reached : segment + 1]))
+        elif segment < len(segment_digests):
+            chain.update(b"".join(segment_digests[turn.head + reached : segment + 1]))
             reached = segment + 1 - turn.head
             digests[place] = chain.digest()
     return replace(turn, digests=digests)
@@ -258,9 +284,9 @@ def _is_marked(group: Group) -> bool:
 
 def _head(turn: Observation) -> bytes | None:
     """The name of the tools and system blocks; None without any, or where not all are sketched."""
-    owns = turn.owns[: turn.head]
-    is_whole = 0 < turn.head == len(owns) and turn.prefix_at(turn.head - 1) >= 0
-    return b"%d:" % turn.num_tools + b"".join(owns) if is_whole else None
+    segment_digests = turn.segment_digests[: turn.head]
+    is_whole = 0 < turn.head == len(segment_digests) and turn.prefix_at(turn.head - 1) >= 0
+    return b"%d:" % turn.num_tools + b"".join(segment_digests) if is_whole else None
 
 
 def _joins(group: Group, turn: Observation) -> bool:
@@ -281,7 +307,7 @@ def _joins(group: Group, turn: Observation) -> bool:
     for there, here in zip(before, after, strict=True):
         has_pieces = bool(there.pieces or here.pieces)
         alike = overlap(there.pieces, here.pieces) if has_pieces else 0.0
-        alike = 1.0 if there.own == here.own else alike
+        alike = 1.0 if there.digest == here.digest else alike
         is_short = not has_pieces and max(there.tokens, here.tokens) <= _SHORT_TOKENS
         if alike < _ALIKE and not is_short:
             return False
@@ -289,7 +315,11 @@ def _joins(group: Group, turn: Observation) -> bool:
     if same < _MOSTLY * sum(segment.tokens for segment in turn.segments[: turn.head]):
         return False
     if not group.path:
-        place = next(n for n, content in enumerate(turn.owns) if content != first.owns[n])
+        place = next(
+            n
+            for n, content in enumerate(turn.segment_digests)
+            if content != first.segment_digests[n]
+        )
         difference = difference_at(first, turn, place)
         if difference is not None and (
             difference.kind == "tool_order" or difference.kind == "key_order"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gateway.advice.observation import Observation
+from gateway.advice.observation import Observation, Segment
 from gateway.advice.placements import Section
 from gateway.prompt.sketch import ALIKE, overlap
 from gateway.structs.advice import FaultKind
@@ -72,24 +72,31 @@ def find_faults(turns: Sequence[Observation]) -> list[Fault]:
 
 
 class _Finder:
+    """What the turns so far had, and the faults among them."""
+
     def __init__(self) -> None:
+        # The latest turn with each prefix, with each segment, and of each number of tools and
+        # system blocks.
         self._chains: dict[bytes, Observation] = {}
-        self._own: dict[bytes, Observation] = {}
+        self._last_with: dict[bytes, Observation] = {}
         self._shapes: dict[tuple[int, int], Observation] = {}
-        self._found: dict[tuple[str, Section, int], Fault] = {}
+        self._faults: dict[tuple[str, Section, int], Fault] = {}
         self._parts: dict[tuple[Section, int], Counter[str]] = defaultdict(Counter)
-        self._num_turns = self._num_near = 0
+        self._num_turns = 0
+        self._num_near = 0
 
     def take(self, turn: Observation) -> None:
-        owns = turn.owns
-        if not owns:
+        segment_digests = turn.segment_digests
+        if not segment_digests:
             return
         before = self._shapes.get((turn.num_tools, turn.num_system))
-        chains = _chains(turn, len(owns))
+        chains = _chains(turn, len(segment_digests))
         first = next((n for n, chain in enumerate(chains) if chain not in self._chains), None)
         if self._num_turns and first is not None:
             # Whether anything from the first difference on may have been there before.
-            is_known = first < turn.head or any(content in self._own for content in owns[first:])
+            is_known = first < turn.head or any(
+                content in self._last_with for content in segment_digests[first:]
+            )
             if not is_known and first == turn.head and before is not None:
                 # The first message may be the one of the turn before with another beginning.
                 there = before.pieces_of(first)
@@ -101,17 +108,17 @@ class _Finder:
         self._num_near += before is not None and turn.at_ms - before.at_ms <= _HOUR_MS
         self._num_turns += 1
         self._chains.update(dict.fromkeys(chains, turn))
-        for own in owns:
-            self._own[own] = turn
+        for digest in segment_digests:
+            self._last_with[digest] = turn
         self._shapes[turn.num_tools, turn.num_system] = turn
 
     def faults(self, turns: Sequence[Observation]) -> list[Fault]:
         """Those that came often enough, named by when they change."""
         least = 1 if self._num_turns <= _FEW else max(_FEW, _LEAST_TURNS * self._num_near)
         kept = []
-        varying = [fault for fault in self._found.values() if fault.kind == "varying_text"]
+        varying = [fault for fault in self._faults.values() if fault.kind == "varying_text"]
         texts = _texts_at({(fault.section, fault.index) for fault in varying}, turns)
-        for fault in self._found.values():
+        for fault in self._faults.values():
             is_timed = False
             if fault.kind == "varying_text":
                 fault.kind = timed(texts[fault.section, fault.index])
@@ -125,7 +132,7 @@ class _Finder:
 
     def _compare(self, turn: Observation, first: int) -> None:
         earlier = self._earlier(turn, first)
-        if earlier is None or earlier.owns[:first] != turn.owns[:first]:
+        if earlier is None or earlier.segment_digests[:first] != turn.segment_digests[:first]:
             earlier = self._chains[turn.digests[first - 1]] if first else earlier
         if earlier is None:
             return
@@ -133,7 +140,7 @@ class _Finder:
         if difference is None:
             return
         is_of_tools = difference.kind == "varying_text" and difference.section == "tools"
-        if is_of_tools and turn.owns[first] in self._own:
+        if is_of_tools and turn.segment_digests[first] in self._last_with:
             # A tool that is known from elsewhere stands here.
             difference = replace(difference, kind="tool_set")
         least = max(_LEAST_TOKENS, _LEAST_SHARE * turn.total)
@@ -143,9 +150,9 @@ class _Finder:
         if difference.section != "messages":
             is_of_block = difference.kind not in ("tool_order", "tool_set", "moved_text")
         key = (difference.kind, difference.section, difference.index if is_of_block else 0)
-        fault = self._found.get(key)
+        fault = self._faults.get(key)
         if fault is None:
-            fault = self._found[key] = Fault(difference.kind, difference.section, difference.index)
+            fault = self._faults[key] = Fault(difference.kind, difference.section, difference.index)
         fault.losses.append(Loss(turn.id, earlier.id, difference.tokens))
         if difference.kind == "varying_text":
             part = ""
@@ -167,7 +174,7 @@ class _Finder:
         votes: Counter[str] = Counter()
         newest: dict[str, Observation] = {}
         for segment in rest:
-            other = self._own.get(segment.own)
+            other = self._last_with.get(segment.digest)
             if other is not None:
                 votes[other.id] += segment.tokens
                 newest[other.id] = other
@@ -189,7 +196,7 @@ def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) ->
     places: _Places = {place: [] for place in wanted}
     heads = [place for place in wanted if place[0] != "messages" or place[1] == 0]
     for turn in turns if heads else ():
-        owns = turn.owns
+        segment_digests = turn.segment_digests
         starts: dict[Section, tuple[int, int]] = {
             "tools": (0, turn.num_tools),
             "system": (turn.num_tools, turn.num_system),
@@ -197,8 +204,8 @@ def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) ->
         }
         for section, index in heads:
             start, count = starts[section]
-            if index < count and start + index < len(owns):
-                places[section, index].append((turn.at_ms, owns[start + index]))
+            if index < count and start + index < len(segment_digests):
+                places[section, index].append((turn.at_ms, segment_digests[start + index]))
     return places
 
 
@@ -226,19 +233,18 @@ def _chains(turn: Observation, count: int) -> list[bytes]:
     places = turn.places
     if len(places) >= count and places[count - 1] == count - 1:
         return turn.digests[:count]
-    findings = []
+    chains = []
     for place, segment in enumerate(places):
         if segment != place or place >= count:
             break
-        findings.append(turn.digests[place])
-    return findings
-
-
-# What the first difference between two turns is.
+        chains.append(turn.digests[place])
+    return chains
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """The first difference between two turns. `tokens` from there on are the same."""
+
     kind: FaultKind
     section: Section
     index: int
@@ -247,68 +253,104 @@ class Difference:
 
 def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     """What the difference at this segment, their first one, is; None where it is no fault."""
-    before = earlier.segments
-    after = turn.segments
-    here = after[first]
-    there = before[first] if first < len(before) else None
-    known = {segment.own for segment in before}
-    same = sum(segment.tokens for segment in after[first:] if segment.own in known)
-    alike = overlap(there.pieces, here.pieces) if there and there.pieces and here.pieces else 0.0
-    section: Section = "messages" if first >= turn.head else "system"
-    index = first - (turn.head if first >= turn.head else turn.num_tools)
-
-    def found(kind: FaultKind, more: int = 0) -> Difference:
-        return Difference(kind, section, index, same + more)
-
+    known = {segment.digest for segment in earlier.segments}
+    after = turn.segments[first:]
+    same = sum(segment.tokens for segment in after if segment.digest in known)
+    section: Section = "messages"
+    index = first - turn.head
+    change: _Change | None
     if first < turn.num_tools:
         section = "tools"
         index = first
-        before = before[: earlier.num_tools]
-        after = after[: turn.num_tools]
-        if Counter(tool.own for tool in before) == Counter(tool.own for tool in after):
-            return found("tool_order")
-        if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
-            pairs = zip(before, after, strict=True)
-            return found("key_order", sum(a.tokens for b, a in pairs if a.own != b.own))
-        if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
-            return found("tool_order")
-        return found("varying_text" if len(before) == len(after) else "tool_set")
-    if section == "system":
-        if _moves(earlier, turn, first):
-            return found("moved_text")
-        if there is None or not (here.pieces and there.pieces):
-            # A short block changed as a whole, and what stands behind it did not.
-            is_kept = same >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
-            return found("varying_text") if is_kept else None
-        # Whether the text is the earlier one with more behind it.
-        kept = set(here.pieces)
-        inner = there.pieces[:-1]
-        is_begun = bool(inner) and here.pieces[0] == inner[0]
-        is_begun = is_begun and here.pieces[-1] != there.pieces[-1]
-        is_kept = sum(piece in kept for piece in inner) >= ALIKE * len(inner)
-        if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
-            return found("growing_text", there.tokens)
-        if alike >= ALIKE:
-            return found("varying_text", round(alike * here.tokens))
-        return found("varying_text") if _has_rest(earlier, turn, first) else None
+        change = _tool_change(earlier, turn)
+    elif first < turn.head:
+        section = "system"
+        index = first - turn.num_tools
+        change = _system_change(earlier, turn, first, same)
+    else:
+        change = _message_change(earlier, turn, first)
+    return None if change is None else Difference(change.kind, section, index, same + change.tokens)
+
+
+class _Change(NamedTuple):
+    """A kind of fault. `tokens` of the changed segment were the same, as far as is known."""
+
+    kind: FaultKind
+    tokens: int = 0
+
+
+def _tool_change(earlier: Observation, turn: Observation) -> _Change:
+    before = earlier.segments[: earlier.num_tools]
+    after = turn.segments[: turn.num_tools]
+    if Counter(tool.digest for tool in before) == Counter(tool.digest for tool in after):
+        return _Change("tool_order")
+    if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
+        pairs = zip(before, after, strict=True)
+        return _Change("key_order", sum(a.tokens for b, a in pairs if a.digest != b.digest))
+    if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
+        return _Change("tool_order")
+    return _Change("varying_text" if len(before) == len(after) else "tool_set")
+
+
+def _system_change(
+    earlier: Observation, turn: Observation, first: int, same: int
+) -> _Change | None:
+    """`same` are the tokens from here on that were in the earlier turn too."""
+    if _moves(earlier, turn, first):
+        return _Change("moved_text")
+    here = turn.segments[first]
+    there = _segment_at(earlier, first)
+    if there is None or not (here.pieces and there.pieces):
+        # A short block changed as a whole, and what stands behind it did not.
+        is_kept = same >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
+        return _Change("varying_text") if is_kept else None
+    # Whether the text is the earlier one with more behind it.
+    kept = set(here.pieces)
+    inner = there.pieces[:-1]
+    is_begun = bool(inner) and here.pieces[0] == inner[0]
+    is_begun = is_begun and here.pieces[-1] != there.pieces[-1]
+    is_kept = sum(piece in kept for piece in inner) >= ALIKE * len(inner)
+    if is_begun and is_kept and here.tokens >= there.tokens + _GROWTH_TOKENS:
+        return _Change("growing_text", there.tokens)
+    alike = _overlap_of(there, here)
+    if alike >= ALIKE:
+        return _Change("varying_text", round(alike * here.tokens))
+    return _Change("varying_text") if _has_rest(earlier, turn, first) else None
+
+
+def _message_change(earlier: Observation, turn: Observation, first: int) -> _Change | None:
+    before = earlier.segments
+    after = turn.segments
+    here = after[first]
+    there = _segment_at(earlier, first)
     # The earlier turn's first messages may be left out and the next ones moved up.
-    were = {segment.own: n for n, segment in enumerate(before)}
-    shift = were.get(here.own, first) - first
+    were = {segment.digest: n for n, segment in enumerate(before)}
+    shift = were.get(here.digest, first) - first
     behind = zip(after[first:], before[first + shift :], strict=False)
-    is_same = [before.own == other.own for before, other in behind]
+    is_same = [new.digest == old.digest for new, old in behind]
     if shift > 0 and len(is_same) >= 2 and all(is_same):
-        return found("sliding_history")
+        return _Change("sliding_history")
     if there is None:
         return None
     if here.unordered is not None and here.unordered == there.unordered:
-        return found("key_order", here.tokens)
+        return _Change("key_order", here.tokens)
     if _moves(earlier, turn, first):
-        return found("moved_text")
+        return _Change("moved_text")
     if _has_rest(earlier, turn, first) and len(before) > first + 1:
-        return found("varying_text")
-    if index == 0 and alike >= ALIKE and there.pieces[0] != here.pieces[0]:
-        return found("varying_text", round(alike * here.tokens))
+        return _Change("varying_text")
+    alike = _overlap_of(there, here)
+    if first == turn.head and alike >= ALIKE and there.pieces[0] != here.pieces[0]:
+        return _Change("varying_text", round(alike * here.tokens))
     return None
+
+
+def _segment_at(turn: Observation, index: int) -> Segment | None:
+    return turn.segments[index] if index < len(turn.segments) else None
+
+
+def _overlap_of(there: Segment, here: Segment) -> float:
+    """The share of the pieces of two texts that is the same; 0 where either has none."""
+    return overlap(there.pieces, here.pieces) if there.pieces and here.pieces else 0.0
 
 
 def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
@@ -319,7 +361,7 @@ def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
     if first < turn.head:
         before = before[: earlier.head - first - 1]
         after = after[: turn.head - first - 1]
-    same = sum(b.tokens for b, a in zip(before, after, strict=False) if a.own == b.own)
+    same = sum(b.tokens for b, a in zip(before, after, strict=False) if a.digest == b.digest)
     return same >= max(_LEAST_TOKENS, 0.8 * sum(segment.tokens for segment in before))
 
 
@@ -329,11 +371,11 @@ def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
     after = turn.segments
     if first >= len(before):
         return False
-    places = {segment.own: n for n, segment in enumerate(after)}
-    moved = places.get(before[first].own)
+    places = {segment.digest: n for n, segment in enumerate(after)}
+    moved = places.get(before[first].digest)
     if moved is None or moved <= first or before[first].tokens < _LEAST_TOKENS // 4:
         return False
-    were = {segment.own: n for n, segment in enumerate(before)}
-    now_here = were.get(after[first].own)
+    were = {segment.digest: n for n, segment in enumerate(before)}
+    now_here = were.get(after[first].digest)
     # Either two texts changed their order, or a text moved on as the conversation grew.
-    return now_here is not None or first == len(before) - 1 or after[first].own not in were
+    return now_here is not None or first == len(before) - 1 or after[first].digest not in were

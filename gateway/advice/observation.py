@@ -49,7 +49,7 @@ class Row:
 class Segment:
     """One sketched segment. `unordered` is its digest with sorted keys, of tools and calls only."""
 
-    own: bytes
+    digest: bytes
     tokens: int
     unordered: bytes | None = None
     pieces: tuple[bytes, ...] = ()
@@ -57,26 +57,31 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class Observation(Row):
-    """One turn, never changed. All lists of prefixes go with each other, the shortest first:
-    `digests`, lengths in `tokens`, the segments they end with in `places`, the letters of these in
-    `kinds`, and in `steps` the positions that a breakpoint walks from the prefix before (0 inside a
-    run of calls or results, and in OpenAI's dialects). `marks` are the breakpoints that were sent,
-    `unheld` the places of those that asked for no lease, `answer` is the prefix before the model's
-    last answer, -1 without one. `is_estimated`: tokens were told from bytes."""
+    """One turn, never changed. Its prefixes are in five lists of one length, the shortest first."""
 
     digests: list[bytes]
+    # How long each prefix is.
     tokens: list[int]
+    # The segment that each prefix ends with.
     places: list[int]
+    # The letter of that segment (`prompt/names.py`).
     kinds: str
+    # The positions that a breakpoint walks from the prefix before. 0 inside a run of calls or
+    # results, and in OpenAI's dialects.
     steps: list[int]
+    # The whole prompt's tokens.
     total: int
     num_tools: int
     num_system: int
+    # The breakpoints that were sent.
     marks: list[Mark]
+    # The prefix before the model's last answer, -1 without one.
     answer: int
     sketch: Sketch | None
     tokens_per_byte: float
+    # Whether tokens were told from bytes.
     is_estimated: bool
+    # The places of the breakpoints that asked for no lease.
     unheld: frozenset[int] = frozenset()
     _segments: list[Segment] | None = None
     _ends: tuple[int, int] | None = None
@@ -95,10 +100,10 @@ class Observation(Row):
         return self.num_tools + self.num_system
 
     @property
-    def owns(self) -> list[bytes]:
+    def segment_digests(self) -> list[bytes]:
         """The digests of the sketched segments."""
-        own = b"" if self.sketch is None else self.sketch.own
-        return [own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES)]
+        packed = b"" if self.sketch is None else self.sketch.own
+        return [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
 
     @property
     def segments(self) -> list[Segment]:
@@ -214,7 +219,7 @@ def _segments(turn: Observation) -> list[Segment]:
     unordered = dict(sketch.unordered)
     pieces = dict(sketch.pieces)
     segments = []
-    for index, (content, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
+    for index, (content, size) in enumerate(zip(turn.segment_digests, sketch.sizes, strict=True)):
         before = tokens.get(index - 1)
         after = tokens.get(index)
         is_told = before is not None and after is not None

@@ -95,13 +95,13 @@ class Pasted:
     broken: str | None = None
 
 
-def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
-    """`given` is a text or a JSON object. Raise InvalidRequest; the message says what is wrong."""
+def read(source: Any, dialect: PastedDialect | None = None) -> Pasted:
+    """`source` is a text or a JSON object. Raise InvalidRequest; the message says what is wrong."""
     url = ""
-    if isinstance(given, str):
-        if len(given) > MAX_CHARACTERS:
+    if isinstance(source, str):
+        if len(source) > MAX_CHARACTERS:
             raise InvalidRequest(f"more than {MAX_CHARACTERS:,} characters")
-        text = given.strip()
+        text = source.strip()
         if text.startswith("curl"):
             text, url = _of_curl(text)
         try:
@@ -109,10 +109,10 @@ def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
         except (ValueError, RecursionError):
             raise InvalidRequest("neither a JSON object nor a curl command with one") from None
     else:
-        body = given
+        body = source
     if not isinstance(body, dict):
         raise InvalidRequest("the JSON is no object")
-    if body is given and len(_bytes(body)) > MAX_CHARACTERS:
+    if body is source and len(_bytes(body)) > MAX_CHARACTERS:
         raise InvalidRequest(f"more than {MAX_CHARACTERS:,} bytes")
     dialect_there = dialect or _by_url(url) or _by_fields(body)
     try:
@@ -269,8 +269,8 @@ def _by_fields(body: dict[str, Any]) -> PastedDialect:
     messages = body.get("messages")
     tools = body.get("tools")
     listed = messages if isinstance(messages, list) else []
-    told = (message.get("role") for message in listed if isinstance(message, dict))
-    roles = {role for role in told if isinstance(role, str)}
+    values = (message.get("role") for message in listed if isinstance(message, dict))
+    roles = {role for role in values if isinstance(role, str)}
     has_functions = isinstance(tools, list) and any(
         isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
     )
@@ -338,6 +338,30 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
         for place, segment in enumerate(turn.places[:_MAX_BLOCKS])
     ]
     end = turn.carrier(turn.prefix_at(turn.head - 1)) if turn.head else -1
+    places: dict[int, str] = {}
+    if end >= 0 and turn.tokens[end] >= min_tokens:
+        places[turn.places[end]] = "5m"
+    last = turn.carrier(len(turn.places) - 1)
+    if turn.answer >= 0 and turn.tokens[last] >= min_tokens:
+        places[turn.places[last]] = "5m"
+    findings = _marker_findings(pasted, turn, min_tokens)
+    if not turn.marks and places:
+        findings.append(_unmarked_finding(pasted, turn, end if end >= 0 else last))
+    findings += _suspects(pasted, turn, min_tokens)
+    return RequestAdvice(
+        dialect=pasted.dialect,
+        tokens=turn.total,
+        blocks=blocks,
+        findings=findings,
+        marked=marked(pasted, places) if places else None,
+        body=pasted.body,
+        as_messages=as_messages(pasted),
+        num_images=num_placeholders(pasted.plan.prompt),
+    )
+
+
+def _marker_findings(pasted: Pasted, turn: Observation, min_tokens: int) -> list[Finding]:
+    """What is wrong with the request's own markers."""
     findings = []
     if pasted.broken is not None:
         findings.append(
@@ -350,6 +374,7 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
                 multiples=0.0,
             )
         )
+    slots = pasted.plan.slots
     findings += [
         Finding(
             kind="too_short",
@@ -363,38 +388,22 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
         for place, _ in turn.marks
         if turn.tokens[place] < min_tokens
     ]
-    places: dict[int, str] = {}
-    if end >= 0 and turn.tokens[end] >= min_tokens:
-        places[turn.places[end]] = "5m"
-    last = turn.carrier(len(turn.places) - 1)
-    if turn.answer >= 0 and turn.tokens[last] >= min_tokens:
-        places[turn.places[last]] = "5m"
-    if not turn.marks and places:
-        place = end if end >= 0 else last
-        tokens = turn.tokens[place]
-        findings.append(
-            Finding(
-                kind="unmarked",
-                path=slots[turn.places[place]].path,
-                text=f"Nothing is marked. About {tokens:,} tokens up to this block could be held:"
-                " each request that begins with them again within the TTL saves the price of"
-                f" {tokens * 0.9:,.0f} input tokens, and the write costs that of"
-                f" {tokens * 0.25:,.0f} once.",
-                change="Mark this block.",
-                tokens=tokens,
-                multiples=round(tokens * 0.65, 1),
-            )
-        )
-    findings += _suspects(pasted, turn, min_tokens)
-    return RequestAdvice(
-        dialect=pasted.dialect,
-        tokens=turn.total,
-        blocks=blocks,
-        findings=findings,
-        marked=marked(pasted, places) if places else None,
-        body=pasted.body,
-        as_messages=as_messages(pasted),
-        num_images=num_placeholders(pasted.plan.prompt),
+    return findings
+
+
+def _unmarked_finding(pasted: Pasted, turn: Observation, place: int) -> Finding:
+    """The request marks nothing. `place` is the prefix whose end should be marked."""
+    tokens = turn.tokens[place]
+    return Finding(
+        kind="unmarked",
+        path=pasted.plan.slots[turn.places[place]].path,
+        text=f"Nothing is marked. About {tokens:,} tokens up to this block could be held:"
+        " each request that begins with them again within the TTL saves the price of"
+        f" {tokens * 0.9:,.0f} input tokens, and the write costs that of"
+        f" {tokens * 0.25:,.0f} once.",
+        change="Mark this block.",
+        tokens=tokens,
+        multiples=round(tokens * 0.65, 1),
     )
 
 

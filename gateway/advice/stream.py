@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.protocol import WRITE_FIELDS
+from engine.protocol import WRITE_FIELDS, InputUsage
 from gateway.advice.cache import Cache, Sums
-from gateway.advice.faults import find_faults
+from gateway.advice.faults import Fault, find_faults
 from gateway.advice.observation import Observation
 from gateway.advice.placements import Placement, placements_for, shared_ends
 from gateway.advice.verdicts import LEAST_GAIN, decided
 from gateway.base.words import counted
+from gateway.prices.price import TokenPrices
 from gateway.structs.advice import (
     Amount,
     FaultKind,
@@ -108,7 +109,8 @@ def advise_stream(turns: Sequence[Observation], min_tokens: int) -> StreamAdvice
     marking = _marking(turns, as_sent, tried, rate)
     head, deeper = shared_ends(turns)
     end = deeper or head
-    shared = [turn.tokens[at] for turn in turns if end and (at := end.prefix_in(turn)) >= 0]
+    places = [(turn, end.prefix_in(turn)) for turn in turns] if end else []
+    shared = [turn.tokens[place] for turn, place in places if place >= 0]
     outcomes: list[tuple[str, Sums, Amount | None]] = [
         ("observed", observed, None),
         ("as_sent", as_sent, None),
@@ -257,64 +259,68 @@ def _findings(
 ) -> list[Finding]:
     """What breaks prefixes, and markers that do nothing: below the minimum, or at an end that never
     comes again."""
-    candidates = []
     rates = turns[0].rates
-    for fault in find_faults(turns)[:_MAX_FINDINGS]:
-        what, change = _FAULTS[fault.kind]
-        if fault.kind in _TIMED and fault.section == "messages":
-            change = _BEHIND
-        times = counted(fault.turns, "request")
-        named = sorted(fault.losses, key=lambda loss: -loss.tokens)[:_MAX_TURNS_NAMED]
-        candidates.append(
-            Finding(
-                kind=fault.kind,
-                path=fault.path,
-                text=f"{what}{_PARTS.get(fault.part, '')}: {fault.tokens:,} tokens that were the"
-                f" same as before had to be sent anew in {times}.",
-                change=change,
-                tokens=fault.tokens,
-                multiples=round(fault.tokens * 0.9, 1),
-                nano=None if rates is None else fault.tokens * (rates.input - rates.read),
-                prefill_seconds=None if rate is None else round(fault.tokens * rate, 3),
-                num_turns=fault.turns,
-                turns=[loss.turn for loss in named],
-                earlier=[loss.earlier for loss in named],
-            )
-        )
+    findings = [_fault_finding(fault, rates, rate) for fault in find_faults(turns)[:_MAX_FINDINGS]]
     marked = [turn for turn in turns if turn.marks]
     lengths = {turn.id: turn.tokens[turn.marks[-1][0]] for turn in marked}
     short = [turn for turn in marked if lengths[turn.id] < min_tokens]
-    usage = as_sent.usage
     if short:
         longest = max(lengths[turn.id] for turn in short)
-        candidates.append(
-            Finding(
-                kind="too_short",
-                path="cache_control",
-                text=f"{counted(len(short), 'request marks', 'requests mark')} a prefix of at most"
-                f" {longest:,} tokens. The shortest that is held has {min_tokens:,}.",
-                change="Mark a longer prefix, or leave the marker out.",
-                tokens=longest,
-                multiples=0.0,
-                num_turns=len(short),
-                turns=_spread(short),
-            )
-        )
-    if len(marked) > 2 and usage.written_tokens and not as_sent.hits:
-        candidates.append(
-            Finding(
-                kind="changing_end",
-                path="cache_control",
-                text=f"{len(marked):,} requests wrote {usage.written_tokens:,} tokens and none was"
-                " read: what is marked never comes again in time.",
-                change="Leave the marker out.",
-                tokens=usage.written_tokens,
-                multiples=round(usage.write_premium, 1),
-                num_turns=len(marked),
-                turns=_spread(marked),
-            )
-        )
-    return candidates
+        findings.append(_short_finding(short, longest, min_tokens))
+    if len(marked) > 2 and as_sent.usage.written_tokens and not as_sent.hits:
+        findings.append(_unread_finding(marked, as_sent.usage))
+    return findings
+
+
+def _fault_finding(fault: Fault, rates: TokenPrices | None, rate: float | None) -> Finding:
+    """`rate` is in seconds of prefill per token."""
+    what, change = _FAULTS[fault.kind]
+    if fault.kind in _TIMED and fault.section == "messages":
+        change = _BEHIND
+    times = counted(fault.turns, "request")
+    dearest = sorted(fault.losses, key=lambda loss: -loss.tokens)[:_MAX_TURNS_NAMED]
+    return Finding(
+        kind=fault.kind,
+        path=fault.path,
+        text=f"{what}{_PARTS.get(fault.part, '')}: {fault.tokens:,} tokens that were the"
+        f" same as before had to be sent anew in {times}.",
+        change=change,
+        tokens=fault.tokens,
+        multiples=round(fault.tokens * 0.9, 1),
+        nano=None if rates is None else fault.tokens * (rates.input - rates.read),
+        prefill_seconds=None if rate is None else round(fault.tokens * rate, 3),
+        num_turns=fault.turns,
+        turns=[loss.turn for loss in dearest],
+        earlier=[loss.earlier for loss in dearest],
+    )
+
+
+def _short_finding(short: Sequence[Observation], longest: int, min_tokens: int) -> Finding:
+    return Finding(
+        kind="too_short",
+        path="cache_control",
+        text=f"{counted(len(short), 'request marks', 'requests mark')} a prefix of at most"
+        f" {longest:,} tokens. The shortest that is held has {min_tokens:,}.",
+        change="Mark a longer prefix, or leave the marker out.",
+        tokens=longest,
+        multiples=0.0,
+        num_turns=len(short),
+        turns=_spread(short),
+    )
+
+
+def _unread_finding(marked: Sequence[Observation], usage: InputUsage) -> Finding:
+    return Finding(
+        kind="changing_end",
+        path="cache_control",
+        text=f"{len(marked):,} requests wrote {usage.written_tokens:,} tokens and none was"
+        " read: what is marked never comes again in time.",
+        change="Leave the marker out.",
+        tokens=usage.written_tokens,
+        multiples=round(usage.write_premium, 1),
+        num_turns=len(marked),
+        turns=_spread(marked),
+    )
 
 
 def _prewarm(

@@ -37,7 +37,8 @@ class Background:
 
         def done(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
                 get_logger("background").error("task_failed", task=name, error=repr(error))
 
         task = asyncio.create_task(work, name=name)

@@ -107,12 +107,10 @@ class Catalogue:
         ModelNotFound for an unknown id, and for an adapter that no engine of the model has."""
         model = self._find(requested, served)
         base, _, adapter = requested.rpartition(":")
-        if (
-            model is None
-            and (base_model := self._find(base, served))
-            and base_model.adapter is None
-        ):
-            model = _with_adapter(base_model, requested, adapter)
+        if model is None:
+            base_model = self._find(base, served)
+            if base_model is not None and base_model.adapter is None:
+                model = _with_adapter(base_model, requested, adapter)
         if model is None:
             raise self._not_found(requested, served)
         if model.adapter is not None:

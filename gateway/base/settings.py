@@ -328,9 +328,10 @@ def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
     for name in kind.model_fields:
         variable = PREFIX + name.upper()
         value = environ.get(variable)
+        path = environ.get(f"{variable}_FILE")
         if value:
             values[name] = value
-        elif path := environ.get(f"{variable}_FILE"):
+        elif path:
             try:
                 values[name] = Path(path).read_text(encoding="utf-8").strip()
             except OSError as error:

@@ -38,6 +38,11 @@ Work = Callable[[Workspaces, argparse.Namespace], Coroutine[Any, Any, Workspace]
 
 
 def add_commands(commands: Commands) -> None:
+    _add_key_commands(commands)
+    _add_workspace_commands(commands)
+
+
+def _add_key_commands(commands: Commands) -> None:
     actions = add_actions(commands, "keys", "manage API keys")
     create = actions.add_parser("create", help="make a key and print it, this once")
     create.add_argument("--workspace", default=DEFAULT_WORKSPACE, help="created when absent")
@@ -57,12 +62,26 @@ def add_commands(commands: Commands) -> None:
         help="how long the old key works on (a day); `none`: until it is revoked",
     )
     revoke = actions.add_parser("revoke", help="end a key")
+    for parser in (change, rotate, revoke):
+        parser.add_argument("id")
+    for parser in (create, change):
+        add_auto_cache(parser)
+    create.set_defaults(run=_create_key)
+    change.set_defaults(run=_change_key)
+    listed.set_defaults(run=_list_keys)
+    rotate.set_defaults(run=_rotate_key)
+    revoke.set_defaults(run=_revoke_key)
+
+
+def _add_workspace_commands(commands: Commands) -> None:
     spaces = add_actions(commands, "workspaces", "manage workspaces and their limits")
     make = spaces.add_parser("create", help="make a workspace")
     limit = spaces.add_parser("set", help="change a workspace's name or limits")
     archive = spaces.add_parser("archive", help="switch all its keys off")
     restore = spaces.add_parser("restore", help="undo an archive")
-    for parser in (change, rotate, revoke, make, limit, archive, restore):
+    listed = spaces.add_parser("list", help="list workspaces")
+    listed.set_defaults(run=_list_workspaces)
+    for parser in (make, limit, archive, restore):
         parser.add_argument("id")
     for parser in (make, limit):
         parser.add_argument("--display-name")
@@ -79,7 +98,6 @@ def add_commands(commands: Commands) -> None:
         days_help = "how long prompts and answers are kept, or `none` (as it is at first)"
         parser.add_argument("--keep-days", type=or_none(days), help=days_help)
         parser.add_argument("--may-approximate", action=argparse.BooleanOptionalAction)
-    for parser in (create, change, make, limit):
         add_auto_cache(parser)
     works: tuple[tuple[argparse.ArgumentParser, Work], ...] = (
         (make, lambda all, of: all.create(of.id, Clock().wall(), given(of, *_CHANGED))),
@@ -89,15 +107,6 @@ def add_commands(commands: Commands) -> None:
     )
     for parser, work in works:
         parser.set_defaults(run=partial(_workspace, work, parser is not make))
-    for parser, run in (
-        (create, _create_key),
-        (change, _change_key),
-        (listed, _list_keys),
-        (rotate, _rotate_key),
-        (revoke, _revoke_key),
-        (spaces.add_parser("list", help="list workspaces"), _list_workspaces),
-    ):
-        parser.set_defaults(run=run)
 
 
 def _create_key(options: argparse.Namespace) -> int:

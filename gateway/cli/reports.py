@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.admin.advice import MAX_TURNS, AdviseRequest, Gathering, of_requests
 from gateway.admin.plan import TrafficGathering
-from gateway.advice.duplicates import find_groups, told
+from gateway.advice.duplicates import find_groups, near_duplicate
 from gateway.advice.pasted import DIALECTS, MAX_CHARACTERS, MAX_REQUESTS
 from gateway.advice.stream import advise_stream
 from gateway.base.clock import Clock
@@ -29,7 +29,7 @@ from gateway.planning.traffic import DEFAULT_MIN_TOKENS, MAX_TRACE_CHARACTERS, J
 from gateway.planning.traffic import MAX_TURNS as MAX_PLAN_TURNS
 from gateway.prices.files import SHIPPED, load_prices
 from gateway.prices.price import PriceSheets
-from gateway.structs.advice import AdviceReport, Finding
+from gateway.structs.advice import AdviceReport, Finding, NearDuplicate
 from gateway.structs.plan import Plan, Planned, Point
 
 G = TypeVar("G", Gathering, TrafficGathering)
@@ -87,8 +87,12 @@ def _advise(options: argparse.Namespace) -> int:
         gathering = _gathered(Gathering(prices, times), of, options.key, MAX_TURNS)
         advices = [advise_stream(turns, options.min_tokens) for _, turns in gathering.largest()]
         least = options.min_tokens
-        groups = [g for _, t in gathering.together() for g in find_groups(t, least)]
-        near = [each for group in groups if (each := told(group, least, {})) is not None]
+        near = list[NearDuplicate]()
+        for _, turns in gathering.together():
+            for group in find_groups(turns, least):
+                duplicate = near_duplicate(group, least, {})
+                if duplicate is not None:
+                    near.append(duplicate)
         report = gathering.report(of, advices, MAX_TURNS, near)
     return _print(options, report, _advice_lines(report))
 
@@ -100,7 +104,7 @@ def _plan(options: argparse.Namespace) -> int:
         model = advise_request.served_model
         of = Range(since_ms=since, until_ms=until, workspace=advise_request.workspace, model=model)
         if advise_request.trace is not None:
-            job = Job(asked=advise_request)
+            job = Job(request=advise_request)
         else:
             gathering = TrafficGathering(_prices())
             # Engines are known to a gateway that runs, and not to the ledger.

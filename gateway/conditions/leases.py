@@ -80,7 +80,7 @@ class LeaseEnds:
             if grown > 0 and reason in ENDED_EARLY and reason != _WANTED:
                 self._recent.append(_Ended(now, engine, reason, grown))
         self._ended = ended
-        self._metrics.set("leases_not_known", sum(found.not_known for found in fates.values()))
+        self._metrics.set("leases_not_known", sum(fate.not_known for fate in fates.values()))
 
     def _count(self, ended: Counter[tuple[str, str]]) -> None:
         """Let the counters go on from the ledger's sums at the first look. Old rows that are
@@ -116,7 +116,7 @@ def _ended_of(fates: Mapping[str, LeaseFates]) -> Counter[tuple[str, str]]:
     return Counter(
         {
             (engine, reason): leases
-            for engine, found in fates.items()
-            for reason, leases in found.ended.items()
+            for engine, fate in fates.items()
+            for reason, leases in fate.ended.items()
         }
     )

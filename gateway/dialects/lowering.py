@@ -106,7 +106,7 @@ class Lowering:
     lookback: int | None = None
 
     def __init__(self, context: RequestContext) -> None:
-        self.asked = context
+        self.context = context
         self.notepad = Notepad()
         self.images = ImageReader(context.principal.scope, context.fetched)
         self.slots: list[Slot] = []
@@ -152,9 +152,9 @@ class Lowering:
             named_tools=list(named),
             images=[*self.images.found.values()],
         )
-        scope = self.asked.principal.scope
-        adapter = self.asked.model.weights
-        if self.asked.header_mark is not None:
+        scope = self.context.principal.scope
+        adapter = self.context.model.weights
+        if self.context.header_mark is not None:
             self.check_approximate(HEADER)
         plan = make_plan(
             prompt,
@@ -163,7 +163,7 @@ class Lowering:
             scope,
             policy,
             adapter,
-            self.asked.header_mark,
+            self.context.header_mark,
             salt_of(cache_salt, scope),
         )
         if self.images.found:
@@ -192,9 +192,9 @@ class Lowering:
             self.notepad.wish(thinks_by, CANNOT_THINK, "thinking")
         return Ask(
             dialect=dialect,
-            principal=self.asked.principal,
-            model=self.asked.model,
-            arrived=self.asked.arrived,
+            principal=self.context.principal,
+            model=self.context.model,
+            arrived=self.context.arrived,
             plan=plan,
             sampling=sampling,
             thinking=thinks_by is not None,
@@ -240,7 +240,7 @@ class Lowering:
 
     def without_nonce(self, text: str, *, is_first: bool) -> str | None:
         """A system text without the billing line at its beginning, None if it is nothing else."""
-        line = _NONCE.match(text) if self.asked.removes_nonces else None
+        line = _NONCE.match(text) if self.context.removes_nonces else None
         if line is None or (line.end() < len(text) and not is_first):
             return text
         self._num_removed += 1
@@ -286,9 +286,9 @@ class Lowering:
 
     def check_approximate(self, path: str) -> None:
         """Raise InvalidRequest where nothing may be approximate."""
-        if not self.asked.principal.may_approximate:
+        if not self.context.principal.may_approximate:
             raise InvalidRequest(f"{path}: this workspace may not ask for approximations")
-        if self.asked.model.weights is not None:
+        if self.context.model.weights is not None:
             raise InvalidRequest(f"{path}: not with an adapter")
 
     def mark_native(self, marker: CacheBreakpoint) -> None:
@@ -303,11 +303,11 @@ class Lowering:
 
         Raise InvalidRequest where the setting refuses what no model here reads.
         """
-        if media.kind == "image" and self.asked.model.sees:
+        if media.kind == "image" and self.context.model.sees:
             if media.detail not in (None, "auto"):
                 self.notepad.ignore(f"{path}.detail", "the model has one size for an image")
             return self.images.read(path, media)
-        return stand_in(path, media, self.asked.unreadable, self.notepad)
+        return stand_in(path, media, self.context.unreadable, self.notepad)
 
     def tool(
         self,

@@ -217,8 +217,10 @@ def _presented_key(scope: Scope) -> str:
         key = headers.get(name, b"").strip(b" \t")
         if key:
             return key.decode("latin-1")
-    if dialect_of(scope) == "gemini" and (query_key := google_key_in_query(scope)):
-        return query_key
+    if dialect_of(scope) == "gemini":
+        query_key = google_key_in_query(scope)
+        if query_key:
+            return query_key
     kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()

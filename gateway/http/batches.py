@@ -125,8 +125,10 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     header_mark_of(request, is_taken=False)
     version = check_version(request.headers.get("anthropic-version"))
     run = services.workers.run
-    given = (services, body, principal, version)
-    items, num_bytes = await run(principal.workspace, len(body), ranked, *given, line="new batches")
+    arguments = (services, body, principal, version)
+    items, num_bytes = await run(
+        principal.workspace, len(body), ranked, *arguments, line="new batches"
+    )
     now = services.clock.wall()
     batch = Batch(
         id=f"msgbatch_{secrets.token_hex(12)}",

@@ -42,16 +42,16 @@ def put(db: sqlite3.Connection, contents: Sequence[Content]) -> None:
 
 def oldest(db: sqlite3.Connection, most_bytes: int) -> list[Content]:
     """The first, as many as have `most_bytes` together, and one at least if there is any."""
-    found: list[Content] = []
+    contents: list[Content] = []
     num_bytes = 0
     with closing(db.execute(_ALL)) as rows:
         for row in rows:
             content = Content(*row)
             num_bytes += len(content.body)
-            if found and num_bytes > most_bytes:
+            if contents and num_bytes > most_bytes:
                 break
-            found.append(content)
-    return found
+            contents.append(content)
+    return contents
 
 
 def remove(db: sqlite3.Connection, turn_ids: Sequence[str]) -> int:

@@ -202,7 +202,8 @@ class Drain:
             await self.insert(turns)
         except LedgerRefused as error:
             if len(turns) > 1:
-                return [turn for one in turns for turn in await self._store([one])]
+                # One of them was refused: each is tried alone.
+                return [stored for turn in turns for stored in await self._store([turn])]
             await self._set_aside(turns[0], error)
             return []
         return turns

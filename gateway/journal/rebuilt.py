@@ -26,11 +26,11 @@ class Counted(NamedTuple):
     final: FinalCounts
 
 
-def last_attempts(found: Iterable[Counted]) -> dict[str, Counted]:
+def last_attempts(counts: Iterable[Counted]) -> dict[str, Counted]:
     """Of each turn the request that it went on as, by the turn's id: the others are not charged. A
     batch's row runs again, so the tries of rows are left out."""
     last: dict[str, Counted] = {}
-    for counted in found:
+    for counted in counts:
         turn_id, attempt = turn_of(counted.final.request_id)
         if is_try(turn_id):
             continue

@@ -148,20 +148,9 @@ class Reconciler:
             kept: list[Counted] = []
             for engine in [engine for engine in self._by_name.values() if engine.is_ready]:
                 try:
-                    # Cancel before asking for counts: a request that does not run then and has no
-                    # counts never ran.
-                    now = self.monotonic()
-                    for leftover in list(self._pending.values()):
-                        leftover.denied.discard(engine.name)
-                        is_due = now - leftover.since >= _PATIENCE_SECONDS
-                        if is_due or engine.name in leftover.to_cancel:
-                            is_running = await engine.cancel(leftover.record.request_id)
-                            leftover.to_cancel.discard(engine.name)
-                            if is_due and not is_running:
-                                leftover.denied.add(engine.name)
-                    for request_id, retired in list(self._retired.items()):
-                        if retired.engine == engine.name and not retired.is_denied:
-                            retired.is_denied = not await engine.cancel(request_id)
+                    # A request that does not run when it is cancelled, and has no counts behind
+                    # that, never ran. So counts are asked for last.
+                    await self._cancel(engine)
                     counts = await engine.unacknowledged()
                 except GatewayError as error:
                     log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
@@ -169,50 +158,79 @@ class Reconciler:
                 heard.add(engine.name)
                 self._num_counts += len(counts)
                 await self._match(engine, counts)
-                # The counts of retired requests are acknowledged, and those without are forgotten.
-                gone = {i for i, retired in self._retired.items() if retired.engine == engine.name}
-                if done := {final.request_id for final in counts if final.request_id in gone}:
-                    await engine.ack(sorted(done))
-                    self.metrics.count("reconciled_turns", "retried", amount=len(done))
-                for request_id in gone:
-                    if request_id in done or self._retired[request_id].is_denied:
-                        del self._retired[request_id]
-                kept += [
-                    Counted(engine.name, final) for final in counts if final.request_id not in done
-                ]
+                counts = await self._without_retired(engine, counts)
+                kept += [Counted(engine.name, final) for final in counts]
                 if is_sweep:
-                    own = tuple(f"msg_{each}" for each in self.journal.instances)
-                    mine = [
-                        final
-                        for final in counts
-                        if final.request_id not in done and final.request_id.startswith(own)
-                    ]
-                    try:
-                        for start in range(0, len(mine), _SWEEP_COUNTS):
-                            await self._sweep(engine, mine[start : start + _SWEEP_COUNTS])
-                    except LedgerUnavailable as error:
-                        log.warning("sweep_waits", engine=engine.name, error=str(error))
+                    await self._sweep_ours(engine, counts)
             if is_sweep and self.lost is not None:
                 try:
                     await self.lost.look(kept, is_whole=heard >= set(self._by_name))
                 except LedgerUnavailable as error:
                     log.warning("lost_turns_wait", error=str(error))
-            # Close the turns that no engine knows. Only engines that answered in this step are
-            # believed; a busy one may have the counts.
-            now = self.monotonic()
-            closing = []
-            for leftover in self._pending.values():
-                # If a gateway was killed before routing was recorded, any engine may have the turn.
-                name = leftover.record.engine
-                possible = {name} if name in self._by_name else set(self._by_name)
-                is_unknown = possible <= (heard & leftover.denied)
-                patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
-                if now - leftover.since >= patience:
-                    closing.append(leftover)
-            await self._close(closing, "lost")
-            for request_id, retired in list(self._retired.items()):
-                if retired.engine not in self._by_name or now - retired.since >= _AWAY_SECONDS:
-                    del self._retired[request_id]
+            await self._close(self._given_up(heard), "lost")
+            self._forget_retired()
+
+    async def _cancel(self, engine: Witness) -> None:
+        """Cancel at this engine what is pending for too long, and what was retired there."""
+        now = self.monotonic()
+        for leftover in list(self._pending.values()):
+            leftover.denied.discard(engine.name)
+            is_due = now - leftover.since >= _PATIENCE_SECONDS
+            if is_due or engine.name in leftover.to_cancel:
+                is_running = await engine.cancel(leftover.record.request_id)
+                leftover.to_cancel.discard(engine.name)
+                if is_due and not is_running:
+                    leftover.denied.add(engine.name)
+        for request_id, retired in list(self._retired.items()):
+            if retired.engine == engine.name and not retired.is_denied:
+                retired.is_denied = not await engine.cancel(request_id)
+
+    async def _without_retired(
+        self, engine: Witness, counts: list[FinalCounts]
+    ) -> list[FinalCounts]:
+        """The counts without those of retired requests, which are acknowledged. A retired request
+        that has none and does not run is forgotten."""
+        gone = {i for i, retired in self._retired.items() if retired.engine == engine.name}
+        counted = {final.request_id for final in counts if final.request_id in gone}
+        if counted:
+            await engine.ack(sorted(counted))
+            self.metrics.count("reconciled_turns", "retried", amount=len(counted))
+        for request_id in gone:
+            if request_id in counted or self._retired[request_id].is_denied:
+                del self._retired[request_id]
+        return [final for final in counts if final.request_id not in counted]
+
+    async def _sweep_ours(self, engine: Witness, counts: list[FinalCounts]) -> None:
+        """Sweep the counts whose turns this journal opened, some at a time."""
+        prefixes = tuple(f"msg_{instance}" for instance in self.journal.instances)
+        ours = [final for final in counts if final.request_id.startswith(prefixes)]
+        try:
+            for start in range(0, len(ours), _SWEEP_COUNTS):
+                await self._sweep(engine, ours[start : start + _SWEEP_COUNTS])
+        except LedgerUnavailable as error:
+            get_logger("reconcile").warning("sweep_waits", engine=engine.name, error=str(error))
+
+    def _given_up(self, heard: set[str]) -> list[_Leftover]:
+        """The turns that no engine knows. Only engines that were `heard` in this step are believed;
+        a busy one may have the counts."""
+        now = self.monotonic()
+        given_up = []
+        for leftover in self._pending.values():
+            # If a gateway was killed before routing was recorded, any engine may have the turn.
+            name = leftover.record.engine
+            possible = {name} if name in self._by_name else set(self._by_name)
+            is_unknown = possible <= (heard & leftover.denied)
+            patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
+            if now - leftover.since >= patience:
+                given_up.append(leftover)
+        return given_up
+
+    def _forget_retired(self) -> None:
+        """Forget retired requests whose engine is removed, or away for too long."""
+        now = self.monotonic()
+        for request_id, retired in list(self._retired.items()):
+            if retired.engine not in self._by_name or now - retired.since >= _AWAY_SECONDS:
+                del self._retired[request_id]
 
     async def finish(self, deadline_seconds: float) -> None:
         """At shutdown, close the turns that can be closed soon. The others stay open for the next
@@ -276,7 +294,8 @@ class Reconciler:
         known = gone if self.known is None else await self.known(sorted(gone))
         # A try of a row that neither of them has was given up: the row runs again.
         stored = known | {turn_id for turn_id in gone - self._pending.keys() if is_try(turn_id)}
-        if done := [request for request in requests if turn_of(request)[0] in stored]:
+        done = [request for request in requests if turn_of(request)[0] in stored]
+        if done:
             await engine.ack(done)
         # Turns of this process that the journal may not have: its file was damaged.
         retired = {turn_of(request_id)[0] for request_id in self._retired}

@@ -401,8 +401,8 @@ class Journal:
 
     async def oldest_contents(self, most_bytes: int) -> list[Content]:
         """The first, as many as have `most_bytes` together, and one at least if there is any."""
-        found: list[Content] = await self._do(lambda table: contents.oldest(table.db, most_bytes))
-        return found
+        oldest: list[Content] = await self._do(lambda table: contents.oldest(table.db, most_bytes))
+        return oldest
 
     async def forget_contents(self, turn_ids: Sequence[str]) -> int:
         """Remove the contents of these turns; return the bytes of those that were here."""
@@ -411,8 +411,8 @@ class Journal:
 
     async def content_bytes(self) -> int:
         """The bytes of all contents."""
-        found: int = await self._do(lambda table: contents.total_bytes(table.db))
-        return found
+        num_bytes: int = await self._do(lambda table: contents.total_bytes(table.db))
+        return num_bytes
 
     async def open_turns(self) -> list[TurnRecord]:
         """In the order in which they were opened."""
@@ -425,8 +425,8 @@ class Journal:
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         """Those of these turns that the journal does not have, or no longer has."""
-        found: list[str] = await self._do(lambda table: table.unknown(turn_ids))
-        return found
+        unknown: list[str] = await self._do(lambda table: table.unknown(turn_ids))
+        return unknown
 
     async def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has, and count them."""
@@ -451,8 +451,8 @@ class Journal:
     async def forgotten(self) -> dict[int, int]:
         """How many turns were forgotten by now, by the first moment (ms) of the day (UTC) on which
         they began."""
-        found: dict[int, int] = await self._do(lambda table: table.forgotten())
-        return found
+        num_forgotten: dict[int, int] = await self._do(lambda table: table.forgotten())
+        return num_forgotten
 
     async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """Keep turns that can't be drained apart from the others, with their bytes if there are
@@ -461,8 +461,8 @@ class Journal:
 
     async def set_aside_turns(self, reason: str = "") -> list[str]:
         """All that were set aside, or those of one reason, by id."""
-        found: list[str] = await self._do(lambda table: table.ids(ASIDE, reason))
-        return found
+        ids: list[str] = await self._do(lambda table: table.ids(ASIDE, reason))
+        return ids
 
     async def found(self, turn_ids: Sequence[str]) -> None:
         """Turns that were set aside, and that the ledger has after all."""
@@ -595,8 +595,8 @@ class Journal:
         """Open the file, or a new one in place of a damaged one. Raise sqlite3.Error or OSError."""
         path = self._directory / _INSTANCES  # the present one stands last
         content = path.read_text("ascii", "replace") if path.exists() else ""
-        told = [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
-        is_hurt = bool(told) and not (self._directory / FILE).exists()
+        instances = [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
+        is_hurt = bool(instances) and not (self._directory / FILE).exists()
         try:
             table = _open_file(self._directory)
         except (sqlite3.Error, Damaged) as error:
@@ -606,7 +606,7 @@ class Journal:
             table = _open_file(self._directory)
         with ExitStack() as failing:
             failing.callback(table.db.close)
-            self._bring_over(table, told, is_hurt=is_hurt)
+            self._bring_over(table, instances, is_hurt=is_hurt)
             failing.pop_all()
         self._file = _file_id(self._directory / FILE)
         return table
@@ -642,7 +642,7 @@ class Journal:
         with suppress(sqlite3.Error):
             old.db.close()
 
-    def _bring_over(self, table: Table, told: list[str], *, is_hurt: bool) -> None:
+    def _bring_over(self, table: Table, instances: list[str], *, is_hurt: bool) -> None:
         """Read what is kept of damaged files, and begin a new instance where anything was lost."""
         kept = sorted(self._directory.glob(f"{_KEPT}*"))
         unread = [folder for folder in kept if not (folder / "read").exists()]
@@ -661,11 +661,11 @@ class Journal:
             _commit(table.db)
             num_read = sum(table.numbers()[0].values()) - sum(rows)
             self._log.warning("journal_read", kept=folder.name, turns=num_read)
-        self.instances = tuple(told)
-        if not told or is_hurt or unread:
+        self.instances = tuple(instances)
+        if not instances or is_hurt or unread:
             ids = (row[0] for row in table.db.execute("SELECT id FROM turns"))
-            made_by = {found[1] for found in map(_MADE_BY.match, ids) if found is not None}
-            self.instances = (*told, *sorted(made_by - {*told}), secrets.token_hex(4))
+            made_by = {match[1] for match in map(_MADE_BY.match, ids) if match is not None}
+            self.instances = (*instances, *sorted(made_by - {*instances}), secrets.token_hex(4))
             self._write_instances()
         self.instance = self.instances[-1]
         if is_hurt and not unread:
@@ -732,8 +732,9 @@ def _open_file(directory: Path) -> Table:
         raise Damaged("the file is gone, and its log is there")  # SQLite would delete the log
     if not is_new:
         with closing(connect_to_read(directory)) as db:
-            if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise Damaged(str(found))
+            problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise Damaged(str(problem))
             # A kill at the first start may have come before the schema.
             has_schema = db.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
             is_new = not has_schema and not (directory / _INSTANCES).exists()
@@ -781,8 +782,8 @@ def _is_damage(error: Exception) -> bool:
     return code & _PRIMARY in _DAMAGES or code in _UNREADABLE
 
 
-def _id_of(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _id_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:

@@ -227,8 +227,8 @@ class Keys:
                 end = end if old.expires_at is None else min(end, old.expires_at)
                 changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
                 await connection.execute(changed.values(expires_at=end))
-            (made,) = await _select(connection, ApiKeyRow.id == made_id)
-            return made
+            (row,) = await _select(connection, ApiKeyRow.id == made_id)
+            return row
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
         """End a key for good. False if no key of that id was active."""

@@ -182,12 +182,12 @@ class Batches:
             order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
         )
         free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
-        found = (
+        ranked = (
             select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
             .where(_RUNS, free)
             .subquery()
         )
-        chosen = select(found.c.id).where(or_(found.c.is_sure, found.c.place <= most))
+        chosen = select(ranked.c.id).where(or_(ranked.c.is_sure, ranked.c.place <= most))
         async with self._ledger.transaction() as connection:
             if (await connection.execute(_ANY_THAT_RUNS)).first() is None:
                 return []

@@ -121,15 +121,15 @@ class SchemaWatch:
         """Raise LedgerUnavailable while the database is away. Columns are looked at when the
         revision is new: that takes many queries."""
         try:
-            found, columns = await self._read()
+            revision, columns = await self._read()
         except LedgerUnavailable as error:
             self._ledger.identity.away = str(error)
             raise
         self._ledger.identity.away = None
         if columns is None:
             return
-        self._found = found
-        self._ledger.identity.schema_problem = problem_of(found, columns)
+        self._found = revision
+        self._ledger.identity.schema_problem = problem_of(revision, columns)
 
     async def _read(self) -> tuple[str | None, Columns | None]:
         """The revision, and the columns where it is new."""

@@ -9,7 +9,7 @@ their number grows with the engines alone.
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import exp, log
 from operator import attrgetter
 from typing import Any
@@ -225,7 +225,11 @@ def _interval_rows(
     kinds: dict[str, Any] | None = None,
 ) -> Any:
     """`kinds` are columns of which each makes rows of its own, where it has a value."""
-    widths = [(n, width) for n, each in enumerate(WIDTHS_SECONDS[table]) for width in each]
+    widths = [
+        (by_engine, width)
+        for by_engine, widths_of_rows in enumerate(WIDTHS_SECONDS[table])
+        for width in widths_of_rows
+    ]
     kinds = kinds or {}
     start = _start(TurnRow.opened_ms, min(width for _, width in widths))
     short = _grouped({"start_ms": start} | keys | kinds, sums).where(where).cte("short")
@@ -273,7 +277,7 @@ def intervals(
 ) -> sa.ColumnElement[bool]:
     """The rows of the intervals that begin in [since, until): all, those that are shorter than an
     hour, or the others. The key's columns up to the start are named, so that its index serves."""
-    widths = {width for each in WIDTHS_SECONDS[table] for width in each}
+    widths = set(chain.from_iterable(WIDTHS_SECONDS[table]))
     wanted = [width for width in widths if is_short in (None, width < HOUR_SECONDS)]
     is_within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
     return table.by_engine.in_((0, 1)) & table.width_seconds.in_(wanted) & is_within

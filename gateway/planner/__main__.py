@@ -43,7 +43,8 @@ def main() -> int:
 
     def tell(share: float) -> None:
         nonlocal told_at
-        if (now := monotonic()) - told_at >= _TOLD_SECONDS:
+        now = monotonic()
+        if now - told_at >= _TOLD_SECONDS:
             told_at = now
             say(Progress(share=round(share, 3)))
 

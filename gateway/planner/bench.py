@@ -123,12 +123,12 @@ class Bench:
     """Simulates fleets of one model. A `unit` of one token is exact."""
 
     def __init__(self, job: Job, engine: EngineFacts, unit: int, distinct_tokens: int) -> None:
-        self._asked = job.asked
+        self._request = job.request
         self._times = job.times
         self._engine = engine
         self._unit = unit
         # A pool whose leases have room for everything that there is: more is the same.
-        share = max(job.asked.lease_share, 0.05)
+        share = max(job.request.lease_share, 0.05)
         self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
 
     def capacities(self, fleet: Fleet) -> Capacities:
@@ -136,7 +136,7 @@ class Bench:
             device=min(fleet.device_tokens, self._enough),
             host=min(fleet.host_tokens, self._enough),
             disk=min(fleet.disk_tokens, self._enough),
-            lease_share=self._asked.lease_share,
+            lease_share=self._request.lease_share,
             max_running=self._engine.max_running or DEFAULT_MAX_RUNNING,
             block_units=max(BLOCK_TOKENS // self._unit, 1),
             min_cache_tokens=self._engine.min_cache_tokens,

@@ -341,8 +341,8 @@ class SimulatedEngine:
         self._is_busy = False
         self._frames: list[tuple[PlannedRequest, protocol.Started | None]] = []
         self._events: list[protocol.Event] = []
-        self.started: Callable[[PlannedRequest, protocol.Started, float], None] = lambda *told: None
-        self.ended: Callable[[PlannedRequest, float], None] = lambda *told: None
+        self.started: Callable[[PlannedRequest, protocol.Started, float], None] = lambda *_: None
+        self.ended: Callable[[PlannedRequest, float], None] = lambda *_: None
         self.tell: Callable[[list[protocol.Event], float], None] | None = None
         self.leases_ended: Counter[str] = Counter()
         self.num_refused = 0

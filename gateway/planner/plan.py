@@ -106,7 +106,7 @@ def engine_of(job: traffic.Job) -> traffic.EngineFacts:
 
     Raise InvalidRequest where their memory is not known, or is too small.
     """
-    wanted = job.asked
+    wanted = job.request
     known = job.engine
     if known is None:
         if wanted.device_tokens is None:
@@ -138,8 +138,8 @@ def engine_of(job: traffic.Job) -> traffic.EngineFacts:
 
 def _turns_of(job: traffic.Job) -> Sequence[traffic.Turn]:
     turns: Sequence[traffic.Turn] = job.turns
-    if job.asked.trace is not None:
-        turns = traffic.of_trace(job.asked.trace.splitlines())
+    if job.request.trace is not None:
+        turns = traffic.of_trace(job.request.trace.splitlines())
     if not turns:
         raise InvalidRequest(
             "since_ms: no request of this range had an answer: there is no traffic to plan for"
@@ -228,7 +228,7 @@ def _memory(
 ) -> PlannedMemory:
     marked = [turn.ends[turn.marks[-1][0]] for turn in turns if turn.marks]
     lease = round(median(marked)) if marked else None
-    budget = int(engine.device_tokens * job.asked.lease_share)
+    budget = int(engine.device_tokens * job.request.lease_share)
     return PlannedMemory(
         bytes_per_token=engine.bytes_per_token,
         device_tokens=engine.device_tokens,

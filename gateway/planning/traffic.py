@@ -183,7 +183,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner's process is given. It makes the turns of a trace itself."""
 
-    asked: PlanRequest
+    request: PlanRequest
     turns: list[Turn] = []
     # The range's models.
     models: list[str] = []

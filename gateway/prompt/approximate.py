@@ -36,7 +36,7 @@ _FIELD = re.compile(rf"{KEEP_FIELD}|{SIBLING_FIELD}|documents\[(\d{{1,6}})\]")
 """What an engine's message about something of it begins with."""
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a request asks for."""
 
     # Where the request says so.
@@ -54,7 +54,7 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
     # Where in the bytes of the content each document begins and ends.
     document_bytes: list[tuple[int, int]] = []
     # The documents in order, or the one breakpoint.
-    asked: list[Asking] = []
+    demands: list[Demand] = []
 
     @property
     def header(self) -> str:
@@ -99,12 +99,12 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
         number = self._number_of(message)
         match = _FIELD.match(message)
         assert number is not None and match is not None
-        return self.asked[number].path + message[match.end() :]
+        return self.demands[number].path + message[match.end() :]
 
     def _number_of(self, message: str) -> int | None:
         match = _FIELD.match(message)
         number = 0 if match is None else int(match[1] or 0)
-        return None if match is None or number >= len(self.asked) else number
+        return None if match is None or number >= len(self.demands) else number
 
     def can_hold(self, prefix: Prefix) -> bool:
         """Whether an engine can hold this prefix: one that compresses a prefix holds nothing in
@@ -165,15 +165,15 @@ def approximate_of(
     is to be exact. Raise MarkersBroken where documents break a rule."""
     point = next((point for point in points if point.is_approximate), None)
     documents: list[Document] = []
-    asked: list[Asking] = []
+    demands: list[Demand] = []
     if point is not None:
         path = f"{slots[point.segment].path}.cache_control.holdfast"
         path = f"{path}.{'sibling' if point.sibling else 'keep'}"
         where = HEADER if has_header else path
         if point.keep is None:
-            asked.append(Asking(path=where, method="sibling", parameter=maxsize))
+            demands.append(Demand(path=where, method="sibling", parameter=maxsize))
         else:
-            asked.append(Asking(path=where, method=point.scorer, parameter=point.keep))
+            demands.append(Demand(path=where, method=point.scorer, parameter=point.keep))
     for segment, slot in enumerate(slots):
         document = slot.approximate
         if not isinstance(document, Document):
@@ -184,10 +184,10 @@ def approximate_of(
         if len(documents) == MAX_DOCUMENTS:
             raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
         documents.append(replace(document, segment=segment))
-        asked.append(Asking(path=where, method="blocks", parameter=document.recompute))
-    if not asked:
+        demands.append(Demand(path=where, method="blocks", parameter=document.recompute))
+    if not demands:
         return None
-    return Approximate(point=point, documents=documents, asked=asked)
+    return Approximate(point=point, documents=documents, demands=demands)
 
 
 def name_documents(

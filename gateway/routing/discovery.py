@@ -44,8 +44,8 @@ class SourceFailed(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An engine where a source sees one. `is_leaving`: it still serves, and will be gone."""
+class ListedEngine:
+    """Where a source says that an engine is. `is_leaving`: it still serves, and will be gone."""
 
     place: EnginePlace
     is_leaving: bool = False
@@ -88,7 +88,7 @@ class EndpointSlices:
     account: Path = ACCOUNT
     _slices: dict[str, _Slice] = field(default_factory=dict)
 
-    async def changes(self) -> AsyncGenerator[list[Found]]:
+    async def changes(self) -> AsyncGenerator[list[ListedEngine]]:
         """Yield all that there are, at once and after each change, until the connection's end.
         Raise SourceFailed where that can't be told."""
         try:
@@ -102,7 +102,7 @@ class EndpointSlices:
                     listed = msgspec.json.decode(await response.read(), type=_Slices)
                 self._slices = {item.metadata["name"]: item for item in listed.items}
                 version = listed.metadata["resourceVersion"]
-                yield self._found()
+                yield self._listed()
                 while True:  # the next watch goes on behind the last event
                     more = {
                         "watch": "1",
@@ -122,7 +122,7 @@ class EndpointSlices:
                                 self._slices.pop(changed.metadata["name"], None)
                             elif event.type != "BOOKMARK":
                                 self._slices[changed.metadata["name"]] = changed
-                            yield self._found()
+                            yield self._listed()
         except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
             raise SourceFailed(f"{type(error).__name__}: {error}"[:200]) from None
 
@@ -138,9 +138,9 @@ class EndpointSlices:
         url = f"{self.api}/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
         return http.get(url, params=query, headers=headers, timeout=timeout, raise_for_status=True)
 
-    def _found(self) -> list[Found]:
+    def _listed(self) -> list[ListedEngine]:
         """Each address once: an endpoint that moves between slices is in two for a moment."""
-        places: dict[str, Found] = {}
+        places: dict[str, ListedEngine] = {}
         for piece in self._slices.values():
             ports = [p for p in piece.ports or () if self.port in ("", p.get("name"))]
             named = [p["port"] for p in ports if p.get("port")]
@@ -152,7 +152,7 @@ class EndpointSlices:
                 is_leaving = (endpoint.conditions or {}).get("terminating") or False
                 known = places.get(place.url)
                 if known is None or known.is_leaving:
-                    places[place.url] = Found(place, is_leaving)
+                    places[place.url] = ListedEngine(place, is_leaving)
         return list(places.values())
 
 
@@ -164,7 +164,7 @@ class Addresses:
     port: int
     path: str = ""
 
-    async def changes(self) -> AsyncGenerator[list[Found]]:
+    async def changes(self) -> AsyncGenerator[list[ListedEngine]]:
         """As those of EndpointSlices."""
         loop = asyncio.get_running_loop()
         while True:
@@ -173,7 +173,7 @@ class Addresses:
             except OSError as error:
                 raise SourceFailed(f"{self.host}: {error}") from None
             hosts = dict.fromkeys(str(address[4][0]) for address in addresses)
-            yield [Found(place_at(host, self.port, self.path)) for host in hosts]
+            yield [ListedEngine(place_at(host, self.port, self.path)) for host in hosts]
             await asyncio.sleep(_DNS_SECONDS)
 
 
@@ -207,7 +207,7 @@ class Follower:
     def __init__(self, fleet: Fleet, entry: str) -> None:
         self._fleet = fleet
         self._source = source_of(entry)
-        self._told: dict[str, Found] = {}
+        self._listed: dict[str, ListedEngine] = {}
         self._ours: set[str] = set()
         self._leaving: set[str] = set()
         self._log = get_logger("discovery").bind(source=entry.partition("?")[0])
@@ -219,7 +219,7 @@ class Follower:
             try:
                 async with aclosing(self._source.changes()) as changes:
                     async for listed in changes:
-                        self._told = {place.place.url: place for place in listed}
+                        self._listed = {place.place.url: place for place in listed}
                         seconds = _FIRST_RETRY_SECONDS
             except SourceFailed as error:
                 self._log.warning("engines_not_told", error=str(error))
@@ -239,7 +239,7 @@ class Follower:
             self._log.info("engine_added", engine=engine.name, url=engine.url)
 
         while not stopping.is_set():
-            listed = self._told
+            listed = self._listed
             ours = [engine for engine in self._fleet.engines if engine.url in self._ours]
             for engine in ours:  # there are none before the source has told
                 listed_place = listed.get(engine.url)

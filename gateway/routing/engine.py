@@ -80,10 +80,7 @@ _error = msgspec.json.Decoder(ErrorReply)
 
 
 class Engine:
-    """One engine: the calls of the protocol, and the engine's known state. `holdings`, `load` and
-    `breaker` are this gateway's knowledge for routing. A draining engine gets no new turns.
-    `answered_at` is when a poll found it ready last, `heard_at` when one got any answer last, None
-    before the first."""
+    """One engine: the calls of the protocol, and the engine's known state."""
 
     def __init__(
         self,
@@ -102,6 +99,7 @@ class Engine:
         self.name = name
         self.seed = xxh3_64_intdigest(url)
         self.kind = kind_of(None)
+        # What this gateway knows for routing.
         self.holdings = Holdings(index)
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
@@ -110,15 +108,18 @@ class Engine:
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
         self.description: Description | None = None
-        self.told: Description | None = None
-        """What it said last, whether it was taken or not."""
+        self.last_description: Description | None = None
+        """What the engine said of itself last, whether it was taken or not."""
         self.notes: list[str] = []
         self.fault: EngineFailed | None = None
         """What is wrong with the last poll's answer; None if it was an engine's, or none came."""
+        # A draining engine gets no new turns.
         self.is_draining = False
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
+        # When a poll found it ready last.
         self.answered_at = -math.inf
+        # When a poll got any answer last.
         self.heard_at: float | None = None
         self.last_stats: Stats | None = None
         self.epochs = EpochsSeen()
@@ -211,7 +212,7 @@ class Engine:
                 held = await self._call("POST", "/v1/names", list[ChainHeld], body)
         except TimeoutError:
             raise EngineTimeout from None
-        self.holdings.told(held)
+        self.holdings.hold(held)
         return bool(held)
 
     async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
@@ -327,8 +328,8 @@ class Engine:
             raise NoEngineThere
         if response.status == 200:
             before = self.description
-            self.told = await self._call("GET", "/v1/describe", Description)
-            new = self._take(self.told)
+            self.last_description = await self._call("GET", "/v1/describe", Description)
+            new = self._take(self.last_description)
             self.kind = kind_of(new)
             # A new epoch is another process, so all knowledge of the old one is dropped.
             if before is None or before.epoch != new.epoch:

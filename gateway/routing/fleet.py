@@ -144,17 +144,21 @@ class Fleet:
         engine = self._make(*place)
         self.engines.append(engine)
         await engine.poll()
-        if gives_id and engine.status in ("ready", "refused") and engine.told is not None:
-            await self.ids.give_model(engine.told)
+        if (
+            gives_id
+            and engine.status in ("ready", "refused")
+            and engine.last_description is not None
+        ):
+            await self.ids.give_model(engine.last_description)
             await engine.poll()
-        new = engine.told
+        new = engine.last_description
         problem = ""
         if isinstance(engine.fault, AnotherModel):
             problem = "" if stays else str(engine.fault)
         elif engine.fault is not None:
             problem = f"what answers there is not taken for an engine: {engine.readiness['error']}"
         for other in self.engines:
-            known = other.told
+            known = other.last_description
             if other is not engine and known and new and known.epoch == new.epoch:
                 problem = problem or f"this engine is there already, as {other.name}"
         if problem:

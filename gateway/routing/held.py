@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
 import msgspec
@@ -100,16 +101,18 @@ class Copied(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The named prefixes of a prompt, shallowest first, and how long each is. A length times `rate`
-    is a size; all sizes are in one unit. `documents` stand anywhere."""
+    """The named prefixes of a prompt, shallowest first. All sizes are in one unit."""
 
     digests: Sequence[str]
+    # How long each prefix is.
     lengths: Sequence[int]
+    # The size of one unit of length.
     rate: float = 1.0
+    # They stand anywhere.
     documents: Sequence[Copied] = ()
 
     def size(self, index: int) -> int:
-        return -int(-self.lengths[index] * self.rate // 1)
+        return ceil(self.lengths[index] * self.rate)
 
     def first_above(self, size: int) -> int:
         """The first prefix that is larger, the number of all where none is."""
@@ -122,16 +125,19 @@ class Ends(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """How much of a prompt an engine holds, in the unit of its `Ends`: `device` in device memory,
-    then `host`, which must be copied back, then `disk`, which must be read from its store. `leased`
-    is the part of all that a lease holds. Behind the prefix `copied` of it are documents; the bit
-    of each that is held is set in `documents`."""
+    """How much of a prompt an engine holds, in the unit of its `Ends`."""
 
+    # In device memory.
     device: int = 0
+    # In host memory, from where it must be copied back.
     host: int = 0
+    # The part of all tiers that a lease holds.
     leased: int = 0
+    # In the store, from where it must be read.
     disk: int = 0
+    # The part of all tiers that is of documents behind the prefix.
     copied: int = 0
+    # The bits of the documents that are held, by their numbers.
     documents: int = 0
 
     @property
@@ -172,7 +178,7 @@ class PrefixIndex:
         self.max_names = max(max_bytes // BYTES_PER_NAME, 1)
         self.num_forgotten = 0
         self.has_gaps = False
-        self._part = asyncio.Lock()
+        self._snapshot_part = asyncio.Lock()
         self._forgot = forgot
         # Many small dictionaries: none takes long to grow, to be thinned or to be swept.
         num = 1
@@ -197,7 +203,7 @@ class PrefixIndex:
     async def wait_turn(self) -> None:
         """Between two parts of a long snapshot: of all engines' one is taken in at a time, and the
         loop goes round before the next."""
-        async with self._part:
+        async with self._snapshot_part:
             await asyncio.sleep(0)
 
     def take_slot(self) -> int:
@@ -310,26 +316,28 @@ class PrefixIndex:
             return bits
 
         covered = self._cover_prefix(ends, at)
+        if ends.documents:
+            self._cover_documents(ends, at, covered)
+        return covered
+
+    def _cover_documents(
+        self, ends: Ends, at: Callable[[str], int], covered: dict[int, Coverage]
+    ) -> None:
+        """Add to what is covered the documents that engines hold, each in its fastest tier."""
         # Documents with the same holders are taken together, and engines that hold as much.
         alike = dict[int, list[int]]()
         for number, document in enumerate(ends.documents):
-            found = at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT)
-            if found:
-                alike.setdefault(found, []).append(number)
-        for found, numbers in alike.items():
+            holders_bits = at(document.digest) & ~_DEPTH & ~(self._dead * _OF_SLOT)
+            if holders_bits:
+                alike.setdefault(holders_bits, []).append(number)
+        for holders_bits, numbers in alike.items():
             left = _EVERY
-            leased = found >> _LEASED
+            leased = holders_bits >> _LEASED
             for tier, field in _FIELDS.items():
-                holders = found >> field & left
-                left = left & ~(found >> field)
-                for bits, is_leased in (holders & leased, True), (holders & ~leased, False):
-                    joined = dict[Coverage, Coverage]()
-                    for slot in _slots_of(bits) if bits else ():
-                        before = covered.get(slot, NOTHING)
-                        if before not in joined:
-                            joined[before] = before.joined(ends, numbers, tier, is_leased=is_leased)
-                        covered[slot] = joined[before]
-        return covered
+                holders = holders_bits >> field & left
+                left &= ~holders
+                _join(ends, numbers, tier, holders & leased, covered, is_leased=True)
+                _join(ends, numbers, tier, holders & ~leased, covered, is_leased=False)
 
     def _cover_prefix(self, ends: Ends, at: Callable[[str], int]) -> dict[int, Coverage]:
         levels: dict[int, list[tuple[int, int]]] = {_DEVICE: [], _LEASED: [], _HOST: [], _DISK: []}
@@ -347,8 +355,8 @@ class PrefixIndex:
                 middle = (low + high) // 2
                 probed[middle] = at(digests[middle])
                 spans += (low, middle), (middle, high)
-        for index, found in sorted(probed.items(), reverse=True):
-            fresh = found & unseen
+        for index, holders in sorted(probed.items(), reverse=True):
+            fresh = holders & unseen
             if not fresh:
                 continue
             unseen &= ~fresh
@@ -403,6 +411,24 @@ class PrefixIndex:
         self._forgot(len(gone))
 
 
+def _join(
+    ends: Ends,
+    numbers: Sequence[int],
+    tier: Tier,
+    holders: int,
+    covered: dict[int, Coverage],
+    *,
+    is_leased: bool,
+) -> None:
+    """Add these documents to what is covered at each of these holders."""
+    joined = dict[Coverage, Coverage]()
+    for slot in _slots_of(holders) if holders else ():
+        before = covered.get(slot, NOTHING)
+        if before not in joined:
+            joined[before] = before.joined(ends, numbers, tier, is_leased=is_leased)
+        covered[slot] = joined[before]
+
+
 @lru_cache(_MAX_KNOWN)
 def _known(bits: int) -> tuple[int, list[int]]:
     """What a name with these holders is worth, and the slots of those."""
@@ -445,7 +471,7 @@ class Holdings:
                     self._restart(frame.epoch)
                 elif frame.epoch != self.epoch:
                     return False
-                self.told(frame.chains)
+                self.hold(frame.chains)
                 self.seq = frame.seq or 0
                 return True
             case Heartbeat():
@@ -487,7 +513,7 @@ class Holdings:
         """Take in a response's receipt. `digests` are the request's names in order."""
         self.index.expect(self.slot, digests[: started.receipt.num_held], now)
 
-    def told(self, chains: Sequence[ChainHeld]) -> None:
+    def hold(self, chains: Sequence[ChainHeld]) -> None:
         """Take in the answer to a question which of some names the engine holds."""
         for chain in chains:
             self.index.hold(self.slot, chain)

@@ -88,12 +88,13 @@ class ModelIds:
         owner = self.known.get(model_id)
         if owner is None:
             self._give(model_id, description.model, description.identity)
-        elif differences := differences_of(owner, description):
-            raise AnotherModel(
-                f"it has another model than `{model_id}` here: {'; '.join(differences)}. Serve it "
-                "under another name, or give it the id: see Model ids in gateway/README.md"
-            )
         else:
+            differences = differences_of(owner, description)
+            if differences:
+                raise AnotherModel(
+                    f"it has another model than `{model_id}` here: {'; '.join(differences)}. Serve "
+                    "it under another name, or give it the id: see Model ids in gateway/README.md"
+                )
             self._learn(owner, description.identity)
         if self._has_default and DEFAULT_ID not in self.known:
             self._give(DEFAULT_ID, base_name(description.model), ModelIdentity())

@@ -47,22 +47,27 @@ HAND_OVER_TOKENS = 512.0
 # tokens.
 _FIRST_TOKENS = 1024.0
 _FIRST_BYTES = 4096.0
-_KEPT = 0.98
+_FADING = 0.98
+"""With each answered prompt the sums of those before are multiplied by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights of the cost. `load_weight` and the costs have no unit: a copied token costs
-    `host_cost` computed ones, one that is read from a store `disk_cost`. A token of prefill costs
-    each answer that runs beside it `delay_cost`."""
+    """The weights of the cost, in computed tokens (`place`)."""
 
+    # Of a token of waiting prefill.
     queue_weight: float = 0.1
+    # Of a token of recent load above the fair one.
     load_weight: float = 0.5
+    # The fair load is the engines' mean and this share of it, or and so many tokens.
     load_band: float = 0.05
     band_tokens: int = 2048
+    # Of a token that is copied from host memory, and of one that is read from a store.
     host_cost: float = 0.1
     disk_cost: float = 0.3
+    # What a token of prefill costs each answer that runs beside it.
     delay_cost: float = 0.25
+    # In which time recent load fades to 1/e.
     fade_seconds: float = 600.0
 
 
@@ -77,14 +82,17 @@ class Load:
         self.num_waiting_tokens = 0
         self._decoding: set[str] = set()
         self.num_decoding = 0
+        # Rows of batches.
         self._rows: set[str] = set()
-        # Of turns that wait for their first token.
+        # Of turns that wait for their first token, and are no rows.
         self._workspace_of: dict[str, str] = {}
         self._unanswered: Counter[str] = Counter()
+        # Whether turns that are no rows were there at the last look, and when they were there last.
         self._had_turns = False
         self._had_turns_at = -inf
+        # Tokens that the engine computed for other gateways, and for this one.
         self._others_computed: int | None = None
-        self._own_computed = 0
+        self._our_computed = 0
 
     def recent(self, now: float) -> float:
         recent = self._recent
@@ -139,7 +147,7 @@ class Load:
             self._decoding.add(turn)
             self.num_decoding = len(self._decoding)
             self._add(computed - assigned, now)
-        self._own_computed += computed
+        self._our_computed += computed
 
     def ended(self, turn: str) -> None:
         """A turn ended in any way. Its tokens stay in the recent load."""
@@ -158,7 +166,7 @@ class Load:
         """Take in the engine's own total: what is not ours was sent by other gateways. The total
         may already contain a turn of ours whose answer has not reached us, so each token counts for
         others once, when the difference to our own count first exceeds its former maximum."""
-        others = total_computed - self._own_computed
+        others = total_computed - self._our_computed
         if self._others_computed is None:
             self._others_computed = others
         elif others > self._others_computed:
@@ -169,7 +177,7 @@ class Load:
         """Another process runs at the engine's address. Forget the load."""
         self._recent = 0.0
         self._others_computed = None
-        self._own_computed = 0
+        self._our_computed = 0
 
     def _answered(self, turn: str) -> None:
         workspace = self._workspace_of.pop(turn, None)
@@ -196,11 +204,13 @@ HeldT = TypeVar("HeldT", bound=Candidate, covariant=True)
 
 
 class PromptSizes(NamedTuple):
-    """A prompt to be placed. `ends` are in tokens as far as they are known, `tokens` is the whole
-    prompt's. `affinity`, the client's key, comes before the prefix if no engine holds any."""
+    """A prompt to be placed."""
 
+    # In tokens, by the model's rate.
     ends: Ends
+    # The whole prompt's.
     tokens: int
+    # The client's routing key. It comes before the prefix if no engine holds any.
     affinity: str | None = None
 
     def key(self, held: int) -> str:
@@ -213,13 +223,14 @@ class PromptSizes(NamedTuple):
 
 
 class Route(NamedTuple, Generic[HeldT]):
-    """The engine for a turn, its cost, what it is expected to hold, and the most that any holds.
-    All are estimates, in tokens."""
+    """The engine for a turn. All sizes are estimates, in tokens."""
 
     engine: HeldT
     prompt: PromptSizes
     cost: float
+    # What this engine is expected to hold of the prompt.
     captured: Coverage
+    # The most that any engine holds of it.
     available: Coverage
 
     @property
@@ -332,15 +343,16 @@ def kind_of(description: Description | None) -> str:
     """What routing reads of a description, in one text."""
     if description is None:
         return ""
-    about = description.model, description.role, str(description.upstream)
     adapters = [adapter.digest for adapter in description.adapters if not adapter.is_leaving]
-    measured = [f"{one.name} {one.is_allowed}" for one in description.techniques]
+    techniques = [f"{way.name} {way.is_allowed}" for way in description.techniques]
     return "\n".join(
         [
-            *about,
+            description.model,
+            description.role,
+            str(description.upstream),
             *sorted(description.capabilities),
             *sorted(adapters),
-            *sorted(measured),
+            *sorted(techniques),
             str(description.is_measuring),
         ]
     )
@@ -360,7 +372,7 @@ class TokenRates:
     def learn(self, model: str, num_bytes: int, num_tokens: int) -> None:
         """Learn from one prompt's bytes and tokens."""
         tokens, before = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
-        self._sums[model] = (_KEPT * tokens + num_tokens, _KEPT * before + num_bytes)
+        self._sums[model] = (_FADING * tokens + num_tokens, _FADING * before + num_bytes)
 
 
 @dataclass(slots=True)
@@ -462,8 +474,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         if capability not in can and (ask.dialect, name) != ("responses", "logprobs"):
             raise InvalidRequest(f"{ask.path_of(name)}: not supported by this model")
     # Of many documents each number of recomputed tokens is looked up once.
-    asked = [] if ask.plan.approximate is None else ask.plan.approximate.asked
-    paths = {(asking.method, asking.parameter): asking.path for asking in reversed(asked)}
+    demands = [] if ask.plan.approximate is None else ask.plan.approximate.demands
+    paths = {(demand.method, demand.parameter): demand.path for demand in reversed(demands)}
     for (method, parameter), path in paths.items():
         why = why_refused(description.techniques, method, parameter)
         if why is None:
@@ -501,29 +513,36 @@ def prefill_elsewhere(
 ) -> Route[EngineT] | None:
     """The engine that prefills for the engine of `route`; None if that one prefills it itself."""
     prompt = route.prompt
-    other = route.engine
+    answering = route.engine
     marked = marked_tokens(ask, prompt.ends)
     if ask.is_batch or marked - route.captured.held < MIN_TOKENS:
         return None
-    engines = list[EngineT]()
-    for engine in ready:
-        mine = engine.description
-        theirs = other.description
-        # By its events an engine tells that it can read what another one wrote.
-        if other.holdings.is_stale(now) or engine.is_draining or mine is None:
-            continue
-        is_prefill = mine.role == "prefill" and engine.breaker.allows(now)
-        if is_prefill and theirs is not None and theirs.role != "prefill":
-            is_alike = (mine.model, mine.kv_dtype) == (theirs.model, theirs.kv_dtype)
-            if is_alike and ask.model.is_served_at(mine):
-                engines.append(engine)
+    reader = answering.description
+    # By its events an engine tells that it can read what another one wrote.
+    if reader is None or reader.role == "prefill" or answering.holdings.is_stale(now):
+        return None
+    engines = [
+        engine
+        for engine in ready
+        if not engine.is_draining
+        and engine.description is not None
+        and _writes_for(engine.description, reader)
+        and engine.breaker.allows(now)
+        and ask.model.is_served_at(engine.description)
+    ]
     if not engines:
         return None
-    here = place(prompt, [other], weights, now)
+    here = place(prompt, [answering], weights, now)
     there = place(prompt, engines, weights, now)
     cost = there.cost + weights.disk_cost * (marked - route.captured.held)
     cost += route.tokens - marked + HAND_OVER_TOKENS
-    delay = weights.delay_cost * here.to_prefill * other.load.num_decoding
+    delay = weights.delay_cost * here.to_prefill * answering.load.num_decoding
     if here.cost + delay <= cost:
         return None
     return there._replace(available=_more(route.available, there.available))
+
+
+def _writes_for(writer: Description, reader: Description) -> bool:
+    """Whether an engine that only prefills writes what the other one can read."""
+    is_alike = (writer.model, writer.kv_dtype) == (reader.model, reader.kv_dtype)
+    return writer.role == "prefill" and is_alike

@@ -62,7 +62,10 @@ class Comparison:
             if not earlier.done() or earlier.cancelled() or earlier.exception() is not None:
                 return Diagnosis("unfinished")
             earlier = earlier.result()
-        if earlier is None or not (fingerprint := unpack(earlier)).is_shared:
+        if earlier is None:
+            return Diagnosis("not_found")
+        fingerprint = unpack(earlier)
+        if not fingerprint.is_shared:
             return Diagnosis("not_found")
         return Diagnosis("compared", compare(fingerprint, later))
 

@@ -17,7 +17,7 @@ turns have one. The turn's usage is that of the first leg: what it wrote counts 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -51,11 +51,11 @@ from gateway.turn.state import (
     Attempts,
     FirstLeg,
     Turn,
+    for_client,
     is_breakdown,
     is_retried,
     is_unsure,
     reason_of,
-    told,
 )
 
 RETRY_SECONDS = 300.0
@@ -138,12 +138,7 @@ class Dispatcher:
                 async for frames in generation:
                     for frame in frames:
                         if isinstance(frame, Started):
-                            request_id = turn.record.request_id
-                            self.queue.started(turn.permit, request_id, turn.engine, frame)
-                            if turn.leg is None:
-                                self._started(turn, frame)
-                            else:
-                                turn.leg.started = frame
+                            self._started(turn, frame)
                         elif isinstance(frame, Done):
                             turn.engine.breaker.reset()
                     if turn.leg is None:
@@ -181,7 +176,7 @@ class Dispatcher:
                 is_early = now < ask.arrived + self.queue.wait_seconds
                 may_come_back = is_early and self.queue.is_unsure(ask.model.engine_model)
                 if not (may_come_back or self._may_return(attempts)):
-                    raise told(failure or error) from None
+                    raise for_client(failure or error) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             attempts.begin(engine.url)
@@ -192,7 +187,7 @@ class Dispatcher:
                     error = DemandRefused(ask.plan.in_request(str(error)))
                 attempts.failed(engine.url, error, self.clock.monotonic())
                 if attempts.is_last or not is_retried(error) or isinstance(error, EngineTimeout):
-                    raise told(error) from None
+                    raise for_client(error) from None
                 failure = error
 
     def leave(self, turn: Turn) -> None:
@@ -215,30 +210,12 @@ class Dispatcher:
         """Choose the engine of the next attempt. From then on, until `leave`, the turn counts as
         its load. Raise NoEngineReady, or InvalidRequest if no engine can serve it."""
         choice = await self._choose(turn)
-        if turn.route is None and (likely := likely_holders(choice, self.fleet.ready)):
-            # They may hold a prefix that the index has forgotten.
-            asking = (engine.ask_names(choice.expected) for engine in likely)
-            answers = await asyncio.gather(*asking, return_exceptions=True)
-            for answer in answers:
-                if isinstance(answer, BaseException) and not isinstance(answer, GatewayError):
-                    raise answer
-                is_silent = isinstance(answer, GatewayError)
-                result = "silent" if is_silent else "found" if answer else "nothing"
-                self.metrics.count("asked_engines", result)
-            if True in answers:
+        if turn.route is None:
+            likely = likely_holders(choice, self.fleet.ready)
+            if likely and await self._any_holds(likely, choice.expected):
                 choice = await self._choose(turn)
-        if turn.route is None and turn.ask.sampling.max_tokens != 0:
-            # Most fleets have no engine that prefills for others, and every turn asks.
-            ready = self.fleet.ready
-            now = self.clock.monotonic()
-            able = [e for e in ready if e.description and e.description.role == "prefill"]
-            able = [engine for engine in able if self.resting.get(_epoch_of(engine), now) <= now]
-            weights = self.router.weights
-            prefill = prefill_elsewhere(turn.ask, choice, able, weights, now) if able else None
-            if prefill is not None:
-                turn.leg = FirstLeg(prefill, now)
-                choice = prefill
-                turn.record.is_first_leg = True
+            if turn.ask.sampling.max_tokens != 0:
+                choice = self._begin_leg(turn, choice)
         engine = choice.engine
         record = turn.record
         description = choice.engine.description
@@ -247,7 +224,8 @@ class Dispatcher:
         if turn.route is not None:
             if turn.may_run:
                 retired = turn.engine.name, record.request_id
-            turn.may_run = turn.has_started = False
+            turn.may_run = False
+            turn.has_started = False
             record.begin_anew()
             if turn.prefilled is not None:
                 record.first_leg = turn.prefilled.usage
@@ -270,6 +248,35 @@ class Dispatcher:
                 if retired is not None:
                     self.reconciler.retire(*retired)
 
+    async def _any_holds(self, engines: Iterable[Engine], names: Sequence[str]) -> bool:
+        """Ask engines for names that the index may have forgotten; return whether any has some."""
+        questions = (engine.ask_names(names) for engine in engines)
+        answers = await asyncio.gather(*questions, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, GatewayError):
+                raise answer
+            is_silent = isinstance(answer, GatewayError)
+            result = "silent" if is_silent else "found" if answer else "nothing"
+            self.metrics.count("asked_engines", result)
+        return True in answers
+
+    def _begin_leg(self, turn: Turn, choice: Route[Engine]) -> Route[Engine]:
+        """Begin a first leg where another engine prefills for the one that is chosen; return the
+        route of what comes next."""
+        # Most fleets have no engine that prefills for others, and every turn asks.
+        ready = self.fleet.ready
+        prefilling = [e for e in ready if e.description and e.description.role == "prefill"]
+        if not prefilling:
+            return choice
+        now = self.clock.monotonic()
+        able = [engine for engine in prefilling if self.resting.get(_epoch_of(engine), now) <= now]
+        prefill = prefill_elsewhere(turn.ask, choice, able, self.router.weights, now)
+        if prefill is None:
+            return choice
+        turn.leg = FirstLeg(prefill, now)
+        turn.record.is_first_leg = True
+        return prefill
+
     async def _choose(self, turn: Turn) -> Route[Engine]:
         """Choose the best engine that is not crowded. If all that could take the turn are full or
         lost, it waits, before the other turns of its workspace."""
@@ -287,12 +294,12 @@ class Dispatcher:
                 await asyncio.sleep(_RETURN_SECONDS)
                 continue
             if not (refusing or self._may_wait(turn, failure)):
-                raise told(failure)
+                raise for_client(failure)
             try:
                 self._cheapest(turn, ())
             except GatewayError as error:
                 if not self._may_wait(turn, error):
-                    raise told(turn.failure or error) from None
+                    raise for_client(turn.failure or error) from None
             await asyncio.sleep(_PAUSE_SECONDS)
             await turn.permit.wait_again()
 
@@ -314,6 +321,11 @@ class Dispatcher:
         return self.router.choose(turn.ask, ready, now, [*tried, *avoided])
 
     def _started(self, turn: Turn, started: Started) -> None:
+        """The engine has begun: to prefill for another one, or to answer."""
+        self.queue.started(turn.permit, turn.record.request_id, turn.engine, started)
+        if turn.leg is not None:
+            turn.leg.started = started
+            return
         choice = turn.route
         record = turn.record
         assert choice is not None
@@ -342,17 +354,16 @@ class Dispatcher:
         ends = leg.route.prompt.ends
         marked = marked_tokens(ask, ends)
         deadline = self.clock.monotonic() + ARRIVAL_SECONDS
-        while (now := self.clock.monotonic()) < deadline:
-            theirs = leg.route.engine.description
-            others = [
-                engine
-                for engine in self.fleet.ready
-                if (mine := engine.description) is not None
-                and (mine.role != "prefill" and theirs is not None and mine.model == theirs.model)
-            ]
-            if not others or any(e.holdings.coverage(ends, now).prefix >= marked for e in others):
+        now = self.clock.monotonic()
+        while now < deadline:
+            prefiller = leg.route.engine.description
+            model = prefiller.model if prefiller is not None else None
+            answering = [engine for engine in self.fleet.ready if _answers(engine, model)]
+            reached = [engine.holdings.coverage(ends, now).prefix for engine in answering]
+            if not answering or max(reached) >= marked:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
+            now = self.clock.monotonic()
         self._rest(leg)
 
     def _rest(self, leg: FirstLeg) -> None:
@@ -396,7 +407,7 @@ class Dispatcher:
             attempts.num_silent += 1
         attempts.failed(engine.url, error, now)
         if attempts.is_last or now - turn.ask.arrived > RETRY_SECONDS:
-            raise told(error)
+            raise for_client(error)
         self.leave(turn)
         turn.failure = error
         if type(error) is Overloaded and self.queue.closed(engine):
@@ -411,6 +422,12 @@ class Dispatcher:
             engine=engine.name,
             reason=reason_of(error),
         )
+
+
+def _answers(engine: Engine, model: str | None) -> bool:
+    """Whether the engine has this model, and is no engine that only prefills."""
+    description = engine.description
+    return description is not None and description.role != "prefill" and description.model == model
 
 
 def _epoch_of(engine: Engine) -> str:

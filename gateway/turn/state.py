@@ -295,7 +295,7 @@ def is_retried(error: GatewayError) -> bool:
     return is_breakdown(error) or isinstance(error, Overloaded)
 
 
-def told(error: GatewayError) -> GatewayError:
+def for_client(error: GatewayError) -> GatewayError:
     """The error for a client that has had nothing of the answer."""
     return NotServed() if isinstance(error, EngineLost) else error
 

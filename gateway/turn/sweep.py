@@ -15,6 +15,7 @@ from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.ledger.cached_contents import CachedContent, CachedContents
+from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 
 _TICK_SECONDS = 1.0
@@ -43,14 +44,20 @@ class Sweep:
         live = await self.contents.named(held, now)
         for content in contents:
             is_live = (content.workspace_id, content.prefix) in live
-            for engine in self.fleet.ready if content.prefix in held and not is_live else ():
+            if content.prefix in held and not is_live:
                 # An engine that is away has lost the lease, or ends it at the end that it was told.
-                scope = self.keyring.scope_of(content.workspace_id)
-                model = engine.description
-                with suppress(GatewayError):
-                    wanted = self.catalogue.find(content.model, self.fleet.served)
-                    if model is not None and wanted.is_served_by(model.model):
-                        for entry in await engine.entries(scope):
-                            if entry.scope == scope and entry.name == content.prefix:
-                                await engine.drop(scope, entry.entry)
+                for engine in self.fleet.ready:
+                    with suppress(GatewayError):
+                        await self._drop(engine, content)
         await self.contents.remove([content.id for content in contents])
+
+    async def _drop(self, engine: Engine, content: CachedContent) -> None:
+        """Drop the content's entries on one engine, if it serves the content's model."""
+        model = self.catalogue.find(content.model, self.fleet.served)
+        description = engine.description
+        if description is None or not model.is_served_by(description.model):
+            return
+        scope = self.keyring.scope_of(content.workspace_id)
+        for entry in await engine.entries(scope):
+            if entry.scope == scope and entry.name == content.prefix:
+                await engine.drop(scope, entry.entry)

@@ -191,7 +191,7 @@ def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -
     route: Route[StandIn] = router.choose(ask, engines, now)
     likely = likely_holders(route, engines)
     for engine in likely:
-        engine.holdings.told([engine.held(route.expected)])
+        engine.holdings.hold([engine.held(route.expected)])
     if likely:
         route = router.choose(ask, engines, now)
     chosen = route.engine

@@ -449,7 +449,7 @@ class _MessagesLowering(Lowering):
                 return summary
             case _:
                 kind = block.__struct_config__.tag
-                if self.asked.unreadable == "refuse":
+                if self.context.unreadable == "refuse":
                     raise InvalidRequest(
                         f"{path}: content blocks of type '{kind}' are not supported by this server"
                     )

@@ -648,9 +648,9 @@ def _explained(what: str, body: bytes) -> str:
         tag = _at(document, [*steps, "type"])
         parent = next((step for step in reversed(steps) if isinstance(step, str)), "")
         names = ", ".join(f"'{name}'" for name in _TAGS.get(parent, SUPPORTED_BLOCKS))
-        shown = tag[:_MAX_SHOWN] if isinstance(tag, str) else tag if tag is not None else "…"
+        tag_text = tag[:_MAX_SHOWN] if isinstance(tag, str) else tag if tag is not None else "…"
         return (
-            f"{path(steps, shows_last=False)}: Input tag '{shown}' found using 'type' does not"
+            f"{path(steps, shows_last=False)}: Input tag '{tag_text}' found using 'type' does not"
             f" match any of the expected tags: {names}"
         )
     reason = _reason(what, str(steps[-1]) if steps else "")

@@ -170,12 +170,12 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
         return ToolChoice(choice, parallel=parallel)
     if choice.get("type") != "allowed_tools":
         wanted = _converted(choice, wire.NamedTool)
-        found = lowering.find(wanted)
-        if not found:
+        names_of_tool = lowering.find(wanted)
+        if not names_of_tool:
             tool_name = (wanted.name or wanted.type)[:64]
             why = f"tool_choice: '{tool_name}' is not in tools that the model may call here"
             raise InvalidRequest(why, "tool_choice")
-        return ToolChoice("tool", found[0], parallel=parallel)
+        return ToolChoice("tool", names_of_tool[0], parallel=parallel)
     allowed = _converted(choice, wire.AllowedTools)
     names = {name for tool in allowed.tools for name in lowering.find(tool)}
     names &= lowering.callable_names
@@ -407,7 +407,7 @@ class _ResponsesLowering(Lowering):
         texts = (part.text for part in item.content or item.summary or [])
         thought: str | None = "\n\n".join(texts)
         if item.encrypted_content is not None:
-            thought = unseal(item.encrypted_content, self.asked.principal.scope)
+            thought = unseal(item.encrypted_content, self.context.principal.scope)
         if thought is None:
             self.notepad.ignore(path, "reasoning that another server encrypted")
         elif thought:
@@ -416,7 +416,7 @@ class _ResponsesLowering(Lowering):
 
     def _add_summary(self, path: str, item: wire.Compaction) -> None:
         """Raise InvalidRequest for one of another server: without it the answer would be wrong."""
-        scope = self.asked.principal.scope
+        scope = self.context.principal.scope
         summary = unseal(item.encrypted_content, scope, COMPACTION)
         if summary is None:
             raise InvalidRequest(

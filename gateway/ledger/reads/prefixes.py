@@ -46,8 +46,8 @@ async def _reports(
             TurnRow.id.in_([turn_id for turn_id in ids if turn_id])
         )
         turns = (await connection.execute(query)).all()
-        told = await asyncio.to_thread(list, map(_look, turns))
-        for turn, look in zip(turns, told, strict=True):
+        read_looks = await asyncio.to_thread(list, map(_look, turns))
+        for turn, look in zip(turns, read_looks, strict=True):
             looks[turn.workspace_id, turn.prefix] = look
     return [_report(row, prices, looks) for row in rows]
 
@@ -58,7 +58,8 @@ def _look(row: Any) -> PrefixLook:
     points = [] if whole is None else whole.points
     # The number of whole blocks up to the prefix's end.
     ends = (p.segment + (p.characters is None) for p in points if p.digest.hex() == row.prefix)
-    if whole is not None and (end := next(ends, None)) is not None:
+    end = next(ends, None)
+    if whole is not None and end is not None:
         tools = min(end, whole.num_tools)
         system = min(end - tools, whole.num_system)
         messages = end - tools - system

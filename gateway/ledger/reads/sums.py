@@ -229,15 +229,16 @@ class Queries:
                 width = shortest
             sums = await totals_by(connection, of, (), width)
         step = width * 1000
-        buckets = [
-            structs.Bucket(
+        buckets = list[structs.Bucket]()
+        for start in range(of.since_ms // step * step, of.until_ms, step):
+            totals = sums.get((start,), structs.Totals())
+            bucket = structs.Bucket(
                 start_ms=start,
                 is_partial=start < of.since_ms or start + step > of.until_ms,
-                totals=(totals := sums.get((start,), structs.Totals())),
+                totals=totals,
                 saved_nano=totals.saved_nano,
             )
-            for start in range(of.since_ms // step * step, of.until_ms, step)
-        ]
+            buckets.append(bucket)
         return Series(width, buckets)
 
     async def reasons(self, of: Range) -> Reasons:
@@ -255,8 +256,8 @@ class Queries:
                     for kind, column in rollups.reasons().items()
                 ]
                 if part.width_seconds is not None:
-                    found = select(table.kind, table.value, func.sum(table.requests))
-                    queries = [found.where(*where).group_by(table.kind, table.value)]
+                    sums = select(table.kind, table.value, func.sum(table.requests))
+                    queries = [sums.where(*where).group_by(table.kind, table.value)]
                 for query in queries:
                     for kind, value, requests in await connection.execute(query):
                         counts[kind][value] += int(requests)

@@ -20,7 +20,7 @@ def blocks_of(turn: Observation, marks: list[Mark]) -> list[B]:
     for place, letter in enumerate(turn.kinds):
         message += letter.isupper()
         section = "tools" if letter == "t" else "system" if letter == "s" else "messages"
-        own = f"{turn.segments[place].own.hex()} {letter.lower()}"
+        own = f"{turn.segments[place].digest.hex()} {letter.lower()}"
         size = turn.tokens[place] - before
         before = turn.tokens[place]
         kind = KINDS.get(letter.lower(), "text")

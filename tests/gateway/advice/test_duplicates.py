@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from engine.protocol import Prompt, TextPart, Tool
-from gateway.advice.duplicates import Group, find_groups, normalisations, renamed, simulated, told
+from gateway.advice.duplicates import (
+    Group,
+    find_groups,
+    near_duplicate,
+    normalisations,
+    renamed,
+    simulated,
+)
 from gateway.advice.observation import Observation
 from gateway.planner.plan import plan
 from gateway.planning.traffic import EngineFacts, Job, Numbers, PlanRequest, Turn
@@ -83,7 +90,7 @@ def planned(turns: list[Observation]) -> float:
         for turn in turns
     ]
     engine = EngineFacts(engines=1, device_tokens=655_360, min_cache_tokens=MIN_TOKENS)
-    found = plan(Job(asked=PlanRequest(), turns=made, engine=engine), lambda share: None)
+    found = plan(Job(request=PlanRequest(), turns=made, engine=engine), lambda share: None)
     return found.whole.hit_rate * found.prompt_tokens
 
 
@@ -95,7 +102,7 @@ def test_a_near_duplicate_is_named_and_saves_what_the_planner_says(kind: str) ->
     (group,) = find_groups(turns, MIN_TOKENS)
     assert [turn.id for turn in group.turns] == [t.id for n, t in enumerate(turns) if n % 3 < 2]
     kept = dict(zip(group.compared, map(msgspec.to_builtins, (one, other)), strict=True))
-    found = told(group, MIN_TOKENS, kept)
+    found = near_duplicate(group, MIN_TOKENS, kept)
     assert found is not None and (found.kind, found.path, found.is_compared) == (kind, path, True)
     as_one = [renamed(group, turn) if turn in group.turns else turn for turn in turns]
     assert planned(as_one) - planned(turns) == pytest.approx(found.tokens, abs=0.5)
@@ -114,11 +121,11 @@ def changed_line(author: Author, prompt: Prompt) -> Prompt:
 def test_what_no_normalisation_makes_one_is_named_only_where_no_text_is_known() -> None:
     sent, one, other = traffic(Author(random.Random(7)), changed_line)
     (group,) = find_groups(turns_of(sent), MIN_TOKENS)
-    unread = told(group, MIN_TOKENS, {})
+    unread = near_duplicate(group, MIN_TOKENS, {})
     assert unread is not None and unread.kind == "varying_text" and not unread.is_compared
     assert "nothing is kept" in unread.text
     kept = dict(zip(group.compared, map(msgspec.to_builtins, (one, other)), strict=True))
-    assert told(group, MIN_TOKENS, kept) is None
+    assert near_duplicate(group, MIN_TOKENS, kept) is None
 
 
 def test_unrelated_prefixes_with_the_same_tools_are_no_near_duplicates() -> None:
@@ -131,7 +138,7 @@ def test_unrelated_prefixes_with_the_same_tools_are_no_near_duplicates() -> None
 def test_unmarked_turns_are_simulated_with_a_marker_behind_the_prefix() -> None:
     sent, _, _ = traffic(Author(random.Random(9)), TWINS["date"][1], marks=())
     (group,) = find_groups(turns_of(sent), MIN_TOKENS)
-    found = told(group, MIN_TOKENS, {})
+    found = near_duplicate(group, MIN_TOKENS, {})
     assert found is not None and "with a 5-minute marker" in found.text and found.tokens > 0
 
 
@@ -141,7 +148,7 @@ def test_what_is_new_in_every_request_is_told_by_digests_alone() -> None:
     sent = [Sent(at(n), single(author, [], f"id {n * 7919:08x}\n{text}")) for n in range(8)]
     group: Group
     (group,) = find_groups(turns_of(sent), MIN_TOKENS)
-    found = told(replace(group), MIN_TOKENS, {})
+    found = near_duplicate(replace(group), MIN_TOKENS, {})
     assert found is not None and (found.kind, found.num_prefixes) == ("nonce", 8)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import Prompt, TextPart, Ttl
-from gateway.advice.duplicates import find_groups, told
+from gateway.advice.duplicates import find_groups, near_duplicate
 from gateway.advice.observation import Observation
 from gateway.advice.stream import advise_stream
 from gateway.advice.verdicts import gain_over, reconciled, total
@@ -40,7 +40,7 @@ def advised(
         for key in sorted({turn.key for turn in turns})
     ]
     groups = find_groups(turns, MIN_TOKENS)
-    near = [told(group, MIN_TOKENS, {}) for group in groups]
+    near = [near_duplicate(group, MIN_TOKENS, {}) for group in groups]
     return reconciled(streams, [each for each in near if each is not None])
 
 

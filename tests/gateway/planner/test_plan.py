@@ -22,7 +22,7 @@ def planned(
     times: Times | None = TIMES,
     **asked: Any,
 ) -> Plan:
-    job = Job(asked=PlanRequest(**asked), turns=made_up(made), engine=engine, times=times)
+    job = Job(request=PlanRequest(**asked), turns=made_up(made), engine=engine, times=times)
     return plan(job, lambda share: None)
 
 
@@ -56,7 +56,7 @@ def test_what_nobody_asked_to_hold_is_planned_without_leases() -> None:
         msgspec.structs.replace(turn, unheld=[place for place, _ in turn.marks])
         for turn in made_up(MADE)
     ]
-    job = Job(asked=PlanRequest(device_tokens=1_600_000), turns=turns, engine=ENGINE, times=TIMES)
+    job = Job(request=PlanRequest(device_tokens=1_600_000), turns=turns, engine=ENGINE, times=TIMES)
     answer = plan(job, lambda share: None)
     assert (answer.whole.best_effort, answer.whole.leases_ended) == (1.0, 0)
     assert answer.whole.reuse_rate == pytest.approx(ideal(MADE), abs=0.01)
@@ -116,7 +116,7 @@ def test_the_engines_own_figures_stand_where_nothing_is_asked() -> None:
 
 def test_traffic_of_several_models_is_warned_of() -> None:
     job = Job(
-        asked=PlanRequest(), turns=made_up(MADE), models=["a", "b"], engine=ENGINE, times=TIMES
+        request=PlanRequest(), turns=made_up(MADE), models=["a", "b"], engine=ENGINE, times=TIMES
     )
     (warning,) = plan(job, lambda share: None).warnings
     assert "2 models (a, b)" in warning
@@ -137,5 +137,5 @@ def test_what_cannot_be_planned_is_refused_by_its_field(job: Any, named: str) ->
     job = {"turns": made_up(MADE), **job}
     asked = msgspec.convert(job.pop("asked", {}), PlanRequest)
     with pytest.raises(InvalidRequest) as refused:
-        plan(Job(asked=asked, **job), lambda share: None)
+        plan(Job(request=asked, **job), lambda share: None)
     assert named in str(refused.value)

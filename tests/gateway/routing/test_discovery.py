@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gateway.base.settings import engine_list
-from gateway.routing.discovery import EndpointSlices, Found, SourceFailed, source_of
+from gateway.routing.discovery import EndpointSlices, ListedEngine, SourceFailed, source_of
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import ADMIN_KEY, ask, eventually, serve, serve_gateway
 
@@ -208,7 +208,7 @@ def test_a_name_is_asked_for_its_addresses(tmp_path: Path) -> None:
             assert house.ask() == 200
 
 
-async def first(source: Any) -> list[Found]:
+async def first(source: Any) -> list[ListedEngine]:
     async for found in source.changes():
         return list(found)
     raise AssertionError
