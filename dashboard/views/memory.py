@@ -158,7 +158,8 @@ def _silent_row(engine: str, condition: Condition | None) -> Row:
         "State": "not known",
         "Since (UTC)": formats.moment(condition.since_ms) if condition else None,
         "Why": condition.cause if condition else "it did not answer this question",
-        "What to do": condition.remedy if condition else None,
+        # A table's cell is no Markdown.
+        "What to do": condition.remedy.replace("`", "") if condition else None,
     }
 
 

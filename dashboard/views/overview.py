@@ -398,7 +398,7 @@ def refresh_week_alone() -> None:
 
 def draw_week(summary: AdviceSummary) -> None:
     if not summary.lines:
-        icon = ":material/check_circle:" if summary.num_turns else ":material/hourglass_empty:"
+        icon = ":material/check_circle:" if summary.num_judged else parts.HOURGLASS
         parts.empty(summary.text, icon)
         return
     for number, line in enumerate(summary.lines[:NUM_CHANGES]):

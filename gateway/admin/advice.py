@@ -362,8 +362,15 @@ async def summarized(
         if line.kind == "unpaid" and line.workspace is not None:
             writers = await newest_writers(ledger, of, line.workspace, _NUM_TURNS_NAMED)
             lines[number] = msgspec.structs.replace(line, turns=writers)
-    text = f"The last 7 days: {report.text}" if lines else f"Nothing to advise. {report.text}"
-    small = sum(stream.num_turns < MIN_TURNS for stream in report.streams)
+    sizes = [stream.num_turns for stream in report.streams]
+    num_judged = sum(size for size in sizes if size >= MIN_TURNS)
+    small = sum(size < MIN_TURNS for size in sizes)
+    if lines:
+        text = f"The last 7 days: {report.text}"
+    elif num_judged:
+        text = f"Nothing to advise. {report.text}"
+    else:
+        text = f"Too few requests to advise on. {report.text}"
     if small:
         groups = counted(small, "group of key and model", "groups of key and model")
         text += f" {groups} with fewer than {MIN_TURNS} requests gave no line."
@@ -376,6 +383,7 @@ async def summarized(
         since_ms=of.since_ms,
         until_ms=of.until_ms,
         num_turns=report.num_turns,
+        num_judged=num_judged,
         is_cut=report.is_cut,
         lines=lines,
         num_more=num_more,

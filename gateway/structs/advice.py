@@ -223,6 +223,8 @@ class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
     until_ms: int
     num_turns: int
+    # Those of groups with enough requests to give a line.
+    num_judged: int
     is_cut: bool
     lines: list[SummaryLine]
     num_more: int

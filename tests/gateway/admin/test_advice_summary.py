@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -100,3 +101,12 @@ def test_nobody_waits_for_another_workspaces_summary(
         finally:
             may_end.set()
         assert slow.result()["lines"]
+
+
+def test_few_requests_are_not_called_sound(tmp_path: Path) -> None:
+    """`Nothing to advise`, with a tick, stood where no group had enough requests to be judged."""
+    few = [turn for turn in week() if turn.id.startswith("msg_sound_")][:5]
+    with serve_gateway(tmp_path, "http://127.0.0.1:9", turns=few) as url:
+        summary = Admin(url).get(SUMMARY)
+    assert (summary["num_turns"], summary["num_judged"], summary["lines"]) == (5, 0, [])
+    assert summary["text"].startswith("Too few requests to advise on.")
