@@ -269,6 +269,14 @@ async def options_of_admin(who: Neighbour, rng: random.Random) -> int:
     return status
 
 
+ENGINE_DOORS: dict[str, tuple[Attack, int]] = {
+    "the engine's door: heads of 60 KB": (long_heads, 100),
+    "the engine's door: chunks of a byte without end": (saying(endless(_BYTE_CHUNKS)), 8),
+    "the engine's door: connect and close": (connect_and_close, 8),
+    "the engine's door: wrong keys": (wrong_key_anew, 8),
+    "the engine's door: metrics in a loop": (metrics_in_a_loop, 8),
+}
+"""The same at the engine, past the gateway, by who does not know the secret."""
 DOORS: dict[str, tuple[Attack, int]] = {
     "chunks of a byte without end, no key": (saying(endless(_BYTE_CHUNKS)), 8),
     "the same with a key": (saying(endless(_BYTE_CHUNKS), has_key=True), 8),
@@ -304,5 +312,6 @@ DOORS: dict[str, tuple[Attack, int]] = {
     "a crowd of one key: counts": (crowd_of_counts, 300),
     "a crowd of one key: wrong bodies": (crowd_of_refusals, 300),
     "a crowd of one key: turns": (crowd_of_turns, 300),
+    **ENGINE_DOORS,
 }
 """An attack, and how many of it run side by side. The victim comes anew with each question."""

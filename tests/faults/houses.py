@@ -2,7 +2,7 @@
 
 import random
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ class House:
 
     data: Path
     gateway: Server
+    engines: Sequence[Server]
 
     def new_key(self, workspace: str) -> str:
         return new_key(self.data, workspace)[1]
@@ -88,7 +89,7 @@ def running_house(data: Path, num_engines: int, descriptors: int = DESCRIPTORS) 
         stack.callback(stop, process)
         for engine in engines:
             engine.wait()
-        yield House(data, Server(url_of(port), process, log).wait())
+        yield House(data, Server(url_of(port), process, log).wait(), engines)
 
 
 def _limit(descriptors: int) -> None:

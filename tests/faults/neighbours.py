@@ -43,7 +43,7 @@ import psutil
 
 from scripts.bench.report import percentile
 from tests.faults.attacks import FLOODS, KINDS, neighbour_of
-from tests.faults.door_attacks import DOORS, ask_without_key
+from tests.faults.door_attacks import DOORS, ENGINE_DOORS, ask_without_key
 from tests.faults.houses import DESCRIPTORS, MODEL, House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
@@ -93,7 +93,8 @@ def attacking(
 ) -> Iterator["subprocess.Popen[str]"]:
     """The attack from a process of its own, which ends with the block."""
     command = [sys.executable, "-m", "tests.faults.neighbours", "--attack", name]
-    job = json.dumps({"gateway": house.gateway.url, "model": MODEL, "key": key})
+    server = house.engines[0] if name in ENGINE_DOORS else house.gateway
+    job = json.dumps({"server": server.url, "model": MODEL, "key": key})
     process = subprocess.Popen([*command, "--job", job], stdout=subprocess.PIPE, text=True)
     os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
     try:
@@ -120,7 +121,7 @@ async def _attack(name: str, job: dict[str, str], statuses: Counter[int]) -> Non
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with neighbour_of(job["gateway"], job["key"], job["model"]) as who:
+    async with neighbour_of(job["server"], job["key"], job["model"]) as who:
 
         async def repeat(number: int) -> None:
             rng = random.Random(f"{name} {number} {os.getpid()}")
