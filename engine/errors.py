@@ -31,6 +31,8 @@ class EngineError(Exception):
 
 
 class InvalidRequest(EngineError):
+    """The message stays inside: see PublicRefusal."""
+
     code: ClassVar[ErrorCode] = "invalid_request"
 
 

@@ -19,12 +19,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.protocol import InputUsage
-from engine.protocol.reports import Distribution, Stats
+from engine.protocol.reports import LEASE_ENDS, Distribution, Stats
 
 PREFIX = "holdfast_engine_"
 VLLM_PREFIX = "vllm:"
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
-LEASE_ENDS = ("expired", "sacrificed", "yielded", "dropped", "damaged")
 TOKEN_CLASSES = {
     name.removesuffix("_tokens"): name for name in (*InputUsage.__struct_fields__, "output_tokens")
 }
@@ -136,7 +135,7 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
     yield _by(GaugeMetricFamily, "kv_blocks", "KV blocks by what holds them", "state", by_state)
     by_class = {label: getattr(counters, name) for label, name in TOKEN_CLASSES.items()}
     yield _by(CounterMetricFamily, "tokens", "Tokens by class", "class", by_class)
-    ends = {reason: getattr(counters, f"leases_{reason}") for reason in LEASE_ENDS}
+    ends: dict[str, float] = {end: getattr(counters, f"leases_{end}") for end in LEASE_ENDS}
     yield _by(CounterMetricFamily, "leases_ended", "Leases that ended, by reason", "reason", ends)
     for name, amount, text in _of_table(_COUNTERS, stats):
         yield CounterMetricFamily(name, text, amount)

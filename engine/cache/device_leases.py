@@ -9,7 +9,6 @@ from typing import NamedTuple
 from engine.cache.block import Entry
 from engine.cache.leases import (
     Claim,
-    EndReason,
     ScopeLeases,
     ending_key,
     lowering_key,
@@ -18,11 +17,12 @@ from engine.cache.leases import (
 )
 from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
+from engine.protocol.reports import LeaseEnd
 
 
 class EndedLease(NamedTuple):
     entry: Entry
-    reason: EndReason
+    reason: LeaseEnd
     names: list[str]
 
 
@@ -140,7 +140,7 @@ class Leases:
 
     # Ending.
 
-    def end(self, entry: Entry, reason: EndReason) -> None:
+    def end(self, entry: Entry, reason: LeaseEnd) -> None:
         """End a lease. The entry is best-effort from now on."""
         names = self._leave_device(entry)
         entry.is_leased = False
@@ -149,7 +149,7 @@ class Leases:
         self._changed(entry)
         self.tell_end(entry, reason, names)
 
-    def tell_end(self, entry: Entry, reason: EndReason, names: list[str]) -> None:
+    def tell_end(self, entry: Entry, reason: LeaseEnd, names: list[str]) -> None:
         """Tell the end of a lease. `names` are those that no lease holds any more."""
         self._ended.append(EndedLease(entry, reason, names))
 

@@ -21,13 +21,13 @@ from engine.cache.block import Block, Entry, Recorded, Refresh
 from engine.cache.device_leases import Leases
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
 from engine.cache.ids import Digest
-from engine.cache.leases import EndReason
 from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.lookup import Mark
 from engine.cache.order import Order
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import BlockKey, StoreTier
 from engine.protocol import TTLS, MissReason, Ttl
+from engine.protocol.reports import LeaseEnd
 
 MAX_TOMBSTONES = 65_536
 ARRIVAL_GRACE_SECONDS = 60.0
@@ -314,7 +314,7 @@ class Entries:
                 self._store.want(entry)
         self._store.forget(block)
 
-    def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+    def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
         """End an entry, and its lease if it has one. `why` is told to who looks for it later."""
         del self._by_key[entry.key]
         self._num_lapsed -= entry.is_lapsed
@@ -411,7 +411,7 @@ class Entries:
         self._note(entry)
         return True
 
-    def _end_lease(self, entry: Entry, reason: EndReason) -> None:
+    def _end_lease(self, entry: Entry, reason: LeaseEnd) -> None:
         """End a lease, on the device or in the store. The entry depends on its blocks.
 
         The store's hold stays as long as the entry does.
@@ -444,7 +444,7 @@ class Entries:
         else:
             self._lose_copy(entry, "yielded")
 
-    def _lose_copy(self, entry: Entry, reason: EndReason) -> None:
+    def _lose_copy(self, entry: Entry, reason: LeaseEnd) -> None:
         """The store's copy of an entry goes, whose content is above: what it held must be."""
         if not entry.is_leased or entry.lease_tier == "device":
             return

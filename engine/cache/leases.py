@@ -15,12 +15,10 @@ blocks, `engine.backends.vllm.leases` on vLLM's.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from engine.cache.block import Entry
 from engine.cache.order import Key
-
-EndReason = Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
 
 
 class Lease(Protocol):

@@ -24,7 +24,8 @@ class NamesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ends leases of a scope by an operator's hand."""
+    """Ends entries of a scope before their time, leased or not: an operator wants it, or the cached
+    content that held them is over."""
 
     scope: str
     # None: every entry of the scope.

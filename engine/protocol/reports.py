@@ -1,7 +1,7 @@
 """What an engine tells of itself: its description, its counters, its memory, its entries."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -191,6 +191,11 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     shared: int = 0
     # Those that are active for requests of other protocols.
     foreign: int = 0
+
+
+LeaseEnd = Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
+"""How a lease can end while its engine lives: the fields of `Counters` behind `leases_`."""
+LEASE_ENDS: tuple[LeaseEnd, ...] = get_args(LeaseEnd)
 
 
 class Counters(InputUsage, kw_only=True):

@@ -196,7 +196,7 @@ class GrammarWriter:
         if style is not None and may_call and tools:
             rules += self._calls(style, tools, parallel=choice.parallel)
             answers.append("calls")
-        if style is not None and style.starts and is_free(request):
+        if style is not None and style.starts and may_make_bound_call(request):
             rules += self._free_calls(style, tools, parallel=choice.parallel)
             answers.append("free")
         if request.binds_text and not is_forced:
@@ -369,8 +369,8 @@ def _reason(matcher: LLMatcher) -> str:
     return _POSITION.sub("", lines[0])[:_MAX_REASON]
 
 
-def is_free(request: GenerateRequest) -> bool:
-    """Whether the model may call or not, and a call must be of some tools or keep to a schema."""
+def may_make_bound_call(request: GenerateRequest) -> bool:
+    """Whether free text may hold calls that a grammar binds, to some tools or to a schema."""
     if request.tool_choice.mode != "auto" or request.binds_text:
         return False
     return bool(request.tool_choice.names) or any(

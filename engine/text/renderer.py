@@ -36,7 +36,7 @@ from engine.text.grammar import (
     GrammarWriter,
     ThinkingRule,
     find_call_style,
-    is_free,
+    may_make_bound_call,
 )
 from engine.text.rendered import (
     DatedBeginning,
@@ -459,7 +459,9 @@ class ChatRenderer:
         continues = continues or (bool(messages) and messages[-1].role == "assistant")
         tags = self.formats.tags
         is_open = self.begins_thinking(request)
-        may_think = tags is not None and (is_open or request.thinking or is_free(request))
+        may_think = tags is not None and (
+            is_open or request.thinking or may_make_bound_call(request)
+        )
         rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
         constraints: list[Constraint | None] = [None] * sampling.num_choices
         if self._writer is not None:

@@ -6,10 +6,7 @@ follow one engine the largest that any has seen is the newest, and a repeated re
 
 from dataclasses import dataclass, field
 
-from engine.protocol.reports import Counters, Description, PrefillSums
-
-LEASE_ENDS = ("expired", "sacrificed", "yielded", "dropped", "damaged")
-"""How a lease can end while its engine lives: the fields of `Counters` behind `leases_`."""
+from engine.protocol.reports import LEASE_ENDS, Counters, Description, PrefillSums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

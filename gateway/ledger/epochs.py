@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.protocol.reports import PrefillSums
-from gateway.base.epochs import LEASE_ENDS, EpochReport
+from engine.protocol.reports import LEASE_ENDS, PrefillSums
+from gateway.base.epochs import EpochReport
 from gateway.base.record import TurnRecord
 from gateway.ledger.schema import EpochReportRow, LeaseEndRow
 

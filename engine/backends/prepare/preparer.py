@@ -60,7 +60,7 @@ from engine.protocol import (
     needs_own_template,
 )
 from engine.protocol.reports import Description
-from engine.text.grammar import is_free
+from engine.text.grammar import may_make_bound_call
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
 _OWN_TEMPLATE: dict[OwnTemplateField, str] = {
@@ -418,7 +418,7 @@ class Preparer:
         if is_bound(request):
             with self._compiling(self._grammar_of(request)):
                 self._renderer.parsers(request)
-        elif is_free(request):
+        elif may_make_bound_call(request):
             request, unheld = self._held(request)
         kept = without_texts(request)
         if "own_template" not in self._description.capabilities or (
@@ -490,7 +490,7 @@ class Preparer:
             if reason:
                 unheld[tool.name] = reason
         held = without_strict(request, unheld.__contains__)
-        reason = self._refusal(held) if is_free(held) else ""
+        reason = self._refusal(held) if may_make_bound_call(held) else ""
         if reason:
             names = [tool.name for tool in held.prompt.callable_tools if tool.strict]
             if held.tool_choice.names:
@@ -520,7 +520,7 @@ class Preparer:
         return Grammar(
             digest,
             f"{whose} grammar takes more than {seconds} of processor time to compile",
-            is_optional=is_free(request),
+            is_optional=may_make_bound_call(request),
         )
 
     def _refusal(self, request: GenerateRequest) -> str:
@@ -627,7 +627,7 @@ def is_bound(request: GenerateRequest) -> bool:
 
 def may_compile(request: GenerateRequest) -> bool:
     """Whether the request's parsers compile a grammar."""
-    return is_bound(request) or is_free(request)
+    return is_bound(request) or may_make_bound_call(request)
 
 
 def without_texts(request: GenerateRequest) -> GenerateRequest:

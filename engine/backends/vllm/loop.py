@@ -32,12 +32,12 @@ from engine.cache.block import Block, Entry, Recorded
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
-from engine.cache.leases import EndReason
 from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
 from engine.protocol import ErrorCode, Failed, HeldName, MissReason
+from engine.protocol.reports import LeaseEnd
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
 from engine.store.journal import Put, Record, Times, Touch
@@ -154,7 +154,7 @@ class HeldEntries(Entries):
         entry.why_unleased = None
         return True
 
-    def _end_lease(self, entry: Entry, reason: EndReason) -> None:
+    def _end_lease(self, entry: Entry, reason: LeaseEnd) -> None:
         if entry.lease_tier == "device":
             super()._end_lease(entry, reason)
             return
@@ -168,7 +168,7 @@ class HeldEntries(Entries):
 
     _want_copy = _note
 
-    def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+    def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
         super().end(entry, why, reason)
         self.removed.append(entry.key)
 

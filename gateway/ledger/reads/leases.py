@@ -20,7 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gateway.base.epochs import LEASE_ENDS
+from engine.protocol.reports import LEASE_ENDS
 from gateway.base.rounding import round_up
 from gateway.ledger.database import Ledger
 from gateway.ledger.epochs import LEASE_WIDTHS_SECONDS, MINUTE_SECONDS

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.reports import PrefillSums
-from gateway.base.epochs import LEASE_ENDS, EpochReport
+from engine.protocol.reports import LEASE_ENDS, PrefillSums
+from gateway.base.epochs import EpochReport
 from gateway.base.token_time import added, slope
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.leases import Answering, leases_kept
