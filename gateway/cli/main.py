@@ -22,6 +22,7 @@ _COMMANDS = {
     "workspaces": "access",
     "adapters": "adapters",
     "conditions": "conditions",
+    "leases": "leases",
     "advise": "reports",
     "plan": "reports",
     **dict.fromkeys(("prices", "retain", "rollups", "export", "journal", "ledger"), "upkeep"),

@@ -1,0 +1,58 @@
+"""python -m gateway leases: the live entries of a gateway that runs"""
+
+import argparse
+from functools import partial
+
+from gateway.base.settings import load
+from gateway.cli.arguments import Commands, UsageError, add_actions
+from gateway.cli.running import add_url, ask, url_of
+from gateway.structs.fleet import EngineReport, LiveEntry, Workspace
+
+_ID_DIGITS = 16
+
+
+def add_commands(commands: Commands) -> None:
+    actions = add_actions(commands, "leases", "list live entries, leased or not")
+    listed = actions.add_parser("list", help="live entries of all engines, the largest first")
+    listed.add_argument("--workspace", metavar="NAME", help="only this workspace's")
+    listed.add_argument("--engine", metavar="NAME", help="only this engine's")
+    add_url(listed)
+    listed.set_defaults(run=_list)
+
+
+def _list(options: argparse.Namespace) -> int:
+    """The admin API answers an unknown name with no entries; here it is an error."""
+    key = load().admin_key
+    if key is None:
+        raise UsageError("HOLDFAST_ADMIN_KEY: is not set; `leases` asks the admin API with it")
+    get = partial(ask, url_of(options), key=key.get_secret_value())
+    wanted = {
+        name: value
+        for name, value in (("workspace", options.workspace), ("engine", options.engine))
+        if value is not None
+    }
+    entries = get("/admin/v1/leases", list[LiveEntry], wanted)
+    if not entries and options.workspace is not None:
+        spaces = get("/admin/v1/workspaces", list[Workspace])
+        _check("workspace", options.workspace, {each.id for each in spaces})
+    if not entries and options.engine is not None:
+        engines = get("/admin/v1/engines", list[EngineReport])
+        _check("engine", options.engine, {each.name for each in engines})
+    for entry in entries:
+        print(_line(entry))
+    return 0
+
+
+def _check(what: str, name: str, known: set[str]) -> None:
+    if name not in known:
+        raise UsageError(f"--{what}: no {what} `{name}`; there are: {', '.join(sorted(known))}")
+
+
+def _line(live: LiveEntry) -> str:
+    """The prefix is called as in the dashboard."""
+    entry = live.entry
+    state = f"{entry.state}: {entry.reason}" if entry.reason else entry.state
+    return (
+        f"{(entry.name or entry.entry)[:_ID_DIGITS]} {live.engine} {live.workspace or '-'}"
+        f" {entry.tokens} tokens, TTL {entry.ttl}, {entry.expires_in_seconds:.0f} s left, {state}"
+    )

@@ -1,0 +1,59 @@
+"""How commands ask a gateway that runs."""
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from gateway.base.settings import load
+from gateway.cli.arguments import UsageError
+
+_SECONDS = 10.0
+Answer = TypeVar("Answer")
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="a gateway's; default: this machine's, on HOLDFAST_PORT")
+
+
+def url_of(options: argparse.Namespace) -> str:
+    url: str = options.url or f"http://127.0.0.1:{load().port}"
+    return url.rstrip("/")
+
+
+def ask(
+    url: str,
+    path: str,
+    kind: type[Answer],
+    query: Mapping[str, str] | None = None,
+    key: str | None = None,
+) -> Answer:
+    """Raise UsageError where no gateway answers so, with what it says where it refuses."""
+    try:
+        body = asyncio.run(_get(f"{url}{path}", query or {}, {"x-api-key": key} if key else {}))
+        try:
+            refusal = msgspec.json.decode(body, type=_Refusal)
+        except msgspec.ValidationError:
+            return msgspec.json.decode(body, type=kind)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise UsageError(f"no gateway of this version answers at {url}: {error!r}") from None
+    raise UsageError(f"the gateway at {url} refuses: {refusal.error.message}")
+
+
+async def _get(url: str, query: Mapping[str, str], headers: Mapping[str, str]) -> bytes:
+    """The body, whatever the status: a gateway that is not ready tells its conditions too."""
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        async with http.get(url, params=query, headers=headers) as response:
+            return await response.read()
