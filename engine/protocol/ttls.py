@@ -25,8 +25,13 @@ TTLS: dict[Ttl, TtlClass] = {
 """The classes of lifetimes, the shortest first.
 
 The multiples of 5m and 1h are Anthropic's, that of 30m is OpenAI's. OpenAI's table of prices does
-not name one for 12h; LiteLLM's has 2 for it (§6 of the public prompt-caching contract). It is also
-the least that is right beside 1h: a longer lease never costs less than a shorter one.
+not name one for 12h; LiteLLM's has 2 for it (§6 of the public prompt-caching contract). Less would
+be wrong: a longer lease must not cost less than one of an hour.
+
+A new class also needs its own usage field (`CacheUsage`), column and revision (`gateway/ledger/
+schema.py`, `migrations/`), version of the checksum (`gateway/ledger/checksums.py`), journal FORMAT,
+colour in charts, and state of before in `tests/upgrades`. `python -m scripts.docs.monitoring` and
+`scripts.docs.settings` write the rest.
 """
 
 LONGEST_SECONDS = max(ttl.seconds for ttl in TTLS.values())

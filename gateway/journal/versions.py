@@ -1,5 +1,6 @@
-"""Whose a journal is. One that another version wrote is refused as it is: its turns are nobody's to
-lose, so it is neither read in part, nor kept aside as damaged, nor passed over.
+"""Which version wrote a journal. One of a newer version, or of before the first format, is refused as
+it is: nobody may lose its turns, so it is neither read in part, nor kept aside as damaged, nor passed
+over. Lower formats are brought up to date (`store.py`).
 
 `PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
 3 has tries of batches' rows, with their results; 4 has the contents of turns;
@@ -13,7 +14,7 @@ from pathlib import Path
 from gateway.base.errors import JournalUnavailable
 
 FORMAT = 5
-"""A format that another version can't read whole raises this number."""
+"""Raise it when an earlier version could not read all of a journal."""
 
 FILE = "journal.db"
 APPLICATION = 0x486F6C64

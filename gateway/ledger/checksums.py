@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-_BEFORE_WRITES = (
+_COLUMNS_AHEAD = (
     "id",
     "instance",
     "workspace_id",
@@ -26,7 +26,7 @@ _BEFORE_WRITES = (
     "input_tokens",
     "cache_read_tokens",
 )
-_BEHIND_WRITES = (
+_COLUMNS_BEHIND = (
     "automatic_tokens",
     "computed_tokens",
     "output_tokens",
@@ -37,11 +37,11 @@ _BEHIND_WRITES = (
 )
 _FIRST_WRITES = ("cache_write_5m_tokens", "cache_write_30m_tokens", "cache_write_1h_tokens")
 # The writes of each version, never changed: with a new TTL class comes a new version.
-_WRITES = (
+_WRITES_BY_VERSION = (
     _FIRST_WRITES,
     (*_FIRST_WRITES, "cache_write_12h_tokens"),
 )
-_VERSIONS = tuple((*_BEFORE_WRITES, *writes, *_BEHIND_WRITES) for writes in _WRITES)
+_VERSIONS = tuple((*_COLUMNS_AHEAD, *writes, *_COLUMNS_BEHIND) for writes in _WRITES_BY_VERSION)
 _NEWEST = len(_VERSIONS) - 1
 _CRC_BITS = 32
 

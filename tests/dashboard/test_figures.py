@@ -282,7 +282,7 @@ def test_the_chart_of_tokens_says_their_sums(figures: Figures, overview: AppTest
     assert automatic > 0
     assert alts(overview) == [
         f"Prompt tokens over time: {read:,} read, {five:,} written for 5 minutes,"
-        f" 0 written for 30 minutes, {hour:,} written for 1 hour,"
+        f" 0 written for 30 minutes, {hour:,} written for 1 hour, 0 written for 12 hours,"
         f" {automatic:,} reused automatically, {plain - automatic:,} computed and not written."
     ]
     assert bars(overview, 0).groupby("class")["amount"].sum().to_dict() == {

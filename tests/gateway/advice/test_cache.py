@@ -52,8 +52,12 @@ def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None
         tail = turn.total - turn.tokens[-1]
         seconds, begin = turn.at_ms / 1000, turn.begun_ms / 1000
         expected = oracle.run(blocks_of(turn, marks), t=seconds, begin=begin, g=tail)
-        five, _, hour = counts.writes.values()
-        found = dict(inp=counts.input_tokens, read=counts.cache_read_tokens, w5=five, w1=hour)
+        found = dict(
+            inp=counts.input_tokens,
+            read=counts.cache_read_tokens,
+            w5=counts.writes["5m"],
+            w1=counts.writes["1h"],
+        )
         assert found == expected
 
 

@@ -766,10 +766,11 @@ def test_generating_nothing_is_prewarming(stack: Stack) -> None:
 
 @pytest.mark.parametrize("how", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}])
 def test_a_prewarmed_response_that_is_kept_is_gone_on_with(
-    keeping: Stack, how: dict[str, Any]
+    keeping: Stack, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
     client = keeping.openai()
-    keeping.engine.script = frames(Finished(reason="length", output_tokens=0))
+    script = frames(Finished(reason="length", output_tokens=0))
+    monkeypatch.setattr(keeping.engine, "script", script)
     ready = client.responses.create(
         model=MODEL,
         input=[user(LONG_TEXT)],
