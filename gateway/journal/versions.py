@@ -1,6 +1,8 @@
-"""Which version wrote a journal. One of a newer version, or of before the first format, is refused as
-it is: nobody may lose its turns, so it is neither read in part, nor kept aside as damaged, nor passed
-over. Lower formats are brought up to date (`store.py`).
+"""Which version wrote a journal.
+
+One of a newer version, or of before the first format, is refused as it is: nobody may lose its
+turns, so it is neither read in part, nor kept aside as damaged, nor passed over. Lower formats are
+brought up to date (`store.py`).
 
 `PRAGMA user_version` is the format. Formats 0 and 1 are the first one's; 2 counts what it forgets;
 3 has tries of batches' rows, with their results; 4 has the contents of turns;

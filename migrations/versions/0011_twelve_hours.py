@@ -16,9 +16,8 @@ _AS_HOURS = """
 UPDATE {table} SET cache_write_1h_tokens = cache_write_1h_tokens + cache_write_12h_tokens
 WHERE cache_write_12h_tokens > 0
 """
-# The bits above a CRC's 32 are the version of the checksum.
-_SECOND_VERSION = 1 << 32
-_FORGET_CHECKSUMS = f"UPDATE turns SET checksum = NULL WHERE checksum >= {_SECOND_VERSION}"
+# From 2^32 on: the bits above a CRC's 32 are the version of the checksum.
+_FORGET_CHECKSUMS = "UPDATE turns SET checksum = NULL WHERE checksum >= 4294967296"
 
 
 def upgrade() -> None:

@@ -153,8 +153,9 @@ async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
     for _ in range(rng.randint(1, 40)):
         content[rng.randrange(len(content) // 2, len(content))] ^= 1 << rng.randrange(8)
     log.write_bytes(content)
-    again = Ledger(DatabaseSettings(data=killed).ledger_url, 60.0)
-    books = Books(journal, again)
+    url = DatabaseSettings(data=killed).ledger_url
+    again = Ledger(url, 60.0)
+    books = Books(journal, again, url)
     told = await books.told()
     rows = ledger_rows(f"sqlite:///{killed / 'ledger.db'}")
     assert sum(missing for _, missing, _ in told) == TURNS - len(rows)
