@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.main import COMMANDS
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("dashboard", "engine", "gateway", "migrations", "scripts", "tests")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
@@ -114,3 +116,9 @@ def test_every_folder_that_is_named_is_below_the_page(page: str) -> None:
 def is_there(path: str) -> bool:
     """A file or folder, or the beginning of files' names."""
     return any(f"{name}/".startswith(f"{path}/") for name in tracked())
+
+
+def test_the_page_names_every_command_of_the_gateway() -> None:
+    page = (ROOT / "gateway" / "README.md").read_text("utf-8")
+    [names] = re.findall(r"^python -m gateway --help +# (.+)$", page, re.M)
+    assert set(names.split(", ")) == COMMANDS.keys()

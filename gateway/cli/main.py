@@ -14,7 +14,7 @@ from gateway.prices.files import PriceError
 
 # The module beside this one of each command. It is imported where it is asked for: all of them take
 # twice as long as what the schema or a key needs.
-_COMMANDS = {
+COMMANDS = {
     "serve": "serve",
     "migrate": "migrate",
     "recover": "recover",
@@ -48,7 +48,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Holdfast's gateway")
     commands = parser.add_subparsers(required=True, metavar="command")
     commands_asked = (
-        [_COMMANDS[words[0]]] if words and words[0] in _COMMANDS else _COMMANDS.values()
+        [COMMANDS[words[0]]] if words and words[0] in COMMANDS else COMMANDS.values()
     )
     for name in dict.fromkeys(commands_asked):
         import_module(f"gateway.cli.{name}").add_commands(commands)
