@@ -38,6 +38,8 @@ from gateway.dialects.errors import ENVELOPES, status_of
 from gateway.dialects.fields import Fields
 from gateway.dialects.gemini import response as gemini
 from gateway.dialects.gemini.request import CreateRequest, GenerateRequest, UpdateRequest
+from gateway.dialects.interactions import response as interactions
+from gateway.dialects.interactions.request import InteractionRequest
 from gateway.dialects.openai import response as openai
 from gateway.dialects.openai.request import CHAT, COMPLETIONS, ChatRequest, CompletionRequest
 from gateway.dialects.responses import response as responses
@@ -228,6 +230,10 @@ _ITEMS = (
     _given("order", {**_TEXT, "enum": ["asc", "desc"]}),
     _given("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
 )
+_INTERACTION = (
+    _given("include_input", {"type": "boolean"}),
+    _given("stream", {"type": "boolean"}),
+)
 _CALL = "The model's id, `:` and one of `generateContent`, `streamGenerateContent`, `countTokens`."
 _CALLED = (
     _given("model_id", _TEXT, "path", required=True, description=_CALL),
@@ -253,6 +259,10 @@ _KINDS: dict[str, dict[str, Any]] = {
     "getCachedContent": _is(gemini.CachedContent),
     "updateCachedContent": _is(gemini.CachedContent, body=UpdateRequest),
     "deleteCachedContent": _is(gemini.Nothing),
+    "createInteraction": _is(interactions.Interaction, body=InteractionRequest, other=EVENT_STREAM),
+    "getInteraction": _is(interactions.Interaction, parameters=_INTERACTION),
+    "deleteInteraction": _is(gemini.Nothing),
+    "cancelInteraction": _is(interactions.Interaction),
     "createMessage": _is(Message, body=MessagesRequest, other=EVENT_STREAM, parameters=_HEADERS),
     "countTokens": _is(TokenCount, body=CountTokensRequest, parameters=_HEADERS, errors=_ASKING),
     "createChatCompletion": _is(openai.ChatCompletion, body=ChatRequest, other=EVENT_STREAM),

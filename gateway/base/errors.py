@@ -46,10 +46,10 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
 
 
 class ResponseNotKept(InvalidRequest):
-    """A request names an earlier response that is not kept. `keeps`: others of its workspace are,
-    for a time."""
+    """A request names an earlier response, or interaction, that is not kept. `keeps`: others of its
+    workspace are, for a time."""
 
-    def __init__(self, response_id: str, *, keeps: bool) -> None:
+    def __init__(self, response_id: str, *, keeps: bool, kind: str = "response") -> None:
         cause = (
             "it was deleted, its time is over, or it had `store` set to false."
             if keeps
@@ -57,9 +57,9 @@ class ResponseNotKept(InvalidRequest):
             " `keep_days` of this workspace."
         )
         super().__init__(
-            f"Previous response with id '{response_id}' not found: {cause} Send the whole"
+            f"Previous {kind} with id '{response_id}' not found: {cause} Send the whole"
             " conversation as `input`, as clients do with `store` set to false.",
-            "previous_response_id",
+            f"previous_{kind}_id",
         )
 
 

@@ -248,8 +248,9 @@ class Settings(PriceFiles):
     """Whether the same is done for requests of the Messages API that mark nothing, as of agents'
     frameworks that speak it without `cache_control`; their usage then has writes"""
     response_days: int = Field(default=0, ge=0, le=36_500)
-    """For how many days responses and conversations of the Responses API are kept, encrypted, so
-    that clients can go on with them; 0 keeps those of workspaces with `keep_days` alone"""
+    """For how many days responses and conversations of OpenAI's API, and Google's interactions, are
+    kept, encrypted, so that clients can go on with them; 0 keeps those of workspaces with
+    `keep_days` alone"""
     queue_seconds: float = Field(default=30.0, ge=0, le=600)
     """For how many seconds a turn may wait for an engine with room; 0 refuses it at once"""
     routing_load_weight: float = Field(default=0.5, ge=0, le=10)

@@ -144,6 +144,10 @@ def body_of(failure: GatewayError, request_id: str, dialect: Dialect) -> ErrorBo
     if dialect == "openai":
         detail = openai_detail(failure)
         return OpenAIError(msgspec.structs.replace(detail, request_id=request_id))
+    return gemini_error(failure, request_id)
+
+
+def gemini_error(failure: GatewayError, request_id: str) -> GeminiError:
     message = _message(failure, "gemini")
     details = list[dict[str, Any]]()
     match failure:
@@ -224,8 +228,11 @@ def _path_in(message: str) -> str | None:
     return match[1] if match else None
 
 
-def in_responses_names(failure: GatewayError, paths: Sequence[str]) -> GatewayError:
-    """The failure to raise in the Responses API. `paths` are the segments', tools first."""
+def in_responses_names(
+    failure: GatewayError, paths: Sequence[str], schema: str = "text.format.schema"
+) -> GatewayError:
+    """The failure to raise in an API of an `input`, as Responses is. `paths` are the segments',
+    tools first; `schema` is where a request has the answer's schema."""
 
     def named(match: re.Match[str]) -> str:
         index = int(match[1])
@@ -234,7 +241,7 @@ def in_responses_names(failure: GatewayError, paths: Sequence[str]) -> GatewayEr
     if isinstance(failure, PromptTooLong):
         failure.param = "input"
     elif isinstance(failure, DemandRefused):
-        message = _SCHEMA.sub("text.format.schema", _TOOL.sub(named, str(failure)))
+        message = _SCHEMA.sub(schema, _TOOL.sub(named, str(failure)))
         renamed = InvalidRequest(message, message.split(" ", 1)[0].rstrip(":"))
         renamed.is_recorded = failure.is_recorded
         return renamed

@@ -113,18 +113,19 @@ class CachedContentsAtV1Controller(CachedContentsController):
 
 
 async def held_by(
-    request: KeyRequest, wanted: GenerateRequest, model: Model
+    request: KeyRequest, name: str | None, model: Model, field: str = "cachedContent"
 ) -> tuple[Held, int] | None:
-    """What the request's cached content holds, and its bytes. None where it names none. Raise
-    NotFound for one that is not there, InvalidRequest for one of another model."""
-    if wanted.cached_content is None:
+    """What the cached content of this name holds, and its bytes. None without a name. Raise
+    NotFound for one that is not there, InvalidRequest for one of another model. `field` is where
+    the request names it."""
+    if name is None:
         return None
     services = services_of(request)
     now = services.clock.wall()
-    content, packed = await _with_body(request, wanted.cached_content.removeprefix(_PREFIX))
+    content, packed = await _with_body(request, name.removeprefix(_PREFIX))
     if content.model != model.id:
         raise InvalidRequest(
-            f"cachedContent: is of models/{content.model}, the request asks for models/{model.id}"
+            f"{field}: is of models/{content.model}, the request asks for models/{model.id}"
         )
     prompted = await services.workers.run(
         request.user.workspace, content.num_bytes, _unpacked, packed

@@ -240,7 +240,7 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     async def fetch(decoded: GenerateRequest) -> tuple[GenerateRequest, int]:
         nonlocal held
         model_there = services.find_model(decoded.model)
-        held, num_bytes = await held_by(request, decoded, model_there) or (None, 0)
+        held, num_bytes = await held_by(request, decoded.cached_content, model_there) or (None, 0)
         return decoded, num_bytes
 
     def lower(decoded: GenerateRequest, context: RequestContext) -> tuple[Ask, bool]:

@@ -14,7 +14,7 @@ from gateway.prompt.ask import Dialect
 OPENAI_PATHS = tuple(
     f"/v1/{name}" for name in ("chat", "completions", "conversations", "embeddings", "responses")
 )
-GEMINI_PATHS = ("/v1beta/", "/v1/cachedContents")
+GEMINI_PATHS = ("/v1beta/", "/v1/cachedContents", "/v1/interactions")
 GOOGLE_KEY_HEADER = b"x-goog-api-key"
 ID_HEADERS: dict[Dialect, str] = {
     "anthropic": "request-id",

@@ -1,4 +1,5 @@
-"""What is kept for later requests of OpenAI's dialect: responses, conversations and items."""
+"""What is kept for later requests: responses, conversations and items of OpenAI's dialect, and
+Google's interactions."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,18 +28,31 @@ from gateway.turn.contents import Link, StoredResponse, check_chain
 _encode = msgspec.json.Encoder().encode
 
 
-_PREFIXES = {"Conversation": "conv_", "Response": "resp_"}
+Kind = Literal["Conversation", "Interaction", "Response"]
+PREFIXES: dict[Kind, str] = {"Conversation": "conv_", "Interaction": "v1_", "Response": "resp_"}
+"""How the ids of each kind begin."""
 
 
-async def kept_of(
-    request: KeyRequest, kind: Literal["Conversation", "Response"], kept_id: str
-) -> StoredResponse:
+async def kept_of(request: KeyRequest, kind: Kind, kept_id: str) -> StoredResponse:
     """Raise NotFound for one that is not kept, or another workspace's."""
-    ids = [kept_id] if kept_id.startswith(_PREFIXES[kind]) else []
+    ids = [kept_id] if kept_id.startswith(PREFIXES[kind]) else []
     kept = (await kept_by_id(request, ids)).get(kept_id)
     if kept is None:
         raise NotFound(f"{kind} with id '{kept_id[:64]}' not found: none is kept of this id.")
     return kept
+
+
+async def chain_to(
+    request: KeyRequest, kind: Literal["Interaction", "Response"], kept_id: str
+) -> list[Link]:
+    """The chain that ends with a kept response. Raise ResponseNotKept."""
+    try:
+        kept = await kept_of(request, kind, kept_id)
+    except NotFound:
+        keeps = services_of(request).responses.keeps(request.user)
+        raise ResponseNotKept(kept_id[:64], keeps=keeps, kind=kind.lower()) from None
+    num_bytes = sum(map(len, [kept.response, *kept.items, *kept.output]))
+    return [*kept.chain, Link(kept_id, num_bytes)]
 
 
 async def chain_of(
@@ -86,7 +100,7 @@ class Continued:
             return decoded, 0
         path = "previous_response_id" if previous else "conversation"
         if previous:
-            self._chain = await self._chain_to(previous)
+            self._chain = await chain_to(self._request, "Response", previous)
         elif conversation:
             self._chain = await self._chain_in(conversation)
         earlier = await chain_of(self._request, self._chain, path)
@@ -110,16 +124,6 @@ class Continued:
         behind = partial(decoded.behind, items, referenced, services.bounds)
         workspace = self._request.user.workspace
         return await services.workers.run(workspace, num_bytes, behind), num_bytes
-
-    async def _chain_to(self, response_id: str) -> list[Link]:
-        """The chain that ends with a kept response."""
-        try:
-            kept = await kept_of(self._request, "Response", response_id)
-        except NotFound:
-            keeps = self._states.keeps(self._request.user)
-            raise ResponseNotKept(response_id[:64], keeps=keeps) from None
-        num_bytes = sum(map(len, [kept.response, *kept.items, *kept.output]))
-        return [*kept.chain, Link(response_id, num_bytes)]
 
     async def _chain_in(self, conversation_id: str) -> list[Link]:
         try:

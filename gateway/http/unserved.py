@@ -16,6 +16,7 @@ _SERVED = {
     "/responses": "/v1/responses",
     "/responses/input_tokens": "/v1/responses/input_tokens",
     "/models": "/v1/models",
+    "/interactions": "/v1/interactions",
 }
 """The paths of the model APIs, by what follows the version."""
 _NOT_DONE = {
@@ -27,7 +28,6 @@ _NOT_DONE = {
     "files": "keeps no files",
     "fine_tuning": "tunes no models",
     "images": "makes no images",
-    "interactions": "keeps no interactions: use generateContent",
     "moderations": "moderates nothing",
     "realtime": "has no realtime connections",
     "rerank": "ranks nothing",

@@ -199,8 +199,8 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class StoredResponses:
-    """Responses and conversations of the Responses API, by id. `keeps_all`: those of workspaces
-    that say no days too. Each may have `most_bytes`."""
+    """Responses and conversations of OpenAI's API, and Google's interactions, by id. `keeps_all`:
+    those of workspaces that say no days too. Each may have `most_bytes`."""
 
     contents: Contents
     clock: Clock

@@ -49,6 +49,11 @@ def bodies(word: str) -> dict[str, dict[str, Any]]:
             "generationConfig": {"maxOutputTokens": 4},
         },
         f"/v1beta/models/{MODEL}:countTokens": {"contents": parts},
+        "/v1beta/interactions": {
+            "model": MODEL,
+            "input": long,
+            "generation_config": {"max_output_tokens": 4},
+        },
         "/v1beta/cachedContents": {"model": f"models/{MODEL}", "contents": parts, "ttl": "600s"},
         "/v1/messages/batches": {
             "requests": [{"custom_id": f"row-{n}", "params": messages} for n in range(3)]

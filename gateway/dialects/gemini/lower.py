@@ -39,7 +39,7 @@ from gateway.dialects.lowering import (
 from gateway.prompt.ask import Ask, camel, name_of
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.media import Kind, Media
-from gateway.prompt.plan import find_target
+from gateway.prompt.plan import Plan, find_target
 
 _TEXT_TYPES = ("", "text/plain")
 _JSON_TYPE = "application/json"
@@ -77,7 +77,7 @@ def ask_of(
     """The request, behind what is `held` of a cached content, whose end is marked; without one the
     key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
     left_out = request.left_out if isinstance(request, wire.ReducedGenerateRequest) else []
-    lowering = _GeminiLowering(context, left_out)
+    lowering = GeminiLowering(context, left_out)
     config = request.generation_config
     notepad = lowering.notepad
     thoughts = config.thinking_config
@@ -101,21 +101,12 @@ def ask_of(
             )
     if any(modality.upper() != "TEXT" for modality in config.response_modalities):
         raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
-    choice = _tool_choice(request, held, notepad)
+    choice = tool_choice_of(request if held is None else held.prompted, notepad)
     if held is not None:
-        lowering.add_prompted(held.prompted, "cachedContent.")
-        target = find_target(lowering.slots)
-        if target is not None:
-            marked = replace(lowering.slots[target], marker=held.ttl, num_markers=1)
-            lowering.slots[target] = marked
+        lowering.add_held(held, "cachedContent.")
     lowering.add_prompted(request, "")
     lowering.check_answered()
-    plan = lowering.plan(
-        context.principal.auto_cache if held is None else None, cache_salt=request.cache_salt
-    )
-    if held is not None:
-        points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
-        plan = replace(plan, breakpoints=points)
+    plan = lowering.plan_behind(held, request.cache_salt)
     if not all(config.stop_sequences):
         raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
     if config.max_output_tokens == 0 and config.candidate_count > 1:
@@ -186,8 +177,7 @@ def _output_schema(config: wire.GenerationConfig) -> dict[str, Any] | None:
     return schema
 
 
-def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Notepad) -> ToolChoice:
-    prompted = held.prompted if held is not None else request
+def tool_choice_of(prompted: wire.Prompted, notepad: Notepad) -> ToolChoice:
     path = "toolConfig.functionCallingConfig"
     config = prompted.tool_config.function_calling_config if prompted.tool_config else None
     if config is None:
@@ -218,9 +208,12 @@ def _tool_choice(request: wire.GenerateRequest, held: Held | None, notepad: Note
             raise InvalidRequest(f"{path}.mode: must be AUTO, ANY, NONE or VALIDATED")
 
 
-class _GeminiLowering(Lowering):
+class GeminiLowering(Lowering):
     """`_pending` are the calls that await a response, by number, with id and name; every step takes
     constant time over all calls of a request."""
+
+    # Where a request has its turns.
+    turns_path = "contents"
 
     def __init__(self, context: RequestContext, left_out: Sequence[str]) -> None:
         super().__init__(context)
@@ -273,12 +266,28 @@ class _GeminiLowering(Lowering):
                     parts.append(segment)
             self.add(role, parts)
 
+    def add_held(self, held: Held, where: str) -> None:
+        """The prompt of a cached content, which stands first. Its end is marked."""
+        self.add_prompted(held.prompted, where)
+        target = find_target(self.slots)
+        if target is not None:
+            self.slots[target] = replace(self.slots[target], marker=held.ttl, num_markers=1)
+
+    def plan_behind(self, held: Held | None, cache_salt: str | None) -> Plan:
+        """The plan. Its breakpoint lives as long as the cached content; without one the key's
+        policy marks the prompt."""
+        if held is None:
+            return self.plan(self.context.principal.auto_cache, cache_salt=cache_salt)
+        plan = self.plan(cache_salt=cache_salt)
+        points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
+        return replace(plan, breakpoints=points)
+
     def check_answered(self) -> None:
         if self._pending:
             missing = ", ".join(name[:64] for _, name in islice(self._pending.values(), 8))
             raise InvalidRequest(
-                "contents: each function call must be answered by a function response in the turn"
-                f" that follows it. Missing: {missing}"
+                f"{self.turns_path}: each function call must be answered by a function response in"
+                f" the turn that follows it. Missing: {missing}"
             )
 
     def _part(self, path: str, role: Role, part: wire.Part) -> Part | None:
@@ -295,9 +304,15 @@ class _GeminiLowering(Lowering):
                 " functionResponse, inlineData, fileData"
             )
         if part.function_call is not None:
-            return self._call(path, role, part.function_call)
+            where = f"{path}.functionCall"
+            if role != "assistant":
+                raise InvalidRequest(f"{where}: only a content of role 'model' may call a function")
+            return self.call(path, where, part.function_call)
         if part.function_response is not None:
-            return self._result(path, role, part.function_response)
+            where = f"{path}.functionResponse"
+            if role != "user":
+                raise InvalidRequest(f"{where}: only a content of role 'user' may answer a call")
+            return self.result(path, where, part.function_response)
         if part.tool_call is not None or part.tool_response is not None:
             self.notepad.ignore(path, HOSTED)
             return None
@@ -317,26 +332,29 @@ class _GeminiLowering(Lowering):
         if blob is None:
             file = file or wire.FileData()
             name = file.display_name or file.file_uri
-            return self._stand_in(f"{path}.fileData", file.mime_type, name=name)
-        where = f"{path}.inlineData"
+            return self.media(f"{path}.fileData", file.mime_type, name=name)
+        name = blob.display_name or ""
+        return self.inline(f"{path}.inlineData", blob.mime_type, blob.data, name)
+
+    def inline(self, path: str, mime_type: str, data: str, name: str = "") -> str:
+        """The text of a text file; what stands in for any other file. `data` is base64."""
         # Google's own client writes the alphabet for URLs (RFC 4648 section 5).
-        data = blob.data.translate(_STANDARD_BASE64)
-        if not blob.mime_type.startswith(_READ_TYPES):
-            return self._stand_in(where, blob.mime_type, data, blob.display_name or "")
+        data = data.translate(_STANDARD_BASE64)
+        if not mime_type.startswith(_READ_TYPES):
+            return self.media(path, mime_type, data, name)
         text = text_in(data)
         if text is None:
-            raise InvalidRequest(f"{where}.data: must be base64 of text in UTF-8")
+            raise InvalidRequest(f"{path}.data: must be base64 of text in UTF-8")
         return text
 
-    def _stand_in(self, path: str, mime_type: str, data: str = "", name: str = "") -> str:
+    def media(self, path: str, mime_type: str, data: str = "", name: str = "") -> str:
+        """What stands in for a file that is no text."""
         other: Kind = "document" if mime_type == "application/pdf" else "file"
         kind = _KINDS.get(mime_type.partition("/")[0], other)
         return self.stand_in(path, Media(kind, mime_type, data, name))
 
-    def _call(self, path: str, role: Role, call: wire.FunctionCall) -> ToolUsePart:
-        where = f"{path}.functionCall"
-        if role != "assistant":
-            raise InvalidRequest(f"{where}: only a content of role 'model' may call a function")
+    def call(self, path: str, where: str, call: wire.FunctionCall) -> ToolUsePart:
+        """`path` names the segment, `where` the call."""
         if not call.name:
             raise InvalidRequest(f"{where}.name: must not be empty")
         self._num_calls += 1
@@ -347,11 +365,8 @@ class _GeminiLowering(Lowering):
         self.mark(path)
         return ToolUsePart(call_id, call.name, input_of(call.args))
 
-    def _result(self, path: str, role: Role, result: wire.FunctionResponse) -> ToolResultPart:
+    def result(self, path: str, where: str, result: wire.FunctionResponse) -> ToolResultPart:
         """It answers the first pending call with its id, else with its name."""
-        where = f"{path}.functionResponse"
-        if role != "user":
-            raise InvalidRequest(f"{where}: only a content of role 'user' may answer a call")
         answered = None
         for key in (("id", result.id or ""), ("name", result.name)):
             numbers = self._numbers[key]

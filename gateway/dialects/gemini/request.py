@@ -325,13 +325,15 @@ def decode_count(
 def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> tuple[ShapeT, list[str]]:
     """What the body says, and the paths of unknown fields that were left out of it."""
     check_values(body, bounds.max_json_values, bounds.max_object_keys)
+    return read(lambda: typed(msgspec.json.decode(body), kind), explained)
+
+
+def typed(value: Any, kind: type[ShapeT]) -> tuple[ShapeT, list[str]]:
+    """As `decode`, of what was decoded. Raise InvalidRequest, and msgspec.ValidationError for what
+    `explained` explains."""
     left_out: list[str] = []
-
-    def typed() -> ShapeT:
-        named = _named(msgspec.json.decode(body), kind, left_out)
-        return msgspec.convert(named, kind, strict=False)
-
-    return read(typed, _explained), left_out
+    named = _named(value, kind, left_out)
+    return msgspec.convert(named, kind, strict=False), left_out
 
 
 # Cached contents. A lifetime comes as `ttl` (`"300s"`) or as `expireTime` (RFC 3339).
@@ -415,7 +417,7 @@ def expiry_of(
     return now + timedelta(seconds=seconds)
 
 
-def _explained(complaint: str) -> InvalidRequest:
+def explained(complaint: str) -> InvalidRequest:
     what, path = split_complaint(complaint)
     path = path.removeprefix(".")
     what = what.replace("`", "'")

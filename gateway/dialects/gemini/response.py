@@ -269,7 +269,7 @@ def _candidate(end: protocol.Finished, blocks: Sequence[Block]) -> Candidate:
     reason = _REASONS[end.reason]
     parts = list[Part]()
     for number, block in enumerate(blocks):
-        if block.kind == "call" and number == len(blocks) - 1 and _input_of(block) is None:
+        if block.kind == "call" and number == len(blocks) - 1 and args_of(block) is None:
             if reason != "MAX_TOKENS":
                 reason = "MALFORMED_FUNCTION_CALL"
         elif block.kind == "call" or block.text:
@@ -286,13 +286,14 @@ def _part(block: Block) -> Part:
     """Raise EngineFailed for a call whose input is no JSON object."""
     if block.kind != "call":
         return Part(text=block.text, thought=True if block.kind == "thinking" else UNSET)
-    args = _input_of(block)
+    args = args_of(block)
     if args is None:
         raise EngineFailed
     return Part(function_call=FunctionCall(id=block.id, name=block.name, args=args))
 
 
-def _input_of(block: Block) -> dict[str, Any] | None:
+def args_of(block: Block) -> dict[str, Any] | None:
+    """The input of a call; None where it is no JSON object, as one that was cut off."""
     try:
         args = msgspec.json.decode(block.text or "{}")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

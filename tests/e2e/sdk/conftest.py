@@ -11,7 +11,8 @@ from scripts.stack import API_KEY, Stack, running_stack
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("data")) as running:
+    keeps = {"HOLDFAST_RESPONSE_DAYS": "1"}
+    with running_stack(tmp_path_factory.mktemp("data"), gateway_settings=keeps) as running:
         yield running
 
 

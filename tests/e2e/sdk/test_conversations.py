@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic
+from google import genai
+from google.genai import types
 from openai import OpenAI
 
 from scripts.bench.load import marked
+from scripts.stack import API_KEY, Stack
 from tests.clients.conversation import (
     ABOUT_WEATHER,
     EPHEMERAL,
@@ -115,5 +118,52 @@ def test_openai(openai: OpenAI) -> None:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
         if calls:
             ask()
+    assert_append_only(turns)
+    assert len(turns) > len(QUESTIONS), "the model called no tool in any turn"
+
+
+def test_google_interactions(stack: Stack) -> None:
+    """As the history of steps, and by `previous_interaction_id`: odd turns go on by the id. What
+    the key's policy marks is written and read."""
+    options = types.HttpOptions(base_url=stack.gateway, timeout=300_000)
+    turns: list[Turn] = []
+    steps: list[dict[str, Any]] = []
+    previous: Any = None
+    tool = {"type": "function", **ABOUT, "parameters": CITY}
+    system = handbook(60)
+    with genai.Client(api_key=API_KEY, http_options=options) as sdk:
+
+        def ask(new_steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            """The results of the calls that the answer has."""
+            nonlocal previous
+            steps.extend(new_steps)
+            behind: dict[str, Any] = {"input": steps}
+            if len(turns) % 2:
+                behind = {"input": new_steps, "previous_interaction_id": previous}
+            create: Any = sdk.interactions.create
+            made = create(
+                model=MODEL,
+                system_instruction=system,
+                tools=[tool],
+                generation_config={"max_output_tokens": MAX_TOKENS},
+                **behind,
+            )
+            previous = made.id
+            usage = made.usage
+            extension = made.model_extra["holdfast"]
+            read = usage.total_cached_tokens
+            turns.append(Turn(usage.total_input_tokens, read, extension["written_tokens"]))
+            steps.extend(step.model_dump(exclude_none=True) for step in made.steps)
+            return [
+                {"type": "function_result", "call_id": step.id, "result": "sunny"}
+                for step in made.steps
+                if step.type == "function_call"
+            ]
+
+        for question in QUESTIONS:
+            content = {"type": "text", "text": question}
+            results = ask([{"type": "user_input", "content": [content]}])
+            if results:
+                ask(results)
     assert_append_only(turns)
     assert len(turns) > len(QUESTIONS), "the model called no tool in any turn"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from engine import protocol
 from engine.protocol import Frame
 from tests.gateway.conftest import Stack
-from tests.gateway.gemini_bodies import QUESTION, generate
+from tests.gateway.gemini_bodies import QUESTION, client, generate
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat, frames
 
 PARAMETERS = LOOK["function"]["parameters"]
@@ -119,8 +120,30 @@ def in_gemini(stack: Stack, end: Callable[[], None]) -> None:
     generate(stack, contents, tools=tools)
 
 
+def in_interactions(stack: Stack, end: Callable[[], None]) -> None:
+    tools = [{"type": "function", "name": "look", "parameters": PARAMETERS}]
+    config = {"thinking_summaries": "auto"}
+    with client(stack) as sdk:
+        create: Any = partial(sdk.interactions.create, model=MODEL, tools=tools, store=False)
+        answer = create(input=QUESTION, generation_config=config)
+        results = [
+            {"type": "function_result", "call_id": step.id, "result": "Rain."}
+            for step in answer.steps
+            if step.type == "function_call"
+        ]
+        said = [step.model_dump(exclude_none=True) for step in answer.steps]
+        asked, go_on = (
+            {"type": "user_input", "content": [{"type": "text", "text": text}]}
+            for text in (QUESTION, "Go on.")
+        )
+        end()
+        create(input=[asked, *said, *results, go_on])
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")
-@pytest.mark.parametrize("send", [in_chat, in_chat_as_text, in_messages, in_responses, in_gemini])
+@pytest.mark.parametrize(
+    "send", [in_chat, in_chat_as_text, in_messages, in_responses, in_gemini, in_interactions]
+)
 def test_any_answer_can_be_sent_back(
     stack: Stack, send: Callable[[Stack, Callable[[], None]], None]
 ) -> None:

@@ -89,6 +89,40 @@ GEMINI: dict[str, Any] = {
 }
 
 
+INTERACTION: dict[str, Any] = {
+    "model": "holdfast-demo",
+    "system_instruction": "Rules. " * 30,
+    "input": [
+        {"type": "user_input", "content": [{"type": "text", "text": "a"}]},
+        {"type": "thought", "summary": [{"type": "text", "text": "hm"}], "signature": "aGk="},
+        {"type": "model_output", "content": [{"type": "text", "text": "b"}]},
+        {"type": "function_call", "id": "c1", "name": "look", "arguments": {"a": [1]}},
+        {"type": "function_call", "id": "c2", "name": "look", "arguments": {}},
+        {"type": "function_result", "call_id": "c1", "result": {"seen": [1]}},
+        {
+            "type": "function_result",
+            "call_id": "c2",
+            "name": "look",
+            "is_error": True,
+            "result": [{"type": "image", "mime_type": "image/png", "data": "iVBORw0KGgo="}],
+        },
+        {"type": "document", "mime_type": "text/csv", "data": "aGVsbG8="},
+    ],
+    "tools": [
+        {"type": "function", "name": "look", "parameters": {"type": "OBJECT", "properties": {}}},
+        {"type": "google_search"},
+    ],
+    "generation_config": {
+        "max_output_tokens": 5,
+        "stop_sequences": ["x"],
+        "thinking_level": "low",
+        "thinking_summaries": "auto",
+        "tool_choice": {"allowed_tools": {"mode": "auto", "tools": ["look"]}},
+    },
+    "response_format": [{"type": "text", "mime_type": "application/json", "schema": {}}],
+    "labels": {"name": "n"},
+    "store": False,
+}
 CACHED: dict[str, Any] = {
     "model": "models/holdfast-demo",
     "systemInstruction": {"parts": [{"text": "Rules. " * 100}]},
@@ -147,6 +181,10 @@ class Endpoint:
                 assert candidate["content"]["parts"][0]["text"] == "Hello there"
                 usage = answer["usageMetadata"]
                 assert usage["totalTokenCount"] == usage["promptTokenCount"] + 2
+            case "interactions":
+                assert answer["steps"][0]["content"][0]["text"] == "Hello there"
+                usage = answer["usage"]
+                assert usage["total_tokens"] == usage["total_input_tokens"] + 2
             case "cachedContents":
                 assert answer["name"].startswith("cachedContents/")
                 assert answer["usageMetadata"]["totalTokenCount"] > 100
@@ -197,6 +235,7 @@ def endpoints() -> list[Endpoint]:
         Endpoint("/v1/completions", text, is_openai=True),
         Endpoint("/v1/responses", EVERYTHING, is_openai=True),
         Endpoint("/v1/models/holdfast-demo:generateContent", GEMINI, is_google=True),
+        Endpoint("/v1beta/interactions", INTERACTION, is_google=True),
         Endpoint("/v1beta/cachedContents", CACHED, is_google=True),
         Endpoint("/v1/messages/batches", BATCH),
     ]

@@ -136,7 +136,7 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
         ("/v1/embeddings", "not found: /v1/embeddings; this server makes no embeddings"),
         ("/embeddings", "not found: /embeddings; this server makes no embeddings"),
         ("/v1/files/file_1/content", "this server keeps no files"),
-        ("/v1beta/interactions", "this server keeps no interactions: use generateContent"),
+        ("/interactions", "not found: /interactions; did you mean /v1/interactions?"),
         ("/", "described at /openapi.json"),
         ("/" + "a" * 5000, "not found: /" + "a" * 99),
     ],
