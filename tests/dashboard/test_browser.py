@@ -115,6 +115,8 @@ def test_what_to_change_stands_under_the_cards_while_the_page_refreshes(admin: V
     first = page.get_by_test_id("stText").filter(has_text="input tokens)").first
     first.wait_for(timeout=WAIT_MS)
     lines = page.locator(".st-key-week_body").first.get_by_role("link")
+    # A line's link comes behind its text.
+    lines.first.wait_for(timeout=WAIT_MS)
     cards = page.get_by_test_id("stMetric").first.bounding_box()
     chart = page.get_by_role("heading", name="Prompt tokens by class").bounding_box()
     line = first.bounding_box()

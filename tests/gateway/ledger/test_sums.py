@@ -137,6 +137,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
             start = int(turn.opened_at.timestamp()) // width * width * 1000
             prompt = turn.input_tokens + turn.cache_read_tokens
             prompt += turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
+            prompt += turn.cache_write_12h_tokens
             above = max((band for band in PROMPT_BANDS if prompt > band), default=0)
             price = turn.price if turn.price and turn.cost is not None else ""
             whose = (turn.workspace, turn.key_id, "")
@@ -150,6 +151,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
                 "unpriced": int(turn.cost is None),
                 "input_tokens": turn.input_tokens,
                 "cache_write_1h_tokens": turn.cache_write_1h_tokens,
+                "cache_write_12h_tokens": turn.cache_write_12h_tokens,
                 "output_tokens": turn.output_tokens,
                 "cost_nano": turn.cost or 0,
                 "cost_without_cache_nano": turn.cost_without_cache or 0,
