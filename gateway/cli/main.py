@@ -47,9 +47,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Of the command that the words begin with; of all commands where they begin with none."""
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Holdfast's gateway")
     commands = parser.add_subparsers(required=True, metavar="command")
-    commands_asked = (
-        [COMMANDS[words[0]]] if words and words[0] in COMMANDS else COMMANDS.values()
-    )
+    commands_asked = [COMMANDS[words[0]]] if words and words[0] in COMMANDS else COMMANDS.values()
     for name in dict.fromkeys(commands_asked):
         import_module(f"gateway.cli.{name}").add_commands(commands)
     return parser
