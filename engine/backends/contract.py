@@ -42,7 +42,6 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
 from engine.protocol import (
-    LONGEST_SECONDS,
     TTLS,
     ChainHeld,
     CountReply,
@@ -138,8 +137,10 @@ class EngineBackend:
         self._compilers = ThreadPoolExecutor(MAX_WORKERS, "compile", initializer=step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
-        longest = LONGEST_SECONDS + ARRIVAL_GRACE_SECONDS
-        self._days = SessionDays(clock, today, seconds=longest)
+        # A conversation that nobody leases goes on within the hour, or begins on a new day.
+        grace = ARRIVAL_GRACE_SECONDS
+        usual = TTLS["1h"].seconds + grace
+        self._days = SessionDays(clock, today, seconds=usual, grace_seconds=grace)
         self._loaded: Loaded | None = None
         self._adapters = AdapterShelf()
 

@@ -92,13 +92,22 @@ class SessionDays:
     system prompt) was first written with stays its day, for as long as a lease on it may live.
 
     `today` is asked at each request. A beginning is forgotten when it was not used for `seconds`
-    of `clock`, and beyond the bounds the least recently used of a scope before others.
+    of `clock`, or for as long as its leases live and `grace_seconds` more. Beyond the bounds the
+    least recently used of a scope go before others.
     """
 
-    def __init__(self, clock: Clock, today: Callable[[], date], *, seconds: float) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        today: Callable[[], date],
+        *,
+        seconds: float,
+        grace_seconds: float = 0.0,
+    ) -> None:
         self._clock = clock
         self._today = today
         self._seconds = seconds
+        self._grace_seconds = grace_seconds
         # By beginning: its day, and until when that is remembered.
         self._scopes: OrderedDict[str, OrderedDict[bytes, tuple[str, float]]] = OrderedDict()
         self._num_days = 0
@@ -119,7 +128,7 @@ class SessionDays:
         """A prompt was rendered. Its leases end within `seconds`, or within the usual time."""
         now = self._clock.now()
         day = used.day
-        until = now + max(self._seconds, seconds)
+        until = now + max(self._seconds, seconds + self._grace_seconds)
         days = self._scopes.setdefault(scope, OrderedDict())
         self._scopes.move_to_end(scope)
         known = days.pop(used.beginning, None)
@@ -432,7 +441,7 @@ class PreparePool:
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
         if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:
-            self._days.note(scope, answer.dated, answer.own_seconds)
+            self._days.note(scope, answer.dated, answer.lease_seconds)
         return answer
 
     async def _run(

@@ -99,8 +99,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     inexact: list[int] = []
     # The day that the template wrote.
     dated: DatedBeginning | None = None
-    # The longest of the breakpoints' own lifetimes.
-    own_seconds: float = 0.0
+    # The longest lifetime of the breakpoints.
+    lease_seconds: float = 0.0
     # In the order of their places. Who computes says how many tokens each of them is.
     images: list[Image] = []
     # For each of the request's documents, the tokens in front of its text.

@@ -38,6 +38,7 @@ from engine.protocol import (
     ALLOWED_TOOLS,
     IMAGE_REFERENCE,
     MAX_RECORD_BYTES,
+    TTLS,
     Breakpoint,
     Capability,
     CountReply,
@@ -436,7 +437,10 @@ class Preparer:
                 segment for segment in marked if not rendered.segments[segment].is_exact
             ),
             dated=rendered.dated,
-            own_seconds=max((point.seconds or 0.0 for point in request.breakpoints), default=0.0),
+            lease_seconds=max(
+                (point.seconds or TTLS[point.ttl].seconds for point in request.breakpoints),
+                default=0.0,
+            ),
         )
 
     def _rendered(

@@ -180,3 +180,13 @@ async def test_templates_that_write_no_date_are_told_no_day(model: Path) -> None
     async with engine(Path(DEMO_MODEL)) as made:
         pool = made.backend._ready().preparation
         assert isinstance(pool, PreparePool) and pool._days is None
+
+
+async def test_a_lease_of_twelve_hours_keeps_its_day_for_as_long(model: Path) -> None:
+    async with engine(model) as made:
+        await made.ask("Where is it?", breakpoints=[Breakpoint(0, "12h")])
+        made.today = NEW
+        await made.backend.advance_clock(12 * HOUR - 60)
+        assert await made.days() == 31
+        await made.backend.advance_clock(121)
+        assert await made.days() == 1
