@@ -87,7 +87,13 @@ async def test_who_asks_for_answers_has_most_of_the_time(
     pauses: list[float] = []
     plain = asyncio.sleep
 
+    measuring = asyncio.current_task()
+
     async def sleep(seconds: float) -> None:
+        # Servers of other tests may sleep too.
+        if asyncio.current_task() is not measuring:
+            await plain(seconds)
+            return
         pauses.append(seconds)
         await plain(0)
 
