@@ -49,8 +49,7 @@ def front(app: Litestar) -> Application:
     """The application, with what Litestar has no routes for. HEAD is taken for GET (RFC 9110,
     9.3.2): uvicorn leaves the body out. OPTIONS may ask of the server. Requests begin in turn
     between workspaces and between the keys of each, those without a known key in turn between
-    addresses. Where the gateway knows why
-    it can't start, the server logs that and no traceback."""
+    addresses. Where the gateway knows why it can't start, the server logs that and no traceback."""
     strangers = Strangers()
     beginnings = Beginnings()
 

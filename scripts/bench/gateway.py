@@ -4,7 +4,7 @@ The stub (`gateway_engine.py`) answers at once from bytes that were made before;
 engine. Our gateway runs as shipped: keys, journal (synced), ledger and metrics. Whatever is
 measured has core 0 to itself, stub and load share core 1. CPU time is user and system time of the
 measured process and its children from /proc, which neighbours hardly change; ours counts until the
-ledger has every turn.
+ledger has every turn. Thread switches are how often one of its threads waited, for each turn.
 
 - *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON; over 32
   connections and over one. What a turn adds is its p50 over one connection less that of the stub
@@ -65,6 +65,8 @@ class Measured:
 
     seconds: list[float] = field(default_factory=list)
     wall_seconds: float = 0.0
+    # How often a thread of the server waited, and another one went on.
+    switches: int = 0
 
     @property
     def rate(self) -> float:
@@ -209,11 +211,24 @@ class Subject:
     ) -> tuple[Measured, float]:
         """The load, and the CPU seconds that the server used for it."""
         before = cpu_seconds(pid)
+        switches = thread_switches(pid)
         load = await drive(self.port, requests, connections, number)
+        load.switches = thread_switches(pid) - switches
         # The journal's files tell, since a look at its metrics costs it as much CPU as five turns.
         while self.journal and any(row.state != ASIDE for row in rows_in(self.journal)):
             await asyncio.sleep(0.2)
         return load, cpu_seconds(pid) - before
+
+
+def thread_switches(pid: int) -> int:
+    """How often the process's threads have waited so far (`voluntary_ctxt_switches`, proc(5)).
+    Unlike CPU time it is nearly the same on a busy machine."""
+    total = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        for line in status.read_text("ascii", "replace").splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                total += int(line.split()[1])
+    return total
 
 
 def text(num_bytes: int) -> str:
@@ -262,6 +277,7 @@ def main() -> int:
 COLUMNS = {
     "us CPU, 32": ("cpu", 1e6, 0),
     "us CPU, 1": ("single", 1e6, 0),
+    "thread switches, 32": ("switches", 1, 2),
     "of the floor, 32": ("of floor", 1, 2),
     "turns/s, 32": ("rate", 1, 0),
     "p50 ms, 32": ("many_p50", 1e3, 2),
@@ -321,6 +337,7 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
         seen: dict[str, float] = {}
         load, used = await subject.watched(pid, small, CONNECTIONS, options.requests)
         seen["cpu"] = used / len(load.seconds)
+        seen["switches"] = load.switches / len(load.seconds)
         seen["rate"] = load.rate
         seen["many_p50"] = load.percentile(0.5)
         seen["many_p99"] = load.percentile(0.99)

@@ -24,12 +24,13 @@ from tests.e2e.fleet import Fleet, running_fleet
 from tests.gateway.serving import eventually
 
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 NATIVE = 0
 KILLED = 1
 MODELS = ("holdfast-demo", "synthetic")
 """By engine: the native one's, and that of the one that is killed."""
 WORKSPACES = ("code", "desk", "reports")
-TTLS = ("5m", "30m", "1h", "5m")
+TTLS = ("5m", "30m", "1h", "12h", "5m")
 """By prompt. Each workspace has a prompt of each."""
 NUM_KILLS = 2
 PREFILL_US = 200
@@ -140,14 +141,19 @@ class Load:
             body = {"messages": said, "prompt_cache_options": PLAIN, "max_tokens": output}
             reply = self._post(CHAT, headers, engine, body)
             usage = reply.raise_for_status().json()["usage"]
-            details = usage["prompt_tokens_details"]
-            cached = details["cached_tokens"]
-            written = details["cache_write_tokens"]
-            found = self._known(workspace, engine, rules)
-            # Beyond the prefix it came out of memory without a mark.
-            read = min(cached, found)
-            counts = (usage["prompt_tokens"] - read - written, read, written)
+            prompt = usage["prompt_tokens"]
+            counts = self._counts_of(prompt, usage["prompt_tokens_details"], about, rules)
             output = int(usage["completion_tokens"])
+        elif ttl == "12h":
+            mark = {**PLAIN, "ttl": ttl}
+            content = [{"type": "input_text", "text": rules, "prompt_cache_breakpoint": mark}]
+            said = [{"role": "system", "content": content}, {"role": "user", "content": question}]
+            body = {"input": said, "prompt_cache_options": mark, "max_output_tokens": output}
+            reply = self._post(RESPONSES, headers, engine, body)
+            usage = reply.raise_for_status().json()["usage"]
+            prompt = usage["input_tokens"]
+            counts = self._counts_of(prompt, usage["input_tokens_details"], about, rules)
+            output = int(usage["output_tokens"])
         else:
             said = [{"role": "user", "content": question}]
             body = {"messages": said, "system": marked(rules, ttl), "max_tokens": output}
@@ -169,6 +175,16 @@ class Load:
             **about, prefix=rules, input=input_tokens, read=read, written=written, output=output
         )
         self.turns.append(sent)
+
+    def _counts_of(
+        self, prompt: int, details: dict[str, int], about: dict[str, Any], rules: str
+    ) -> tuple[int, int, int]:
+        """Tokens neither read nor written, read, and written, by usage of OpenAI's APIs."""
+        written = details["cache_write_tokens"]
+        # Beyond the prefix it came out of memory without a mark.
+        known = self._known(about["workspace"], about["engine"], rules)
+        read = min(details["cached_tokens"], known)
+        return prompt - read - written, read, written
 
     def _known(self, workspace: str, engine: int, rules: str) -> int:
         """The tokens of a prefix that was written in this life of the engine."""

@@ -253,8 +253,6 @@ def add_group(
                 sum(turn.written for turn in turns if turn.ttl == ttl),
             )
             for ttl in TTLS
-            # A class without a token has no column. This load's API knows no 12h.
-            if f"Written {ttl} (tokens)" in row
         },
         "Reused automatically (tokens)": (AUTOMATIC, None),
         "Computed, not written (tokens)": (f"SUM(input_tokens) - {AUTOMATIC}", None),
@@ -331,7 +329,8 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
     column = "Pays back after (reads)"
     value = float(shown[column].sum())
     ttls = {(turn.workspace, turn.prefix): turn.ttl for turn in judged}
-    least = sum(1 + (ttl == "1h") for ttl in ttls.values())
+    premiums = [WRITES[ttl] - INPUT for ttl in ttls.values()]  # type: ignore[index]
+    least = sum(math.ceil(premium / (INPUT - READ)) for premium in premiums)
     table_.add("savings", f"prefixes: {column}", value, outside=least, of=column)
     column = "It would save ($)"
     value = float(shown[column].sum())
@@ -341,8 +340,8 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
 
 def would_save(turns: Sequence[Sent]) -> int:
     """What the cheaper of 5 minutes and an hour would have saved of a prefix whose turns all came
-    within 5 minutes of the one before: one write, and reads. Half an hour is not compared."""
-    if not turns or turns[0].ttl == "30m":
+    within 5 minutes of the one before: one write, and reads. Other classes are not compared."""
+    if not turns or turns[0].ttl not in ("5m", "1h"):
         return 0
     tokens = sum(turn.read + turn.written for turn in turns) // len(turns)
     reads = READ * (len(turns) - 1)
