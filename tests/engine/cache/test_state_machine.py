@@ -16,15 +16,16 @@ from hypothesis.stateful import (
 )
 
 from engine.cache.digests import ChainKind
+from engine.protocol import TTLS
 from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
 
 SEGMENTS = ((1,), (2, 3), (1, 2, 3), (4, 5, 6, 7), (2, 1, 3), (1, 2, 3, 4, 5, 6), (7, 6, 5, 4))
 SCOPES = st.sampled_from(["red", "red", "blue", "blue", "green"])
-TTLS = st.sampled_from(["5m", "30m", "1h", "12h"])
+TTL = st.sampled_from(list(TTLS))
 PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
-MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
+MARKS = st.dictionaries(st.integers(0, 4), TTL, max_size=3)
 WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0, 43_199.0, 43_200.0])
 AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
 ADAPTERS = st.builds(ChainKind, st.sampled_from(["1" * 64, "2" * 64]), st.integers(0, 24))
@@ -84,7 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         scope=SCOPES,
         segments=PROMPTS,
-        ttl=TTLS,
+        ttl=TTL,
         answer=st.integers(0, 4),
         age=AGES,
         adapter=ADAPTER,
@@ -215,7 +216,7 @@ class CacheMachine(RuleBasedStateMachine):
         """When everybody has gone and every time is over, every block is free of references."""
         for life in list(self.world.lives):
             self.world.end(life)
-        self.world.wait(3601)
+        self.world.wait(max(ttl.seconds for ttl in TTLS.values()) + 1)
         self.world.check()
         assert self.world.pool.num_reclaimable == self.world.num_blocks
         assert self.world.host.pool.num_reclaimable == self.world.host_blocks
