@@ -104,6 +104,10 @@ def vllm_sampling(
         # Whatever the model's files say ends a turn: we say it.
         "ignore_eos": True,
         "stop_token_ids": [token for token in order.end_token_ids if token < vocabulary_size],
+        "allowed_token_ids": [
+            token for token in order.request.sampling.allowed_token_ids if token < vocabulary_size
+        ]
+        or None,
     }
 
 

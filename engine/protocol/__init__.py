@@ -24,6 +24,7 @@ from engine.protocol.approximations import (
     Scorer,
 )
 from engine.protocol.bounds import (
+    MAX_ALLOWED_TOKENS,
     MAX_BREAKPOINTS,
     MAX_CELLS,
     MAX_CHOICES,
@@ -133,6 +134,7 @@ __all__ = [
     "KEEP_FIELD",
     "LEAST_KEEP",
     "LONGEST_SECONDS",
+    "MAX_ALLOWED_TOKENS",
     "MAX_BREAKPOINTS",
     "MAX_CELLS",
     "MAX_CHOICES",

@@ -14,6 +14,7 @@ Capability = Literal[
     "min_p",
     "stop_token_ids",
     "min_tokens",
+    "allowed_token_ids",
     "logprobs",
     "thinking",
     "manual_clock",

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.protocol.bounds import (
+    MAX_ALLOWED_TOKENS,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_PENALTY,
@@ -55,6 +56,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKENS)] = []
     # No token ends a turn before so many.
     min_tokens: NotNegative = 0
+    # No other tokens are drawn, and no other ends of a turn. Empty: all may be.
+    allowed_token_ids: Annotated[list[NotNegative], Meta(max_length=MAX_ALLOWED_TOKENS)] = []
 
     @property
     def needs(self) -> list[tuple[str, Capability]]:
@@ -88,6 +91,7 @@ _NEEDS: dict[str, Capability] = {
     "min_p": "min_p",
     "stop_token_ids": "stop_token_ids",
     "min_tokens": "min_tokens",
+    "allowed_token_ids": "allowed_token_ids",
     "logprobs": "logprobs",
 }
 
@@ -97,5 +101,6 @@ SAMPLING_CAPABILITIES: tuple[Capability, ...] = (
     "min_p",
     "stop_token_ids",
     "min_tokens",
+    "allowed_token_ids",
 )
 """What an engine can do that draws each token itself, or tells another program how."""

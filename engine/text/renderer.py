@@ -12,7 +12,7 @@ from typing import Literal
 import structlog
 
 from engine.cache.ids import TokenId
-from engine.errors import InvalidRequest
+from engine.errors import FieldRefused, InvalidRequest
 from engine.protocol import (
     IMAGE_REFERENCE,
     Delta,
@@ -93,6 +93,7 @@ class TurnParser:
 
     Stop strings are looked for in what the model writes, before any format is parsed: no delta
     contains one. A `constraint` says which tokens may come, and ends the turn when it is complete.
+    Without a constraint `only` says it for the whole turn: a bit a token, lowest first (None: all).
     A call that is forced and cut off before its name leaves nothing behind (`forces_call`).
     `end_token_ids` end the turn, and with `ends_after_call` the first call does.
     `thinking_tokens` counts every token from the opening tag to the closing one.
@@ -108,6 +109,7 @@ class TurnParser:
         *,
         ends_after_call: bool = False,
         forces_call: bool = False,
+        only: bytes | None = None,
     ) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
@@ -119,6 +121,7 @@ class TurnParser:
         self._ends_after_call = ends_after_call
         self._constraint = constraint
         self._forces_call = forces_call
+        self._only = only
         self._is_cut = False
 
     @property
@@ -128,7 +131,7 @@ class TurnParser:
 
     @property
     def allowed(self) -> bytes | None:
-        return None if self._constraint is None else self._constraint.allowed
+        return self._only if self._constraint is None else self._constraint.allowed
 
     @property
     def mask(self) -> Constraint | None:
@@ -471,6 +474,7 @@ class ChatRenderer:
         stops = StopStrings(sampling.stop_sequences)
         ends = frozenset(map(TokenId, sampling.stop_token_ids))
         ends |= frozenset() if sampling.ignore_eos else self.end_token_ids
+        only = self._mask_of(sampling.allowed_token_ids)
         has_tools = bool(request.prompt.callable_tools) and choice.mode != "none"
         vocabulary = self._tool_vocabulary if has_tools else self._vocabulary
         return [
@@ -482,9 +486,23 @@ class ChatRenderer:
                 constraint,
                 ends_after_call=not choice.parallel,
                 forces_call=choice.mode in ("any", "tool"),
+                only=only,
             )
             for constraint in constraints
         ]
+
+    def _mask_of(self, token_ids: Collection[int]) -> bytes | None:
+        """A bit for each token of the vocabulary, lowest first; None where none are named."""
+        if not token_ids:
+            return None
+        size = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        known = [token for token in token_ids if token < size]
+        if not known:
+            raise FieldRefused("allowed_token_ids", "none is in the vocabulary of this model")
+        mask = bytearray(max(known) // 8 + 1)
+        for token in known:
+            mask[token // 8] |= 1 << token % 8
+        return bytes(mask)
 
     def begins_thinking(self, request: GenerateRequest) -> bool:
         """Does the prompt end inside a thinking tag?"""

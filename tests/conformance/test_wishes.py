@@ -164,6 +164,18 @@ def test_the_likeliest_tokens_alone_are_left_by_a_high_min_p(engine: Engine) -> 
     assert ask(engine, [], temperature=2.0, seed=3, max_tokens=20, min_p=1.0).text() == greedy
 
 
+def test_no_other_tokens_are_drawn_than_those_that_are_allowed(engine: Engine) -> None:
+    need(engine, "allowed_token_ids")
+    words = {*tokens_of("a"), *tokens_of("b")}
+    allowed: dict[str, Any] = {"allowed_token_ids": [*words, 2**31 - 1], "temperature": 2.0}
+    given = ask(engine, [], seed=3, max_tokens=20, **allowed)
+    assert set(given.text()) == {"a", "b"} and num_output(given) == 20
+    assert [end.reason for end in given.finished] == ["length"], "no end is among them"
+    for tools, ids in (([], [2**31 - 1]), ([STRICT], [*words])):
+        with pytest.raises(Refused, match="allowed_token_ids"):
+            ask(engine, tools, allowed_token_ids=ids)
+
+
 @pytest.mark.parametrize("pattern", ["(yes|no/maybe)", "[a-c]{3}\n\\d{2}(/x){2}", "\\x{28}\\x{e9}"])
 def test_a_text_matches_the_pattern_as_a_whole(engine: Engine, pattern: str) -> None:
     need(engine, "structured_output")

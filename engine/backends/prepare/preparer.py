@@ -153,6 +153,10 @@ def _check_values(request: GenerateRequest) -> None:
         raise InvalidRequest("output_pattern: excludes output_schema")
     if sampling.min_tokens and is_bound(request):
         raise InvalidRequest("sampling.min_tokens: must be 0 where the output is bound")
+    if sampling.allowed_token_ids and may_compile(request):
+        raise InvalidRequest(
+            "sampling.allowed_token_ids: must be empty where the output or its calls are bound"
+        )
 
 
 def _check_tool_choice(request: GenerateRequest) -> None:

@@ -106,6 +106,9 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
         raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
     if sampling.min_tokens and is_forced:
         raise InvalidRequest("min_tokens: must be 0 where a call is forced")
+    is_held = is_forced or bool(choice.names) or any(tool.strict for tool in lowering.tools)
+    if sampling.allowed_token_ids and is_held:
+        raise InvalidRequest("allowed_token_ids: not where calls are forced, allowed or strict")
     custom_tools = {tool.name for tool in request.tools if tool.type == "custom"}
     thinks_by = _thinks_by(request)
     return _ask(lowering, request, plan, sampling, bound, choice, thinks_by, custom_tools)
@@ -182,6 +185,8 @@ def _ask(
         raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
     if bound and sampling.min_tokens:
         raise InvalidRequest("min_tokens: must be 0 where the text is bound")
+    if bound and sampling.allowed_token_ids:
+        raise InvalidRequest("allowed_token_ids: not where the text is bound")
     return lowering.ask(
         "openai",
         plan,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from engine.protocol import MAX_PENALTY, MAX_STOP_TOKENS
+from engine.protocol import MAX_ALLOWED_TOKENS, MAX_PENALTY, MAX_STOP_TOKENS
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
@@ -225,6 +225,8 @@ Biases = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
 Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
 RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=MAX_PENALTY)]
 StopTokens = Annotated[list[fields.Count], msgspec.Meta(max_length=MAX_STOP_TOKENS)]
+_AllowedLength = msgspec.Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)
+AllowedTokenIds = Annotated[list[fields.Count], _AllowedLength]
 Pattern = Annotated[str, fields.pattern]
 Choice = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024), fields.pattern]
 Key = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -351,6 +353,7 @@ class GenerationRequest(Strict):
     what is in `structured_outputs`."""
 
     model: fields.Name
+    allowed_token_ids: AllowedTokenIds | None = None
     cache_prompt: Any = None
     cache_salt: fields.Salt | None = None
     frequency_penalty: fields.Penalty | None = None
@@ -423,7 +426,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 _STYLE = Style("messages: more than {} content parts and tool calls")
 _SILENT = frozenset({"guided_decoding_backend", "request_id", "safety_identifier", "user"})
-_NEVER = "allowed_token_ids guided_grammar prompt_logprobs truncate_prompt_tokens"
+_NEVER = "guided_grammar prompt_logprobs truncate_prompt_tokens"
 _SHARED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),

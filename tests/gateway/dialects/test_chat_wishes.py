@@ -127,6 +127,8 @@ def test_what_an_engine_cannot_do_is_refused_by_name_or_told(stack: Stack, tmp_p
             with pytest.raises(openai.BadRequestError) as caught:
                 chat(plain, **{name: value})
             assert caught.value.param == name
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids: not supported"):
+            chat(plain, extra_body={"allowed_token_ids": [1]})
         for name, value in {"responseLogprobs": True, "frequencyPenalty": 1}.items():
             reply = post(plain, generationConfig={name: value})
             assert reply.status_code == 400

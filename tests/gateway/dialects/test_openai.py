@@ -194,7 +194,7 @@ def test_choices_are_kept_apart(stack: Stack) -> None:
 def test_sampling_fields_reach_the_engine(stack: Stack) -> None:
     given = {"temperature": 2, "top_p": 0.5, "seed": 3, "presence_penalty": 1.5}
     more: dict[str, Any] = {"top_k": 20, "min_p": 0.05, "min_tokens": 2, "repetition_penalty": 1.05}
-    more |= {"stop_token_ids": [3]}
+    more |= {"stop_token_ids": [3], "allowed_token_ids": [3, 4]}
     chat(stack, **given, max_completion_tokens=7, stop=["a", "b"], extra_body=more)
     sampling = stack.engine.requests[-1].sampling
     for name, value in {**given, **more, "max_tokens": 7, "stop_sequences": ["a", "b"]}.items():
@@ -364,6 +364,9 @@ REFUSED = [
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"min_p": 1.5}, "min_p"),
     ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1], "response_format": {"type": "json_object"}}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1], "tools": [TOOL], "tool_choice": "required"}, "allowed_token_ids"),
     ({"min_tokens": 5, "response_format": {"type": "json_object"}}, "min_tokens"),
     ({"guided_grammar": "root ::= x"}, "guided_grammar"),
     ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
