@@ -294,7 +294,7 @@ class Entries:
         doomed = [entry for entry in entries if entry.kind and entry.kind.digest == digest]
         num_live = sum(map(self.is_live, doomed))
         for entry in doomed:
-            self.end(entry, "dropped", "dropped")
+            self.end(entry, "adapter_unloaded", "dropped")
         return num_live
 
     def damaged(self, block: Block, now: float) -> None:

@@ -19,6 +19,7 @@ MissReason = Literal[
     "best_effort_evicted",
     "sacrificed",
     "dropped",
+    "adapter_unloaded",
     "lookback_exceeded",
     "in_progress_race",
     "not_told",

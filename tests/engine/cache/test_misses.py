@@ -1,10 +1,11 @@
 """Why each breakpoint was not read: one reason for each, and which of them is the request's."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec import UnsetType
 
+from engine.cache.digests import ChainKind
 from engine.protocol import BreakpointReport, MissReason, Ttl
 from tests.engine.cache.disk import damage, save, work
 from tests.engine.cache.test_entries import EIGHT, FIVE, TWELVE, finished, flood
@@ -19,7 +20,7 @@ class Told(NamedTuple):
     marks: list[Missed]
 
 
-def told(world: World, *segments: tuple[int, ...], marks: list[int], **more: int) -> Told:
+def told(world: World, *segments: tuple[int, ...], marks: list[int], **more: Any) -> Told:
     """What a request of the scope `red` is told, marked behind these segments."""
     lifetimes: dict[int, Ttl] = dict.fromkeys(marks, "5m")
     life = world.arrive("red", segments, lifetimes, **more)
@@ -114,6 +115,18 @@ def test_what_an_operator_dropped_was_dropped() -> None:
     finished(world, "red", FIVE)
     world.drop("red")
     assert told(world, FIVE, (6,), marks=[0, 1]) == ("dropped", ["dropped", "cold"])
+
+
+def test_what_an_adapter_wrote_went_with_it_and_the_models_own_stays() -> None:
+    world = World()
+    adapter = ChainKind("1" * 64, 0)
+    finished(world, "red", FIVE)
+    told(world, FIVE, marks=[0], adapter=adapter)
+    world.drop_adapter(adapter.digest)
+    assert told(world, FIVE, marks=[0]) == (None, [None])
+    [lost, again] = [told(world, FIVE, marks=[0], adapter=adapter) for _ in range(2)]
+    assert lost == ("adapter_unloaded", ["adapter_unloaded"])
+    assert again == (None, [None])
 
 
 def test_a_prefix_that_another_request_computes_is_a_race_of_its_breakpoint_alone() -> None:
