@@ -488,7 +488,8 @@ def draw_endings(name: str, counters: Counters) -> None:
         "Evicted for room": counters.evicted_entries,
         "Yielded": counters.leases_yielded,
         "Sacrificed": counters.leases_sacrificed,
-        "Dropped by hand": counters.leases_dropped,
+        "Dropped by an operator": counters.leases_dropped,
+        "Released by their workspace": counters.leases_released,
         "Damaged on disk": counters.leases_damaged,
     }
     rows: list[Row] = [

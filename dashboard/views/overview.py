@@ -209,6 +209,8 @@ def kept_in_words(kept: LeasesKept) -> str:
     if kept.not_known and kept.not_known_since_ms is not None:
         since = formats.since(kept.not_known_since_ms)
         notes.append(f"{kept.not_known:,} not known since {since}")
+    if kept.released:
+        notes.append(f"{kept.released:,} released by their workspace")
     if notes:
         return "; ".join(notes)
     if kept.expired:

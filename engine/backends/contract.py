@@ -58,6 +58,7 @@ from engine.protocol.reports import (
     Counters,
     Description,
     EntryInfo,
+    LeaseEnd,
     Memory,
     Stats,
     StoreStats,
@@ -283,10 +284,12 @@ class EngineBackend:
         self._ready()
         return self._events.held(names)
 
-    async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
+    async def entries(
+        self, scope: str | None = None, limit: int | None = None, after: str | None = None
+    ) -> list[EntryInfo]:
         loaded = self._ready()
         owners = await self._owners(loaded)
-        infos = partial(entry_infos, loaded.cache, self._clock.now, owners, scope, limit)
+        infos = partial(entry_infos, loaded.cache, self._clock.now, owners, scope, limit, after)
         return await self._call(loaded, infos)
 
     async def stats(self) -> Stats:
@@ -309,7 +312,9 @@ class EngineBackend:
             key = None if request.entry is None else Digest(bytes.fromhex(request.entry))
         except ValueError:
             raise InvalidRequest("entry: not hexadecimal") from None
-        reply = await self._call(loaded, partial(loaded.accounting.drop, request.scope, key))
+        reason: LeaseEnd = "released" if request.by == "owner" else "dropped"
+        drop_entries = partial(loaded.accounting.drop, request.scope, key, reason)
+        reply = await self._call(loaded, drop_entries)
         if loaded.store is not None:
             root = loaded.cache.digests(request.scope, []).root
             drop = partial(loaded.store.disk.drop, root, key)
@@ -395,6 +400,7 @@ class EngineBackend:
             role=self._settings.role,
             keeps_records=True,
             ttls=tuple(TTLS),
+            takes_releases=True,
             guarantees=description.guarantees or own_guarantees(capabilities),
         )
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 import msgspec
@@ -184,15 +184,20 @@ def entry_infos(
     owners: Mapping[Block, Entry],
     scope: str | None = None,
     limit: int | None = None,
+    after: str | None = None,
 ) -> list[EntryInfo]:
     """The live entries of one scope, or of all; `owners` as `owners_of` finds them. With a `limit`
-    only so many, the largest first."""
+    only so many: the largest first, or with `after` those whose ids (hexadecimal) follow it, in the
+    order of their ids."""
     num_own_blocks = Counter(owners.values())
     at = now()
     block_size = cache.pool.block_size
     infos = list[EntryInfo]()
     live = [entry for entry in cache.entries.live() if scope in (None, entry.scope)]
-    if limit is not None:
+    if after is not None:
+        behind = [entry for entry in live if entry.key.hex() > after]
+        live = nsmallest(len(behind) if limit is None else limit, behind, key=_key_of)
+    elif limit is not None:
         live = nlargest(limit, live, key=lambda entry: (entry.tokens, entry.key))
     for entry in live:
         deepest = entry.blocks[max(entry.tokens // block_size - 1, 0)]
@@ -219,6 +224,10 @@ def entry_infos(
             )
         )
     return infos
+
+
+def _key_of(entry: Entry) -> bytes:
+    return entry.key
 
 
 MAX_HOLDINGS = 1000

@@ -271,10 +271,10 @@ class Entries:
         while (lapsed := self._by_removal.first(until=now)) is not None:
             self.end(lapsed, "ttl_expired")
 
-    def drop(self, scope: str, key: Digest | None = None) -> int:
-        """End a scope's entry, or all of them, for an operator. Return their number.
+    def drop(self, scope: str, key: Digest | None = None, reason: LeaseEnd = "dropped") -> int:
+        """End a scope's entry, or all of them, before their time. Return their number.
 
-        What no other entry holds of their copies is deleted.
+        Their leases end with the reason. What no other entry holds of their copies is deleted.
         """
         keys = list(self._by_key) if key is None else [key]
         entries = (self._by_key.get(key) for key in keys)
@@ -282,7 +282,7 @@ class Entries:
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._store.copy_of(entry) if self._store is not None else []
-            self.end(entry, "dropped", "dropped")
+            self.end(entry, "dropped", reason)
             if self._store is not None:
                 self._store.drop_entry(copy)
         return num_live

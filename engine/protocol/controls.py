@@ -1,6 +1,6 @@
 """What a gateway or an operator asks of an engine beside generations."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -23,13 +23,18 @@ class NamesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: Annotated[list[str], Meta(max_length=MAX_NAMES)]
 
 
-class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ends entries of a scope before their time, leased or not: an operator wants it, or the cached
-    content that held them is over."""
+DropAsker = Literal["operator", "owner"]
+
+
+class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Ends entries of a scope before their time, leased or not: an operator wants it, or the
+    workspace that has the scope needs them no more."""
 
     scope: str
     # None: every entry of the scope.
     entry: str | None = None
+    # Who asks. Only engines that `takes_releases` know the field.
+    by: DropAsker = "operator"
 
 
 class DropReply(msgspec.Struct, frozen=True):

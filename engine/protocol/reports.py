@@ -170,6 +170,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     identity: ModelIdentity = ModelIdentity()
     # The TTL classes that its breakpoints may have. A gateway may not know all of them.
     ttls: tuple[str, ...] = FIRST_TTLS
+    # `/v1/drop` may say who asks, and `/v1/entries` answers page by page.
+    takes_releases: bool = False
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -193,8 +195,9 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     foreign: int = 0
 
 
-LeaseEnd = Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
-"""How a lease can end while its engine lives: the fields of `Counters` behind `leases_`."""
+LeaseEnd = Literal["expired", "sacrificed", "yielded", "dropped", "released", "damaged"]
+"""How a lease can end while its engine lives: the fields of `Counters` behind `leases_`. An
+operator `dropped` it, or the workspace that had it `released` it."""
 LEASE_ENDS: tuple[LeaseEnd, ...] = get_args(LeaseEnd)
 
 
@@ -225,7 +228,7 @@ class Counters(InputUsage, kw_only=True):
     promoted_blocks: int = 0
     preempted_requests: int = 0
     # Those that the store brought back from an earlier epoch are among them. Less those that
-    # expired, or were sacrificed, yielded, dropped or damaged, they are live.
+    # expired, or were sacrificed, yielded, dropped, released or damaged, they are live.
     leases_granted: int = 0
     leases_expired: int = 0
     leases_sacrificed: int = 0
@@ -233,6 +236,7 @@ class Counters(InputUsage, kw_only=True):
     # They left the device for the store, and live.
     leases_lowered: int = 0
     leases_dropped: int = 0
+    leases_released: int = 0
     leases_damaged: int = 0
 
 

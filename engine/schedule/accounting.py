@@ -35,6 +35,7 @@ from engine.protocol.reports import (
     SECONDS_PER_TOKEN,
     TOKENS_PER_REQUEST,
     Distributions,
+    LeaseEnd,
     PrefillSums,
 )
 from engine.schedule.request import RequestState, SequenceState, new_boundaries
@@ -106,9 +107,9 @@ class Accounting:
         """The request, until its end."""
         return self._requests.get(request_id)
 
-    def drop(self, scope: str, key: Digest | None) -> DropReply:
-        """Drop one entry or all entries of a scope, for an operator."""
-        dropped = self._cache.entries.drop(scope, key)
+    def drop(self, scope: str, key: Digest | None, reason: LeaseEnd) -> DropReply:
+        """Drop one entry or all entries of a scope. Their leases end with the reason."""
+        dropped = self._cache.entries.drop(scope, key, reason)
         self.publish()
         return DropReply(dropped)
 
@@ -214,7 +215,11 @@ class Accounting:
             self.totals.counters[f"leases_{lease.reason}"] += 1
             self._events.append(
                 LeaseEnded(
-                    seq=0, entry=lease.entry.key.hex(), names=lease.names, reason=lease.reason
+                    seq=0,
+                    entry=lease.entry.key.hex(),
+                    names=lease.names,
+                    # Gateways of earlier versions know no other word for it.
+                    reason="dropped" if lease.reason == "released" else lease.reason,
                 )
             )
         self._events += self._cache.pool.changes.take()

@@ -129,8 +129,9 @@ async def entries(
     # A parameter called `scope` would be the ASGI connection's.
     cache_scope: Annotated[str | None, QueryParameter(name="scope")] = None,
     limit: Annotated[int | None, QueryParameter(name="limit", ge=1)] = None,
+    after: FromQuery[str | None] = None,
 ) -> list[EntryInfo]:
-    return await backend.entries(cache_scope, limit)
+    return await backend.entries(cache_scope, limit, after)
 
 
 @post("/names", status_code=200)

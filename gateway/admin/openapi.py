@@ -46,6 +46,7 @@ from gateway.dialects.responses import response as responses
 from gateway.dialects.responses.compaction import CompactedResponse
 from gateway.dialects.responses.request import FIELDS as RESPONSES
 from gateway.dialects.responses.request import ConversationRequest, ResponsesRequest
+from gateway.http import cache_entries
 from gateway.http.auth import AdminAuth
 from gateway.http.query import NO_NUL
 from gateway.http.speaking import ID_HEADERS, dialect_of_path
@@ -225,6 +226,14 @@ _GOOGLE_PAGE = (
     _given("pageSize", {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}),
     _given("pageToken", _TEXT),
 )
+_CACHE_PAGE = (
+    _given("after_id", _TEXT),
+    _given(
+        "limit",
+        {"type": "integer", "minimum": 1, "maximum": cache_entries.MAX_PAGE, "default": 100},
+    ),
+    _given("message_id", _TEXT),
+)
 _ITEMS = (
     _given("after", _TEXT),
     _given("order", {**_TEXT, "enum": ["asc", "desc"]}),
@@ -259,6 +268,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     "getCachedContent": _is(gemini.CachedContent),
     "updateCachedContent": _is(gemini.CachedContent, body=UpdateRequest),
     "deleteCachedContent": _is(gemini.Nothing),
+    "listCacheEntries": _is(cache_entries.CacheEntryList, parameters=_CACHE_PAGE, dialects=_EITHER),
+    "deleteCacheEntry": _is(cache_entries.DeletedCacheEntry, dialects=_EITHER),
     "createInteraction": _is(interactions.Interaction, body=InteractionRequest, other=EVENT_STREAM),
     "getInteraction": _is(interactions.Interaction, parameters=_INTERACTION),
     "deleteInteraction": _is(gemini.Nothing),

@@ -15,6 +15,7 @@ from gateway.admin import (
 )
 from gateway.http import (
     batches,
+    cache_entries,
     cached_contents,
     conversations,
     health,
@@ -33,6 +34,7 @@ CONTROLLERS = (
     conversations.ConversationsController,
     models.ModelsController,
     models.GeminiModelsController,
+    cache_entries.CacheEntriesController,
     cached_contents.CachedContentsController,
     cached_contents.CachedContentsAtV1Controller,
     interactions.InteractionsController,

@@ -242,6 +242,8 @@ def read_limits() -> Mapping[ReadKind, ReadLimit]:
         "plan": ReadLimit(PLANS_PER_KEY),
         "planner": ReadLimit(PLANNERS, 0.0, "plans at once", PLANNER_WAIT_SECONDS),
         "store": ReadLimit(
-            STORE_CALLS_PER_WORKSPACE, STORE_REST, "calls of batches and cached contents at once"
+            STORE_CALLS_PER_WORKSPACE,
+            STORE_REST,
+            "calls of batches, cached contents and entries at once",
         ),
     }

@@ -89,7 +89,7 @@ class LeaseEnds:
         grown = Counter[str]()
         for (engine, reason), leases in ended.items():
             grown[reason] += max(leases - before[engine, reason], 0)
-        for reason in ("expired", *ENDED_EARLY):
+        for reason in ("expired", "released", *ENDED_EARLY):
             self._metrics.count(_METRIC, reason, amount=grown[reason])
 
     def findings(self, now: float) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Which dialect a request speaks. Errors come in it, also where the request has no route.
 
-All dialects list models at `/v1/models`, and only Google's clients call one there. Otherwise
-Anthropic's clients are known by their version header, Google's by where they put their key, and all
-others speak OpenAI's dialect.
+All dialects list models at `/v1/models`, and only Google's clients call one there. Clients of all
+dialects let go of what is cached at `/v1/cache/`. Otherwise Anthropic's clients are known by their
+version header, Google's by where they put their key, and all others speak OpenAI's dialect.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,13 @@ ID_HEADERS: dict[Dialect, str] = {
 }
 """The header of a response that has the request's id."""
 _MODELS = "/v1/models"
+_OF_ALL = (_MODELS, "/v1/cache/")
 _MESSAGES = "/v1/messages"
 
 
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:
     path: str = scope["path"]
-    if not path.startswith(_MODELS):
+    if not path.startswith(_OF_ALL):
         dialect = dialect_of_path(path)
         if dialect != "anthropic" or path.startswith(_MESSAGES):
             return dialect
@@ -36,7 +37,8 @@ def dialect_of(scope: Mapping[str, Any]) -> Dialect:
         is_google = any(name.lower() == GOOGLE_KEY_HEADER for name, _ in scope["headers"])
         return "gemini" if is_google else dialect
     names = {name.lower() for name, _ in scope["headers"]}
-    is_call = scope["method"] == "POST" or is_google_call(path)
+    is_post = scope["method"] == "POST" and path.startswith(_MODELS)
+    is_call = is_post or is_google_call(path)
     if is_call or GOOGLE_KEY_HEADER in names or google_key_in_query(scope):
         return "gemini"
     return "anthropic" if b"anthropic-version" in names else "openai"

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0011"
+REVISION = "0012"
 """The revision that these tables are of: each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
@@ -346,6 +346,7 @@ class EpochReportRow(Base):
     sacrificed: Mapped[int]
     yielded: Mapped[int]
     dropped: Mapped[int]
+    released: Mapped[int] = mapped_column(server_default="0")
     damaged: Mapped[int]
     restored_leases: Mapped[int]
     lost_leases: Mapped[int]

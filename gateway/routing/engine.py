@@ -147,6 +147,10 @@ class Engine:
     def ttls(self) -> tuple[str, ...]:
         return self.description.ttls if self.description else FIRST_TTLS
 
+    @property
+    def takes_releases(self) -> bool:
+        return self.description is not None and self.description.takes_releases
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return when the engine's status line has come. Raise when the engine refuses, and
         EngineTimeout if `give_up` says so first."""
@@ -217,7 +221,19 @@ class Engine:
 
     async def entries(self, scope: str | None = None, limit: int | None = None) -> list[EntryInfo]:
         """The live entries of one scope (hexadecimal), or of all; the largest of them."""
-        filters = {"scope": scope, "limit": limit}
+        return await self._entries({"scope": scope, "limit": limit})
+
+    async def entries_after(self, scope: str, after: str, limit: int) -> list[EntryInfo]:
+        """The live entries of a scope whose ids follow `after`, in the order of their ids. An
+        engine of an earlier version tells all of the scope at once."""
+        filters: dict[str, object] = {"scope": scope}
+        if self.takes_releases:
+            filters |= {"limit": limit, "after": after}
+        entries = await self._entries(filters)
+        behind = [entry for entry in entries if entry.scope == scope and entry.entry > after]
+        return sorted(behind, key=lambda entry: entry.entry)[:limit]
+
+    async def _entries(self, filters: Mapping[str, object]) -> list[EntryInfo]:
         query = urlencode({name: value for name, value in filters.items() if value is not None})
         return await self._call("GET", f"/v1/entries?{query}", list[EntryInfo])
 
@@ -225,8 +241,17 @@ class Engine:
         return await self._call("GET", "/v1/memory", Memory)
 
     async def drop(self, scope: str, entry: str) -> bool:
-        """Drop an entry of a scope; return whether there was one. It is gone when this returns."""
+        """Drop an entry of a scope for an operator; return whether there was one. It is gone when
+        this returns."""
         body = _encode(DropRequest(scope, entry))
+        return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
+
+    async def release(self, scope: str, entry: str) -> bool:
+        """As `drop`, for the workspace that has the scope. An engine of an earlier version counts
+        it as an operator's drop."""
+        if not self.takes_releases:
+            return await self.drop(scope, entry)
+        body = _encode(DropRequest(scope, entry, by="owner"))
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
     async def load_adapter(self, name: str) -> AdapterInfo:

@@ -207,7 +207,7 @@ class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):
 ENDED_EARLY = {
     "sacrificed": "given up for running requests",
     "yielded": "yielded to another workspace",
-    "dropped": "dropped by hand",
+    "dropped": "dropped by an operator",
     "damaged": "damaged on disk",
     "restart": "lost in a restart",
     "store_lost": "lost from the store",
@@ -217,18 +217,21 @@ ENDED_EARLY = {
 
 
 class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of leases in a range, of all workspaces, by the ledger. `expired` ones lived to
-    their end. `lost` ones ended before it, by why: `sacrificed` for running requests, `yielded` to
-    another workspace, `dropped` by an operator, `damaged` in the store, with the process in a
-    `restart`, from the store that should have brought them back (`store_lost`), or with an engine
-    that is in the fleet no more (`engine_lost`). A lease that ended with its process ended when the
-    engine was last heard. `not_known` were granted by engines that have not answered since
-    `not_known_since_ms`, the earliest of them, or whose end no gateway saw. `held` live now. Ranges
-    are widened to whole minutes, and to hours or days where turns are gone."""
+    """What became of leases in a range, of all workspaces, by the ledger. `expired` ones lived
+    to their end. `released` ones ended before it since their own workspace let go of them: no
+    promise was broken, so they count in no share. `lost` ones ended before it, by why:
+    `sacrificed` for running requests, `yielded` to another workspace, `dropped` by an operator,
+    `damaged` in the store, with the process in a `restart`, from the store that should have
+    brought them back (`store_lost`), or with an engine that is in the fleet no more
+    (`engine_lost`). A lease that ended with its process ended when the engine was last heard.
+    `not_known` were granted by engines that have not answered since `not_known_since_ms`, the
+    earliest of them, or whose end no gateway saw. `held` live now. Ranges are widened to whole
+    minutes, and to hours or days where turns are gone."""
 
     since_ms: int
     until_ms: int
     expired: int
+    released: int = 0
     lost: dict[str, int]
     not_known: int
     not_known_since_ms: int | None

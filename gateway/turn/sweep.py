@@ -60,4 +60,4 @@ class Sweep:
         scope = self.keyring.scope_of(content.workspace_id)
         for entry in await engine.entries(scope):
             if entry.scope == scope and entry.name == content.prefix:
-                await engine.drop(scope, entry.entry)
+                await engine.release(scope, entry.entry)

@@ -275,6 +275,10 @@ class Engine:
     def entries(self, scope: str) -> list[EntryInfo]:
         return [entry for entry in self.get("entries", list[EntryInfo]) if entry.scope == scope]
 
+    def page(self, scope: str, after: str, limit: int) -> list[EntryInfo]:
+        """The entries of a scope that follow one, in the order of their ids."""
+        return self.get(f"entries?scope={scope}&after={after}&limit={limit}", list[EntryInfo])
+
     def cancel(self, request_id: str) -> bool:
         return self.post("cancel", {"request_id": request_id}, CancelReply).cancelled
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine.protocol import Started, Ttl
+from engine.protocol import DropReply, Started, Ttl
 from tests.conformance.engines import TICK, Engine, prompt
 
 TTLS: list[tuple[Ttl, int]] = [("5m", 300), ("30m", 1800), ("1h", 3600), ("12h", 43_200)]
@@ -124,6 +124,33 @@ def test_a_drop_ends_a_scopes_leases_and_no_others(engine: Engine) -> None:
     dropped = read(engine, text, mine)
     assert (dropped.usage.cache_read_tokens, dropped.miss_reason) == (0, "dropped")
     assert read(engine, text, yours).usage.cache_read_tokens > 0
+
+
+def test_a_release_is_counted_apart_from_a_drop(engine: Engine) -> None:
+    engine.require("hold")
+    scope = engine.scope()
+    read(engine, engine.text(60), scope)
+    before = engine.stats().counters
+    release = {"scope": scope, "by": "owner"}
+    assert engine.post("drop", release, DropReply).dropped == 1
+    after = engine.stats().counters
+    assert after.leases_released == before.leases_released + 1
+    assert after.leases_dropped == before.leases_dropped
+
+
+def test_entries_are_told_page_by_page(engine: Engine) -> None:
+    scope = engine.scope()
+    for _ in range(5):
+        read(engine, engine.text(60), scope)
+    whole = sorted(entry.entry for entry in engine.entries(scope))
+    pages = []
+    while True:
+        page = engine.page(scope, after=pages[-1] if pages else "", limit=2)
+        assert len(page) <= 2
+        if not page:
+            break
+        pages += [entry.entry for entry in page]
+    assert pages == whole and len(whole) >= 5
 
 
 def test_a_drop_can_name_one_entry(engine: Engine) -> None:

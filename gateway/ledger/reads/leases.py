@@ -61,10 +61,12 @@ async def leases_kept(ledger: Ledger, of: Range, answering: Answering) -> Leases
         if fates.since_ms is not None:
             moments.append(fates.since_ms)
     expired = ended.pop("expired", 0)
+    released = ended.pop("released", 0)
     return LeasesKept(
         since_ms=of.since_ms,
         until_ms=of.until_ms,
         expired=expired,
+        released=released,
         lost={reason: count for reason, count in ended.items() if count},
         not_known=not_known,
         not_known_since_ms=min(moments, default=None),

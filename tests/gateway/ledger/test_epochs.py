@@ -63,6 +63,15 @@ async def test_ends_that_two_gateways_tell_count_once(ledger: Ledger) -> None:
 
 
 @pytest.mark.anyio
+async def test_what_its_workspace_released_is_neither_kept_nor_lost(ledger: Ledger) -> None:
+    ends = ended(expired=1, dropped=1, released=2)
+    await ledger.record_epochs([told("a", 0, 3, granted=5, ended=ends)])
+    found = await kept(ledger, {"engine-0": "a"})
+    assert (found.expired, found.released, found.lost) == (1, 2, {"dropped": 1})
+    assert (found.held, found.share) == (1, 1 / 2)
+
+
+@pytest.mark.anyio
 async def test_what_a_silent_engine_held_is_not_known_since_it_was_heard(ledger: Ledger) -> None:
     await ledger.record_epochs([told("a", 0, 3, granted=2, ended=ended(expired=1))])
     found = await kept(ledger, SILENT)

@@ -63,7 +63,7 @@ class Looks:
         return float(line.removeprefix(name))
 
 
-NONE = dict.fromkeys(("expired", *ENDED_EARLY), 0.0)
+NONE = dict.fromkeys(("expired", "released", *ENDED_EARLY), 0.0)
 
 
 @pytest.mark.anyio

@@ -14,8 +14,11 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import ROOT, migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.reads.leases import leases_kept
 from gateway.ledger.reads.sums import Queries, Range, Reasons
 from gateway.ledger.upkeep import retain
+from gateway.structs.fleet import LeasesKept
+from tests.gateway.ledger.test_epochs import DAY, ended, told
 from tests.gateway.ledger.test_sums import START, at
 from tests.gateway.records import ledger_rows
 
@@ -146,6 +149,28 @@ def test_writes_for_twelve_hours_go_down_to_the_longest_class_of_before(
     (row,) = ledger_rows(settings.ledger_url)
     assert (row["cache_write_1h_tokens"], row["cache_write_12h_tokens"]) == (900, 0)
     assert row["checksum"] is None, "the earlier version has another"
+
+
+async def ends_told(ledger: Ledger) -> None:
+    ends = ended(expired=1, dropped=1, released=2)
+    await ledger.record_epochs([told("a", 0, 3, granted=6, ended=ends)])
+
+
+async def kept_of(ledger: Ledger) -> LeasesKept:
+    return await leases_kept(ledger, DAY, {"engine-0": "a"})
+
+
+def test_released_leases_go_down_to_what_an_operator_dropped(settings: DatabaseSettings) -> None:
+    migrate(settings)
+    run(settings, ends_told)
+    before = run(settings, kept_of)
+    command.downgrade(config_of(settings), "0011")
+    migrate(settings)
+    after = run(settings, kept_of)
+    assert isinstance(before, LeasesKept) and isinstance(after, LeasesKept)
+    assert (before.released, before.lost) == (2, {"dropped": 1})
+    assert (after.released, after.lost) == (0, {"dropped": 3})
+    assert (after.expired, after.held) == (before.expired, before.held) == (1, 2)
 
 
 def test_the_first_revision_is_what_it_was() -> None:
