@@ -277,7 +277,7 @@ class Engine:
 
     def page(self, scope: str, after: str, limit: int) -> list[EntryInfo]:
         """The entries of a scope that follow one, in the order of their ids."""
-        return self.get(f"entries?scope={scope}&after={after}&limit={limit}", list[EntryInfo])
+        return self.get("entries", list[EntryInfo], scope=scope, after=after, limit=limit)
 
     def cancel(self, request_id: str) -> bool:
         return self.post("cancel", {"request_id": request_id}, CancelReply).cancelled
