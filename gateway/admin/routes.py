@@ -11,6 +11,7 @@ from gateway.admin import (
     plan,
     prompts,
     refusals,
+    trace,
     usage,
 )
 from gateway.http import (
@@ -57,5 +58,6 @@ CONTROLLERS = (
     refusals.RefusalsController,
     refusals.RefusalCountsController,
     export.ExportController,
+    trace.TraceController,
     openapi.OpenApiController,
 )

@@ -25,6 +25,7 @@ COMMANDS = {
     "leases": "leases",
     "advise": "reports",
     "plan": "reports",
+    "trace": "trace",
     **dict.fromkeys(("prices", "retain", "rollups", "export", "journal", "ledger"), "upkeep"),
 }
 

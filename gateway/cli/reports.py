@@ -56,6 +56,7 @@ def add_commands(commands: Commands) -> None:
         plan.add_argument(f"--{name}", type=int, help=about)
     plan.add_argument("--lease-share", type=float, help="part of the memory that leases may hold")
     plan.add_argument("--trace", type=Path, help="traffic: lines of JSON in Mooncake's format")
+    plan.add_argument("--trace-block-tokens", type=count, help="tokens of its blocks; default: 512")
     plan.add_argument("--served-model", help="only turns of this model of the ledger")
     for parser, run, start in ((advise, _advise, "a day"), (plan, _plan, "a week")):
         parser.add_argument("--workspace")

@@ -139,7 +139,8 @@ def engine_of(job: traffic.Job) -> traffic.EngineFacts:
 def _turns_of(job: traffic.Job) -> Sequence[traffic.Turn]:
     turns: Sequence[traffic.Turn] = job.turns
     if job.request.trace is not None:
-        turns = traffic.of_trace(job.request.trace.splitlines())
+        lines = job.request.trace.splitlines()
+        turns = traffic.of_trace(lines, job.request.trace_block_tokens)
     if not turns:
         raise InvalidRequest(
             "since_ms: no request of this range had an answer: there is no traffic to plan for"

@@ -16,6 +16,8 @@ MAX_TURNS = 100_000
 DEFAULT_MIN_TOKENS = 1024
 """Of engines whose setting says nothing else."""
 MAX_TRACE_CHARACTERS = 8 * 2**20
+TRACE_UNIT = 512
+"""Tokens of a block in published traces."""
 MAX_ENGINES = 64
 MAX_POOL_TOKENS = 2**40
 # PostgreSQL takes no NUL.
@@ -45,15 +47,14 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_cache_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     # Lines of JSON in Mooncake's format.
     trace: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_CHARACTERS)] | None = None
+    # Tokens of a block of the trace.
+    trace_block_tokens: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = TRACE_UNIT
     # The range of the ledger.
     workspace: Name | None = None
     key: Name | None = None
     served_model: Name | None = None
     since_ms: _Ms | None = None
     until_ms: _Ms | None = None
-
-
-TRACE_UNIT = 512
 
 
 class Turn(msgspec.Struct, array_like=True):
@@ -93,9 +94,9 @@ class _TraceLine(msgspec.Struct):
     hash_ids: list[int]
 
 
-def of_trace(lines: Iterable[str]) -> list[Turn]:
-    """Mooncake's format: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of 512-token
-    blocks. Every prompt is marked at its end. Raise InvalidRequest by the line."""
+def of_trace(lines: Iterable[str], block_tokens: int = TRACE_UNIT) -> list[Turn]:
+    """Mooncake's format: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of
+    so many tokens. Every prompt is marked at its end. Raise InvalidRequest by the line."""
     decoder = msgspec.json.Decoder(_TraceLine)
     chains: dict[tuple[int, int], int] = {}
     turns: list[Turn] = []
@@ -108,22 +109,25 @@ def of_trace(lines: Iterable[str]) -> list[Turn]:
             row = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise InvalidRequest(f"trace: line {number}: {error}") from None
-        turns.append(_of_line(row, number, chains))
+        turns.append(_of_line(row, number, chains, block_tokens))
     if not turns:
         raise InvalidRequest("trace: it has no request")
     return sorted(turns, key=lambda turn: turn.at)
 
 
-def _of_line(row: _TraceLine, number: int, chains: dict[tuple[int, int], int]) -> Turn:
+def _of_line(
+    row: _TraceLine, number: int, chains: dict[tuple[int, int], int], block_tokens: int
+) -> Turn:
     if not 1 <= row.input_length <= 10_000_000 or not 0 <= row.output_length <= 1_000_000:
         raise InvalidRequest(
             f"trace: line {number}: input_length must be 1 to 10,000,000 and output_length at most"
             " 1,000,000"
         )
-    count = ceil_div(row.input_length, TRACE_UNIT)
+    count = ceil_div(row.input_length, block_tokens)
     if len(row.hash_ids) < count:
         raise InvalidRequest(
             f"trace: line {number}: hash_ids: {count} ids are needed for {row.input_length} tokens"
+            f" in blocks of {block_tokens}"
         )
     parent = 0
     ids = []
@@ -136,7 +140,7 @@ def _of_line(row: _TraceLine, number: int, chains: dict[tuple[int, int], int]) -
             known = place + 1
         parent = chain
         ids.append(parent)
-    ends = [min((n + 1) * TRACE_UNIT, row.input_length) for n in range(count)]
+    ends = [min((n + 1) * block_tokens, row.input_length) for n in range(count)]
     segments = sorted({max(known - 1, 0), count - 1})
     return Turn(
         at=row.timestamp / 1e3,
