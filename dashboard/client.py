@@ -86,6 +86,15 @@ class AdminClient:
                 self._kept.popitem(last=False)
         return answer
 
+    def download(self, path: str, params: Params) -> bytes:
+        """A file. Raise ClientError with the gateway's own words for a refusal."""
+        query = {name: value for name, value in params.items() if value is not None}
+        with _answering():
+            reply = self._http.get(path, params=query, timeout=PATIENT_TIMEOUT)
+        if reply.status_code != 200:
+            raise ClientError(refusal(reply))
+        return reply.content
+
     def change(
         self,
         method: str,

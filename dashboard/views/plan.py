@@ -13,6 +13,9 @@ from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
 from gateway.structs.plan import Plan, PlanChoices, PlannedEngine, Point
 
 PATH = "/admin/v1/plan"
+TRACE_PATH = "/admin/v1/trace"
+_TRACE_BLOCK = 512
+"""Tokens of a block, as in published traces and in what is pasted here."""
 _LEDGER = "Requests of the range"
 _TRACE = "A trace"
 _MEMORY = "Tokens that the memory of all engines holds"
@@ -74,6 +77,23 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
         if not st.form_submit_button("Plan", key="plan_go", type="primary"):
             return None
     return {name: value for name, value in body.items() if value is not None}
+
+
+def draw_trace(client: AdminClient) -> None:
+    """The range's requests as a file, which is made when somebody asks for it."""
+    query = filters.chosen().params("engine")
+    st.download_button(
+        "The range's requests as a trace",
+        lambda: client.download(TRACE_PATH, {**query, "block_tokens": _TRACE_BLOCK}),
+        file_name=f"holdfast-trace-{_TRACE_BLOCK}.jsonl",
+        mime="application/x-ndjson",
+        key="plan_trace_file",
+        icon=":material/download:",
+        on_click="ignore",
+        type="tertiary",
+        help=f"Mooncake's format, in blocks of {_TRACE_BLOCK} tokens: when each request came, how"
+        " long it was, and which of its blocks are equal. No content.",
+    )
 
 
 def engine_text(engine: PlannedEngine) -> str:
@@ -208,6 +228,7 @@ def draw_table(key: str, heading: str, points: Sequence[Point]) -> None:
 
 def draw_page() -> None:
     client = viewer.session().client
+    draw_trace(client)
     body = form(client.get(PATH, PlanChoices))
     if body is not None:
         st.session_state.pop(_SEEN, None)

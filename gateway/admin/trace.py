@@ -55,6 +55,7 @@ class TraceController(AdminController):
             await in_thread(services, request.user, _LINE, gathering.take, rows)
             if gathering.is_too_much:
                 raise InvalidRequest(TOO_MUCH)
+        gathering.check_blocks(block_tokens)
         headers = {
             "content-disposition": f'attachment; filename="holdfast-trace-{block_tokens}.jsonl"',
             "holdfast-trace-block-tokens": str(block_tokens),
@@ -65,4 +66,4 @@ class TraceController(AdminController):
             num_requests = (await services.queries.totals(of)).requests
             left_out = max(num_requests - gathering.num_turns, 0)
             headers["holdfast-trace-left-out"] = str(left_out)
-        return Stream(gathering.lines(block_tokens), media_type=_LINES, headers=headers)
+        return Stream(gathering.pieces(block_tokens), media_type=_LINES, headers=headers)

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from gateway.admin.trace import LARGEST_BLOCK, LEAST_BLOCK, TOO_MUCH
+from gateway.base.errors import InvalidRequest
 from gateway.base.words import counted
 from gateway.cli import arguments
 from gateway.cli.upkeep import now_ms, run_long_in_ledger
@@ -47,8 +48,13 @@ def _trace(options: argparse.Namespace) -> int:
     num_requests = run_long_in_ledger(gather)
     if gathering.is_too_much:
         raise arguments.UsageError(TOO_MUCH.replace("since_ms, until_ms", "--since, --until"))
-    for line in gathering.lines(options.block_tokens):
-        sys.stdout.buffer.write(line)
+    try:
+        gathering.check_blocks(options.block_tokens)
+    except InvalidRequest as error:
+        raise arguments.UsageError(f"--{error}".replace("block_tokens", "block-tokens")) from None
+    for piece in gathering.pieces(options.block_tokens):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
     left_out = max(num_requests - gathering.num_turns, 0)
     print(
         f"{counted(gathering.num_turns, 'request')} in blocks of {options.block_tokens} tokens;"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gateway.base.errors import InvalidRequest
 from gateway.base.rounding import ceil_div
 from gateway.planning.traffic import MAX_TURNS, Numbers
 from gateway.prompt.fingerprint import unpack
@@ -22,6 +23,8 @@ from gateway.prompt.names import NAMES_RULE
 
 MAX_POINTS = 4_000_000
 """The most known places of all turns together."""
+MAX_IDS = 10_000_000
+_PIECE_BYTES = 64 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
@@ -95,10 +98,25 @@ class TraceGathering:
             )
         )
 
-    def lines(self, block_tokens: int) -> Iterator[bytes]:
-        """The turns as lines of JSON, in the order in which they came."""
+    def check_blocks(self, block_tokens: int) -> None:
+        """Raise InvalidRequest for a trace with too many ids of blocks."""
+        num_ids = sum(ceil_div(turn.tokens, block_tokens) for turn in self._turns)
+        if num_ids > MAX_IDS:
+            raise InvalidRequest(
+                f"block_tokens: a trace has at most {MAX_IDS:,} ids of blocks, and this one has"
+                f" {num_ids:,}: ask for larger blocks or a shorter range"
+            )
+
+    def pieces(self, block_tokens: int) -> Iterator[bytes]:
+        """The turns as lines of JSON, in the order in which they came; some of them at a time."""
+        piece = bytearray()
         for line in trace_of(self._turns[::-1], block_tokens):
-            yield _encode(line) + b"\n"
+            piece += _encode(line) + b"\n"
+            if len(piece) >= _PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+        if piece:
+            yield bytes(piece)
 
 
 def trace_of(turns: Sequence[RecordedTurn], block_tokens: int) -> Iterator[TraceLine]:

@@ -15,6 +15,10 @@ of the memory that would hold them all. *conversations*: Mooncake's trace. *agen
 coding agents. DIR has the last two as `conversation_trace.jsonl` and `agentic/trace_NNNN.json`;
 README.md of scripts/bench says where they are to be had. Without DIR the others are replayed.
 
+With `--file FILE --block-tokens N` it is one's own traffic that is replayed: FILE is what
+`python -m gateway trace --block-tokens N` printed, or any trace in Mooncake's format. Without sizes
+of memory an eighth, a quarter and a half of all blocks are taken.
+
 With `--before` the same is replayed by the engine of another checkout that has this benchmark. Its
 figures stand in columns of their own.
 """
@@ -31,7 +35,7 @@ import msgspec
 from scripts.bench.report import machine_line, table
 from scripts.bench.reuse.engine_replay import replay_engine
 from scripts.bench.reuse.models import Reads, replay_belady, replay_lru
-from scripts.bench.reuse.traces import SIZES, TraceMissing, load
+from scripts.bench.reuse.traces import SIZES, Trace, TraceMissing, load
 from scripts.setup.options import parse
 
 MODELS = ("lru", "belady")
@@ -46,6 +50,8 @@ class Job(msgspec.Struct, frozen=True):
     blocks: int
     order: str
     folder: Path
+    # Of a trace of one's own; 0: it is none.
+    block_tokens: int = 0
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -66,6 +72,8 @@ def main() -> int:
     options = parse(
         __doc__,
         traces=(Path, "folder of the public traces"),
+        file=(Path, "one's own traffic, in Mooncake's format"),
+        block_tokens=(512, "tokens of a block of that file"),
         only=([""], "traces to replay", [*SIZES]),
         blocks=([0], "sizes of memory, in blocks"),
         orders=(["lru", "unmarked", "marked", "belady"], None, [*MODELS, *ENGINE]),
@@ -78,17 +86,22 @@ def main() -> int:
         names = [name for name in SIZES if name not in PUBLIC or options.traces is not None]
     folder = (options.traces or Path()).resolve()
     wanted_sizes = [size for size in options.blocks if size]
+    block_tokens = 0
+    if options.file is not None:
+        names = [options.file.name]
+        folder = options.file.resolve()
+        block_tokens = options.block_tokens
     jobs = []
-    for name in names:
-        for blocks in wanted_sizes or SIZES[name]:
-            jobs += [Job(name, blocks, order, folder) for order in options.orders]
     began = time.perf_counter()
     try:
         for name in names:
-            load(name, folder)
+            trace = load(name, folder, block_tokens)
+            sizes = wanted_sizes or SIZES.get(name) or parts_of(trace)
+            for blocks in sizes:
+                jobs += [Job(name, blocks, order, folder, block_tokens) for order in options.orders]
         figures = list(measure(jobs, options.workers))
         before = []
-        if options.before is not None:
+        if options.before is not None and not block_tokens:
             theirs = [job for job in jobs if job.order in ENGINE]
             before = measure_before(theirs, options.workers, options.before)
     except (TraceMissing, subprocess.CalledProcessError) as error:
@@ -103,6 +116,12 @@ def main() -> int:
     return 0
 
 
+def parts_of(trace: Trace) -> list[int]:
+    """An eighth, a quarter and a half of the blocks that would hold all of a trace."""
+    blocks = set[int]().union(*(request.blocks for request in trace.requests))
+    return sorted({max(len(blocks) * part // 8, 1) for part in (1, 2, 4)})
+
+
 def measure(jobs: Sequence[Job], num_workers: int) -> Iterator[Figure]:
     """In the order of the jobs."""
     with ProcessPoolExecutor(num_workers) as workers:
@@ -110,7 +129,7 @@ def measure(jobs: Sequence[Job], num_workers: int) -> Iterator[Figure]:
 
 
 def run(job: Job) -> Figure:
-    trace = load(job.trace, job.folder)
+    trace = load(job.trace, job.folder, job.block_tokens)
     began = time.perf_counter()
     reads: Reads
     match job.order:

@@ -140,6 +140,17 @@ def conversations(folder: Path) -> Trace:
     )
 
 
+def own(file: Path, block_size: int) -> Trace:
+    """A trace of one's own traffic, as `python -m gateway trace` prints it. Raises TraceMissing."""
+    decoder = msgspec.json.Decoder(_Line)
+    lines = [decoder.decode(line) for line in _read(file).splitlines() if line.strip()]
+    prompts = sorted(lines, key=lambda line: line.timestamp)
+    return new_trace(
+        block_size,
+        (Prompt(line.timestamp / 1000, line.hash_ids, line.input_length) for line in prompts),
+    )
+
+
 def agents(folder: Path, seed: int = 1) -> Trace:
     """24 sessions of coding agents, COPIES times, begun at random within SPAN_SECONDS.
 
@@ -266,8 +277,12 @@ SIZES = {
 
 
 @cache
-def load(name: str, folder: Path) -> Trace:
-    """The trace of this name. Raises TraceMissing where it is public and not in the folder."""
+def load(name: str, folder: Path, block_size: int = 0) -> Trace:
+    """The trace of this name. Raises TraceMissing where it is public and not in the folder. With a
+    `block_size` the folder is the file of a trace in Mooncake's format, in blocks of so many
+    tokens."""
+    if block_size:
+        return own(folder, block_size)
     match name:
         case "conversations":
             return conversations(folder)

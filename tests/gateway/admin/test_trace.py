@@ -1,0 +1,192 @@
+"""A range of requests as a trace in Mooncake's format: its own numbers, and what replays it."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.cli.main import main
+from gateway.planning.trace import RecordedTurn, TraceLine, trace_of
+from gateway.planning.traffic import of_trace
+from scripts.bench.reuse.models import replay_lru
+from scripts.bench.reuse.traces import own
+from tests.gateway.admin.test_plan import post
+from tests.gateway.admin_client import Admin
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import ADMIN_KEY, ask, eventually, serve, serve_gateway
+
+WORD = "zanzibarlemur"
+
+
+def text(number: int, sentences: int) -> str:
+    return " ".join(f"Rule {number}.{i}: {WORD} files form {i}." for i in range(sentences))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trace")
+
+
+@pytest.fixture(scope="module")
+def gateway(data: Path) -> Iterator[str]:
+    """Three conversations over one system prompt, and one of another workspace."""
+    with serve(ScriptedEngine()) as engine, serve_gateway(data, engine) as url:
+        admin = Admin(url)
+        admin.workspace("other")
+        _, other = admin.make_key("other")
+        for talk in range(3):
+            messages: list[dict[str, Any]] = []
+            for turn in range(3):
+                messages.append({"role": "user", "content": text(100 * talk + turn, 60)})
+                sent = ask(url, system=text(1, 300), messages=messages)
+                assert sent.status_code == 200, sent.text
+                messages.append({"role": "assistant", "content": "Yes."})
+        alone = [{"role": "user", "content": text(7, 60)}]
+        reply = ask(url, key=other, system=text(1, 300), messages=alone)
+        assert reply.status_code == 200, reply.text
+        eventually(lambda: export(url).headers["holdfast-trace-requests"] == "10")
+        yield url
+
+
+def export(url: str, key: str = ADMIN_KEY, **query: Any) -> httpx.Response:
+    path = f"{url}/admin/v1/trace"
+    headers = {"x-api-key": key}
+    return httpx.get(path, params=query, headers=headers, timeout=120, trust_env=False)
+
+
+def lines_of(reply: httpx.Response) -> list[dict[str, Any]]:
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_a_trace_has_the_requests_of_a_range_and_no_content(gateway: str) -> None:
+    reply = export(gateway, block_tokens=64)
+    lines = lines_of(reply)
+    assert len(lines) == 10
+    told = {name: reply.headers[f"holdfast-trace-{name}"] for name in ("block-tokens", "requests")}
+    assert told == {"block-tokens": "64", "requests": "10"}
+    assert reply.headers["holdfast-trace-left-out"] == "0"
+    assert WORD not in reply.text
+    assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
+    assert lines[0]["timestamp"] == 0
+    seen: set[int] = set()
+    for line in lines:
+        ids = line["hash_ids"]
+        assert len(ids) == -(-line["input_length"] // 64)
+        fresh = [number for number in ids if number not in seen]
+        assert fresh == list(range(len(seen), len(seen) + len(fresh))), "in order of first sight"
+        seen |= set(ids)
+    first, second, third = (line["hash_ids"] for line in lines[:3])
+    # A conversation goes on from what it was; another one shares the system prompt alone.
+    assert common(first, second) >= len(first) - 2
+    assert common(second, third) >= len(second) - 2
+    another = lines[3]["hash_ids"]
+    assert 0 < common(first, another) < len(first) - 2
+    assert common(first, lines[9]["hash_ids"]) == 0, "workspaces share nothing"
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return next(
+        (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )
+
+
+def test_a_key_sees_the_requests_of_its_own_workspace(gateway: str) -> None:
+    _, reader = Admin(gateway).make_key("other", scope="read_only")
+    assert len(lines_of(export(gateway, reader))) == 1
+    assert len(lines_of(export(gateway, workspace="other"))) == 1
+    assert export(gateway, reader, workspace="default").status_code == 403
+    for wrong in ({"block_tokens": 15}, {"since_ms": 5, "until_ms": 5}):
+        assert export(gateway, **wrong).status_code == 400
+
+
+def test_our_own_planner_and_benchmark_replay_it(
+    gateway: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = export(gateway, block_tokens=64)
+    prompts = sum(line["input_length"] for line in lines_of(reply))
+    asked = {"trace": reply.text, "trace_block_tokens": 64, "device_tokens": 1_000_000}
+    planned = post(gateway, asked).json()
+    assert (planned["turns"], planned["prompt_tokens"]) == (10, prompts)
+    assert planned["ceiling"] > 0.3
+
+    file = tmp_path / "trace.jsonl"
+    file.write_text(reply.text)
+    trace = own(file, 64)
+    ceiling = replay_lru(trace, 100_000).share
+    assert 0.3 < ceiling <= 1
+    assert replay_lru(trace, 40).share < ceiling, "another memory gives less"
+
+    command = ["trace", "--block-tokens", "64"]
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_DATA", str(data))
+        assert main(command) == 0
+    printed = capsys.readouterr()
+    assert printed.out == reply.text
+    assert printed.err.startswith("10 requests in blocks of 64 tokens; 0 left out")
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[list[int]]:
+    """Prompts of content blocks of so many tokens, that begin alike."""
+    made = [[draw(st.integers(1, 40))]]
+    for _ in range(draw(st.integers(0, 12))):
+        base = draw(st.sampled_from(made))
+        kept = base[: draw(st.integers(0, len(base)))]
+        made.append([*kept, *draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))])
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(prompts(), st.integers(2, 16), st.randoms(use_true_random=False))
+def test_blocks_are_equal_just_where_prompts_are(
+    made: list[list[int]], size: int, chance: random.Random
+) -> None:
+    """Each content block's length is its content here, so prompts that begin alike are equal."""
+    numbers: dict[tuple[int, ...], int] = {}
+    turns = []
+    for at, blocks in enumerate(made):
+        places = list(range(1, len(blocks) + 1))
+        points = [numbers.setdefault(tuple(blocks[:place]), len(numbers)) for place in places]
+        ends = [sum(blocks[:place]) for place in places]
+        turns.append(RecordedTurn(at, 1, points, ends, ends[-1], 0))
+    # Of long prompts the ledger leaves out some places, but never the last.
+    thinned = [
+        turn._replace(
+            points=[turn.points[place] for place in kept], ends=[turn.ends[place] for place in kept]
+        )
+        for turn in turns
+        for kept in [
+            [*(p for p in range(len(turn.ends) - 1) if chance.random() < 0.7), len(turn.ends) - 1]
+        ]
+    ]
+    for recorded, is_whole in ((turns, True), (thinned, False)):
+        lines = list(trace_of(recorded, size))
+        of_trace([json.dumps(as_dict(line)) for line in lines], size)  # it is one
+        for (one, left), (other, right) in (
+            (a, b) for a in zip(made, lines, strict=True) for b in zip(made, lines, strict=True)
+        ):
+            shared = shared_tokens(one, other)
+            equal = common(left.hash_ids, right.hash_ids)
+            assert equal * size <= shared or one == other
+            if is_whole:
+                assert equal >= shared // size
+            if one == other:
+                assert left.hash_ids == right.hash_ids
+
+
+def as_dict(line: TraceLine) -> dict[str, Any]:
+    return {name: getattr(line, name) for name in line.__struct_fields__}
+
+
+def shared_tokens(one: list[int], other: list[int]) -> int:
+    """Up to the end of the last content block that both begin with."""
+    return sum(one[: common(one, other)])
