@@ -104,9 +104,14 @@ _TICKS_A_SECOND = 10
 TRIM_SECONDS = 20
 
 
-ACCEPTS_A_ROUND = 4
-"""Of the event loop. libuv accepts one connection a round from a socket, so where each connection
-brings a request, those that wait to be accepted wait for as many answers."""
+ACCEPTS_A_ROUND = 16
+"""Of the event loop. libuv accepts one connection a round from a socket. The kernel's queue knows
+no workspaces, so who waits in it waits for everybody before. It is emptied faster than requests
+begin (`gateway/http/beginnings.py`), and whoever is accepted waits in turn."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted; the system's own bound (`net.core.somaxconn`) may be
+lower. Where the queue is full the kernel drops a client's first packet, and the client sends it
+again after one second (RFC 6298, 2.1). They take none of the process's descriptors."""
 
 
 class SteadyServer(uvicorn.Server):
@@ -130,9 +135,8 @@ class SteadyServer(uvicorn.Server):
         for listener in listeners:
             for _ in range(ACCEPTS_A_ROUND - 1):
                 again = listener.dup()
-                self.servers.append(
-                    await loop.create_server(new_protocol, sock=again, backlog=backlog)
-                )
+                server = await loop.create_server(new_protocol, sock=again, backlog=backlog)
+                self.servers.append(server)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % (TRIM_SECONDS * _TICKS_A_SECOND) == 0:

@@ -21,8 +21,6 @@ _PLACES_SHARE = 3 / 4
 own connections need others."""
 _SOCKETS_SHARE = 13 / 16
 """The same, and those for refused connections that are told so."""
-_BACKLOG_SHARE = 1 / 16
-_MAX_BACKLOG = 2048
 
 
 class Split(NamedTuple):
@@ -32,16 +30,12 @@ class Split(NamedTuple):
     places: int
     # For those, and for refused ones that are told so.
     sockets: int
-    # For connections that wait to be accepted.
-    backlog: int
 
 
 def split(descriptors: int) -> Split:
-    """All that wait are accepted before one can be refused, so the backlog has a part too."""
     return Split(
         places=max(int(descriptors * _PLACES_SHARE), 1),
         sockets=max(int(descriptors * _SOCKETS_SHARE), 1),
-        backlog=max(16, min(_MAX_BACKLOG, int(descriptors * _BACKLOG_SHARE))),
     )
 
 

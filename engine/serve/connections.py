@@ -18,6 +18,7 @@ from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engine.asgi import (
+    BACKLOG,
     AccessLog,
     Application,
     SteadyServer,
@@ -222,7 +223,7 @@ class Server(SteadyServer):
             "host": settings.host,
             "port": settings.port,
             "http": partial(BoundedProtocol, places),
-            "backlog": parts.backlog,
+            "backlog": BACKLOG,
             "log_level": "warning",
             "server_header": False,
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,

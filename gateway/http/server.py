@@ -20,7 +20,7 @@ import uvicorn
 from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
-from engine.asgi import AccessLog, Application, SteadyServer, num_descriptors
+from engine.asgi import BACKLOG, AccessLog, Application, SteadyServer, num_descriptors
 from engine.places import Connections, RefusedConnections, Strangers, split
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
@@ -118,7 +118,7 @@ class Server(SteadyServer):
             "host": settings.host,
             "port": settings.port,
             "http": partial(GuardedProtocol, limits),
-            "backlog": parts.backlog,
+            "backlog": BACKLOG,
             "ws": "none",
             "log_config": None,
             "access_log": False,

@@ -193,7 +193,7 @@ async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: b
 @pytest.mark.anyio
 async def test_a_connection_that_gives_way_is_told_so() -> None:
     """The newcomer was closed without a status, for as long as the others stayed."""
-    async with served(Split(places=2, sockets=4, backlog=16)) as port, asyncio.timeout(PATIENCE):
+    async with served(Split(places=2, sockets=4)) as port, asyncio.timeout(PATIENCE):
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
