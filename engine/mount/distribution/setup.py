@@ -19,7 +19,7 @@ LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", "compute", "holdfast-demo", "distribution", "Dockerfile*", "*.md",
     "__main__.py", "native.py",
 )  # fmt: skip
-IMPORT = re.compile(r"^(\s*)(from|import) engine(?=[.\s])", re.MULTILINE)
+IMPORT = re.compile(r"^([ \t]*)(from|import) engine(?=[.\s])", re.MULTILINE)
 
 
 def write_package() -> str:
