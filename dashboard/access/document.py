@@ -1,7 +1,8 @@
 """The document of every page: Streamlit's own, with the address of its server and preload links.
 
 Without the address, a page that is opened as `/savings` asks for `/savings/_stcore/health`, and the
-browser logs an error. Preload links save round trips; Vite's manifest in Streamlit's build
+browser logs an error. Preload links save round trips, and a page that is signed out meanwhile asks
+for no script that it is refused. Vite's manifest in Streamlit's build
 (https://vite.dev/guide/backend-integration) names the scripts.
 """
 
@@ -16,10 +17,13 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Route
 
 FOLDER = Path(streamlit.__file__).parent / "static"
-# What cards, charts, tables, filters and words are drawn by, as Streamlit's build names it.
+# What pages are drawn by, as Streamlit's build names it. Code (1.5 MB) and the calendar are left
+# out: the pages that show them ask for them.
 WANTED = (
     *("Html", "StreamlitMarkdown", "remark-emoji", "ButtonGroup", "Selectbox", "Metric"),
     *("ArrowVegaLiteChart", "embed", "vega-interpreter", "DataFrame", "DownloadButton"),
+    *("Button", "LinkButton", "PageLink", "Checkbox", "TextInput", "TextArea", "NumberInput"),
+    *("Progress", "Spinner", "Toast"),
 )
 _BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</script>"
 # A restarted server has no session of a page that is open. The page is loaded again, which leads to

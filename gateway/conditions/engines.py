@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from engine.protocol.reports import Stats, StoreStats
 from gateway.base.words import counted
-from gateway.conditions.kinds import RECENT_SECONDS, Finding
+from gateway.conditions.kinds import LULL_SECONDS, Finding
 from gateway.routing.engine import Engine
 from gateway.structs.conditions import ConditionKind
 
@@ -26,7 +26,7 @@ _REFUSED_STORES = {
 
 
 class Increases:
-    """Which counters have gone up within RECENT_SECONDS. A new process counts from 0."""
+    """Which counters have gone up within LULL_SECONDS. A new process counts from 0."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], tuple[str, int]] = {}
@@ -41,7 +41,7 @@ class Increases:
             before = known[1] if known[0] == epoch else 0
             if count > before:
                 self._grown_at[key] = now
-        return now - self._grown_at.get(key, now - RECENT_SECONDS) < RECENT_SECONDS
+        return now - self._grown_at.get(key, now - LULL_SECONDS) < LULL_SECONDS
 
     def keep(self, engines: set[str]) -> None:
         """Forget all other engines."""

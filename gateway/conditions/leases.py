@@ -6,16 +6,16 @@ say least when most was lost. The ledger's records go on.
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.conditions.kinds import RECENT_SECONDS, Finding
+from gateway.conditions.kinds import LULL_SECONDS, RECENT_SECONDS, Finding
 from gateway.ledger.reads.leases import LeaseFates
 from gateway.ledger.reads.sums import Range
 from gateway.structs.fleet import ENDED_EARLY
@@ -29,13 +29,15 @@ _WANTED = "dropped"
 FatesOf = Callable[[Range], Awaitable[Mapping[str, LeaseFates]]]
 
 
-class _Ended(NamedTuple):
-    """So many leases of an engine were found to have ended so, at `at` (monotonic seconds)."""
+@dataclass(slots=True)
+class _Losses:
+    """How many leases of an engine were found to have ended early, by how they ended. `first` and
+    `last` are when they were found (monotonic seconds), with less than RECENT_SECONDS between one
+    and the next."""
 
-    at: float
-    engine: str
-    reason: str
-    leases: int
+    first: float
+    last: float
+    reasons: Counter[str] = field(default_factory=Counter)
 
 
 class LeaseEnds:
@@ -46,7 +48,7 @@ class LeaseEnds:
         self._metrics = metrics
         self._clock = clock
         self._ended: Counter[tuple[str, str]] | None = None
-        self._recent = deque[_Ended]()
+        self._losses: dict[str, _Losses] = {}
         metrics.set("leases_not_known", math.nan)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -75,10 +77,13 @@ class LeaseEnds:
         ended = _ended_of(fates)
         self._count(ended)
         now = self._clock.monotonic()
+        self._forget(now)
         for (engine, reason), leases in ended.items():
             grown = leases - before[engine, reason]
             if grown > 0 and reason in ENDED_EARLY and reason != _WANTED:
-                self._recent.append(_Ended(now, engine, reason, grown))
+                losses = self._losses.setdefault(engine, _Losses(now, now))
+                losses.last = now
+                losses.reasons[reason] += grown
         self._ended = ended
         self._metrics.set("leases_not_known", sum(fate.not_known for fate in fates.values()))
 
@@ -93,22 +98,31 @@ class LeaseEnds:
             self._metrics.count(_METRIC, reason, amount=grown[reason])
 
     def findings(self, now: float) -> Iterator[Finding]:
-        """The engines whose leases were found to have ended early within RECENT_SECONDS."""
-        while self._recent and self._recent[0].at <= now - RECENT_SECONDS:
-            self._recent.popleft()
-        by_engine: dict[str, Counter[str]] = {}
-        first: dict[str, float] = {}
-        for ended in self._recent:
-            by_engine.setdefault(ended.engine, Counter())[ended.reason] += ended.leases
-            first.setdefault(ended.engine, ended.at)
-        for engine, reasons in by_engine.items():
+        """The engines whose leases were found to have ended early within RECENT_SECONDS. It has
+        ended where none was found for LULL_SECONDS."""
+        self._forget(now)
+        for engine, losses in self._losses.items():
             parts = [
-                f"{reasons[reason]:,} {words}"
+                f"{losses.reasons[reason]:,} {words}"
                 for reason, words in ENDED_EARLY.items()
-                if reasons[reason]
+                if losses.reasons[reason]
             ]
-            cause = ", ".join(parts)
-            yield Finding("leases_ended_early", engine, cause, engine, first[engine])
+            yield Finding(
+                "leases_ended_early",
+                engine,
+                ", ".join(parts),
+                engine,
+                losses.first,
+                ended=None if now - losses.last < LULL_SECONDS else losses.last,
+            )
+
+    def _forget(self, now: float) -> None:
+        """Forget the engines whose last losses are long ago."""
+        self._losses = {
+            engine: losses
+            for engine, losses in self._losses.items()
+            if now - losses.last < RECENT_SECONDS
+        }
 
 
 def _ended_of(fates: Mapping[str, LeaseFates]) -> Counter[tuple[str, str]]:

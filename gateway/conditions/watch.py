@@ -26,12 +26,13 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 class _Lasting(NamedTuple):
-    """A finding of the last look, since when it lasts (milliseconds since 1970), and since when the
-    looks find it (monotonic seconds)."""
+    """A finding of the last look, since when it lasts (milliseconds since 1970), since when the
+    looks find it (monotonic seconds), and when it ended (milliseconds since 1970)."""
 
     finding: Finding
     since_ms: int
     first_seen: float
+    ended_ms: int | None
 
 
 class Watch:
@@ -46,18 +47,25 @@ class Watch:
         for finding in findings:
             key = finding.kind, finding.about
             before = self._lasting.get(key)
+            ended_ms = None
+            if finding.ended is not None:
+                ended_ms = wall_ms - round((now - finding.ended) * 1000)
             if before is not None:
-                lasting[key] = before._replace(finding=finding)
+                # A wall clock that jumps moves no end either.
+                if before.finding.ended == finding.ended:
+                    ended_ms = before.ended_ms
+                lasting[key] = before._replace(finding=finding, ended_ms=ended_ms)
                 continue
             began = now if finding.since is None else min(finding.since, now)
-            lasting[key] = _Lasting(finding, wall_ms - round((now - began) * 1000), began)
+            since_ms = wall_ms - round((now - began) * 1000)
+            lasting[key] = _Lasting(finding, since_ms, began, ended_ms)
         self._lasting = lasting
 
     def conditions(self, now: float, *, is_for_all: bool = False) -> list[Condition]:
         """Those that have lasted long enough, the worst first. With `is_for_all` those that keys of
         one workspace may see, as they may see them."""
         conditions = list[Condition]()
-        for finding, since_ms, first_seen in self._lasting.values():
+        for finding, since_ms, first_seen, ended_ms in self._lasting.values():
             kind = KINDS[finding.kind]
             if now - first_seen < kind.seconds or (is_for_all and not kind.for_all):
                 continue
@@ -70,8 +78,9 @@ class Watch:
                     severity=kind.severity,
                     about=finding.about,
                     engine=finding.engine,
-                    state=kind.state,
+                    state=kind.state if ended_ms is None else kind.past,
                     since_ms=since_ms,
+                    ended_ms=ended_ms,
                     cause=cause,
                     remedy="" if is_for_all else kind.remedy,
                 )

@@ -19,6 +19,10 @@ from gateway.journal.store import Journal
 DAY_MS = 86_400_000
 
 _RETRY_SECONDS = 10.0
+# What is missing may come back: it is told no longer than it lasts. Looks take at most this share
+# of the time.
+_FOUND_SECONDS = 15.0
+_SHARE = 0.05
 # At the start, the drain puts back first what the last run had not forgotten.
 _DRAIN_SECONDS = 30.0
 _POLL_SECONDS = 0.25
@@ -48,14 +52,19 @@ class Audit:
         self.findings: list[Finding] | None = None
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look at the start and once a day. While the database is away, look again soon."""
+        """Look at the start and once a day. While something is missing or damaged, or the database
+        is away, look again soon."""
         deadline = self._clock.monotonic() + _DRAIN_SECONDS
         while self._journal.num_closed and self._clock.monotonic() < deadline:
             await pause(stopping, _POLL_SECONDS)
         while not stopping.is_set():
+            began = self._clock.monotonic()
             try:
                 await self.look()
                 seconds = self._seconds_to_next_day()
+                if self.findings:
+                    took = self._clock.monotonic() - began
+                    seconds = min(seconds, max(_FOUND_SECONDS, took / _SHARE))
             except GatewayError as error:
                 get_logger("audit").warning("turns_not_counted", error=str(error))
                 seconds = _RETRY_SECONDS
@@ -78,10 +87,10 @@ class Audit:
             count, damaged = stored
             missing = max(number - count, 0)
             if missing or damaged:
-                findings.append(Finding(day_ms, missing, damaged))
-                get_logger("audit").error(
-                    "turns_missing", day_ms=day_ms, missing=missing, damaged=damaged
-                )
+                finding = Finding(day_ms, missing, damaged)
+                findings.append(finding)
+                if finding not in (self.findings or ()):
+                    get_logger("audit").error("turns_missing", **finding._asdict())
         self.findings = findings
 
     def _seconds_to_next_day(self) -> float:

@@ -45,8 +45,9 @@ ConditionKind = Literal[
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """`about` is what it is about, as a sentence begins, and `engine` the engine's name where it is
     an engine. `state` goes on with that sentence. `since_ms` is as this gateway saw it, since its
-    own start at the earliest. `remedy` says what an operator does; it is empty for keys of one
-    workspace."""
+    own start at the earliest. `ended_ms` is when it ended, None while it lasts: what happened at
+    once is told for some minutes more. `remedy` says what an operator does; it is empty for keys of
+    one workspace."""
 
     kind: ConditionKind
     severity: Severity
@@ -56,15 +57,24 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
     cause: str
     remedy: str
+    ended_ms: int | None = None
 
     @property
     def since(self) -> str:
         """The time of day in UTC, with its date if that is not today's."""
-        at = datetime.fromtimestamp(self.since_ms / 1000, UTC)
-        is_today = at.date() == datetime.now(UTC).date()
-        return f"{at:%H:%M} UTC" if is_today else f"{at:%Y-%m-%d %H:%M} UTC"
+        return _time_of(self.since_ms)
 
     @property
     def sentence(self) -> str:
         """As a person reads it: engine-0 has not answered since 14:37 UTC: cannot connect."""
-        return f"{self.about} {self.state} since {self.since}: {self.cause}"
+        if self.ended_ms is None:
+            return f"{self.about} {self.state} since {self.since}: {self.cause}"
+        ended = _time_of(self.ended_ms)
+        when = f"at {ended}" if ended == self.since else f"from {self.since} to {ended}"
+        return f"{self.about} {self.state} {when}, and no more since: {self.cause}"
+
+
+def _time_of(at_ms: int) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    is_today = at.date() == datetime.now(UTC).date()
+    return f"{at:%H:%M} UTC" if is_today else f"{at:%Y-%m-%d %H:%M} UTC"

@@ -10,6 +10,7 @@ import pytest
 from anthropic import Anthropic, RateLimitError
 from playwright.sync_api import Browser
 
+from dashboard.access.document import document
 from scripts.bench.load import marked
 from scripts.docs.page_matrix import CHECKS
 from scripts.setup.chromium import browsing, find_chromium
@@ -26,6 +27,9 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium"),
 ]
 PAGES = ("/", "/savings", "/workspaces", "/requests", "/why")
+SCRIPT = re.compile(r"static/js/[\w.-]+\.js")
+# It is large, and few pages show any.
+CODE = re.compile("/(StreamlitSyntaxHighlighter|hastscript)\\.")
 CHAT = """{"messages": [{"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Who are you?"}]}"""
 BOOK = "A lease holds blocks until it ends. " * 120
@@ -528,10 +532,26 @@ def test_a_phone_folds_filters_and_says_what_they_are_set_to(
     assert model.first.is_visible() and outcome.first.is_visible()
 
 
-def test_signing_out_ends_what_is_open_elsewhere(admin: Visit) -> None:
-    # On the overview advice comes late, and the browser loads what draws its links: not without a
-    # session.
-    page = admin.open("/latency")
+@pytest.mark.parametrize("path", ["/", "/requests", "/advice", "/workspaces"])
+def test_what_a_page_draws_is_loaded_with_it(admin: Visit, path: str) -> None:
+    """What comes behind a sign-out, such as late advice, has the scripts that draw it: the server
+    refuses them then, and the browser logs an error."""
+    loaded = set[str]()
+    admin.page.on("request", lambda asked: loaded.update(SCRIPT.findall(asked.url)))
+    page = admin.open(path)
+    if path == "/":
+        links = page.locator(".st-key-week_body").first.get_by_role("link")
+        links.first.wait_for(timeout=WAIT_MS)
+    assert loaded
+    named = set(SCRIPT.findall(document()))
+    late = {file for file in loaded - named if not CODE.search(file)}
+    assert not late, "its document does not name them"
+
+
+@pytest.mark.parametrize("path", ["/latency", "/"])
+def test_signing_out_ends_what_is_open_elsewhere(admin: Visit, path: str) -> None:
+    """Also where the overview's advice has not come yet."""
+    page = admin.open(path)
     admin.wait_until_still()
     page.wait_for_load_state("networkidle", timeout=WAIT_MS)
     other = admin.context.new_page()

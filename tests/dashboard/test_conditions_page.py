@@ -50,7 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def site(served: Site) -> Site:
     """Of all that can be wrong only the store is.
 
-    Leases that ended with an engine that another test killed are told for ten minutes.
+    Leases that ended with an engine that another test killed are told for ten minutes more.
     """
     served.fleet.restored()
 

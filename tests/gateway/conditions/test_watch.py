@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conditions.engines import Increases
-from gateway.conditions.kinds import KINDS, RECENT_SECONDS, Finding
+from gateway.conditions.kinds import KINDS, LULL_SECONDS, Finding
 from gateway.conditions.watch import Watch
 
 WALL_MS = 1_800_000_000_000
@@ -70,7 +70,33 @@ def test_a_workspace_is_told_no_name_of_another_model() -> None:
     assert [condition.cause for condition in watch.conditions(0.0, is_for_all=True)] == ["another"]
 
 
-def test_an_increase_is_recent_for_ten_minutes_and_a_new_process_counts_from_0() -> None:
+def test_what_has_ended_is_told_as_past_with_its_end() -> None:
+    watch = Watch()
+    lasting = Finding("leases_ended_early", "engine-0", "2 damaged on disk", "engine-0", 40.0)
+    watch.take([lasting], 100.0, WALL_MS)
+    (first,) = watch.conditions(100.0)
+    assert first.ended_ms is None
+    assert first.sentence.startswith("engine-0 has ended leases before their time since ")
+    watch.take([lasting._replace(ended=100.0)], 220.0, WALL_MS + 120_000)
+    (over,) = watch.conditions(220.0)
+    assert over.since_ms == first.since_ms == WALL_MS - 60_000
+    assert over.ended_ms == WALL_MS
+    # 2027-01-15 08:00.
+    assert over.sentence == (
+        "engine-0 ended leases before their time from 2027-01-15 07:59 UTC to 2027-01-15 08:00 UTC,"
+        " and no more since: 2 damaged on disk"
+    )
+    # A wall clock that jumps moves no end.
+    watch.take([lasting._replace(ended=100.0)], 230.0, WALL_MS + 9_000_000)
+    assert watch.conditions(230.0)[0].ended_ms == WALL_MS
+    at_once = lasting._replace(since=300.0, ended=300.0)
+    watch.take([], 300.0, WALL_MS + 200_000)
+    watch.take([at_once], 390.0, WALL_MS + 290_000)
+    (over,) = watch.conditions(390.0)
+    assert " before their time at 2027-01-15 08:03 UTC, and no more since: " in over.sentence
+
+
+def test_an_increase_lasts_until_a_minute_without_one_and_a_new_process_counts_from_0() -> None:
     increases = Increases()
 
     def look(count: int, now: float, epoch: str = "first") -> bool:
@@ -79,8 +105,8 @@ def test_an_increase_is_recent_for_ten_minutes_and_a_new_process_counts_from_0()
     assert not look(7, 0.0), "nobody knows when that was"
     assert not look(7, 1.0)
     assert look(8, 2.0)
-    assert look(8, 2.0 + RECENT_SECONDS - 1)
-    assert not look(8, 2.0 + RECENT_SECONDS)
+    assert look(8, 2.0 + LULL_SECONDS - 1)
+    assert not look(8, 2.0 + LULL_SECONDS)
     assert not look(0, 700.0, "second")
     assert look(1, 701.0, "second")
     increases.keep(set())

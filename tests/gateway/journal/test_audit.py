@@ -3,7 +3,9 @@
 import asyncio
 import random
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -209,14 +211,8 @@ def test_readiness_tells_what_the_ledger_lacks(tmp_path: Path) -> None:
             eventually(
                 lambda: httpx.get(f"{url}/readyz", timeout=120).json()["journal_backlog"] == 0
             )
-        database = Ledger(DatabaseSettings(data=tmp_path).ledger_url, 60.0)
-
-        async def lose() -> None:
-            async with database.transaction() as connection:
-                await connection.execute(text("DELETE FROM turns WHERE id = :id"), {"id": ids[0]})
-            await database.close()
-
-        asyncio.run(lose())
+        (row,) = (row for row in ledger_rows(url_of(tmp_path)) if row["id"] == ids[0])
+        change(tmp_path, "DELETE FROM turns WHERE id = :id", id=ids[0])
         with serve_gateway(tmp_path, engine) as url:
 
             def conditions() -> list[Any]:
@@ -228,6 +224,19 @@ def test_readiness_tells_what_the_ledger_lacks(tmp_path: Path) -> None:
             assert missing["severity"] == "critical"
             assert "the ledger lacks 1 of the turns" in missing["cause"]
             assert "python -m gateway recover" in missing["remedy"]
+            # Somebody puts it back: the gateway that runs tells of it no more.
+            places = ", ".join(f":{name}" for name in row)
+            change(tmp_path, f"INSERT INTO turns ({', '.join(row)}) VALUES ({places})", **row)
+            eventually(lambda: conditions() == [])
+
+
+def url_of(data: Path) -> str:
+    return f"sqlite:///{data / 'ledger.db'}"
+
+
+def change(data: Path, statement: str, **values: Any) -> None:
+    with closing(sqlite3.connect(data / "ledger.db", timeout=60)) as connection, connection:
+        connection.execute(statement, values)
 
 
 FIRST_BILLED = tuple(name for name in BILLED if name != "cache_write_12h_tokens")

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
-from gateway.conditions.kinds import RECENT_SECONDS, Finding
+from gateway.conditions.kinds import LULL_SECONDS, RECENT_SECONDS, Finding
 from gateway.conditions.leases import LeaseEnds
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.leases import LeaseFates, lease_fates
@@ -102,6 +102,11 @@ async def test_a_killed_engines_leases_are_not_known_then_lost_and_again(ledger:
     await second.look(6, "c")
     expected = NONE | {"expired": 1, "restart": 4}
     assert looks.counted() == second.counted() == expected
+    # When no more come it is told as something that has ended, and then no more.
+    assert (await looks.look(6.9, "c"))[0].ended is None
+    (over,) = await looks.look(6 + LULL_SECONDS / 60, "c")
+    assert (over.since, over.ended) == (5 * 60.0, 6 * 60.0)
+    assert over.cause == finding.cause
     assert await looks.look(6 + RECENT_SECONDS / 60, "c") == []
     assert looks.counted() == expected
     # What was long ago when a gateway starts is counted, and is no news.
