@@ -10,9 +10,19 @@ from litestar.response import Stream
 from gateway.admin.controller import ASKED_RANGE, AdminController, Deps
 from gateway.http.auth import EXPORT
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.upkeep import check_rows, turn_lines, usage_lines
+from gateway.ledger.upkeep import (
+    check_rows,
+    moment,
+    turn_lines,
+    turns_since_ms,
+    usage_lines,
+)
 
 _CSV = "text/csv; charset=utf-8"
+WAITING_HEADER = "holdfast-turns-waiting"
+"""How many turns that ended at this gateway are not in the ledger yet, and so not in the rows."""
+SINCE_HEADER = "holdfast-turns-since"
+"""From when on single turns are there, where older ones of the range were deleted."""
 RowKind = Literal["hours", "days", "turns"]
 # The seconds of an interval; a turn has none.
 _SECONDS: dict[RowKind, int | None] = {"turns": None, "hours": 3600, "days": 86_400}
@@ -34,11 +44,21 @@ class ExportController(AdminController):
         of: NamedDependency[Range],
         rows: Annotated[RowKind, QueryParameter(name="rows")] = "hours",
     ) -> Stream:
+        """Turns of this gateway that have ended and are not in the ledger yet are not among the
+        rows: the header `holdfast-turns-waiting` counts them. Where older turns of the range were
+        deleted, `holdfast-turns-since` says from when on `turns` has them; sums have all."""
         ledger = services.queries.ledger
         # The first query runs before the answer begins: without a database, or beyond the bound,
         # the answer is an error and not half a file.
         step = _SECONDS[rows]
         await check_rows(ledger, of, step, services.bounds.max_export_rows)
         lines = usage_lines(ledger, of, step) if step else turn_lines(ledger, of)
-        headers = {"content-disposition": f'attachment; filename="holdfast-{rows}.csv"'}
+        headers = {
+            "content-disposition": f'attachment; filename="holdfast-{rows}.csv"',
+            # Before the rows are read: a turn may be counted and be among them, but not neither.
+            WAITING_HEADER: str(services.journal.num_closed),
+        }
+        since_ms = None if step else await turns_since_ms(ledger, of)
+        if since_ms is not None:
+            headers[SINCE_HEADER] = moment(since_ms)
         return Stream(lines, media_type=_CSV, headers=headers)

@@ -172,6 +172,8 @@ class TrafficGathering:
         self._scopes = traffic.Numbers()
         self._turns: list[traffic.Turn] = []
         self._num_prefixes = 0
+        self._num_rows = 0
+        self._num_unknown = 0
         self.models: set[str] = set()
         # Seconds of a computed token, of a token of an answer, and of all beside the engine's work.
         self._rates: list[float] = []
@@ -184,8 +186,12 @@ class TrafficGathering:
 
     def take(self, rows: Sequence[Any]) -> None:
         for row in rows:
+            if self.is_full:
+                return
+            self._num_rows += 1
             turn = observation_of(row, self._prices)
-            if turn is None or self.is_full:
+            if turn is None:
+                self._num_unknown += 1
                 continue
             self._num_prefixes += len(turn.digests)
             self.models.add(row.model)
@@ -219,9 +225,12 @@ class TrafficGathering:
     def job(self, payload: traffic.PlanRequest, engine: traffic.EngineFacts | None) -> traffic.Job:
         """The turns of a trace, where one is asked for, are not those of the ledger; the times
         are."""
+        is_of_ledger = payload.trace is None
         return traffic.Job(
             request=payload,
-            turns=[] if payload.trace is not None else self._turns[::-1],
+            turns=self._turns[::-1] if is_of_ledger else [],
+            is_cut=is_of_ledger and (self.is_full or self._num_rows >= traffic.MAX_TURNS),
+            num_unknown=self._num_unknown if is_of_ledger else 0,
             models=sorted(self.models),
             engine=engine,
             times=self._times(),

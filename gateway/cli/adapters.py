@@ -6,11 +6,13 @@ from contextlib import aclosing
 
 from gateway.base.clock import Clock
 from gateway.base.errors import NotFound
-from gateway.base.settings import EnginePlace, Settings, is_source, load
+from gateway.base.settings import Settings, load
 from gateway.cli.arguments import Commands, add_actions
+from gateway.cli.running import why_not_ready
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.model_ids import ModelIdsTable
 from gateway.routing.client import EngineHttp
+from gateway.routing.discovery import places_now
 from gateway.routing.engine import Engine
 from gateway.routing.model_ids import ModelIds
 
@@ -54,7 +56,7 @@ async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
     """Do it, and tell what the engines have then. Raise NotFound for an unknown engine."""
     secret = settings.engine_secret.get_secret_value()
     async with aclosing(EngineHttp()) as http:
-        places = [EnginePlace.parse(entry) for entry in settings.engines if not is_source(entry)]
+        places = await places_now(settings.engines)
         engines = [Engine(*place, secret, http) for place in places]
         await asyncio.gather(*(engine.poll() for engine in engines))
         if options.engine is not None:
@@ -70,8 +72,7 @@ def _lines(engine: Engine) -> list[str]:
     """What an engine has, or that it is not known."""
     described = engine.description
     if described is None or engine.status != "ready":
-        reason = engine.readiness.get("error") or engine.readiness.get("stage") or "no answer"
-        return [f"{engine.name} not known: {reason}"]
+        return [f"{engine.name} not known: {why_not_ready(engine)}"]
     return [
         f"{engine.name} {described.model}:{adapter.name} {adapter.digest[:12]}"
         f"{' leaving' if adapter.is_leaving else ''}"

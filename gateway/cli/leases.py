@@ -1,6 +1,10 @@
-"""python -m gateway leases: the live entries of a gateway that runs"""
+"""python -m gateway leases: the live entries of a gateway that runs
+
+An engine that tells nothing now has a line that says so: no entry of it is no answer.
+"""
 
 import argparse
+import sys
 from functools import partial
 
 from gateway.base.settings import load
@@ -9,6 +13,7 @@ from gateway.cli.running import add_url, ask, url_of
 from gateway.structs.fleet import EngineReport, LiveEntry, Workspace
 
 _ID_DIGITS = 16
+_MOST = 2000
 
 
 def add_commands(commands: Commands) -> None:
@@ -31,6 +36,7 @@ def _list(options: argparse.Namespace) -> int:
         for name, value in (("workspace", options.workspace), ("engine", options.engine))
         if value is not None
     }
+    wanted["limit"] = str(_MOST)
     entries = get("/admin/v1/leases", list[LiveEntry], wanted)
     if not entries and options.workspace is not None:
         spaces = get("/admin/v1/workspaces", list[Workspace])
@@ -40,7 +46,23 @@ def _list(options: argparse.Namespace) -> int:
         _check("engine", options.engine, {each.name for each in engines})
     for entry in entries:
         print(_line(entry))
-    return 0
+    if len(entries) >= _MOST:
+        print(f"these are the {_MOST:,} largest: there may be more", file=sys.stderr)
+    silent = [
+        report
+        for report in get("/admin/v1/engines", list[EngineReport])
+        if options.engine in (None, report.name) and report.stats is None
+    ]
+    for report in silent:
+        print(f"{report.name} not known: {_why(report)}")
+    return int(bool(silent))
+
+
+def _why(report: EngineReport) -> str:
+    if report.status == "ready":
+        return "it did not answer in time"
+    reason = report.detail.get("error") or report.detail.get("stage") or ""
+    return f"{report.status}: {reason}" if reason else report.status
 
 
 def _check(what: str, name: str, known: set[str]) -> None:

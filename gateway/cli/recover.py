@@ -1,13 +1,15 @@
 """python -m gateway recover: settles the turns of a gateway that will not come back.
 
 With its journal: as its own next start. Without: the engines still have the counts that were not
-acknowledged, which become rows without the key and the exact time.
+acknowledged, which become rows without the key and the exact time. What an engine counted that does
+not answer is not known: each such engine is named, and the command ends with 1.
 """
 
 import argparse
 import asyncio
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings, load
 from gateway.base.words import counted
 from gateway.cli.arguments import Commands
+from gateway.cli.running import why_not_ready
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.rebuilt import Counted, Rebuilder, instance_of, last_attempts
 from gateway.journal.reconcile import Reconciler
@@ -34,6 +37,7 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.row_ends import end_rows
 from gateway.prices.files import PriceBook
 from gateway.routing.client import EngineHttp
+from gateway.routing.discovery import places_now
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.model_ids import ModelIds
@@ -56,21 +60,49 @@ def _recover(options: argparse.Namespace) -> int:
         recovered = asyncio.run(recover_journal(settings, options.journal))
         turns = counted(recovered.turns, "turn")
         print(f"{turns}, {recovered.closed} of them open; {recovered.left} left")
-        return 1 if recovered.left else 0
+        lacks = "open turns that ran there were closed without its counts"
+        return max(_warn(recovered.not_asked, lacks), int(recovered.left > 0))
     if options.instance is not None:
-        print(asyncio.run(recover_instance(settings, options.instance)), "turns")
-        return 0
-    for instance, count in sorted(asyncio.run(count_open_turns(settings)).items()):
+        rebuilt = asyncio.run(recover_instance(settings, options.instance))
+        of = counted(rebuilt.counts, "final count")
+        print(f"{counted(rebuilt.turns, 'turn')}, of {of} that engines kept")
+        return _warn(rebuilt.not_asked, "turns that it counted are not among these")
+    kept = asyncio.run(count_open_turns(settings))
+    for instance, count in sorted(kept.by_instance.items()):
         print(instance, count)
-    return 0
+    return _warn(kept.not_asked, "what it keeps is not among these")
+
+
+def _warn(not_asked: Mapping[str, str], lacks: str) -> int:
+    """Name the engines whose counts are missing. Return the command's status."""
+    for name, reason in sorted(not_asked.items()):
+        print(f"{name} was not asked ({reason}): {lacks}", file=sys.stderr)
+    return int(bool(not_asked))
 
 
 class Recovered(NamedTuple):
-    """`closed` of the `turns` were still open; `left` could not be closed."""
+    """`closed` of the `turns` were still open; `left` could not be closed. `not_asked` names the
+    engines that did not answer, with why."""
 
     turns: int
     closed: int
     left: int
+    not_asked: Mapping[str, str]
+
+
+class Rebuilt(NamedTuple):
+    """So many `turns` were made of so many final `counts`; `not_asked` as above."""
+
+    turns: int
+    counts: int
+    not_asked: Mapping[str, str]
+
+
+class Kept(NamedTuple):
+    """How many final counts engines keep, by the gateway's instance; `not_asked` as above."""
+
+    by_instance: Counter[str]
+    not_asked: Mapping[str, str]
 
 
 async def recover_journal(settings: Settings, directory: Path) -> Recovered:
@@ -84,6 +116,7 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     journal = Journal(directory, settings.journal_max_bytes).start()
     try:
         async with _parts(settings) as (fleet, ledger):
+            not_asked = _not_asked(fleet)
             charge = Billing(prices, metrics).charge
             now = Clock().monotonic
             reconciler = Reconciler(journal, fleet.engines, metrics, charge, now, ledger.known)
@@ -103,20 +136,29 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
             )
             while await drain.step():
                 pass
-            return Recovered(turns, closed, journal.backlog)
+            return Recovered(turns, closed, journal.backlog, not_asked)
     finally:
         await journal.stop()
 
 
-async def count_open_turns(settings: Settings) -> Counter[str]:
+async def count_open_turns(settings: Settings) -> Kept:
     """How many final counts the engines keep, by the instance of the gateway that asked."""
     async with _parts(settings) as (fleet, _):
-        return Counter(instance_of(final.request_id) for _, final in await _counts(fleet))
+        not_asked = _not_asked(fleet)
+        kept = await _counts(fleet)
+        return Kept(Counter(instance_of(final.request_id) for _, final in kept), not_asked)
 
 
-async def recover_instance(settings: Settings, instance: str) -> int:
-    """Make rows of the engines' counts of one instance that is gone with its journal; return how
-    many. For a living gateway they would come before its own rows, which know more."""
+def _not_asked(fleet: Fleet) -> dict[str, str]:
+    """Why each engine that does not answer now is not ready."""
+    return {
+        engine.name: why_not_ready(engine) for engine in fleet.engines if engine.status != "ready"
+    }
+
+
+async def recover_instance(settings: Settings, instance: str) -> Rebuilt:
+    """Make rows of the engines' counts of one instance that is gone with its journal. For a living
+    gateway they would come before its own rows, which know more."""
     charge = Billing(PriceBook(settings.prices, settings.hosted_prices), Metrics()).charge
     catalogue = load_catalogue(settings.models)
     async with _parts(settings) as (fleet, ledger):
@@ -127,6 +169,7 @@ async def recover_instance(settings: Settings, instance: str) -> int:
             lambda model: catalogue.price_of(model, fleet.served),
             Clock().wall,
         )
+        not_asked = _not_asked(fleet)
         kept = await _counts(fleet)
         finals = [entry for entry in kept if instance_of(entry[1].request_id) == instance]
         last = last_attempts(Counted(engine.name, final) for engine, final in finals)
@@ -139,7 +182,7 @@ async def recover_instance(settings: Settings, instance: str) -> int:
             request_ids = [final.request_id for where, final in finals if where is engine]
             if request_ids:
                 await engine.ack(request_ids)
-        return len(finals)
+        return Rebuilt(len(records), len(finals), not_asked)
 
 
 async def _counts(fleet: Fleet) -> list[tuple[Engine, FinalCounts]]:
@@ -153,8 +196,9 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     ledger = Ledger(settings.ledger_url)
     async with aclosing(EngineHttp()) as http:
         supervisor = Supervisor(has_messages=True)
+        places = await places_now(settings.engines)
         fleet = Fleet(
-            settings.engines,
+            [f"{place.name}={place.url}" for place in places],
             lambda name, url: Engine(name, url, secret, http),
             supervisor,
             ModelIds(None, Clock().wall),

@@ -1,4 +1,4 @@
-"""How commands ask a gateway that runs."""
+"""How commands ask a gateway that runs, and what they say of engines that they asked."""
 
 import argparse
 import asyncio
@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.base.settings import load
 from gateway.cli.arguments import UsageError
+from gateway.routing.engine import Engine
 
 _SECONDS = 10.0
 Answer = TypeVar("Answer")
@@ -30,6 +31,11 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 def url_of(options: argparse.Namespace) -> str:
     url: str = options.url or f"http://127.0.0.1:{load().port}"
     return url.rstrip("/")
+
+
+def why_not_ready(engine: Engine) -> str:
+    """Why an engine that a command asked itself is not ready."""
+    return str(engine.readiness.get("error") or engine.readiness.get("stage") or "no answer")
 
 
 def ask(

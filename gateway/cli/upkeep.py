@@ -21,11 +21,19 @@ from gateway.base.errors import JournalUnavailable, LedgerNotMigrated, LedgerUna
 from gateway.base.settings import load_database, load_price_files
 from gateway.base.words import counted
 from gateway.cli import arguments
-from gateway.journal.store import ASIDE, has_journal, rows_in
+from gateway.journal.store import ASIDE, CLOSED, has_journal, rows_in
 from gateway.journal.versions import check_version
 from gateway.ledger.database import DEADLINE_SECONDS, Ledger, with_ledger
 from gateway.ledger.reads.sums import Range
-from gateway.ledger.upkeep import EXPORT_SECONDS, rebuild, retain, turn_lines, usage_lines
+from gateway.ledger.upkeep import (
+    EXPORT_SECONDS,
+    moment,
+    rebuild,
+    retain,
+    turn_lines,
+    turns_since_ms,
+    usage_lines,
+)
 from gateway.prices.files import HOSTED, SHIPPED, WRITES, load_prices
 from gateway.prices.price import PriceSheets, per_million
 
@@ -137,10 +145,17 @@ def _export(options: argparse.Namespace) -> int:
         raise arguments.UsageError("--since: must be before --until")
     of = Range(since_ms=options.since, until_ms=until, workspace=options.workspace)
     seconds = options.seconds
+    lacks = _waiting(load_database().data / "journal")
     with SpooledTemporaryFile(_MEMORY_BYTES, "w+", encoding="utf-8", newline="") as read:
 
         async def collect(ledger: Ledger) -> None:
             step = _STEPS.get(options.rows)
+            since_ms = None if step else await turns_since_ms(ledger, of)
+            if since_ms is not None:
+                lacks.append(
+                    f"turns of before {moment(since_ms)} were deleted (`retain`): --rows days has"
+                    " their sums"
+                )
             async for line in (
                 usage_lines(ledger, of, step, seconds) if step else turn_lines(ledger, of, seconds)
             ):
@@ -160,7 +175,30 @@ def _export(options: argparse.Namespace) -> int:
             return 1
         read.seek(0)
         shutil.copyfileobj(read, sys.stdout)
+    for text in lacks:
+        print(f"not in this export: {text}", file=sys.stderr)
     return 0
+
+
+def _waiting(directory: Path) -> list[str]:
+    """What the journal beside this command's settings keeps that the ledger does not have."""
+    if not has_journal(directory):
+        return []
+    check_version(directory)
+    try:
+        states = [row.state for row in rows_in(directory)]
+    except (OSError, sqlite3.Error) as error:
+        return [f"what waits in the journal `{directory}` is not known: {error}"]
+    closed = states.count(CLOSED)
+    aside = states.count(ASIDE)
+    lacks = []
+    if closed:
+        turns = counted(closed, "turn")
+        lacks.append(f"{turns} of this gateway that ended, and wait in `{directory}`")
+    if aside:
+        turns = counted(aside, "turn")
+        lacks.append(f"{turns} that the journal has set aside (`journal list`)")
+    return lacks
 
 
 def _check_prices(options: argparse.Namespace) -> int:

@@ -229,6 +229,14 @@ async def check_rows(ledger: Ledger, of: sums.Range, step_seconds: int | None, m
                 )
 
 
+async def turns_since_ms(ledger: Ledger, of: sums.Range) -> int | None:
+    """The moment from which single turns of the range are there, where older ones were deleted;
+    None where all are."""
+    async with ledger.snapshot() as connection:
+        horizon = await rollups.horizon_ms(connection)
+    return horizon if of.since_ms < horizon else None
+
+
 async def usage_lines(
     ledger: Ledger, of: sums.Range, step_seconds: int, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:

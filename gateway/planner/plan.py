@@ -8,6 +8,7 @@ from statistics import median
 import msgspec
 
 from gateway.base.errors import InvalidRequest
+from gateway.base.words import counted
 from gateway.planner.bench import (
     DISK_BYTES_PER_SECOND,
     HOST_BYTES_PER_SECOND,
@@ -301,13 +302,20 @@ def _assumptions(job: traffic.Job, engine: traffic.EngineFacts, unit: int) -> li
 
 
 def _warnings(job: traffic.Job) -> list[str]:
-    if len(job.models) < 2:
-        return []
-    names = ", ".join(job.models)
-    return [
-        f"The range has requests of {len(job.models)} models ({names}). They are planned as if the"
-        " same engines served all of them. Choose one model for a plan of its engines."
-    ]
+    warnings = []
+    if job.is_cut:
+        turns = counted(len(job.turns), "request")
+        warnings.append(f"The newest {turns} of the range are planned. Older ones are left out.")
+    if job.num_unknown:
+        turns = counted(job.num_unknown, "request")
+        warnings.append(f"{turns} of an earlier version can't be planned, and are left out.")
+    if len(job.models) > 1:
+        names = ", ".join(job.models)
+        warnings.append(
+            f"The range has requests of {len(job.models)} models ({names}). They are planned as if"
+            " the same engines served all of them. Choose one model for a plan of its engines."
+        )
+    return warnings
 
 
 def change(kind: str, what: str, before: Point, after: Point) -> Change:

@@ -185,10 +185,14 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the planner's process is given. It makes the turns of a trace itself."""
+    """What the planner's process is given. It makes the turns of a trace itself. `is_cut`: the
+    range has older turns, which are left out. `num_unknown` turns of the range are of an earlier
+    version and have no prefixes that could be planned."""
 
     request: PlanRequest
     turns: list[Turn] = []
+    is_cut: bool = False
+    num_unknown: int = 0
     # The range's models.
     models: list[str] = []
     # None where no engine of the range's model is there.

@@ -34,6 +34,7 @@ _LIST = aiohttp.ClientTimeout(total=60)
 _WATCH = aiohttp.ClientTimeout(total=None, connect=30, sock_read=WATCH_SECONDS + 60)
 _MAX_LINE_BYTES = 1 << 22
 _DNS_SECONDS = 5.0
+_ONCE_SECONDS = 10.0
 _SETTLE_SECONDS = 1.0
 _FIRST_RETRY_SECONDS = 0.5
 _MAX_RETRY_SECONDS = 30.0
@@ -175,6 +176,23 @@ class Addresses:
             hosts = dict.fromkeys(str(address[4][0]) for address in addresses)
             yield [ListedEngine(place_at(host, self.port, self.path)) for host in hosts]
             await asyncio.sleep(_DNS_SECONDS)
+
+
+async def places_now(entries: Iterable[str]) -> list[EnginePlace]:
+    """Where the engines of HOLDFAST_ENGINES are: the listed ones, and those that its sources tell
+    now. Raise SourceFailed."""
+    places = []
+    for entry in entries:
+        if not is_source(entry):
+            places.append(EnginePlace.parse(entry))
+            continue
+        try:
+            async with asyncio.timeout(_ONCE_SECONDS), aclosing(source_of(entry).changes()) as told:
+                listed = await anext(told)
+        except (SourceFailed, TimeoutError) as error:
+            raise SourceFailed(f"HOLDFAST_ENGINES: {entry.partition('?')[0]}: {error}") from None
+        places += [engine.place for engine in listed]
+    return places
 
 
 def place_at(host: str, port: int, path: str) -> EnginePlace:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.cli.main import main
+from gateway.planning import traffic
 from scripts.stack import family
 from tests.gateway.admin.test_advise import RANGE, RULES, data
 from tests.gateway.admin_client import Admin
@@ -99,6 +100,18 @@ def test_the_turns_of_a_range_are_planned_with_their_measured_prefill(gateway: s
     key = admin.make_key("team-a", scope="read_only")[1]
     assert ask(gateway, asked, key=key)["turns"] == 11, "of its own workspace alone"
     ask(gateway, {**asked, "workspace": "team-b"}, key=key, status=403)
+
+
+def test_a_plan_of_the_newest_turns_alone_says_so(
+    gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**RANGE, "device_tokens": 163_840}
+    assert ask(gateway, asked)["warnings"] == []
+    monkeypatch.setattr(traffic, "MAX_TURNS", 5)
+    found = ask(gateway, asked)
+    assert found["turns"] == 5
+    (warning,) = found["warnings"]
+    assert warning.startswith("The newest 5 requests of the range are planned.")
 
 
 @pytest.mark.parametrize("path", ["plan", "plan/progress"])

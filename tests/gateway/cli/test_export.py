@@ -5,13 +5,16 @@ import os
 import sqlite3
 import subprocess
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.cli.main import main
+from gateway.journal.store import REFUSED, Journal
 from scripts.stack import ROOT, python
+from tests.gateway.journal.test_journal import record
 from tests.gateway.ledger.test_sums import at
 from tests.gateway.serving import eventually, fill, make_settings
 
@@ -54,3 +57,35 @@ def test_an_export_that_reads_for_too_long_is_ended_and_says_what_to_do(
     assert main([*SINCE, "--seconds", "0.1"]) == 1
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1 and "--seconds" in told.err
+
+
+def test_an_export_says_what_it_lacks(
+    tmp_path: Path, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turns that were deleted, that wait in the journal, and that it has set aside."""
+    assert main(SINCE) == 0
+    assert capsys.readouterr().err == ""
+
+    async def fill_journal() -> None:
+        journal = Journal(tmp_path / "journal").start()
+        for number in range(3):
+            turn = record(journal, number)
+            await journal.open(turn)
+            turn.outcome = "stop"
+            await journal.close(turn)
+        await journal.set_aside([record(journal, 2).journal_id], REFUSED)
+        await journal.stop()
+
+    asyncio.run(fill_journal())
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+        (middle,) = db.execute("SELECT (MIN(opened_ms) + MAX(opened_ms)) / 2 FROM turns").fetchone()
+        deleted = middle // 86_400_000 * 86_400_000
+        db.execute("INSERT INTO horizon (id, turns_ms) VALUES (1, ?)", (deleted,))
+    assert main(SINCE) == 0
+    said = capsys.readouterr().err
+    day = datetime.fromtimestamp(deleted / 1000, UTC).date()
+    assert f"turns of before {day}T00:00:00Z were deleted" in said
+    assert "2 turns of this gateway that ended, and wait in " in said
+    assert "1 turn that the journal has set aside" in said
+    assert main([*SINCE[:-1], "days"]) == 0
+    assert "deleted" not in capsys.readouterr().err, "the sums have them"

@@ -9,7 +9,8 @@ import pytest
 from gateway.cli.main import main
 from scripts.stack import ADMIN_KEY, API_HEADERS, ENGINE_SECRET, MASTER_SECRET, running_stack
 from tests.gateway.admin_client import Admin
-from tests.gateway.serving import eventually
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import eventually, serve
 
 LONG = "A lease holds the memory of a prefix until its time is over. " * 400
 Said = tuple[int, list[str], list[str]]
@@ -94,3 +95,22 @@ def test_a_wrong_or_missing_key_is_one_line(
 def test_no_gateway_is_one_line(say: Callable[..., Said], wrong: str) -> None:
     status, _, (error,) = say("--url", wrong)
     assert status == 2 and error.startswith(f"no gateway of this version answers at {wrong}")
+
+
+def test_an_engine_that_tells_nothing_has_a_line_that_says_so(
+    url: str, say: Callable[..., Said]
+) -> None:
+    with serve(ScriptedEngine()) as address:
+        added = Admin(url).post("engines", {"url": address})
+    name = added["name"]
+
+    def lines_of(*words: str) -> list[str]:
+        status, lines, _ = say("--url", url, *words)
+        assert (status == 1) == any(" not known: " in line for line in lines)
+        return lines
+
+    eventually(lambda: any(line.startswith(f"{name} not known: ") for line in lines_of()))
+    assert any(line.endswith("leased") for line in lines_of()), "the others are told"
+    assert len(lines_of("--engine", name)) == 1
+    Admin(url).delete(f"engines/{name}")
+    assert not any("not known" in line for line in lines_of())

@@ -11,6 +11,7 @@ from gateway.admission.keyring import KeyRing
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable
 from gateway.base.settings import Settings
+from gateway.cli.main import main
 from gateway.cli.migrate import migrate
 from gateway.cli.recover import count_open_turns, recover_instance, recover_journal
 from gateway.journal.store import Journal
@@ -64,7 +65,7 @@ def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> N
                 await recover_journal(settings, directory)
             await journal.stop()
             found = await recover_journal(settings, directory)
-            assert (found.turns, found.closed, found.left) == (3, 2, 0)
+            assert found == (3, 2, 0, {})
             # Again, with nothing left to do.
             assert (await recover_journal(settings, directory)).turns == 0
 
@@ -95,9 +96,11 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]
             for turn_id, of in zip(ids, (scope, "f" * 32, "f" * 32, scope), strict=True):
                 engine.final[turn_id] = counts(turn_id, of)
-            assert await count_open_turns(settings) == {"deadbeef": 3, "01234567": 1}
-            assert await recover_instance(settings, "deadbeef") == 3
-            assert await recover_instance(settings, "deadbeef") in (0, 3)
+            kept = await count_open_turns(settings)
+            assert kept.by_instance == {"deadbeef": 3, "01234567": 1}
+            assert await recover_instance(settings, "deadbeef") == (2, 3, {})
+            again = await recover_instance(settings, "deadbeef")
+            assert again in ((2, 3, {}), (0, 0, {}))
 
         asyncio.run(check())
     first, second = ledger_rows(settings.ledger_url)
@@ -105,3 +108,49 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
     assert first["outcome"] == "gateway_lost" and first["cache_read_tokens"] == 90
     assert costs_what_own_prices_say(settings, first)
     assert set(engine.acked) == {first["id"], second["id"], f"{second['id']}.2"}
+
+
+@pytest.mark.parametrize("words", [[], ["--instance", "deadbeef"], ["--journal", "DIRECTORY"]])
+def test_an_engine_that_does_not_answer_is_named_and_no_number_stands_for_it(
+    tmp_path: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = ScriptedEngine()
+    engine.final["msg_deadbeef01"] = counts("msg_deadbeef01", "f" * 32)
+    asyncio.run(Journal(tmp_path / "moved").start().stop())
+    with serve(engine) as url:
+        settings = settings_with_prices(tmp_path, url)
+        two = settings.model_copy(update={"engines": (f"near={url}", "away=http://127.0.0.1:9")})
+        monkeypatch.setattr("gateway.cli.recover.load", lambda: two)
+        named = [str(tmp_path / "moved") if word == "DIRECTORY" else word for word in words]
+        assert main(["recover", *named]) == 1
+        said = capsys.readouterr()
+        assert "away was not asked (cannot connect): " in said.err
+        assert "near was" not in said.err
+        all_there = two.model_copy(update={"engines": (f"near={url}",)})
+        monkeypatch.setattr("gateway.cli.recover.load", lambda: all_there)
+        assert main(["recover", *named]) == 0
+        assert "was not asked" not in capsys.readouterr().err
+
+
+def test_engines_that_a_source_names_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = ScriptedEngine()
+    engine.final["msg_deadbeef01"] = counts("msg_deadbeef01")
+    with serve(engine) as url:
+        settings = settings_with_prices(tmp_path, url)
+        source = url.replace("http://127.0.0.1", "dns://localhost")
+        found = settings.model_copy(update={"engines": (source,)})
+        monkeypatch.setattr("gateway.cli.recover.load", lambda: found)
+        monkeypatch.setattr("gateway.cli.adapters.load", lambda: found)
+        main(["recover"])
+        assert "deadbeef 1" in capsys.readouterr().out
+        assert main(["adapters", "list"]) == 0
+        assert "has none" in capsys.readouterr().out
+        nowhere = settings.model_copy(update={"engines": ("dns://no-such-host.invalid:8100",)})
+        monkeypatch.setattr("gateway.cli.adapters.load", lambda: nowhere)
+        assert main(["adapters", "list"]) == 1
+        assert "HOLDFAST_ENGINES: dns://no-such-host.invalid:8100: " in capsys.readouterr().err

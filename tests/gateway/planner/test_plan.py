@@ -123,6 +123,17 @@ def test_traffic_of_several_models_is_warned_of() -> None:
     assert planned().warnings == []
 
 
+def test_what_is_left_out_is_said() -> None:
+    turns = made_up(MADE)
+    job = Job(
+        request=PlanRequest(), turns=turns, is_cut=True, num_unknown=3, engine=ENGINE, times=TIMES
+    )
+    assert plan(job, lambda share: None).warnings == [
+        f"The newest {len(turns):,} requests of the range are planned. Older ones are left out.",
+        "3 requests of an earlier version can't be planned, and are left out.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("job", "named"),
     [
