@@ -143,6 +143,7 @@ class EngineBackend:
         usual = TTLS["1h"].seconds + grace
         self._days = SessionDays(clock, today, seconds=usual, grace_seconds=grace)
         self._loaded: Loaded | None = None
+        self._why_ended = ""
         self._adapters = AdapterShelf()
 
     def load(self, progress: Progress) -> None:
@@ -406,7 +407,7 @@ class EngineBackend:
 
     def _ready(self) -> Loaded:
         if self._loaded is None:
-            raise NotReady("the model is loading")
+            raise NotReady(self._why_ended or "the model is loading")
         return self._loaded
 
     async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:

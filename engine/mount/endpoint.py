@@ -123,7 +123,9 @@ class MountedEngine:
                 log.error("the engine could not be ended whole", error=type(error).__name__)
 
         if self._backend is not None:
-            ending = self._backend.abandon("the engine server failed")
+            why = self._host.readiness.error
+            reason = f"the engine has failed ({why}) and is off until vLLM is started again"
+            ending = self._backend.abandon(reason)
             future = asyncio.run_coroutine_threadsafe(ending, self._event_loop)
             future.add_done_callback(note_end)
 

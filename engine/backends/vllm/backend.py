@@ -152,6 +152,7 @@ class VllmBackend(EngineBackend):
         """End our part in a vLLM that is not ours: requests fail, holds end, calls are refused."""
         loaded = self._loaded
         self._loaded = None
+        self._why_ended = reason
         if loaded is not None:
             assert isinstance(loaded.loop, VllmLoop)
             self._events.close()

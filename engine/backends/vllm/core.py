@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 
 from engine.backends.external import Order, vllm_sampling
 from engine.backends.prepare.images import Expanded
@@ -29,10 +30,12 @@ from engine.backends.vllm.directive import (
 from engine.cache.ids import TokenId
 from engine.errors import ImageRefused, PromptTooLong
 from engine.peft import read_files
+from engine.protocol import ErrorCode
 from engine.refusal import StartRefused
 from engine.schedule.request import ImagePrompt
 from engine.store.journal import Record
 
+log = structlog.get_logger()
 FIRST_ADAPTER_ID = 2**30
 """vLLM's own clients name adapters by numbers from 1 on."""
 LOAD_SECONDS = 300.0
@@ -72,8 +75,36 @@ async def _prompt_of(image_prompt: ImagePrompt) -> dict[str, Any]:
     }
 
 
+def _output_of(output: Any) -> Output:
+    """Of a `vllm.RequestOutput`."""
+    metrics = output.metrics
+    completions = (completion.token_ids for completion in output.outputs)
+    return Output(
+        token_ids=list(chain.from_iterable(completions)),
+        is_last=output.finished,
+        queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
+    )
+
+
 class OrderRefused(Exception):
     """vLLM does not take a request that we hold for good; its reason is for the log."""
+
+
+_CODE_OF_STATUS: dict[int, ErrorCode] = {503: "not_ready", 429: "overloaded"}
+
+
+class TurnFailed(Exception):
+    """vLLM ended one request by an error of its own, and goes on.
+
+    The message is the error's class: its own may tell of the prompt. `code` is by the HTTP status
+    that the error carries (of `vllm.exceptions`, GenerationError has `status_code` and
+    GracefulHTTPError `http_status`): a paused vLLM answers 503.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"vLLM ended the request: {type(error).__name__}")
+        status = getattr(error, "http_status", getattr(error, "status_code", 500))
+        self.code = _CODE_OF_STATUS.get(status, "internal")
 
 
 class VllmCore:
@@ -151,7 +182,10 @@ class VllmCore:
         return Expanded(processed["prompt_token_ids"], spans, places)
 
     async def generate(self, order: Order, directive: Directive) -> AsyncIterator[Output]:
-        """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
+        """Run one choice to its end; who stops listening must `abort` it.
+
+        Raises OrderRefused, TurnFailed, and vLLM's own error where all of vLLM has ended.
+        """
         prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
         has_images = order.image_prompt is not None
         if order.image_prompt is not None:
@@ -180,20 +214,26 @@ class VllmCore:
         except _refusals() as error:
             self._adding.pop(order.order_id, None)
             raise OrderRefused(str(error)) from error
+        except Exception as error:  # the edge: what vLLM raises is the end of this turn alone
+            self._adding.pop(order.order_id, None)
+            if self._llm.errored:
+                raise
+            raise TurnFailed(error) from error
         self._adding.pop(order.order_id, None)
         # vLLM has them: neither pixels nor files are kept while it answers.
         prompt.clear()
-        while True:
-            output = await collector.get()
-            metrics = output.metrics
-            completions = (completion.token_ids for completion in output.outputs)
-            yield Output(
-                token_ids=list(chain.from_iterable(completions)),
-                is_last=output.finished,
-                queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
-            )
-            if output.finished:
-                return
+        is_last = False
+        while not is_last:
+            try:
+                output = _output_of(await collector.get())
+            except _refusals() as error:
+                raise OrderRefused(str(error)) from error
+            except Exception as error:  # as above: a paused vLLM ends a turn that it had taken
+                if self._llm.errored:
+                    raise
+                raise TurnFailed(error) from error
+            is_last = output.is_last
+            yield output
 
     def _sampling_params(self, order: Order, directive: Directive) -> Any:
         """How vLLM draws an order's tokens, and what our connector is told with it."""
@@ -219,10 +259,16 @@ class VllmCore:
         )
 
     async def abort(self, order_id: str) -> None:
+        """Where vLLM can't abort it, it computes it to its end, and nobody reads that."""
         adding = self._adding.pop(order_id, None)
         if adding is not None:
             await asyncio.wait([adding])
-        await self._llm.abort(order_id)
+        try:
+            await self._llm.abort(order_id)
+        except Exception as error:  # the edge, as in `generate`
+            if self._llm.errored:
+                raise
+            log.error("vLLM did not abort a request", error=type(error).__name__)
 
     async def add_adapter(self, digest: str, directory: str) -> None:
         """Have vLLM compute an adapter. Raise StartRefused with vLLM's reason.

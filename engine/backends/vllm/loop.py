@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
-from engine.backends.vllm.core import OrderRefused, Output, VllmCore
+from engine.backends.vllm.core import OrderRefused, Output, TurnFailed, VllmCore
 from engine.backends.vllm.directive import (
     Directive,
     HoldState,
@@ -464,6 +464,11 @@ class VllmLoop(ExternalLoop):
         except OrderRefused as refusal:
             log.error("vLLM refused a request", why=type(refusal.__cause__).__name__)
             self._fail(sequence, "vLLM refused the request")
+            self._tell()
+            return
+        except TurnFailed as failure:
+            log.error("vLLM ended a request", why=type(failure.__cause__).__name__)
+            self._fail(sequence, str(failure), failure.code)
             self._tell()
             return
         if not is_last:

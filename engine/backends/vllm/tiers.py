@@ -30,6 +30,7 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from engine.backends.vllm.directive import PARAM_KEY
+from engine.backends.vllm.switch import Switch, guarded
 from engine.cache.block import Entry
 from engine.cache.ids import NOBODY
 from engine.cache.store_tier import BlockKey
@@ -85,15 +86,22 @@ class Wanted:
 
 
 class LeasedLast(CachePolicy):
-    """Least recently used, what leases want after all other. In vLLM's tier of host memory."""
+    """Least recently used, what leases want after all other. In vLLM's tier of host memory.
+
+    Nothing of ours may leave it: vLLM's scheduler calls it. `_chunks` is what vLLM relies on, and
+    single steps of a dict keep it. The orders are ours. Where they fail the policy is off, and
+    gives away what came first. A later vLLM may pass more arguments, as 0.33 does.
+    """
 
     def __init__(self, cache_capacity: int, clock: Callable[[], float] = time.time) -> None:
         super().__init__(cache_capacity)
+        self.switch = Switch("cache policy")
         self._wanted = Wanted(clock)
         self._chunks: dict[bytes, ChunkStatus] = {}
         self._plain: OrderedDict[bytes, None] = OrderedDict()
         self._leased: OrderedDict[bytes, None] = OrderedDict()
 
+    @guarded(None)
     def want(self, keys: Iterable[bytes], until: float) -> None:
         for key in keys:
             self._wanted.want(key, until)
@@ -101,32 +109,51 @@ class LeasedLast(CachePolicy):
                 del self._plain[key]
                 self._leased[key] = None
 
-    def get(self, key: bytes) -> ChunkStatus | None:
+    def get(self, key: bytes, *_: Any, **__: Any) -> ChunkStatus | None:
         return self._chunks.get(key)
 
-    def insert(self, key: bytes, chunk: ChunkStatus) -> None:
+    def insert(self, key: bytes, chunk: ChunkStatus, *_: Any, **__: Any) -> None:
         self._chunks[key] = chunk
         if chunk.ref_cnt == 0:
             self.mark_evictable(key)
 
-    def remove(self, key: bytes) -> None:
-        del self._chunks[key]
-        self._order_of(key).pop(key, None)
+    def remove(self, key: bytes, *_: Any, **__: Any) -> None:
+        self._chunks.pop(key, None)
+        self.switch.run(lambda: self._order_of(key).pop(key, None), None)
 
-    def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
+    @guarded(None)
+    def touch(self, keys: Iterable[bytes], *_: Any, **__: Any) -> None:
         for key in reversed(list(keys)):
             order = self._order_of(key)
             if key in order:
                 order.move_to_end(key)
 
-    def mark_evictable(self, key: bytes) -> None:
+    @guarded(None)
+    def mark_evictable(self, key: bytes, *_: Any, **__: Any) -> None:
         order = self._leased if key in self._wanted.until else self._plain
         order[key] = None
 
-    def mark_non_evictable(self, key: bytes) -> None:
+    @guarded(None)
+    def mark_non_evictable(self, key: bytes, *_: Any, **__: Any) -> None:
         del self._order_of(key)[key]
 
-    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
+    def evict(
+        self, n: int, protected: Collection[bytes], *_: Any, **__: Any
+    ) -> list[tuple[bytes, ChunkStatus]] | None:
+        able = self.switch.run(lambda: self._take(n, protected), None)
+        if not self.switch.is_on:
+            idle = (key for key, chunk in self._chunks.items() if chunk.ref_cnt == 0)
+            able = list(islice((key for key in idle if key not in protected), n))
+        if able is None or len(able) < n:
+            return None
+        return [(key, self._chunks.pop(key)) for key in able]
+
+    def clear(self, *_: Any, **__: Any) -> None:
+        for content in (self._chunks, self._plain, self._leased):
+            content.clear()
+
+    def _take(self, n: int, protected: Collection[bytes]) -> list[bytes] | None:
+        """Take so many out of the orders; None, and no change, where there are too few."""
         for key in self._wanted.take_ended():
             if key in self._leased:
                 del self._leased[key]
@@ -138,11 +165,7 @@ class LeasedLast(CachePolicy):
             return None
         for key in keys:
             del self._order_of(key)[key]
-        return [(key, self._chunks.pop(key)) for key in keys]
-
-    def clear(self) -> None:
-        for content in (self._chunks, self._plain, self._leased):
-            content.clear()
+        return keys
 
     def _order_of(self, key: bytes) -> OrderedDict[bytes, None]:
         return self._leased if key in self._leased else self._plain
@@ -164,7 +187,8 @@ class LeaseTier(SecondaryTierManager):
 
     A file that is not what was written for its chunk, by this model in this layout, is a miss.
     `above` is the policy of the tier between, which hears of leases too. `chain` is the secret of
-    the keys of entries.
+    the keys of entries. After an error of ours it is off: all that it kept is gone, every look-up
+    is a miss, and every job has failed.
     """
 
     medium = Medium.STORAGE
@@ -184,6 +208,8 @@ class LeaseTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if offloading_spec.blocks_per_chunk != 1:
             raise ValueError("LeaseTier: `blocks_per_chunk` must be 1, as leases are of blocks")
+        self.switch = Switch("tier")
+        self.switch.give_back = self._lose_all
         self._bytes = primary_kv_view.cast("B")
         self._directory = StoreDirectory(Path(directory))
         model = fingerprint(
@@ -194,7 +220,8 @@ class LeaseTier(SecondaryTierManager):
         self._stored: dict[bytes, None] = {}
         self._writing: set[bytes] = set()
         self._gone: list[bytes] = []
-        self._jobs: set[Future[None]] = set()
+        # None: it never began.
+        self._jobs: dict[int, Future[None] | None] = {}
         self._finished: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(4, "lease-tier")
         # One thread changes files, so that they change in order.
@@ -221,6 +248,7 @@ class LeaseTier(SecondaryTierManager):
 
     # What leases want and have.
 
+    @guarded(None)
     def want(self, keys: Sequence[bytes], until: float) -> None:
         """Keep these, once they come, until then at least."""
         if isinstance(self.above, LeasedLast):
@@ -228,16 +256,18 @@ class LeaseTier(SecondaryTierManager):
         for key in keys:
             self._wanted.want(key, until + GRACE_SECONDS)
 
+    @guarded(False)
     def keeps(self, keys: Iterable[bytes]) -> bool:
         return all(key in self._stored for key in keys)
 
     def take_gone(self) -> set[bytes]:
         """Chunks that were kept, and are no more, since the last call."""
-        self._end()
+        self.switch.run(self._end, None)
         gone = self._gone
         self._gone = []
         return set(gone)
 
+    @guarded(None)
     def record(self, records: Sequence[Record]) -> None:
         """Tell the journal of entries. What is said of one that it does not know is left out."""
         known_records = [
@@ -273,7 +303,7 @@ class LeaseTier(SecondaryTierManager):
         used = len(self._stored)
         restored = self._restored
         return StoreStats(
-            is_up=True,
+            is_up=self.switch.is_on,
             blocks=self.max_blocks,
             used_blocks=used,
             held_blocks=used,
@@ -294,16 +324,58 @@ class LeaseTier(SecondaryTierManager):
 
     # What vLLM's manager calls.
 
+    @guarded(RequestOffloadingContext(OffloadPolicy.CHUNK_LEVEL))
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
         """What a request of ours marks is offloaded whole, though others computed it before."""
         is_ours = PARAM_KEY in (req_context.kv_transfer_params or ())
         policy = OffloadPolicy.REQUEST_LEVEL if is_ours else OffloadPolicy.CHUNK_LEVEL
         return RequestOffloadingContext(policy)
 
+    @guarded(LookupResult.MISS)
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         return LookupResult.HIT if key in self._stored else LookupResult.MISS
 
     def submit_store(self, job_metadata: Any) -> None:
+        job = self.switch.run(lambda: self._begin_store(job_metadata), None)
+        self._jobs[job_metadata.job_id] = job
+
+    def submit_load(self, job_metadata: Any) -> None:
+        job = self.switch.run(lambda: self._begin_load(job_metadata), None)
+        self._jobs[job_metadata.job_id] = job
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Every job once. One that ended without a result has failed: vLLM waits for each."""
+        ended = {job_id: job for job_id, job in self._jobs.items() if job is None or job.done()}
+        for job in ended.values():
+            error = None if job is None else job.exception()
+            if error is not None:
+                self.switch.turn_off(type(error).__name__)
+        nothing: list[JobResult] = []
+        results = {result.job_id: result for result in self.switch.run(self._finish, nothing)}
+        for job_id in ended:
+            results.setdefault(job_id, JobResult(job_id, success=False))
+        known = [result for job_id, result in results.items() if job_id in self._jobs]
+        for result in known:
+            del self._jobs[result.job_id]
+        return known
+
+    def has_pending_work(self) -> bool:
+        return bool(self._jobs)
+
+    @guarded(None)
+    def drain_jobs(self) -> None:
+        wait([*filter(None, self._jobs.values()), self._threads.run()])
+
+    @guarded(None)
+    def shutdown(self) -> None:
+        self._readers.shutdown()
+        self._threads.close(CLOSE_SECONDS)
+        self._bytes.release()
+        self._directory.close()
+
+    # Inside.
+
+    def _begin_store(self, job_metadata: Any) -> "Future[None]":
         self._end()
         pairs = list[tuple[bytes, int]]()
         for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids, strict=True):
@@ -312,55 +384,46 @@ class LeaseTier(SecondaryTierManager):
             if is_new and has_room and key not in self._writing:
                 self._writing.add(key)
                 pairs.append((key, int(chunk)))
-        self._jobs.add(self._threads.run(partial(self._write, job_metadata.job_id, pairs)))
+        return self._threads.run(partial(self._write, job_metadata.job_id, pairs))
 
-    def submit_load(self, job_metadata: Any) -> None:
+    def _begin_load(self, job_metadata: Any) -> "Future[None]":
         pairs = list(zip(job_metadata.keys, map(int, job_metadata.chunk_ids), strict=True))
-        self._jobs.add(self._readers.submit(self._read, job_metadata.job_id, pairs))
+        return self._readers.submit(self._read, job_metadata.job_id, pairs)
 
-    def get_finished_jobs(self) -> Iterable[JobResult]:
-        self._jobs = {job for job in self._jobs if not job.done()}
+    def _finish(self) -> list[JobResult]:
         failures = (result for result in self._threads.results.take() if isinstance(result, Failed))
         self._counts["failed"] += sum(1 for _ in failures)
         results = list[JobResult]()
         with suppress(queue.Empty):
             while True:
-                done = self._finished.get_nowait()
-                self._counts["loaded" if done.is_load else "written"] += len(done.done)
-                if done.is_load:
-                    self._misses.update(done.failed.values())
-                    for key in done.failed:
-                        self._forget(key)
-                else:
-                    self._counts["failed"] += len(done.failed)
-                    self._writing.difference_update(done.done, done.failed)
-                    self._stored.update(dict.fromkeys(done.done))
-                    for key in done.done:
-                        if key not in self._wanted.until:  # its time is over already
-                            self._forget(key)
-                result = JobResult(
-                    done.job_id,
-                    success=not done.failed,
-                    successful_keys=done.done if done.is_load and done.failed else None,
-                    transfer_time=done.seconds,
-                    transfer_bytes=len(done.done) * self._block_size_bytes,
-                )
-                results.append(result)
+                results.append(self._result_of(self._finished.get_nowait()))
         return results
 
-    def has_pending_work(self) -> bool:
-        return bool(self._jobs) or not self._finished.empty()
+    def _result_of(self, done: Done) -> JobResult:
+        self._counts["loaded" if done.is_load else "written"] += len(done.done)
+        if done.is_load:
+            self._misses.update(done.failed.values())
+            for key in done.failed:
+                self._forget(key)
+        else:
+            self._counts["failed"] += len(done.failed)
+            self._writing.difference_update(done.done, done.failed)
+            self._stored.update(dict.fromkeys(done.done))
+            for key in done.done:
+                if key not in self._wanted.until:  # its time is over already
+                    self._forget(key)
+        return JobResult(
+            done.job_id,
+            success=not done.failed,
+            successful_keys=done.done if done.is_load and done.failed else None,
+            transfer_time=done.seconds,
+            transfer_bytes=len(done.done) * self._block_size_bytes,
+        )
 
-    def drain_jobs(self) -> None:
-        wait([*self._jobs, self._threads.run()])
-
-    def shutdown(self) -> None:
-        self._readers.shutdown()
-        self._threads.close(CLOSE_SECONDS)
-        self._bytes.release()
-        self._directory.close()
-
-    # Inside.
+    def _lose_all(self) -> None:
+        """What leases stood on here is told as gone."""
+        self._gone.extend(self._stored)
+        self._stored.clear()
 
     def _end(self) -> None:
         """Delete what nobody wants any more."""

@@ -17,7 +17,7 @@ from engine.backends.external import Order
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm import backend as vllm_backend
 from engine.backends.vllm.backend import VllmBackend, VllmParts
-from engine.backends.vllm.core import Output, VllmAdapters, VllmCore
+from engine.backends.vllm.core import OrderRefused, Output, TurnFailed, VllmAdapters, VllmCore
 from engine.backends.vllm.directive import (
     Bound,
     CoreStats,
@@ -29,9 +29,11 @@ from engine.backends.vllm.directive import (
 )
 from engine.cache.ids import TokenId
 from engine.clock import ManualClock
-from engine.errors import AdapterRefused, DuplicateRequest, NotFound
+from engine.errors import AdapterRefused, DuplicateRequest, NotFound, NotReady
 from engine.protocol import (
     Breakpoint,
+    ErrorCode,
+    Failed,
     FinalCounts,
     Finished,
     Part,
@@ -43,6 +45,7 @@ from engine.protocol import (
 )
 from engine.protocol.reports import BlockStats
 from engine.refusal import StartRefused
+from engine.schedule.runner import SampleParams
 from engine.settings import DEMO_MODEL, Settings
 from engine.supervisor import Supervisor
 from tests.engine.backends.local import description, prompt, request, thread_pool
@@ -73,6 +76,7 @@ class ScriptedCore(VllmCore):
         self.held: set[str] = set()
         self.lost: list[Loss] = []
         self.failure: Exception | None = None
+        self.ends_turn: Exception | None = None
         self.prefills = False
         self.may_answer = asyncio.Event()
         self.calls: list[str] = []
@@ -97,6 +101,8 @@ class ScriptedCore(VllmCore):
         for index, token in enumerate(sampled):
             is_last = index == len(sampled) - 1
             yield Output(token_ids=[token], is_last=is_last)
+            if self.ends_turn is not None:
+                raise self.ends_turn
 
     def reusable(self, tokens: Sequence[TokenId]) -> int:
         """Whole blocks of an earlier prompt; vLLM computes a prompt's last token always."""
@@ -332,3 +338,84 @@ async def test_no_copy_of_a_refused_adapter_stays(tmp_path: Path) -> None:
     with pytest.raises(StartRefused):
         await asyncio.to_thread(adapters.read, tmp_path)
     copy.parent.unlink()
+
+
+class PausedLlm:
+    """In the place of an AsyncLLM: it takes a request, or raises, and raises for its output."""
+
+    def __init__(self, *, taking: Exception | None, answering: Exception) -> None:
+        self.taking = taking
+        self.answering = answering
+        self.errored = False
+
+    async def add_request(self, *_: Any, **__: Any) -> "PausedLlm":
+        if self.taking is not None:
+            raise self.taking
+        return self
+
+    async def get(self) -> Any:
+        raise self.answering
+
+
+class CarriesStatus(Exception):
+    def __init__(self, field: str, status: int) -> None:
+        super().__init__("secret of the prompt")
+        setattr(self, field, status)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CarriesStatus("status_code", 503), "not_ready"),  # RetryableRequestError, of a pause
+        (CarriesStatus("http_status", 503), "not_ready"),  # QueueOverflowError
+        (CarriesStatus("status_code", 500), "internal"),  # GenerationError
+        (KeyError("renamed"), "internal"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_what_vllm_raises_is_the_end_of_one_turn_by_its_name_and_status(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: ErrorCode, is_taken: bool
+) -> None:
+    monkeypatch.setattr("engine.backends.vllm.core._refusals", lambda: (ValueError,))
+    monkeypatch.setattr(VllmCore, "_sampling_params", lambda *_: None)
+    llm = PausedLlm(taking=None if is_taken else error, answering=error)
+    core = VllmCore(llm, 100, takes_seeds=False, is_owner=False)
+    order = Order(
+        order_id="r",
+        scope="s",
+        token_ids=[1],
+        request=request(),
+        sample=SampleParams(temperature=0, top_p=1, top_k=0, seed=0),
+        max_tokens=1,
+    )
+    directive = Directive(request_id="r", scope="s", wants=[])
+    with pytest.raises(TurnFailed, match=type(error).__name__) as ended:
+        await anext(aiter(core.generate(order, directive)))
+    assert ended.value.code == code
+    assert "secret" not in str(ended.value)
+    # An error behind which all of vLLM is gone is no turn's.
+    llm.errored = True
+    with pytest.raises(type(error)):
+        await anext(aiter(core.generate(order, directive)))
+    if is_taken:
+        llm.answering = ValueError("refused late")
+        with pytest.raises(OrderRefused):
+            await anext(aiter(core.generate(order, directive)))
+
+
+async def test_a_turn_that_vllm_ends_fails_alone_and_later_ones_are_answered() -> None:
+    core = ScriptedCore()
+    async with loaded(core) as (backend, crashes):
+        core.ends_turn = TurnFailed(CarriesStatus("status_code", 503))
+        frames = [frame async for frame in await backend.open(request(prompt("Is it?")))]
+        failed = frames[-1]
+        assert isinstance(failed, Failed)
+        assert failed.code == "not_ready" and "CarriesStatus" in failed.message
+        core.ends_turn = None
+        _, parts, _ = await said(backend, "next", prompt("Is it?", system=SYSTEM))
+        assert parts
+        assert not crashes
+        await backend.abandon("why it is off")
+        with pytest.raises(NotReady, match="why it is off"):
+            await backend.stats()

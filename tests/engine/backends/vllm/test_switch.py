@@ -15,8 +15,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
-from engine.backends.vllm.connector import HoldfastConnector, RequestTracker, SwitchedOff
+from engine.backends.vllm.connector import HoldfastConnector, RequestTracker
 from engine.backends.vllm.leases import LeaseManager
+from engine.backends.vllm.switch import SwitchedOff
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 from tests.faults.forgery import forged
 
