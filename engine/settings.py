@@ -155,6 +155,11 @@ class Settings(BaseSettings):
         description="vLLM engine: any of vLLM's engine arguments, as JSON",
         validate_default=False,
     )
+    vllm_shares_kv_across_scopes: bool = Field(
+        False,
+        description="vLLM engine: serve beside a connector that may give one scope what another "
+        "wrote; isolation is not declared then",
+    )
     upstream: str = Field(
         "",
         description="Upstream engine: the URL of an unmodified model server, such as "

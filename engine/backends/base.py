@@ -125,14 +125,17 @@ class Parts:
     approximate: Approximations = field(default_factory=Approximations)
 
 
-def own_guarantees(capabilities: Collection[Capability]) -> list[Guarantee]:
-    """Of engines whose blocks are their own, or are leased inside vLLM."""
+def own_guarantees(capabilities: Collection[Capability], *, shared_by: str = "") -> list[Guarantee]:
+    """Of engines whose blocks are their own, or are leased inside vLLM.
+
+    `shared_by` is what may give a scope another's content, where something does.
+    """
     forced = "forced_tools" in capabilities
     return [
         Guarantee("exact_read", True, "from its blocks"),
         Guarantee("exact_write", True, "from its blocks"),
         Guarantee("hold", True, "leases"),
-        Guarantee("isolation", True, "blocks are found by scope"),
+        Guarantee("isolation", not shared_by, shared_by or "blocks are found by scope"),
         Guarantee("events", True, "leases and names"),
         Guarantee("forced_tools", forced, "grammars" if forced else "not for this template"),
     ]

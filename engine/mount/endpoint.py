@@ -21,7 +21,10 @@ from pydantic import ValidationError
 from engine.backends.base import Progress
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm.arguments import NAME, lease_shares
-from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of
+from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of, transfer_of
+from engine.backends.vllm.beside import refusal
+from engine.backends.vllm.internals import VllmChangedError, check_adapters
+from engine.backends.vllm.names import vllm_version
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
@@ -170,6 +173,15 @@ def check(llm: Any, settings: Settings) -> None:
             "each data-parallel rank would be an engine of its own: start as many servers without "
             "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
         )
+    why = refusal(transfer_of(config.kv_transfer_config))
+    if why is not None and not settings.vllm_shares_kv_across_scopes:
+        wrong.append(why)
+    if config.lora_config is not None:
+        # Rows of the base model are wrong as well, so it is not enough that we ask for none.
+        try:
+            check_adapters(vllm_version(), is_cpu=config.device_config.device_type == "cpu")
+        except VllmChangedError as error:
+            wrong.append(str(error))
     if not cache.enable_prefix_caching:
         wrong.append("prefix caching is off: leave --no-enable-prefix-caching out")
     elif not str(cache.prefix_caching_hash_algo).startswith("sha256"):

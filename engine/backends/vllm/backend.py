@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from engine.backends.adapters import READ_SECONDS, AdapterParts, AdapterShelf
-from engine.backends.base import Progress
+from engine.backends.base import Progress, own_guarantees
 from engine.backends.contract import EngineBackend, Loaded
 from engine.backends.external import MirrorPool
 from engine.backends.identity import identity_of
@@ -23,10 +23,12 @@ from engine.backends.prepare.images import Expanded, Widening, image_token_text
 from engine.backends.prepare.pool import new_pool
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import capabilities_of, chat_renderer, chat_worker
-from engine.backends.vllm.arguments import engine_arguments
+from engine.backends.vllm.arguments import ArgumentRefused, engine_arguments
+from engine.backends.vllm.beside import refusal, sharing
 from engine.backends.vllm.core import LOAD_SECONDS, VllmAdapters, VllmCore
-from engine.backends.vllm.internals import ADAPTERS_SINCE, check_version
+from engine.backends.vllm.internals import check_adapters
 from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
+from engine.backends.vllm.names import check_names
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
@@ -59,6 +61,7 @@ class VllmParts:
     """A running vLLM; `description` lacks only the epoch.
 
     `has_states`: some of its layers keep a recurrent state, so that a read ends at a kept one.
+    `shared_by` names connectors beside ours that may give a scope another's content.
     `adapters` are the folders that its own command line names.
     """
 
@@ -67,6 +70,7 @@ class VllmParts:
     worker: WorkerSpec
     description: Description
     has_states: bool = False
+    shared_by: str = ""
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -108,6 +112,10 @@ class VllmBackend(EngineBackend):
             self._adapters = AdapterShelf(shelved)
             self._closing.callback(adapters.close)
         settings = self._settings
+        if parts.shared_by:
+            log.warning("SCOPES ARE NOT KEPT APART by a connector beside ours", by=parts.shared_by)
+            guarantees = own_guarantees(description.capabilities, shared_by=parts.shared_by)
+            description = msgspec.structs.replace(description, guarantees=guarantees)
         description = self._whole(description)
         # Room for what vLLM has evicted and not told yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
@@ -188,12 +196,18 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     Raises ArgumentRefused, StartRefused where vLLM's own processes did not start, and what vLLM
     itself raises.
     """
-    from vllm import AsyncEngineArgs
+    from vllm import AsyncEngineArgs, __version__
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
     progress("starting vLLM", 0.1)
-    arguments = engine_arguments(settings, is_cpu=current_platform.is_cpu())
+    is_cpu = current_platform.is_cpu()
+    if settings.adapters:
+        check_adapters(__version__, is_cpu=is_cpu)
+    arguments = engine_arguments(settings, is_cpu=is_cpu)
+    why = refusal(arguments["kv_transfer_config"])
+    if why is not None and not settings.vllm_shares_kv_across_scopes:
+        raise ArgumentRefused(f"ENGINE_VLLM_ARGS: {why}")
     config = AsyncEngineArgs(**arguments).create_engine_config()
     try:
         llm = AsyncLLM.from_vllm_config(config, stat_loggers=[])
@@ -264,15 +278,16 @@ def parts_of(
 
     `worker` says whose template and tokenizer render. `is_owner`: vLLM ends when the backend ends.
     `adapters`: paths or hub ids by name. Raises TemplateRefused, and VllmChangedError where this
-    vLLM's adapters are not known.
+    vLLM, or its adapters, are not known.
     """
     from vllm import __version__
     from vllm.lora.utils import get_adapter_absolute_path
     from vllm.platforms import current_platform
 
+    check_names("server")
     config = llm.vllm_config
     if settings.adapters or adapters:
-        check_version(__version__, ADAPTERS_SINCE)
+        check_adapters(__version__, is_cpu=current_platform.is_cpu())
     model = config.model_config
     worker = msgspec.structs.replace(worker, image_text=image_text(model))
     renderer = chat_renderer(worker)
@@ -287,10 +302,19 @@ def parts_of(
         worker=worker,
         description=_description(config, settings, model_name, renderer),
         has_states=config.cache_config.mamba_cache_mode != "none",
+        shared_by=", ".join(sharing(transfer_of(config.kv_transfer_config))),
         adapters={
             name: Path(get_adapter_absolute_path(path)) for name, path in (adapters or {}).items()
         },
     )
+
+
+def transfer_of(config: Any) -> Mapping[str, Any] | None:
+    """vLLM's KVTransferConfig as far as it tells of connectors."""
+    if config is None:
+        return None
+    names = ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config")
+    return {name: getattr(config, name) for name in names}
 
 
 def _description(

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -42,10 +41,11 @@ from engine.backends.vllm.internals import (
     CacheManager,
     Request,
     VllmBlock,
+    VllmChangedError,
     check_layers,
-    check_version,
 )
 from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
+from engine.backends.vllm.names import check_names
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded
 from engine.schedule.request import Ranges
@@ -289,8 +289,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes one in the scheduler's process, which does it all, and one in each worker.
 
     Raises ValueError at start for a setting that can't be, prefix caching off, layers of a kind
-    that is not known, or a drafter that drops the last block of hits (EAGLE, MTP); VllmChangedError
-    for a version that is not known.
+    that is not known, or a drafter that drops the last block of hits (EAGLE, MTP). In a vLLM whose
+    names have changed it is off from the start.
     """
 
     leases: LeaseManager
@@ -303,9 +303,14 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             if kv_cache_config is not None:
                 check_layers(kv_cache_config.kv_cache_groups)
-            check_version(vllm.__version__)
             add_utilities()
-            cut_at_marks()
+            try:
+                check_names("scheduler")
+            except VllmChangedError as error:
+                logger.error("Holdfast is off: %s. vLLM goes on.", error)
+                self.switch.turn_off(str(error))
+            else:
+                cut_at_marks()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -331,6 +336,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
+        if not self.switch.is_on:
+            return
         if not kv_cache_manager.enable_caching:
             raise ValueError("HoldfastConnector needs prefix caching (enable_prefix_caching)")
         if kv_cache_manager.use_eagle:
@@ -439,7 +446,7 @@ def cut_at_marks() -> None:
     ) -> int:
         num: int = split(self, request, num_new_tokens, local, external)
         connector = _of(self)
-        if connector is None:
+        if connector is None or not connector.switch.is_on:
             return num
         tracker = connector.tracker
         start = request.num_computed_tokens + local + external

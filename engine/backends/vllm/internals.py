@@ -1,8 +1,6 @@
-"""What we use of vLLM's inside, as types, and the versions in which it is as we know it.
+"""What we use of vLLM's inside, as types. `names.py` checks that it is there, and as it was.
 
-Written against vLLM 0.32, tried with 0.30 and 0.31, and with the scheduler of 0.33 (which calls
-`update_state_after_alloc` later for asynchronous loads, of which we have none). This module
-imports nothing of vLLM.
+Tested with vLLM 0.32 and 0.33, tried with 0.30 and 0.31. This module imports nothing of vLLM.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,9 +72,10 @@ class Request(Protocol):
     def num_output_tokens(self) -> int: ...
 
 
-# Tested with 0.32, tried with 0.30 and 0.31, its scheduler alone with 0.33.
 MIN_VERSION = (0, 30)
-BELOW_VERSION = (0, 34)
+"""The oldest that was tried. Later ones are known by their names (`names.py`)."""
+CPU_ADAPTERS_SINCE = (0, 33)
+"""Earlier CPU builds compute base rows by an adapter's weights where one step has both."""
 ADAPTERS_SINCE = (0, 32)
 """Earlier ones pass over fields of an adapter's config that change what it computes."""
 
@@ -86,10 +85,22 @@ class VllmChangedError(RuntimeError):
 
 
 def check_version(version: str, oldest: tuple[int, int] = MIN_VERSION) -> None:
-    """Raise VllmChangedError for a vLLM that nobody has read our assumptions against."""
+    """Raise VllmChangedError for a vLLM that is older than what was tried."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if not oldest <= numbers < BELOW_VERSION:
-        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.{oldest[1]}, < 0.34")
+    if len(numbers) < 2 or numbers < oldest:
+        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.{oldest[1]}")
+
+
+def check_adapters(version: str, *, is_cpu: bool) -> None:
+    """Raise VllmChangedError where adapters would be computed wrong."""
+    check_version(version, ADAPTERS_SINCE)
+    try:
+        check_version(version, CPU_ADAPTERS_SINCE if is_cpu else ADAPTERS_SINCE)
+    except VllmChangedError:
+        raise VllmChangedError(
+            f"adapters (--enable-lora, ENGINE_ADAPTERS) need vLLM >= 0.33 on a CPU: {version} "
+            "computes other rows of a step by an adapter's weights, and keeps what it computed"
+        ) from None
 
 
 def check_layers(groups: Iterable[Any]) -> None:

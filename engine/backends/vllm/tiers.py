@@ -30,6 +30,7 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from engine.backends.vllm.directive import PARAM_KEY
+from engine.backends.vllm.names import check_names
 from engine.backends.vllm.switch import Switch, guarded
 from engine.cache.block import Entry
 from engine.cache.ids import NOBODY
@@ -204,8 +205,11 @@ class LeaseTier(SecondaryTierManager):
         backpressure_detector: Any = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raise ValueError for chunks of several blocks, and StoreRefused for the directory."""
+        """Raise ValueError for chunks of several blocks, StoreRefused for the directory, and
+        VllmChangedError where vLLM's offloading is not as it was read.
+        """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        check_names("offloading")
         if offloading_spec.blocks_per_chunk != 1:
             raise ValueError("LeaseTier: `blocks_per_chunk` must be 1, as leases are of blocks")
         self.switch = Switch("tier")

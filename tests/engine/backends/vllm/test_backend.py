@@ -96,13 +96,13 @@ class ScriptedCore(VllmCore):
         hit = self.reusable(order.token_ids)
         self.prompts.append(list(order.token_ids))
         self._reports[order.order_id] = self._report(directive, hit)
+        if self.ends_turn is not None:
+            raise self.ends_turn
         encoded = renderer(MODEL).tokenizer.encode(self.text, add_special_tokens=False).ids
         sampled = [*encoded, order.end_token_ids[0]]
         for index, token in enumerate(sampled):
             is_last = index == len(sampled) - 1
             yield Output(token_ids=[token], is_last=is_last)
-            if self.ends_turn is not None:
-                raise self.ends_turn
 
     def reusable(self, tokens: Sequence[TokenId]) -> int:
         """Whole blocks of an earlier prompt; vLLM computes a prompt's last token always."""
