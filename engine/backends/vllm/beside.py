@@ -1,8 +1,8 @@
 """Which of vLLM's connectors keep scopes apart, where one stands beside ours.
 
 A connector that finds KV by its own keys can hand one scope what another wrote. Ours, and vLLM's
-block hashes, know a scope by `cache_salt`; the salt of our orders has the adapter as well. The table
-is read from the source of vLLM 0.32 and 0.33, file by file. This module imports nothing of vLLM.
+block hashes, know a scope by `cache_salt`; the salt of our orders has the adapter as well. The
+table is read from the source of vLLM 0.33, file by file. This module imports nothing of vLLM.
 """
 
 from collections.abc import Mapping

@@ -74,9 +74,12 @@ class Simulator:
         is_bound: bool = True,
         drafter: str | None = None,
         beside: dict[str, Any] | None = None,
+        is_off: bool = False,
         **extra: Any,
     ) -> None:
-        """`second`: a second group of layers, or "window-alone"; `extra`: our own settings.
+        """`is_off`: our connector is expected to switch itself off at its start.
+
+        `second`: a second group of layers, or "window-alone"; `extra`: our own settings.
 
         `beside`: another connector, in a MultiConnector with ours.
 
@@ -124,9 +127,10 @@ class Simulator:
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.core = SimpleNamespace(scheduler=self.scheduler)
         ours = find_connector(self.core)
-        self.leases = ours.leases
-        self.tracker = ours.tracker
         self.switch = ours.switch
+        if not is_off:
+            self.leases = ours.leases
+            self.tracker = ours.tracker
         if is_bound:
             self.tracker.bind(TOKEN)
         self.pool = self.scheduler.kv_cache_manager.block_pool

@@ -140,6 +140,9 @@ class ScriptedCore(VllmCore):
     async def abort(self, order_id: str) -> None:
         self.calls.append("abort")
 
+    async def switch_off(self, reason: str) -> None:
+        self.calls.append("switch_off")
+
     async def release(self, keys: Sequence[str]) -> None:
         self.held -= set(keys)
 

@@ -1,6 +1,8 @@
 """Which versions, settings, drafters and layers of vLLM end the start. Some need vLLM itself."""
 
+import inspect
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,17 @@ import pytest
 
 from engine.backends.vllm.arguments import ArgumentRefused, engine_arguments
 from engine.backends.vllm.backend import kv_bytes
-from engine.backends.vllm.internals import VllmChangedError, check_layers, check_version
+from engine.backends.vllm.beside import CONNECTORS, FLAG, refusal
+from engine.backends.vllm.internals import (
+    VllmChangedError,
+    check_adapters,
+    check_layers,
+    check_version,
+)
+from engine.backends.vllm.names import NAMES, check_names, signatures_of
 from engine.settings import Settings
 
+BLOCK_POOL = "v1.core.block_pool:BlockPool"
 OURS = {"kv_connector": "HoldfastConnector", "kv_role": "kv_producer"}
 BESIDE = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 needs_vllm = pytest.mark.skipif(
@@ -27,8 +37,8 @@ LLAMA = {
 DEEPSEEK = {**LLAMA, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
-@pytest.mark.parametrize("version", ["0.29.1", "0.34.0", "1.0", "unknown"])
-def test_unknown_versions_are_named(version: str) -> None:
+@pytest.mark.parametrize("version", ["0.29.1", "0.9", "unknown"])
+def test_versions_that_are_too_old_are_named(version: str) -> None:
     with pytest.raises(VllmChangedError, match=version):
         check_version(version)
 
@@ -62,10 +72,124 @@ def test_a_connector_without_a_name_is_refused(given: Any) -> None:
 
 
 @needs_vllm
-def test_the_version_that_is_installed_is_known() -> None:
-    import vllm
+@pytest.mark.parametrize("part", NAMES)
+def test_every_name_of_the_vllm_that_is_installed_is_as_it_was_read(part: str) -> None:
+    check_names(part)
 
-    check_version(vllm.__version__)
+
+@needs_vllm
+def test_a_changed_name_switches_us_off_before_vllm_serves_and_vllm_goes_on(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    from engine.backends.vllm.switch import SwitchedOff
+    from tests.engine.backends.vllm.simulator import Simulator, tokens_of
+
+    touch = BlockPool.touch
+    monkeypatch.setattr(BlockPool, "touch", lambda self, blocks, why=None: touch(self, blocks))
+    message = r"BlockPool\.touch \(now \(self, blocks, why=\)\)"
+    with pytest.raises(VllmChangedError, match=message):
+        check_names("scheduler")
+    sim = Simulator(llama, is_bound=False, is_off=True)
+    assert sim.switch.reason is not None and "BlockPool.touch" in sim.switch.reason
+    sim.run_foreign("theirs", tokens_of("theirs", 400))
+    with pytest.raises(SwitchedOff, match="touch"):
+        sim.call("bind", "token")
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("blocks", "BlockPool.blocks (gone)"), ("touch", "BlockPool.touch (gone)")],
+)
+def test_a_name_that_is_gone_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str, shown: str
+) -> None:
+    """The renamed class has it by another name: a later vLLM's."""
+    import vllm.v1.core.block_pool as module
+
+    source = inspect.getsource(module.BlockPool)
+    renamed = source.replace(f"self.{name}", "self.other").replace(f"def {name}(", "def other(")
+    scope = dict(vars(module))
+    exec(compile(renamed, module.__file__ or "", "exec"), scope)
+    monkeypatch.setattr(module, "BlockPool", scope["BlockPool"])
+    # `getsource` reads the file, which has the old text.
+    monkeypatch.setattr("engine.backends.vllm.names.inspect.getsource", lambda _kind: renamed)
+    found = signatures_of("scheduler")
+    assert found[shown.removesuffix(" (gone)").replace("BlockPool", BLOCK_POOL)] is None
+
+
+APART = ["OffloadingConnector", "NixlConnector", "LMCacheMPConnector", "MooncakeStoreConnector"]
+SHARING = ["ExampleConnector", "LMCacheConnectorV1", "HF3FSKVConnector", "FlexKVConnectorV1"]
+
+
+def child(name: str, **more: Any) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_role": "kv_both", **more}
+
+
+@pytest.mark.parametrize("name", [*SHARING, "SomebodysConnector"])
+def test_a_connector_that_may_give_a_scope_anothers_content_is_refused_by_name(name: str) -> None:
+    for transfer in (child(name), multi(OURS, child(name)), multi(multi(OURS, child(name)))):
+        why = refusal(transfer)
+        assert why is not None and name in why and f"{FLAG}=1" in why
+
+
+@pytest.mark.parametrize("name", APART)
+def test_connectors_that_know_the_salt_or_no_content_may_stand_beside_ours(name: str) -> None:
+    assert refusal(multi(OURS, child(name))) is None
+    # A class of another module may have any name.
+    other = child(name, kv_connector_module_path="somebodys.module")
+    assert refusal(multi(OURS, other)) is not None
+
+
+@needs_vllm
+def test_each_connector_that_vllm_has_is_in_the_table() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    known = {*CONNECTORS, "MultiConnector", "HoldfastConnector"}
+    assert set(KVConnectorFactory._registry) <= known
+
+
+@needs_vllm
+def test_what_the_table_says_of_example_connector_is_so(tmp_path: Path, llama: Path) -> None:
+    """Its key for one prompt is the same for two scopes, and vLLM's block hashes differ."""
+    import torch
+
+    from tests.engine.backends.vllm.simulator import Simulator, tokens_of
+
+    extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    sim = Simulator(llama, beside=child("ExampleConnector", **extra))
+    example = sim.scheduler.get_kv_connector().sub_connectors[1]
+    prompt = tokens_of("prompt", 320)
+    first, second = (sim.make_request(scope, prompt, scope=scope) for scope in ("a", "b"))
+    assert list(first.block_hashes) != list(second.block_hashes)
+    matched = []
+    for request in (first, second):
+        matched.append(example.get_num_new_matched_tokens(request, 0)[0])
+        aligned = torch.tensor(prompt)[: (len(prompt) - 1) // 16 * 16]
+        example._generate_foldername_debug(aligned, [], create_folder=True)
+    assert matched == [0, 304]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_cpu", "is_refused"),
+    [
+        ("0.32.0", True, True),
+        ("0.32.0+cpu", True, True),
+        ("0.33.0+cpu", True, False),
+        ("0.32.0", False, False),
+        ("0.31.0", False, True),
+    ],
+)
+def test_adapters_are_refused_where_other_rows_would_be_computed_by_them(
+    version: str, is_cpu: bool, is_refused: bool
+) -> None:
+    if not is_refused:
+        check_adapters(version, is_cpu=is_cpu)
+        return
+    with pytest.raises(VllmChangedError, match=re.escape(version)):
+        check_adapters(version, is_cpu=is_cpu)
 
 
 @needs_vllm

@@ -560,3 +560,72 @@ def test_the_server_hears_of_each_lease_that_neither_has(
         assert told == sim.states(), (turn, now)
         sim.check_refs()
     assert sim.leases.num_lowered > 5
+
+
+POLICY_CALLS = ["want", "touch", "mark_evictable", "mark_non_evictable", "_take", "_order_of"]
+
+
+@pytest.mark.parametrize("name", POLICY_CALLS)
+def test_a_policy_that_fails_is_off_and_still_gives_away_what_is_idle(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    policy = LeasedLast(4)
+    keys = [bytes([number]) * 8 for number in range(4)]
+    for number, key in enumerate(keys):
+        chunk = ChunkStatus(number)
+        policy.insert(key, chunk, ReqContext())
+        chunk.ref_cnt = 0
+        policy.mark_evictable(key)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    inner = "_wanted" if name in ("want", "mark_evictable") else "_plain"
+    if name.startswith("_"):
+        monkeypatch.setattr(policy, name, fail)
+    else:
+        monkeypatch.setattr(policy, inner, None)
+    policy.want(keys[:1], 9.0)
+    policy.touch(keys, None)
+    policy.mark_non_evictable(keys[3])
+    policy.get(keys[3]).ref_cnt = 1  # type: ignore[union-attr]
+    policy.mark_evictable(keys[0])
+    evicted = policy.evict(2, {keys[0]})
+    assert policy.switch.reason is not None
+    assert evicted is not None
+    assert [key for key, _ in evicted] == [keys[1], keys[2]]
+    assert policy.evict(1, {keys[0]}) is None
+    policy.remove(keys[0])
+    policy.remove(b"unknown")
+    assert policy.get(keys[0]) is None
+
+
+TIER_CALLS = ["_begin_store", "_begin_load", "_finish", "_write", "_read", "_end"]
+
+
+@pytest.mark.parametrize("name", TIER_CALLS)
+def test_a_tier_that_fails_is_off_and_vllm_goes_on(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    sim = Offloading(llama, tmp_path, host_blocks=40)
+    try:
+        if name not in ("_begin_load", "_read"):
+            monkeypatch.setattr(sim.tier, name, fail)
+        sim.run("writer", PREFIX, wants=[("00", 320, time.time() + 300.0)])
+        sim.settle()
+        monkeypatch.setattr(sim.tier, name, fail)
+        sim.flood(2)
+        sim.call("release", [])
+        sim.run("reader", [*PREFIX, 1, 2])
+        sim.flood(1, scope="late")
+        sim.settle()
+        if sim.tier.switch.is_on:
+            pytest.skip("nothing had to be read back")
+        assert sim.switch.is_on, "the leases on vLLM's own blocks go on"
+        assert not sim.tier.keeps([b"any"]) and sim.tier.stats().is_up is False
+        assert not sim.tier.has_pending_work()
+    finally:
+        sim.close()
