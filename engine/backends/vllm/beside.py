@@ -32,7 +32,6 @@ CONNECTORS: dict[str, Keys] = {
     "OffloadingConnector": _HASHES,
     "SimpleCPUOffloadConnector": _HASHES,
     "MooncakeStoreConnector": _HASHES,
-    "LMCacheMPConnector": Keys(True, "tokens, and `cache_salt` with each look-up, store and load"),
     "NixlConnector": _NAMED,
     "NixlPullConnector": _NAMED,
     "NixlPushConnector": _NAMED,
@@ -41,6 +40,9 @@ CONNECTORS: dict[str, Keys] = {
     "ExampleHiddenStatesConnector": _NOTHING,
     "ExampleConnector": Keys(False, "tokens and images"),
     "LMCacheConnectorV1": Keys(False, "tokens and images; the salt is not passed on"),
+    "LMCacheMPConnector": Keys(
+        False, "tokens without images, and the salt in some versions of LMCache's package alone"
+    ),
     "HF3FSKVConnector": Keys(False, "tokens"),
     "DecodeBenchConnector": Keys(False, "nothing: every prompt is filled with made-up values"),
     "FlexKVConnectorV1": Keys(False, f"all is in FlexKV's own package: {_UNREAD}"),

@@ -189,7 +189,7 @@ class LeaseTier(SecondaryTierManager):
     A file that is not what was written for its chunk, by this model in this layout, is a miss.
     `above` is the policy of the tier between, which hears of leases too. `chain` is the secret of
     the keys of entries. After an error of ours it is off: all that it kept is gone, every look-up
-    is a miss, and every job has failed.
+    is a miss, every job has failed, and `stats` says why.
     """
 
     medium = Medium.STORAGE
@@ -324,6 +324,7 @@ class LeaseTier(SecondaryTierManager):
             lost_leases=restored.num_lost,
             failed_writes=self._counts["failed"],
             misses=dict(self._misses),
+            problem=self._problem(),
         )
 
     # What vLLM's manager calls.
@@ -378,6 +379,17 @@ class LeaseTier(SecondaryTierManager):
         self._directory.close()
 
     # Inside.
+
+    def _problem(self) -> str | None:
+        """What of ours is off, and why."""
+        switches = [self.switch]
+        if isinstance(self.above, LeasedLast):
+            # Only the order in host memory is lost with it. What leases want is on disk.
+            switches.append(self.above.switch)
+        problems = [
+            f"the {switch.part} is off ({switch.reason})" for switch in switches if not switch.is_on
+        ]
+        return "; ".join(problems) or None
 
     def _begin_store(self, job_metadata: Any) -> "Future[None]":
         self._end()

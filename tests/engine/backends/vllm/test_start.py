@@ -120,8 +120,14 @@ def test_a_name_that_is_gone_is_told(
     assert found[shown.removesuffix(" (gone)").replace("BlockPool", BLOCK_POOL)] is None
 
 
-APART = ["OffloadingConnector", "NixlConnector", "LMCacheMPConnector", "MooncakeStoreConnector"]
-SHARING = ["ExampleConnector", "LMCacheConnectorV1", "HF3FSKVConnector", "FlexKVConnectorV1"]
+APART = ["OffloadingConnector", "NixlConnector", "MooncakeStoreConnector"]
+SHARING = [
+    "ExampleConnector",
+    "LMCacheConnectorV1",
+    "LMCacheMPConnector",
+    "HF3FSKVConnector",
+    "FlexKVConnectorV1",
+]
 
 
 def child(name: str, **more: Any) -> dict[str, Any]:
