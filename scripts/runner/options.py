@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from scripts.runner.attach import LEAST_SECRET, url_problem
 from scripts.runner.data import Secrets
 from scripts.setup import smollm2
 from scripts.stack import HOST, ROOT, StartError, url_of
@@ -67,6 +68,16 @@ class Options:
     # The engines are the sample month's, and no turn is served.
     sample: bool
     engine_args: dict[str, str]
+    # Addresses of engines that run elsewhere; `engines` is 0 then.
+    attached: tuple[str, ...] = ()
+    # What those want to be shown.
+    secret: str = ""
+
+    @property
+    def engine_urls(self) -> list[str]:
+        """In the order of their names."""
+        first = self.port + ENGINES_ABOVE
+        return [*self.attached] or [url_of(first + index) for index in range(self.engines)]
 
     @property
     def gateway_url(self) -> str:
@@ -85,15 +96,26 @@ def parse_options(arguments: list[str]) -> Options:
         ("gateways", MAX_GATEWAYS),
         ("port", LAST_PORT - DASHBOARD_ABOVE),
     ):
-        if not 1 <= getattr(parsed, name) <= limit:
-            raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(parsed, name)}")
+        number = getattr(parsed, name)
+        if number is not None and not 1 <= number <= limit:
+            raise UsageError(f"`--{name}` must be between 1 and {limit}: {number}")
     if parsed.sample and parsed.no_dashboard:
         raise UsageError("`--sample` is there to be looked at: leave `--no-dashboard` out")
+    attached = tuple(url.rstrip("/") for url in parsed.attach)
+    secret = _secret_of(parsed) if attached else ""
     default = default_data(parsed.port)
-    model = parsed.model and _model(parsed.model, parsed.engine)
+    engine = parsed.engine or "native"
+    model = parsed.model and _model(parsed.model, engine)
+    num_engines = 1 if parsed.engines is None else parsed.engines
+    if parsed.sample:
+        engine = "synthetic"
+        num_engines = SAMPLE_ENGINES
+    if attached:
+        engine = "attached"
+        num_engines = 0
     return Options(
-        engine="synthetic" if parsed.sample else parsed.engine,
-        engines=SAMPLE_ENGINES if parsed.sample else parsed.engines,
+        engine=engine,
+        engines=num_engines,
         gateways=parsed.gateways,
         model=None if parsed.sample else model,
         port=parsed.port,
@@ -103,7 +125,33 @@ def parse_options(arguments: list[str]) -> Options:
         dashboard=not parsed.no_dashboard,
         sample=parsed.sample,
         engine_args=dict(_engine_arg(text) for text in parsed.engine_arg),
+        attached=attached,
+        secret=secret,
     )
+
+
+def _secret_of(parsed: argparse.Namespace) -> str:
+    """What attached engines want to be shown.
+
+    Raises UsageError for a wrong address or secret, and for options of engines that we start.
+    """
+    for url in parsed.attach:
+        problem = url_problem(url)
+        if problem is not None:
+            raise UsageError(f"`--attach {url}` {problem}")
+    ours = ("engine", "engines", "model", "sample", "engine_arg")
+    given = ", ".join(f"--{name.replace('_', '-')}" for name in ours if getattr(parsed, name))
+    if given:
+        raise UsageError(
+            f"{given} is of engines that scripts/run starts: leave it out beside --attach"
+        )
+    secret: str = parsed.secret or os.environ.get("HOLDFAST_ENGINE_SECRET", "")
+    if len(secret) < LEAST_SECRET:
+        raise UsageError(
+            "`--attach` needs `--secret` (or HOLDFAST_ENGINE_SECRET): the ENGINE_SECRET that vLLM "
+            f"was started with, {LEAST_SECRET} characters or more"
+        )
+    return secret
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,8 +161,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Settings of the programs are read from the environment; see .env.example.",
     )
     add = parser.add_argument
-    add("--engine", choices=["native", "vllm", "synthetic"], default="native")
-    add("--engines", type=int, default=1, metavar="N", help="how many; default: 1")
+    add("--engine", choices=["native", "vllm", "synthetic"], help="default: native")
+    add("--engines", type=int, metavar="N", help="how many; default: 1")
+    about = (
+        "start no engine: vLLM with the plugin runs at http://HOST:8000/holdfast; may be repeated"
+    )
+    add("--attach", action="append", default=[], metavar="URL", help=about)
+    add("--secret", help="with --attach: the ENGINE_SECRET that vLLM was started with")
     add("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
     about = "gateways from P on, engines from P + 20, the dashboard at P + 421; default: 8080"
     add("--port", type=int, default=GATEWAY_PORT, metavar="P", help=about)
@@ -209,7 +262,7 @@ class Program:
 def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     """Name the extras of pyproject.toml that these options need."""
     # vLLM's engine runs in an environment of its own: see engine_python.
-    needs = ["gateway"] if options.engine == "vllm" else ["gateway", "engine"]
+    needs = ["gateway"] if options.engine in ("vllm", "attached") else ["gateway", "engine"]
     if options.dashboard:
         needs.append("dashboard")
     if smollm2.must_be_made(options.model):
@@ -329,8 +382,7 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
     database_url = None if options.sample else os.environ.get("HOLDFAST_DATABASE_URL")
     file = options.data / (SAMPLE_DATABASE if options.sample else "ledger.db")
     kind = "sample-gateway" if options.sample else "gateway"
-    first = options.port + ENGINES_ABOVE
-    engines = (f"engine-{i}={url_of(first + i)}" for i in range(options.engines))
+    engines = (f"engine-{i}={url}" for i, url in enumerate(options.engine_urls))
     return {
         **alias_of(options),
         "HOLDFAST_HOST": HOST,
@@ -340,7 +392,7 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
         "HOLDFAST_ENGINES": ",".join(engines),
         "HOLDFAST_API_KEY": keys.api_key,
         "HOLDFAST_ADMIN_KEY": keys.admin_key,
-        "HOLDFAST_ENGINE_SECRET": keys.engine_secret,
+        "HOLDFAST_ENGINE_SECRET": options.secret or keys.engine_secret,
         "HOLDFAST_MASTER_SECRET": keys.master_secret,
         "HOLDFAST_RESPONSE_DAYS": response_days(),
     }

@@ -11,11 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from engine.variables import misspelt
+from scripts.runner.attach import served_models
 from scripts.runner.data import (
     Running,
     Secrets,
@@ -25,7 +27,6 @@ from scripts.runner.data import (
     prepare_data,
 )
 from scripts.runner.options import (
-    ENGINES_ABOVE,
     GATEWAY_PORT,
     SAMPLE_DATABASE,
     Options,
@@ -273,9 +274,8 @@ def print_summary(options: Options, keys: Secrets) -> None:
     """With a request in a file: as an argument its marked system prompt would fill the screen."""
     example = options.data / "example-request.json"
     example.write_text(example_request(served_model(options, keys.api_key)), "utf-8")
-    first = options.port + ENGINES_ABOVE
     gateways = "  ".join(url_of(options.port + i) for i in range(options.gateways))
-    engines = "  ".join(url_of(first + i) for i in range(options.engines))
+    engines = "  ".join(options.engine_urls)
     dashboard = f"\n  dashboard  {options.dashboard_url}  (sign in with either key)"
     days = response_days()
     kept = (
@@ -324,6 +324,10 @@ Turns are served by `scripts/run` without --sample.
 def serve(options: Options, signals: Signals) -> None:
     """Raises StartError and UsageError, each with one line that says what to do."""
     engine_python(options.engine, os.environ)
+    if options.attached:
+        models = served_models(options.attached, options.secret)
+        # What `claude-*` ids mean, where they are served.
+        options = replace(options, model=models[0] if models else None)
     logs = prepare_data(options.data)
     dashboard = options.dashboard_url if options.dashboard else None
     running = Running(pid=os.getpid(), gateway=options.gateway_url, dashboard=dashboard)

@@ -157,9 +157,34 @@ def test_prometheus_asks_every_gateway_and_engine_of_its_profile_by_its_name(pro
             assert mount in SERVICES[name]["volumes"]
 
 
-def made(folder: Path, profile: str) -> "subprocess.CompletedProcess[str]":
-    command = [ROOT / "scripts" / "compose_env", profile, folder / "made.env"]
+def made(folder: Path, profile: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [ROOT / "scripts" / "compose_env", *options, profile, folder / "made.env"]
     return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_attaching_takes_the_words_of_scripts_run(tmp_path: Path) -> None:
+    secret = ("--secret", "secret-of-the-vllm")
+    first = ("--attach", "http://gpu-1:8000/holdfast")
+    second = ("--attach", "https://gpu-2/holdfast")
+    for wrong, said in (
+        (first, "--attach needs --secret"),
+        (secret, "that --attach names"),
+        (("--attach", "gpu-1:8000", *secret), "must be an address"),
+        (("--attach", "http://gpu|1", *secret), "must be an address"),
+        ((*first, "--secret", "short"), "16 characters or more"),
+        ((*first, "--secret", "of several words"), "must be of letters"),
+        (("--attached", "x"), "the options are --attach and --secret"),
+    ):
+        done = made(tmp_path, "attach", *wrong)
+        assert done.returncode == 2 and said in done.stderr, wrong
+        assert len(done.stderr.splitlines()) == 1
+    assert made(tmp_path, "scale", *first, *secret).returncode == 2
+    assert made(tmp_path, "attach", *first, *second, *secret).returncode == 0
+    text = (tmp_path / "made.env").read_text("utf-8")
+    lines = dict(re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE))
+    assert lines["COMPOSE_PROFILES"] == "attach"
+    assert lines["HOLDFAST_ENGINE_SECRET"] == secret[1]
+    assert lines["HOLDFAST_ENGINES"] == f"engine-0={first[1]},engine-1={second[1]}"
 
 
 def test_secrets_are_made_once_each_their_own_and_for_the_owner_only(tmp_path: Path) -> None:

@@ -5,7 +5,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +21,7 @@ from scripts.stack import StartError
 from tests.scripts.runs import ROOT, ended, environment, free_base, only_line
 
 RUNNING = Running(pid=1, gateway="http://127.0.0.1:8080", dashboard=None)
+SECRET = ("--secret", "secret-of-the-vllm")
 SYNTHETIC = ("--engine", "synthetic", "--no-dashboard", "--engine-arg")
 
 
@@ -30,6 +35,11 @@ SYNTHETIC = ("--engine", "synthetic", "--no-dashboard", "--engine-arg")
         (["--engines", "0"], "--engines"),
         (["--engine-arg", "blocks"], "K=V"),
         (["--engine-arg", "port=1"], "scripts/run itself"),
+        (["--attach", "host:8000/holdfast", *SECRET], "must be an address such as"),
+        (["--attach", "http://127.0.0.1:1/holdfast"], "--secret"),
+        (["--attach", "http://127.0.0.1:1/holdfast", "--secret", "short"], "16 characters"),
+        (["--attach", "http://127.0.0.1:1", *SECRET, "--engine", "native"], "leave it out"),
+        (["--attach", "http://127.0.0.1:1", *SECRET, "--engines", "2"], "leave it out"),
     ],
 )
 def test_an_unserved_option_exits_2(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -58,6 +68,51 @@ def test_a_port_in_use_names_it_and_a_command_with_free_ones(tmp_path: Path) -> 
         other.listen()
         said = refused(tmp_path, "--port", str(base))
     assert f"{base + ENGINES_ABOVE} (for the engine)" in said and "scripts/run --port " in said
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """A server that has no engine of ours, or one in a state of `answers`, by path."""
+
+    answers: ClassVar[dict[str, tuple[int, dict[str, Any]]]] = {}
+
+    def do_GET(self) -> None:
+        status, body = self.answers.get(self.path, (404, {"detail": "Not Found"}))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_what_is_wrong_with_an_attached_engine_is_told_before_anything_starts(
+    tmp_path: Path, elsewhere: str
+) -> None:
+    def said(url: str) -> str:
+        return refused(tmp_path, "--attach", url, *SECRET)
+
+    nobody = f"http://127.0.0.1:{free_base()}/holdfast"
+    assert f"nothing answers at `--attach {nobody}`" in said(nobody)
+    Elsewhere.answers = {}
+    assert f"the plugin's path is {elsewhere}/holdfast" in said(elsewhere)
+    assert "has no engine of Holdfast (status 404)" in said(f"{elsewhere}/holdfast")
+    off = {"stage": "failed", "ready": False, "error": "vLLM 0.40.0 is not known"}
+    Elsewhere.answers = {"/holdfast/readyz": (503, off)}
+    assert "is off (vLLM 0.40.0 is not known)" in said(f"{elsewhere}/holdfast")
+    Elsewhere.answers = {
+        "/holdfast/readyz": (200, {"stage": "ready", "ready": True, "error": ""}),
+        "/holdfast/v1/describe": (401, {}),
+    }
+    assert "`--secret` must be its ENGINE_SECRET" in said(f"{elsewhere}/holdfast")
+    assert not (tmp_path / "data").exists()
 
 
 def test_data_that_can_not_be_used_is_told(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from scripts.runner.data import Secrets, read_secrets
 from scripts.runner.options import alias_of, gateway_environment, parse_options
 from scripts.runner.supervisor import own_id
 from scripts.sample.month import APPS, MACHINES
-from scripts.stack import ROOT
+from scripts.stack import ENGINE_SECRET, ROOT, serving_engine
 from tests.faults.sizes import number
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
@@ -60,6 +60,24 @@ def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) 
         two.process.kill()
         two.process.wait()
         wait_gone(two.mark)
+
+
+def test_engines_that_run_elsewhere_are_attached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CLAUDE_ALIAS", "true")
+    with serving_engine("synthetic") as engine:
+        engine.wait()
+        attach = ("--attach", f"{engine.url}/", "--secret", ENGINE_SECRET, "--no-dashboard")
+        with started(tmp_path, *attach) as run:
+            run.wait_said(RUNNING)
+            assert f"{engine.url}  (attached)" in run.said
+            written = usage_of_example(run)["cache_creation_input_tokens"]
+            assert usage_of_example(run)["cache_read_input_tokens"] == written > 1024
+            listed = httpx.get(f"{run.url}/v1/models", headers=headers_of(key_of(run))).json()
+            assert {entry["id"] for entry in listed["data"]} > {"synthetic"}
+            assert run.end() == 0
+        assert engine.process.poll() is None, "what was attached runs on"
 
 
 def test_openais_quickstart_runs_as_it_is(tmp_path: Path) -> None:
