@@ -16,19 +16,15 @@ from typing import Any
 
 import structlog
 from huggingface_hub import snapshot_download
-from pydantic import ValidationError
 
 from engine.backends.base import Progress
 from engine.backends.prepare.prepared import WorkerSpec
-from engine.backends.vllm.arguments import NAME, lease_shares
 from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of, transfer_of
-from engine.backends.vllm.beside import refusal
-from engine.backends.vllm.internals import VllmChangedError, check_adapters
-from engine.backends.vllm.names import vllm_version
 from engine.clock import Clock, ManualClock, MonotonicClock
+from engine.mount.checks import check, our_shares, read_settings
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
-from engine.settings import Settings, problems_of
+from engine.settings import Settings
 
 PATH = "/holdfast"
 KEEP_ALIVE_SECONDS = "75"
@@ -53,11 +49,7 @@ class MountedEngine:
     def attach_router(self, app: Any) -> None:
         """Mount our routes and join the server's lifespan. Raises Refused for a wrong setting."""
         send_logs_to_vllm()
-        try:
-            # Of `ENGINE_*`, those that choose or size a backend have no meaning here.
-            self._settings = Settings(backend="vllm")  # type: ignore[call-arg]
-        except ValidationError as error:
-            raise Refused("holdfast: " + "; ".join(problems_of(error))) from None
+        self._settings = read_settings()
         os.environ.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS)
         app.mount(PATH, self._serve, name="holdfast")
         theirs = app.router.lifespan_context
@@ -75,12 +67,13 @@ class MountedEngine:
 
     async def init_state(self, engine_client: Any, args: Namespace) -> None:
         """Raises Refused where leases can't be held in this vLLM."""
-        check(engine_client, self._settings)
+        config = engine_client.vllm_config
+        check(config, self._settings, log_stats=engine_client.log_stats)
         self._event_loop = asyncio.get_running_loop()
         self._llm = engine_client
         self._args = args
-        ours = _our_config(engine_client.vllm_config.kv_transfer_config)
-        settings = self._settings.model_copy(update=lease_shares(ours or {}))
+        shares = our_shares(transfer_of(config.kv_transfer_config))
+        settings = self._settings.model_copy(update=shares)
         clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
 
         def new_backend(host: ServedEngine) -> VllmBackend:
@@ -105,8 +98,7 @@ class MountedEngine:
         )
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        """Starlette leaves `path` whole and tells of the prefix in `root_path`."""
-        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        path = path_below(scope)
         inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
         await self._app(inner, receive, send)
 
@@ -133,70 +125,20 @@ class MountedEngine:
             future.add_done_callback(note_end)
 
 
-def _our_config(transfer: Any) -> dict[str, Any] | None:
-    """Of our connector, alone or as a MultiConnector's child; None where there is none."""
-    if transfer is None:
-        return None
-    extra: dict[str, Any] = transfer.kv_connector_extra_config or {}
-    for child in extra.get("connectors", []):
-        if child.get("kv_connector") == NAME:
-            return child.get("kv_connector_extra_config") or {}
-    return extra if transfer.kv_connector == NAME else None
+def path_below(scope: Any) -> str:
+    """A call's path below our own.
 
-
-WANTED = f'--kv-transfer-config \'{{"kv_connector":"{NAME}","kv_role":"kv_producer"}}\''
-RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
-
-
-class Refused(RuntimeError):
-    """This vLLM was started in a way in which leases can't be held. The message says why."""
-
-
-def check(llm: Any, settings: Settings) -> None:
-    """Raise Refused, naming everything that is wrong, and the flag to change."""
-    wrong = list[str]()
-    config = llm.vllm_config
-    parallel = config.parallel_config
-    cache = config.cache_config
-    if getattr(cache, "kv_offloading_size", None):
-        wrong.append(
-            "--kv-offloading-size puts its own connector in the place of ours: leave it out"
-        )
-    elif _our_config(config.kv_transfer_config) is None:
-        wrong.append(f"vLLM has no {NAME}: add {WANTED}")
-    if getattr(parallel, "_api_process_count", 1) > 1:
-        wrong.append("several API servers would each keep books of their own: --api-server-count 1")
-    if parallel.data_parallel_size > 1 and not getattr(
-        parallel, "data_parallel_external_lb", False
-    ):
-        wrong.append(
-            "each data-parallel rank would be an engine of its own: start as many servers without "
-            "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
-        )
-    why = refusal(transfer_of(config.kv_transfer_config))
-    if why is not None and not settings.vllm_shares_kv_across_scopes:
-        wrong.append(why)
-    if config.lora_config is not None:
-        # Rows of the base model are wrong as well, so it is not enough that we ask for none.
-        try:
-            check_adapters(vllm_version(), is_cpu=config.device_config.device_type == "cpu")
-        except VllmChangedError as error:
-            wrong.append(str(error))
-    if not cache.enable_prefix_caching:
-        wrong.append("prefix caching is off: leave --no-enable-prefix-caching out")
-    elif not str(cache.prefix_caching_hash_algo).startswith("sha256"):
-        # Other hashes can be made to collide, and then one prompt would read another's blocks.
-        wrong.append("--prefix-caching-hash-algo must be sha256 or sha256_cbor")
-    if not llm.log_stats:
-        wrong.append("--disable-log-stats hides how long a request waits: leave it out")
-    if config.structured_outputs_config.backend != "guidance":
-        wrong.append("our grammars need --structured-outputs-config.backend guidance")
-    if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
-        wrong.append(f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}")
-    if settings.adapters and config.lora_config is None:
-        wrong.append("ENGINE_ADAPTERS needs --enable-lora")
-    if wrong:
-        raise Refused("holdfast: " + "; ".join(wrong))
+    Starlette leaves `path` whole and tells of what is before it in `root_path`. With `--root-path`
+    that begins with the server's own prefix (`app_root_path`), which proxies may leave in the path
+    or take out: vLLM's routes answer at both, and so do ours.
+    """
+    path: str = scope["path"]
+    whole = scope.get("root_path", "")
+    mounted = whole.removeprefix(scope.get("app_root_path", ""))
+    for prefix in (whole, mounted):
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return path[len(prefix) :] or "/"
+    return path
 
 
 # What `engine.text.files` reads.

@@ -1,4 +1,5 @@
-"""The `vllm.endpoint_plugins` entry point. It imports nothing that an environment may lack.
+"""The entry points: `vllm.general_plugins`, which vLLM runs in each of its processes, and
+`vllm.endpoint_plugins`. They import nothing that an environment may lack.
 
 vLLM logs and ignores an entry point that can't be imported, and would serve without us. What
 `attach_router` and `init_state` raise ends its start.
@@ -7,8 +8,26 @@ vLLM logs and ignores an entry point that can't be imported, and would serve wit
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from engine.backends.vllm.plugin import check_before_loading
+from engine.backends.vllm.plugin import register as register_connector
+
 if TYPE_CHECKING:
     from engine.mount.endpoint import MountedEngine
+
+
+def register() -> None:
+    """Make the connector known, and have a server that names us checked before it loads."""
+    register_connector()
+    check_before_loading(check)
+
+
+def check(config: Any, log_stats: bool) -> None:
+    """Raises RuntimeError for a missing package, a wrong setting, and where no lease can be held."""
+    try:
+        from engine.mount import checks
+    except ImportError as error:
+        raise RuntimeError(f"holdfast can't be mounted: {error}") from error
+    checks.check(config, checks.read_settings(), log_stats=log_stats)
 
 
 class HoldfastPlugin:

@@ -1,6 +1,7 @@
 """Our settings as vLLM's engine arguments, and the settings of our connector."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from engine.refusal import StartRefused
@@ -104,10 +105,37 @@ def _transfer_config(settings: Settings) -> dict[str, Any]:
     }
 
 
+def role_problem(role: object) -> str | None:
+    """Why our connector can't have this `kv_role`; None where it can."""
+    if role != "kv_consumer":
+        return None
+    return (
+        f"{NAME} consumes nothing, and vLLM would give blocks back later for it: its `kv_role` "
+        "must be kv_producer"
+    )
+
+
 def lease_shares(extra: Mapping[str, Any]) -> dict[str, float]:
-    """From `kv_connector_extra_config`. Raises ValueError for one that is not from 0 to 1."""
-    shares = {name: float(extra.get(name, default)) for name, default in LEASE_SHARES.items()}
-    for name, share in shares.items():
+    """From `kv_connector_extra_config`.
+
+    Raises ValueError for a name that is no setting of ours, and a value that is not from 0 to 1.
+    """
+    for name in extra:
+        if name not in LEASE_SHARES:
+            nearest = get_close_matches(name, LEASE_SHARES, 1)
+            meant = (
+                f"did you mean `{nearest[0]}`?"
+                if nearest
+                else f"they are {', '.join(LEASE_SHARES)}"
+            )
+            raise ValueError(f"`{name}` is no setting of {NAME}: {meant}")
+    shares = dict[str, float]()
+    for name, default in LEASE_SHARES.items():
+        try:
+            share = float(extra.get(name, default))
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be a number between 0 and 1") from None
         if not 0 <= share <= 1:
             raise ValueError(f"{name} must be between 0 and 1")
+        shares[name] = share
     return shares

@@ -313,7 +313,7 @@ def transfer_of(config: Any) -> Mapping[str, Any] | None:
     """vLLM's KVTransferConfig as far as it tells of connectors."""
     if config is None:
         return None
-    names = ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config")
+    names = ("kv_connector", "kv_role", "kv_connector_module_path", "kv_connector_extra_config")
     return {name: getattr(config, name) for name in names}
 
 

@@ -27,7 +27,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from engine.backends.vllm.arguments import lease_shares
+from engine.backends.vllm.arguments import lease_shares, role_problem
 from engine.backends.vllm.directive import (
     CALL,
     PARAM_KEY,
@@ -288,9 +288,9 @@ NO_METADATA = KVConnectorMetadata()
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes one in the scheduler's process, which does it all, and one in each worker.
 
-    Raises ValueError at start for a setting that can't be, prefix caching off, layers of a kind
-    that is not known, or a drafter that drops the last block of hits (EAGLE, MTP). In a vLLM whose
-    names have changed it is off from the start.
+    Raises ValueError at start for a role or setting that can't be, prefix caching off, layers of a
+    kind that is not known, or a drafter that drops the last block of hits (EAGLE, MTP). In a vLLM
+    whose names have changed it is off from the start.
     """
 
     leases: LeaseManager
@@ -301,6 +301,9 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self.switch = Switch()
         register()  # MultiConnector looks us up by name, with or without the entry point
         if role == KVConnectorRole.SCHEDULER:
+            wrong_role = role_problem(self._kv_transfer_config.kv_role)
+            if wrong_role is not None:
+                raise ValueError(wrong_role)
             if kv_cache_config is not None:
                 check_layers(kv_cache_config.kv_cache_groups)
             add_utilities()

@@ -86,7 +86,8 @@ class HeldEntries(Entries):
             if entry.is_leased:
                 self._end_lease(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
             return
-        why = entry.why_broken
+        # Whoever emptied vLLM's cache (`/reset_prefix_cache`, sleep) did so by hand.
+        why: MissReason = "dropped" if loss.reason == "reset" else entry.why_broken
         self.end(entry, why, "dropped")
         entry.is_broken = True
 

@@ -1,12 +1,26 @@
-"""The `vllm.general_plugins` entry point: vLLM runs it in each of its processes.
+"""What we add to vLLM before it starts: the connector's name, and a check of its configuration.
 
 MultiConnector looks its children up by name, so the connector is registered; with
-`kv_connector_module_path` it works alone without.
+`kv_connector_module_path` it works alone without. This module imports nothing of ours that an
+environment may lack.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logger import init_logger
 
 from engine.backends.vllm.arguments import MODULE, NAME
+
+PLUGIN = "holdfast"
+"""By this name VLLM_PLUGINS asks for our routes."""
+Check = Callable[[Any, bool], None]
+"""Raises RuntimeError for a VllmConfig in which leases can't be held; the flag is `log_stats`."""
+logger = init_logger(f"vllm.{__name__}")
 
 
 def register() -> None:
@@ -15,3 +29,29 @@ def register() -> None:
         KVConnectorFactory.get_connector_class_by_name(NAME)
     except ValueError:  # not registered yet
         KVConnectorFactory.register_connector(NAME, MODULE, NAME)
+
+
+def check_before_loading(check: Check) -> None:
+    """Have a server's configuration checked when it is made, before any weight is read.
+
+    Only where VLLM_PLUGINS names us. vLLM has no hook there, so AsyncEngineArgs gets one, once.
+    A refusal ends the process with one line. Any other error of the check is left to the same check
+    behind the load.
+    """
+    create = AsyncEngineArgs.create_engine_config
+    if hasattr(create, "__wrapped__"):
+        return
+
+    @functools.wraps(create)
+    def create_and_check(self: AsyncEngineArgs, *args: Any, **kwargs: Any) -> Any:
+        config = create(self, *args, **kwargs)
+        if PLUGIN in (envs.VLLM_PLUGINS or ()):
+            try:
+                check(config, not self.disable_log_stats)
+            except RuntimeError as refusal:
+                raise SystemExit(str(refusal)) from None
+            except Exception as error:  # noqa: BLE001 - the edge: a vLLM that we don't know yet
+                logger.warning("Not checked before loading: %s", type(error).__name__)
+        return config
+
+    setattr(AsyncEngineArgs, create.__name__, create_and_check)

@@ -1,0 +1,145 @@
+"""The ways of starting vLLM in which leases can't be held, each by its own cause and remedy."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.backends.vllm.arguments import NAME, lease_shares, role_problem
+from engine.backends.vllm.backend import transfer_of
+from engine.backends.vllm.beside import refusal
+from engine.backends.vllm.internals import VllmChangedError, check_adapters
+from engine.backends.vllm.names import vllm_version
+from engine.settings import Settings, problems_of
+
+OURS = f'{{"kv_connector":"{NAME}","kv_role":"kv_producer"}}'
+RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
+
+
+class Refused(RuntimeError):
+    """This vLLM was started in a way in which leases can't be held. The message says why."""
+
+
+def read_settings() -> Settings:
+    """Of `ENGINE_*`, of which those that choose or size a backend have no meaning here.
+
+    Raises Refused, naming each that is wrong.
+    """
+    try:
+        return Settings(backend="vllm")  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise Refused("holdfast: " + "; ".join(problems_of(error))) from None
+
+
+def check(config: Any, settings: Settings, *, log_stats: bool) -> None:
+    """Raise Refused, naming everything that is wrong in a VllmConfig, and the flag to change."""
+    wrong = [
+        *_connector_problems(config, settings),
+        *_server_problems(config),
+        *_model_problems(config, settings),
+    ]
+    if not log_stats:
+        wrong.append("--disable-log-stats hides how long a request waits: leave it out")
+    if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
+        wrong.append(f"the Rust front end has no endpoint plugins: unset {RUST_FRONT_END}")
+    if wrong:
+        raise Refused("holdfast: " + "; ".join(wrong))
+
+
+def our_connector(transfer: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The part of a `kv_transfer_config` that is our connector's, alone or in a MultiConnector."""
+    if transfer is None:
+        return None
+    children = _children(transfer)
+    candidates = [transfer] if children is None else children
+    ours = (connector for connector in candidates if connector.get("kv_connector") == NAME)
+    return next(ours, None)
+
+
+def our_shares(transfer: Mapping[str, Any] | None) -> dict[str, float]:
+    """What leases may hold, by our connector's settings. Raises ValueError for a wrong one."""
+    ours = our_connector(transfer) or {}
+    return lease_shares(ours.get("kv_connector_extra_config") or {})
+
+
+def _children(transfer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """Those of a MultiConnector; None for any other connector."""
+    if transfer.get("kv_connector") != "MultiConnector":
+        return None
+    extra = transfer.get("kv_connector_extra_config") or {}
+    return list(extra.get("connectors") or ())
+
+
+def _connector_problems(config: Any, settings: Settings) -> list[str]:
+    if getattr(config.cache_config, "kv_offloading_size", None):
+        return ["--kv-offloading-size puts its own connector in the place of ours: leave it out"]
+    transfer = transfer_of(config.kv_transfer_config)
+    ours = our_connector(transfer)
+    if ours is None:
+        if transfer is not None and _children(transfer) is not None:
+            return [
+                f"the MultiConnector has no {NAME}: put {OURS} first into its `connectors`",
+            ]
+        return [f"vLLM has no {NAME}: add --kv-transfer-config '{OURS}'"]
+    problems = list[str]()
+    wrong_role = role_problem(ours.get("kv_role"))
+    if wrong_role is not None:
+        problems.append(wrong_role)
+    try:
+        our_shares(transfer)
+    except ValueError as error:
+        problems.append(f"kv_connector_extra_config: {error}")
+    why = refusal(transfer)
+    if why is not None and not settings.vllm_shares_kv_across_scopes:
+        problems.append(why)
+    return problems
+
+
+def _server_problems(config: Any) -> list[str]:
+    problems = list[str]()
+    parallel = config.parallel_config
+    if getattr(parallel, "_api_process_count", 1) > 1:
+        problems.append(
+            "several API servers would each keep books of their own: --api-server-count 1"
+        )
+    is_split = getattr(parallel, "data_parallel_external_lb", False)
+    if parallel.data_parallel_size > 1 and not is_split:
+        problems.append(
+            "each data-parallel rank would be an engine of its own: start as many servers without "
+            "--data-parallel-size and name each of them in HOLDFAST_ENGINES"
+        )
+    if config.structured_outputs_config.backend != "guidance":
+        problems.append("our grammars need --structured-outputs-config.backend guidance")
+    return problems
+
+
+def _model_problems(config: Any, settings: Settings) -> list[str]:
+    model = config.model_config
+    if getattr(model, "runner_type", "generate") == "pooling":
+        return ["--runner pooling generates nothing, so there is nothing to lease: leave us out"]
+    problems = list[str]()
+    cache = config.cache_config
+    is_cpu = config.device_config.device_type == "cpu"
+    if not cache.enable_prefix_caching:
+        problems.append(
+            "vLLM caches no prefixes of models with latent attention (MLA) on a CPU: take another "
+            "model, or a GPU"
+            if is_cpu and getattr(model, "use_mla", False)
+            else "prefix caching is off: leave --no-enable-prefix-caching out"
+        )
+    elif not str(cache.prefix_caching_hash_algo).startswith("sha256"):
+        # Other hashes can be made to collide, and then one prompt would read another's blocks.
+        problems.append("--prefix-caching-hash-algo must be sha256 or sha256_cbor")
+    drafter = config.speculative_config
+    if drafter is not None and drafter.use_eagle():
+        problems.append("EAGLE and MTP drafters drop the last block of a hit: leave them out")
+    if config.lora_config is not None:
+        # Rows of the base model are wrong as well, so it is not enough that we ask for none.
+        try:
+            check_adapters(vllm_version(), is_cpu=is_cpu)
+        except VllmChangedError as error:
+            problems.append(str(error))
+    elif settings.adapters:
+        problems.append("ENGINE_ADAPTERS needs --enable-lora")
+    return problems
