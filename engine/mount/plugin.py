@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def check(config: Any, log_stats: bool) -> None:
-    """Raises RuntimeError for a missing package, a wrong setting, and where no lease can be held."""
+    """Raises RuntimeError for a missing package or setting, and where no lease can be held."""
     try:
         from engine.mount import checks
     except ImportError as error:
