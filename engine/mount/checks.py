@@ -10,7 +10,7 @@ from engine.backends.vllm.arguments import NAME, lease_shares, role_problem
 from engine.backends.vllm.backend import transfer_of
 from engine.backends.vllm.beside import refusal
 from engine.backends.vllm.internals import VllmChangedError, check_adapters
-from engine.backends.vllm.names import vllm_version
+from engine.backends.vllm.names import is_known, vllm_version
 from engine.settings import Settings, problems_of
 
 OURS = f'{{"kv_connector":"{NAME}","kv_role":"kv_producer"}}'
@@ -33,7 +33,12 @@ def read_settings() -> Settings:
 
 
 def check(config: Any, settings: Settings, *, log_stats: bool) -> None:
-    """Raise Refused, naming everything that is wrong in a VllmConfig, and the flag to change."""
+    """Raise Refused, naming everything that is wrong in a VllmConfig, and the flag to change.
+
+    A vLLM whose names have changed is not ended: we are off in it, as `parts_of` finds.
+    """
+    if not is_known("server"):
+        return
     wrong = [
         *_connector_problems(config, settings),
         *_server_problems(config),

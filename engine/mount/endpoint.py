@@ -20,6 +20,7 @@ from huggingface_hub import snapshot_download
 from engine.backends.base import Progress
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm.backend import VllmBackend, VllmParts, parts_of, transfer_of
+from engine.backends.vllm.names import is_known
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.mount.checks import check, our_shares, read_settings
 from engine.serve.health import ServedEngine
@@ -72,7 +73,8 @@ class MountedEngine:
         self._event_loop = asyncio.get_running_loop()
         self._llm = engine_client
         self._args = args
-        shares = our_shares(transfer_of(config.kv_transfer_config))
+        # In a vLLM that is not known the load fails, and says so; vLLM itself goes on.
+        shares = our_shares(transfer_of(config.kv_transfer_config)) if is_known("server") else {}
         settings = self._settings.model_copy(update=shares)
         clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
 

@@ -6,6 +6,7 @@ which no name has changed is as good, and one in which a name has changed is tol
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import textwrap
@@ -49,6 +50,22 @@ NAMES: dict[str, dict[str, str]] = {
         "errored from_vllm_config engine_core renderer model_config vllm_config",
         "vllm.v1.engine.core_client:AsyncMPClient": "call_utility_async",
         "vllm.v1.engine.output_processor:RequestOutputCollector": "get",
+        "vllm.outputs:RequestOutput": "outputs finished metrics",
+        "vllm.outputs:CompletionOutput": "token_ids",
+        "vllm.v1.metrics.stats:RequestStateStats": "scheduled_ts queued_ts",
+        "vllm.renderers.base:BaseRenderer": "render_cmpl_async",
+        "vllm.multimodal.media.image:ImageMediaIO": "__init__ load_bytes",
+        "vllm.lora.request:LoRARequest": "lora_int_id",
+        "vllm.engine.arg_utils:AsyncEngineArgs": "create_engine_config disable_log_stats",
+        "vllm.config:VllmConfig": "cache_config device_config kv_transfer_config load_config "
+        "lora_config model_config parallel_config speculative_config structured_outputs_config",
+        "vllm.config:CacheConfig": "enable_prefix_caching kv_offloading_size mamba_cache_mode "
+        "prefix_caching_hash_algo",
+        "vllm.config:ParallelConfig": "_api_process_count data_parallel_external_lb "
+        "data_parallel_size",
+        "vllm.config:ModelConfig": "max_model_len revision runner_type tokenizer "
+        "tokenizer_revision try_get_generation_config use_mla",
+        "vllm.config:SpeculativeConfig": "use_eagle",
     },
     # Beside our policy and tier.
     "offloading": {
@@ -87,6 +104,15 @@ def check_names(part: str) -> None:
     ]
     if changed:
         raise VllmChangedError(f"vLLM {version} is not known: changed is {', '.join(changed)}")
+
+
+def is_known(part: str) -> bool:
+    """Whether `check_names` passes."""
+    try:
+        check_names(part)
+    except VllmChangedError:
+        return False
+    return True
 
 
 def signatures_of(part: str) -> dict[str, str | None]:
@@ -128,6 +154,7 @@ def _parameters(function: Any) -> str:
 _LEFT_OUT = None
 
 
+@functools.cache
 def _attributes(owner: type) -> set[str]:
     """What a class and those it is made of declare, or set on `self`."""
     names = set[str]()

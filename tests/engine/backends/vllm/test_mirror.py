@@ -96,6 +96,19 @@ def test_a_hit_that_was_lost_on_the_way_is_none(books: Books) -> None:
     assert (ended.reason, ended.names) == ("sacrificed", [NAME])
 
 
+def test_a_cache_that_was_emptied_was_so_by_hand(books: Books) -> None:
+    """`/reset_prefix_cache`, and sleep: nobody took the room."""
+    directive = books.write()
+    for want in directive.wants:
+        books.lose(want.key, "reset")
+    assert {ended.reason for ended in books.entries.leases.take_ended()} == {"dropped"}
+    books.ask()
+    written = books.answer(hit_tokens=0)
+    assert written.usage.cache_read_tokens == 0
+    assert [report.missed for report in written.breakpoints] == ["dropped"] * 2
+    assert written.miss_reason == "dropped"
+
+
 def test_an_entry_of_which_vllm_reused_less_than_the_books_say_was_evicted(books: Books) -> None:
     books.write()
     books.ask()
