@@ -39,6 +39,8 @@ class Findings:
     ignored: list[Ignored] = field(default_factory=list)
     # The engine's TTL classes.
     ttls: Collection[str] = tuple(TTLS)
+    # Whether the engine promises to keep workspaces apart.
+    is_isolated: bool = True
     # The policy that marked a request without markers.
     auto_cache: AutoCache | None = None
     # The comparison with an earlier turn; None where the client asked for none.
@@ -85,7 +87,8 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     is there if breakpoints are the server's own. `folded` are the paths of system messages that the
     engine told in the user's turn beside them. `read_tier` is the lowest tier that the read came
     from, `bring_back_seconds` those until all of it was on the device. `approximate` is there where
-    the answer was computed behind a part of its prefix."""
+    the answer was computed behind a part of its prefix. `is_isolated` is false, and else not there,
+    where the engine does not promise to keep workspaces apart."""
 
     engine: str
     automatic_tokens: int
@@ -99,6 +102,7 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     read_tier: Tier | UnsetType = UNSET
     bring_back_seconds: float | UnsetType = UNSET
     approximate: protocol.Approximation | UnsetType = UNSET
+    is_isolated: bool | UnsetType = UNSET
 
 
 def extension_of(
@@ -135,6 +139,7 @@ def extension_of(
         read_tier=started.read_tier or UNSET,
         bring_back_seconds=started.bring_back_seconds or UNSET,
         approximate=started.approximate or UNSET,
+        is_isolated=UNSET if findings.is_isolated else False,
     )
 
 

@@ -144,6 +144,12 @@ class Engine:
         return self.description.capabilities if self.description else []
 
     @property
+    def is_isolated(self) -> bool:
+        """Whether it promises to keep workspaces apart. One that tells of no promises does."""
+        promises = self.description.guarantees if self.description else []
+        return all(promise.is_kept for promise in promises if promise.name == "isolation")
+
+    @property
     def ttls(self) -> tuple[str, ...]:
         return self.description.ttls if self.description else FIRST_TTLS
 

@@ -222,6 +222,7 @@ class TurnService:
         findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
         findings.ignored += ask.shortened(engine.ttls)
         findings.ttls = engine.ttls
+        findings.is_isolated = engine.is_isolated
         marked = ask.plan.deepest_marked()
         if marked is not None:
             record.prefix_ttl = held_as(marked[1], engine.ttls)

@@ -75,6 +75,7 @@ class ScriptedEngine:
     folded: list[int] = field(default_factory=list)
     inexact: list[int] = field(default_factory=list)
     upstream: str | None = None
+    guarantees: list[reports.Guarantee] = field(default_factory=list)
     backend: Literal["synthetic", "vllm"] = "synthetic"
     is_mounted: bool = True
     records: dict[str, str] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class ScriptedEngine:
                 max_running=self.max_running,
                 longest_token_bytes=self.longest_token_bytes,
                 upstream=self.upstream,
+                guarantees=self.guarantees,
                 keeps_records=True,
                 adapters=self.adapters,
                 identity=self.identity,
