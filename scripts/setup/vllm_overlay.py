@@ -24,7 +24,8 @@ NEEDS = ("orjson",)
 COMMAND = """#!{python}
 import sys
 from vllm.entrypoints.cli.main import main
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
 """
 
 
