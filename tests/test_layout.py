@@ -63,7 +63,7 @@ BROAD_EXCEPT_ALLOWED = {
     # Inside a vLLM that others use: our errors must not be theirs.
     "engine/backends/vllm/core.py",
     "engine/backends/vllm/loop.py",
-    "engine/backends/vllm/connector.py",
+    "engine/backends/vllm/switch.py",
     "engine/schedule/loop.py",
     "engine/serve/health.py",
     "engine/supervisor.py",

@@ -50,7 +50,8 @@ def check_before_loading(check: Check) -> None:
                 check(config, not self.disable_log_stats)
             except RuntimeError as refusal:
                 raise SystemExit(str(refusal)) from None
-            except Exception as error:  # noqa: BLE001 - the edge: a vLLM that we don't know yet
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                # A vLLM whose configuration we don't know yet.
                 logger.warning("Not checked before loading: %s", type(error).__name__)
         return config
 
