@@ -46,7 +46,7 @@ def draw() -> None:
     st.set_page_config(page_title=f"{page.title} · {NAME}")
     with st.sidebar:
         st.caption("Signed in as")
-        role = "admin" if session.about.may_change else "may only read"
+        role = "admin" if session.about.may_change else "read-only admin"
         st.text(session.workspace or f"{role}: all workspaces")
         if st.button("Sign out", key="sign_out", width="stretch"):
             viewer.sign_out()

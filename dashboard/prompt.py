@@ -246,9 +246,9 @@ def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
     return [
         {
             "Marker at the end of": f"{number}. {row['part'].name}",
-            "A second send reads": row["end"],
+            "It reads": row["end"],
             "Of the prompt": row["end"] / total if total else None,
-            "Computes again": total - row["end"],
+            "It computes": total - row["end"],
             "Known": "exactly" if row["ends_exactly"] else "about",
             "Marked now": row["part"].ttl or "no",
         }

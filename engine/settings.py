@@ -144,6 +144,11 @@ class Settings(BaseSettings):
         description="How the model marks its thinking (a name of engine/README.md, or `none`); "
         "default: what its chat template proves",
     )
+    synthetic_model: str = Field(
+        "synthetic",
+        pattern=r"^[\w.-]{1,64}$",
+        description="Synthetic engine: the name of the model that it stands for",
+    )
     synthetic_prefill_us: float = Field(
         50.0, ge=0, le=1e6, description="Synthetic engine: microseconds per prefilled token"
     )

@@ -157,14 +157,18 @@ LEAST_SHOWN = 0.1
 """The part of a range that a chart over time spans at least."""
 
 
-def first_shown(starts: Iterable[int], since_ms: int, until_ms: int) -> int:
+def first_shown(
+    starts: Iterable[int], since_ms: int, until_ms: int, least_ms: int | None = None
+) -> int:
     """Where a chart over time begins, in milliseconds: with the first of what it shows, where most
-    of the range came before that. `starts` are when the intervals with something to show begin."""
+    of the range came before that. `starts` are when the intervals with something to show begin.
+    The chart spans `least_ms` at least, or `LEAST_SHOWN` of the range."""
     span = until_ms - since_ms
     first = min(starts, default=since_ms)
     if 2 * (first - since_ms) <= span:
         return since_ms
-    return min(first, until_ms - int(LEAST_SHOWN * span))
+    least = int(LEAST_SHOWN * span) if least_ms is None else min(least_ms, span)
+    return min(first, until_ms - least)
 
 
 def ends(since_ms: int, until_ms: int) -> alt.Chart:

@@ -7,6 +7,8 @@ from engine.protocol import Ttl
 
 NANO = 1_000_000_000
 NO_VALUE = "–"
+LEAST_SHARE = 0.0005
+"""Less would be rounded to 0.0 %."""
 MANY_TIMES = 10
 """An amount that grew so much is told as a multiple: percents of four digits say little."""
 
@@ -28,8 +30,11 @@ def since(at_ms: int) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a share. None, where there was nothing to divide by, is a dash and never 0 %."""
-    return NO_VALUE if share is None else f"{share:.1%}"
+    """Write a share. None, where there was nothing to divide by, is a dash and never 0 %. A share
+    that is not 0 does not look like it."""
+    if share is None:
+        return NO_VALUE
+    return "<0.1%" if 0 < share < LEAST_SHARE else f"{share:.1%}"
 
 
 def whole(count: int | None) -> str:
@@ -45,7 +50,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 def sampled(requests: str, num_turns: int, *, is_whole: bool) -> str:
     """Of which `requests` figures are: of all that the range has, or of a sample of them."""
     if is_whole:
-        return f"Of all {requests} of this range."
+        return f"Of all {requests}: the whole range."
     return (
         f"Of {requests}, in a sample of the {counted(num_turns, 'request')} of this range. Their"
         " ids decide it, so it changes only as requests come and go."

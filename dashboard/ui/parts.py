@@ -26,6 +26,9 @@ NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""
 START = "scripts/run"
 HOURGLASS = ":material/hourglass_empty:"
+_CHARACTER_WIDTH = 7
+_CELL_PADDING = 24
+_WIDEST_TEXT = 460
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Columns of shares from 0 to 1: a bar and a percentage. 0.325 is written as 32.5 %.
@@ -253,7 +256,8 @@ def table(
     picked: Callable[[Row], None] | None = None,
 ) -> None:
     """A table, and below it its CSV. A column is written as its title says: `($)`, `(UTC)`, `(s)`.
-    `picked` gets the row that is clicked, before the next run."""
+    One without any value is in the CSV alone, but for money, which is not known then. `picked` gets
+    the row that is clicked, before the next run."""
 
     def pick() -> None:
         numbers = st.session_state[key]["selection"]["rows"]
@@ -272,7 +276,7 @@ def table(
         drawn = drawn.style.map(lambda value: value and _STANDS_OUT, subset=[APPROXIMATE])
     elif STATE in drawn:
         drawn = drawn.style.map(_state_colour, subset=[STATE])
-    columns |= dict.fromkeys(hidden)
+    columns |= dict.fromkeys([*hidden, *_without_value(rows)])
     columns |= {name: st.column_config.TextColumn(width="large") for name in wide}
     st.dataframe(
         drawn,
@@ -327,6 +331,26 @@ def as_download(rows: Rows, key: str) -> None:
     )
 
 
+def _without_value(rows: Rows) -> list[str]:
+    """The columns that say nothing in any row. The first one always stays."""
+    names = list(rows[0])[1:] if rows else []
+    return [
+        name
+        for name in names
+        if not name.endswith("($)") and all(row.get(name) in (None, "") for row in rows)
+    ]
+
+
+def _text_width(name: str, rows: Rows) -> int | None:
+    """Pixels of a column whose longest text is not among the first rows, which are all that the
+    grid looks at; None leaves it to the grid."""
+    lengths = [len(row[name]) for row in rows if isinstance(row[name], str)]
+    longest = max(lengths, default=0)
+    if longest <= max(lengths[:NUM_ROWS_SHOWN], default=0):
+        return None
+    return min(_CELL_PADDING + _CHARACTER_WIDTH * longest, _WIDEST_TEXT)
+
+
 def _column(name: str, rows: Rows) -> Any:
     columns = st.column_config
     if name == "TTL left":
@@ -347,8 +371,9 @@ def _column(name: str, rows: Rows) -> Any:
     if name.endswith("MiB"):
         return columns.NumberColumn(format="%.1f")
     # Whole numbers in groups of thousands, as the reader's language writes them.
-    is_count = any(type(row[name]) is int for row in rows)
-    return columns.NumberColumn(format="localized") if is_count else columns.Column()
+    if any(type(row[name]) is int for row in rows):
+        return columns.NumberColumn(format="localized")
+    return columns.Column(width=_text_width(name, rows))
 
 
 def as_csv(rows: Rows) -> str:

@@ -10,7 +10,7 @@ from dashboard.access.sessions import Session
 from dashboard.client import segment
 from dashboard.ui import filters, formats, parts, viewer
 from dashboard.ui.parts import in_dollars
-from gateway.structs.advice import AdviceReport, Finding, StreamAdvice
+from gateway.structs.advice import AdviceReport, Finding, NearDuplicate, StreamAdvice
 from gateway.structs.fleet import KeyInfo
 
 PATH = "/admin/v1/advise"
@@ -92,7 +92,7 @@ def draw_range(session: Session) -> None:
 
 
 def verdict_in_words(report: AdviceReport) -> str:
-    """The page's sentence: money first where all prices are known."""
+    """The page's sentence: money first where prices are known."""
     gains = [stream for stream in report.streams if stream.verdict != "leave"]
     if not gains:
         return "**Leave the requests as they are**: nothing here would be cheaper."
@@ -101,6 +101,12 @@ def verdict_in_words(report: AdviceReport) -> str:
     worth = f"the price of **{tokens}** input tokens"
     if saves.nano is not None:
         worth = f"**{formats.dollars(saves.nano)}** (the price of {tokens} input tokens)"
+    elif any(stream.saves.nano is not None for stream in gains):
+        nano = sum(stream.saves.nano or 0 for stream in gains)
+        worth = (
+            f"**{formats.dollars(nano)}** where there is a price (everywhere by the price of"
+            f" {tokens} input tokens)"
+        )
     groups = formats.counted(len(report.streams), "group")
     return (
         f"**{len(gains):,}** of {groups} of requests would have been cheaper: all together by"
@@ -147,20 +153,43 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
     parts.table(rows, "advice_ways", "What each way to place markers would have cost.")
 
 
+def by_change(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one workspace and model that ask for the same change in the same block together,
+    in their order."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        whose: tuple[str, ...] = ()
+        if isinstance(finding, NearDuplicate):
+            whose = finding.workspace, finding.model
+        groups.setdefault((finding.path, finding.kind, finding.change, *whose), []).append(finding)
+    return list(groups.values())
+
+
+def draw_finding(finding: Finding, key: str) -> None:
+    with st.container(border=True, key=key):
+        st.text(f"{finding.path}: {finding.text} {finding.change}")
+        facts = [formats.counted(finding.tokens, "token")] if finding.tokens else []
+        facts += [f"worth {formats.dollars(finding.nano)}"] if finding.nano else []
+        facts += [formats.counted(finding.num_turns, "request")] if finding.num_turns else []
+        if facts:
+            st.text(" · ".join(facts))
+        parts.request_links([turn for turn in finding.turns if turn.startswith("msg_")])
+
+
 def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
     """Each once and in full, the dearest first."""
     if not findings:
         parts.empty(none, ":material/check_circle:")
         return
-    for number, finding in enumerate(findings):
-        with st.container(border=True, key=f"{key}_{number}"):
-            st.text(f"{finding.path}: {finding.text} {finding.change}")
-            facts = [formats.counted(finding.tokens, "token")] if finding.tokens else []
-            facts += [f"worth {formats.dollars(finding.nano)}"] if finding.nano else []
-            facts += [formats.counted(finding.num_turns, "request")] if finding.num_turns else []
-            if facts:
-                st.text(" · ".join(facts))
-            parts.request_links([turn for turn in finding.turns if turn.startswith("msg_")])
+    for number, alike in enumerate(by_change(findings)):
+        draw_finding(alike[0], f"{key}_{number}")
+        if len(alike) > 1:
+            more = formats.counted(len(alike) - 1, "more like it", "more like it")
+            worth = sum(finding.nano or 0 for finding in alike[1:])
+            words = f"{more}, worth {formats.dollars(worth)}" if worth else more
+            with st.expander(words, key=f"{key}_{number}_more"):
+                for place, finding in enumerate(alike[1:]):
+                    draw_finding(finding, f"{key}_{number}_{place}")
     rows = [
         {
             "Block": finding.path,

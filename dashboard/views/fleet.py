@@ -20,7 +20,7 @@ PROMISES = {
     "hold": "A lease holds until it expires",
     "isolation": "Workspaces are kept apart",
     "events": "Evictions are told",
-    "forced_tools": "Forced calls are valid",
+    "forced_tools": "A forced tool call is valid",
 }
 
 
@@ -98,13 +98,15 @@ def draw_cards(view: View) -> None:
     in_use = in_use_share([s.blocks for s in stats])
     count = formats.counted(len(view.engines), "engine")
     held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
-    parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
-    busy = f"{sum(s.running for s in stats)} · {sum(s.waiting for s in stats)}"
+    are = "is" if len(view.engines) == 1 else "are"
+    parts.hero(f"**{ready} of {count} {are} ready.**{held}")
+    running = f"{sum(s.running for s in stats):,}" if stats else formats.NO_VALUE
+    waiting = f"{sum(s.waiting for s in stats):,} waiting" if stats else None
     with st.grid(4, min_column_width=190):
         help_text = "Engines that answer and have their model loaded, as this gateway sees them."
         parts.card("engines_ready", f"{ready} of {len(view.engines)}", note=help_text)
         help_text = "Sequences that are computed now, and those that wait for blocks."
-        parts.card("running_and_waiting", busy if stats else formats.NO_VALUE, note=help_text)
+        parts.card("running_now", running, note=help_text, delta=waiting)
         after = formats.counted(len(restarts), "restart")
         parts.card("restart_lost", formats.compact(lost), delta=f"tokens after {after}")
         shares = (e.delivered_tokens / e.available_tokens for e in everything if e.available_tokens)
@@ -259,7 +261,8 @@ def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
     most = max((point.in_use or 0.0 for point in points), default=0.0)
     longest = max((point.waiting + point.queued for point in points), default=0)
     starts = (point.start_ms for point in points if point.in_use is not None or point.queued)
-    first = charts.first_shown(starts, history.since_ms, history.until_ms)
+    least_ms = LEAST_POINTS * width_of(points)
+    first = charts.first_shown(starts, history.since_ms, history.until_ms, least_ms)
     x = charts.moment(first, history.until_ms)
     left, right = st.columns(2, gap="large")
     for place, heading, key, classes, title, alt_text in (
@@ -268,7 +271,7 @@ def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
     ):
         with place:
             parts.heading(f"{heading} over time", key)
-            rows = load_rows(points, classes)
+            rows = load_rows(points, classes, history.until_ms)
             if not any(row["top"] for row in rows):
                 known = any(point.in_use is not None for point in points)
                 unknown = "No engine was seen in this range: a gateway keeps this while it runs."
@@ -280,14 +283,24 @@ def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
             parts.chart(drawn, key, f"{heading} over time: at most {alt_text}.")
 
 
-def load_rows(points: Sequence[LoadPoint], classes: dict[str, str]) -> list[Row]:
-    """One row for each interval and class, stacked. Shares are in percent."""
+LEAST_POINTS = 10
+"""So many intervals the charts of load span at least."""
+
+
+def width_of(points: Sequence[LoadPoint]) -> int:
+    """How long the intervals are, in milliseconds."""
     steps = (late.start_ms - early.start_ms for early, late in pairwise(points))
-    width_ms = min(steps, default=60_000)
+    return min(steps, default=60_000)
+
+
+def load_rows(points: Sequence[LoadPoint], classes: dict[str, str], until_ms: int) -> list[Row]:
+    """One row for each interval and class, stacked. Shares are in percent. The interval that goes
+    on ends with the range, at `until_ms`."""
+    width_ms = width_of(points)
     rows: list[Row] = []
     for point in points:
         start = formats.moment(point.start_ms)
-        end = formats.moment(point.start_ms + width_ms)
+        end = formats.moment(min(point.start_ms + width_ms, max(until_ms, point.start_ms)))
         leased = point.leased or 0.0
         in_use = point.in_use or 0.0
         amounts = {
@@ -331,7 +344,7 @@ def draw_attribution(history: FleetHistory) -> None:
         return
     total = attributions[0]
     prompt = max(attributions[0].prompt_tokens, 1)
-    routed = f"{formats.counted(total.turns, 'request')} that what engines hold routed"
+    routed = f"{formats.counted(total.turns, 'request')} routed by what engines hold"
     st.caption(formats.sampled(routed, history.num_turns, is_whole=history.is_whole))
     engines = list(dict.fromkeys(row["engine"] for row in rows))
     colours = charts.STAGES[viewer.theme()]

@@ -137,7 +137,7 @@ def draw_cards(view: View) -> None:
     with st.grid(4, min_column_width=190):
         first_token_cards(comparison, lambda side: f"95 % within {formats.seconds(side.p95)}")
         times = f"{sooner:.2g}×" if sooner else formats.NO_VALUE
-        size = f"{comparison.length} tokens" if comparison else TOO_FEW
+        size = f"{comparison.length} tokens" if comparison else why_none(view.latency)
         parts.card("compared_first_token", times, label="Sooner with a read", delta=size)
         samples = view.samples
         most = formats.seconds(samples.overhead_p95)
@@ -181,6 +181,13 @@ def compared(latency: Latency) -> Compared | None:
     if best is None or min(best.hits.requests, best.misses.requests) < MIN_TURNS:
         return None
     return best
+
+
+def why_none(latency: Latency) -> str:
+    """In a few words, why there is no comparison."""
+    if any(cell.model in latency.mixed for cell in latency.cells):
+        return "engines of several kinds"
+    return TOO_FEW if latency.cells else "no answer yet"
 
 
 def _length(cell: LatencyCell) -> str:

@@ -69,7 +69,8 @@ def draw(view: View, chosen: Selection) -> None:
     rows = silent_rows(view)
     if engines and not answering:
         count = formats.counted(len(engines), "engine")
-        parts.hero(f"**None of {count} tells** what is in its memory.")
+        told = f"None of {count} tells" if len(engines) > 1 else "The engine does not tell"
+        parts.hero(f"**{told}** what is in its memory.")
         draw_silent(rows)
         parts.empty("Memory is shown live: it is known again when an engine answers.")
         return

@@ -31,7 +31,7 @@ from dashboard.ui.charts import (
 from dashboard.ui.filters import Selection
 from dashboard.ui.reasons import ADVICE, reason_title
 from dashboard.views.fleet import engine_table, in_use_share
-from dashboard.views.latency import TOO_FEW, compared, first_token_cards
+from dashboard.views.latency import compared, first_token_cards, why_none
 from dashboard.views.requests import READ_NOTHING
 from engine.protocol import TTLS, WRITE_FIELDS
 from gateway.structs.advice import AdviceSummary, SummaryLine
@@ -109,11 +109,12 @@ def draw(view: View, chosen: Selection) -> None:
     with st.grid(3, min_column_width=190):
         note = f"{usage.totals.errors:,} failed" + (f", {refused:,} refused" if refused else "")
         parts.card("requests", formats.compact(usage.totals.requests), delta=note)
-        length = TOO_FEW
+        none = why_none(view.latency)
+        length = none
         if comparison is not None:
             model = parts.plain(comparison.model)
             length = f"{comparison.length} tokens" + (f", {model}" if model else "")
-        first_token_cards(comparison, lambda _: length, TOO_FEW)
+        first_token_cards(comparison, lambda _: length, none)
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
             parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
@@ -215,7 +216,7 @@ def kept_in_words(kept: LeasesKept) -> str:
         return "; ".join(notes)
     if kept.expired:
         return "none ended early"
-    return f"none has ended, {kept.held:,} held"
+    return f"none has ended, {kept.held:,} held" if kept.held else "no lease is known"
 
 
 def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
@@ -324,7 +325,7 @@ def draw_reasons(usage: Usage) -> None:
     unknown = without - sum(reasons.values()) - num_mixed
     if unknown > 0:
         more = formats.counted(unknown, "request")
-        st.caption(f"{more} more read nothing and told no reason, as those that were not answered.")
+        st.caption(f"Of {more} more that read nothing no reason is known: they had no answer.")
 
 
 def draw_engines(engines: list[EngineReport] | None) -> None:
@@ -415,7 +416,7 @@ def draw_week(summary: AdviceSummary) -> None:
 
 
 def draw_line(line: SummaryLine, number: int) -> None:
-    """Money first, then the tokens, the sentence, and where to look."""
+    """Money first, then the tokens where the sentence has none, the sentence, and where to look."""
     said, leads = st.columns([6, 1], vertical_alignment="center")
     # A sentence has names from outside, so it is plain text.
     said.text(line_in_words(line))
@@ -433,9 +434,11 @@ def draw_line(line: SummaryLine, number: int) -> None:
 
 def line_in_words(line: SummaryLine) -> str:
     tokens = f"{line.multiples:,.0f} input tokens"
+    is_told = tokens in line.text
     if line.nano is None:
-        return f"{tokens}: {line.text}"
-    return f"{formats.dollars(line.nano)} ({tokens}): {line.text}"
+        return line.text if is_told else f"{tokens}: {line.text}"
+    money = formats.dollars(line.nano)
+    return f"{money}: {line.text}" if is_told else f"{money} ({tokens}): {line.text}"
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def draw_session(session: Session) -> None:
                 "Model",
                 list(models),
                 key="playground_model",
-                width=220,
+                width=320,
                 format_func=models.__getitem__,
             )
             longest = st.number_input(
@@ -421,8 +421,9 @@ def draw_sent() -> None:
             ):
                 note = f"first send: {write(getattr(first, field))}" if first else "first send"
                 parts.card(number, write(getattr(sent.turn, field)), label=label, delta=note)
-    parts.heading("Answer")
-    st.text(sent.answer.text or formats.NO_VALUE)
+    if sent.answer.text or sent.answer.problem is None:
+        parts.heading("Answer")
+        st.text(sent.answer.text or formats.NO_VALUE)
     if sent.answer.text and st.session_state.get("playground_mode") == _BLOCKS:
         st.button(
             "Carry on the conversation",
@@ -475,7 +476,8 @@ def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
         with st.container(border=True, key=f"piece_{number}"):
             _draw_part(row)
     parts.heading("Had the last marker stood elsewhere")
-    alt_text = "What a second send would read, by the block that ends with the last marker."
+    alt_text = "What a second send would do, by the block that ends with the last marker."
+    st.caption(alt_text)
     parts.table(prompt.elsewhere_rows(rows), "elsewhere", alt_text)
 
 

@@ -160,9 +160,9 @@ def draw_leases(view: View) -> None:
         f" of {formats.counted(len(by_prefix(leases)), 'prefix', 'prefixes')}, by their worth.",
         hidden=("Entry",),
         height=min(38 + 35 * (len(leases) + len(silent)), 420),
-        picked=_doom if viewer.may_change() else None,
+        picked=_doom if leases and viewer.may_change() else None,
     )
-    if viewer.may_change():
+    if leases and viewer.may_change():
         draw_drop(leases, view.words)
 
 
@@ -171,9 +171,9 @@ def silent_rows(silent: Sequence[Condition]) -> list[Row]:
     return [
         {
             **dict.fromkeys(_COLUMNS),
-            "Prefix": "what this engine held",
+            "Prefix": f"{condition.engine or 'an engine'}: {conditions.not_known(condition)}",
             "Engine": condition.engine,
-            "State": conditions.not_known(condition),
+            "State": "not known",
         }
         for condition in silent
     ]

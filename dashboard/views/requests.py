@@ -255,6 +255,8 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
             "Time (UTC)": formats.moment(turn.opened_ms),
             "Net saved ($)": in_dollars(turn.saved_nano),
             "Cost ($)": in_dollars(turn.cost_nano),
+            "Read (tokens)": turn.cache_read_tokens,
+            "Written (tokens)": turn.written_tokens,
             "Id": turn.id,
             **({parts.APPROXIMATE: turn.approximate or ""} if has_approximate else {}),
             "Outcome": turn.outcome,
@@ -262,8 +264,6 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
             "HTTP": turn.status,
             "Workspace": turn.workspace,
             "Model": turn.model,
-            "Read (tokens)": turn.cache_read_tokens,
-            "Written (tokens)": turn.written_tokens,
             "Reused automatically (tokens)": turn.automatic_input_tokens,
             "Computed, not written (tokens)": turn.computed_input_tokens,
             "Output (tokens)": turn.output_tokens,
@@ -284,7 +284,8 @@ def _missed(turn: Turn) -> str | None:
     if turn.miss_reason is None:
         return None
     if turn.cache_read_tokens:
-        return f"A later marker: {reason_title(turn.miss_reason)}"
+        title = reason_title(turn.miss_reason)
+        return f"A later marker: {title[:1].lower()}{title[1:]}"
     reused = (
         f"; {formats.counted(turn.automatic_tokens, 'token')} reused"
         if turn.automatic_tokens
@@ -342,7 +343,7 @@ def draw_marks(turn: Turn) -> None:
     ]
     read = sum(mark.missed is None for mark in turn.marks)
     count = formats.counted(len(turn.marks), "marker")
-    alt_text = f"Of {count} {read} {'was' if read == 1 else 'were'} read in full."
+    alt_text = f"Read in full: {read} of {count}."
     st.caption(alt_text)
     parts.table(rows, "marks", alt_text, height="content")
 
@@ -429,7 +430,7 @@ def turn_amounts(turn: Turn) -> dict[str, Value]:
     is_delivered = turn.price != NOT_DELIVERED
     return {
         "Read (tokens)": turn.cache_read_tokens,
-        **{f"Written, {TTLS[ttl].words} (tokens)": n for ttl, n in turn.writes.items()},
+        **{f"Written, {TTLS[ttl].words} (tokens)": n for ttl, n in turn.writes.items() if n},
         "Reused automatically (tokens)": turn.automatic_input_tokens,
         "Computed, not written (tokens)": turn.computed_input_tokens,
         "Computed (tokens)": turn.computed_tokens,

@@ -129,12 +129,20 @@ def draw_cards(view: View, chosen: Selection) -> None:
         parts.money_card(
             "saved_nano",
             waterfall.saved_nano if priced else None,
-            delta=f"{formats.percent(waterfall.saved_nano / whole)} of the cost" if whole else None,
+            delta=cheaper_by(waterfall.saved_nano, whole),
             is_good=waterfall.saved_nano >= 0 if priced else None,
         )
         for part in ("counterfactual", "write_premium", "read_discount", "actual"):
             number = f"{part}_nano"
             parts.card(number, dollars(getattr(waterfall, number) if priced else None))
+
+
+def cheaper_by(saved_nano: int, whole_nano: int) -> str | None:
+    """What is saved as a share of the cost without a cache; None where there was no cost."""
+    if not whole_nano:
+        return None
+    share = formats.percent(abs(saved_nano) / whole_nano)
+    return f"{share} {'more' if saved_nano < 0 else 'less'} than without"
 
 
 def draw_money(view: View) -> None:

@@ -45,7 +45,7 @@ def load_synthetic(
         facts={"backend": "synthetic", "block size": str(settings.block_size)},
         description=Description(
             backend="synthetic",
-            model="synthetic",
+            model=settings.synthetic_model,
             epoch="",
             max_context_tokens=CONTEXT_TOKENS,
             block_size=settings.block_size,

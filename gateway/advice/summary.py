@@ -72,16 +72,12 @@ def _ttl_line(ttl: Ttl, prefixes: list[PrefixReport]) -> SummaryLine:
     prefixes.sort(key=lambda prefix: -(prefix.better_ttl_saves_nano or 0))
     num_turns = sum(prefix.requests for prefix in prefixes)
     multiples = sum(_saved_multiples(ttl, prefix) for prefix in prefixes)
-    words = f"{len(prefixes):,} prefixes"
-    lives = "their lives"
-    if len(prefixes) == 1:
-        words = "1 prefix"
-        lives = "its life"
+    lives = "its life" if len(prefixes) == 1 else "their lives"
     workspaces = {prefix.workspace for prefix in prefixes}
     return SummaryLine(
         kind="ttl",
-        text=f"{words} would have been cheaper with a {_TTL_WORDS[ttl]} TTL, by the price of"
-        f" {multiples:,.0f} input tokens over {counted(num_turns, 'request')} of {lives}.",
+        text=f"{counted(len(prefixes), 'prefix', 'prefixes')} would have been cheaper with a"
+        f" {_TTL_WORDS[ttl]} TTL, over the {counted(num_turns, 'request')} of {lives}.",
         page="savings",
         workspace=workspaces.pop() if len(workspaces) == 1 else None,
         model=None,
@@ -140,22 +136,30 @@ def _lines(stream: StreamAdvice, keys: Mapping[str, str]) -> Iterator[SummaryLin
     if fix is not None:
         # A near-duplicate's text names its workspace, and may be of several keys.
         text = stream.text if stream.is_near else f"{about}, {fix.path}: {stream.text}"
-        yield _line(stream, "fault", text, fix)
+        # A fix in a block that near-duplicates differ in saves what these would: more than its own.
+        yield _line(stream, "fault", text, stream.saves, fix)
     elif stream.verdict != "leave":
         kind: LineKind = "prewarm" if stream.verdict == "prewarm" else "markers"
-        yield _line(stream, kind, f"{about}: {stream.text}", stream.saves)
+        yield _line(stream, kind, f"{about}: {stream.text}", stream.saves, stream)
     others = [
         finding for finding in stream.findings if finding != fix and finding.kind != "changing_end"
     ]
     worst = max(others, key=lambda finding: finding.multiples, default=None)
     if worst is not None and worst.multiples > 0:
-        yield _line(stream, "fault", f"{about}, {worst.path}: {worst.text}", worst)
+        yield _line(stream, "fault", f"{about}, {worst.path}: {worst.text}", worst, worst)
     if stream.prewarm.pays and stream.verdict != "prewarm":
-        yield _line(stream, "prewarm", f"{about}: {stream.prewarm.text}", stream.prewarm.saves)
+        prewarm = stream.prewarm
+        yield _line(stream, "prewarm", f"{about}: {prewarm.text}", prewarm.saves, stream)
 
 
-def _line(stream: StreamAdvice, kind: LineKind, text: str, worth: Amount | Finding) -> SummaryLine:
-    turns = worth if isinstance(worth, Finding) else stream
+def _line(
+    stream: StreamAdvice,
+    kind: LineKind,
+    text: str,
+    worth: Amount | Finding,
+    turns: Finding | StreamAdvice,
+) -> SummaryLine:
+    """A line that is `worth` so much, and rests on these turns."""
     return SummaryLine(
         kind=kind,
         text=text,

@@ -36,10 +36,11 @@ from gateway.base.errors import (
     LedgerNotMigrated,
     LedgerRefused,
     LedgerUnavailable,
+    SampleData,
 )
 from gateway.base.record import TurnRecord
 from gateway.ledger import epochs
-from gateway.ledger.identity import Identity, is_damage
+from gateway.ledger.identity import Identity, is_damage, is_sample
 from gateway.ledger.rollups import insert_closed
 from gateway.ledger.schema import TurnRow
 
@@ -220,8 +221,11 @@ class Ledger:
         self.identity.check_file()
 
     async def record_epochs(self, reports: Sequence[EpochReport]) -> None:
-        """Take in what engines' epochs told. Raise the errors of `transaction`."""
+        """Take in what engines' epochs told. Raise the errors of `transaction`, and SampleData where
+        the database holds sample data: the leases of its turns are made up, too."""
         async with self.transaction() as connection:
+            if await is_sample(connection):
+                raise SampleData
             await epochs.record_epochs(connection, reports)
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:

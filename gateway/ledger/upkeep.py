@@ -9,7 +9,7 @@ import asyncio
 import csv
 import io
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +29,7 @@ from gateway.base.rounding import round_up
 from gateway.ledger import identity, rollups, schema
 from gateway.ledger.access import DEFAULT_WORKSPACE
 from gateway.ledger.database import Ledger
-from gateway.ledger.epochs import LEASE_WIDTHS_SECONDS, MINUTE_SECONDS
+from gateway.ledger.epochs import LEASE_WIDTHS_SECONDS, MINUTE_SECONDS, record_epochs
 from gateway.ledger.reads import sums
 from gateway.ledger.reads.turns import Cursor, TurnFilter, page_of
 from gateway.structs.usage import Totals, Turn
@@ -120,6 +120,9 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
 
 
 _ROWS = 1000
+_EPOCH_REPORTS = 50
+MADE_UP = "made up"
+"""The kind of the engines that sample data is of."""
 Row = Mapping[str, Any]
 
 
@@ -146,8 +149,13 @@ async def claim(
         await connection.execute(insert(schema.ApiKeyRow), keys)
 
 
-async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
-    """Insert made-up turns into a claimed database and sum them up. Return their number."""
+async def fill(
+    ledger: Ledger,
+    records: Iterable[TurnRecord],
+    epoch_reports: Callable[[], Iterable[EpochReport]] = tuple,
+) -> int:
+    """Insert made-up turns into a claimed database and sum them up. Return their number.
+    `epoch_reports` are called for when all turns are there: what became of their leases."""
     total = 0
     epochs = dict[tuple[str, str], EpochReport]()
     observed = map(partial(_observe, epochs), records)
@@ -158,7 +166,10 @@ async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
                 raise InvalidRequest("the database is not marked as one of sample data")
             await connection.execute(insert(schema.TurnRow), rows)
         total += len(rows)
-    await ledger.record_epochs(list(epochs.values()))
+    reports = iter([*epochs.values(), *epoch_reports()])
+    while some := list(islice(reports, _EPOCH_REPORTS)):
+        async with ledger.transaction() as connection:
+            await record_epochs(connection, some)
     await rebuild(ledger)
     await ledger.analyze()
     return total
@@ -176,7 +187,7 @@ def _observe(epochs: dict[tuple[str, str], EpochReport], record: TurnRecord) -> 
             epoch=record.epoch,
             model=record.engine_model or record.model,
             device="",
-            kind="made up",
+            kind=MADE_UP,
             first_ms=opened_ms,
             heard_ms=opened_ms,
             prefill_times=PrefillSums(),

@@ -14,7 +14,7 @@ from datetime import datetime
 from engine.protocol.reports import Description, Stats
 from gateway.base.background import pause
 from gateway.base.epochs import EpochReport, ended_of, kind_of
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, SampleData
 from gateway.base.logs import get_logger
 
 RECORD_SECONDS = 1.0
@@ -93,12 +93,14 @@ class EpochRecorder:
     _told: dict[str, EpochReport] = field(default_factory=dict)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until stopping, and once more then."""
+        """Run until stopping, and once more then; on sample data there is nothing to put down."""
         is_last = False
         while not is_last:
             is_last = stopping.is_set()
             try:
                 await self.step()
+            except SampleData:
+                return
             except GatewayError as error:
                 get_logger("epochs").warning("epochs_not_recorded", error=str(error))
             await pause(stopping, RECORD_SECONDS)

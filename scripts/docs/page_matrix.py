@@ -25,6 +25,7 @@ from playwright.sync_api import Browser, Page, Request, TimeoutError
 
 from dashboard.views import entries
 from scripts.bench.load import MESSAGES, body_of, headers_of, marked
+from scripts.runner.options import sample_model
 from scripts.setup import chromium
 from scripts.setup.chromium import browsing, new_page, sign_in
 from scripts.setup.options import parse
@@ -130,8 +131,12 @@ def running(
     sample month they are kept busy."""
     settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
     with ExitStack() as stack:
+        models = [
+            {"ENGINE_SYNTHETIC_MODEL": sample_model(number)} if is_sample else {}
+            for number in range(num_engines)
+        ]
         engines = [
-            stack.enter_context(serving_engine("synthetic", settings)) for _ in range(num_engines)
+            stack.enter_context(serving_engine("synthetic", settings | model)) for model in models
         ]
         # Without an engine it is never ready, and serves what the ledger has.
         urls = [engine.url for engine in engines] or [url_of(free_port())]

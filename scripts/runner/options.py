@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -346,7 +347,7 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
         "ENGINE_SECRET": keys.engine_secret,
     }
     if options.sample:
-        environment |= SAMPLE_POOL
+        environment |= SAMPLE_POOL | {"ENGINE_SYNTHETIC_MODEL": sample_model(index)}
     if options.model is not None:
         environment["ENGINE_MODEL"] = options.model
     has_store = environment.get("ENGINE_STORE") or os.environ.get("ENGINE_STORE")
@@ -361,10 +362,16 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
     )
 
 
+def sample_model(index: int) -> str:
+    """The model of the sample month that this engine of it stands for."""
+    cast = tomllib.loads((ROOT / "scripts" / "sample" / "cast.toml").read_text("utf-8"))
+    return str(cast["machines"][index]["serves"])
+
+
 def own_model(options: Options) -> str:
     """The id of the model that runs, as its engines call it."""
     if options.engine == "synthetic":
-        return "synthetic"
+        return options.engine_args.get("synthetic_model", "synthetic")
     return Path(options.model or os.environ.get("ENGINE_MODEL") or DEMO_MODEL).name
 
 

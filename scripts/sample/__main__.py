@@ -79,7 +79,7 @@ def fill_sample(settings: DatabaseSettings, until: datetime, num_turns: int, see
 
     async def work(ledger: Ledger) -> int:
         await upkeep.claim(ledger, until, workspaces, keys)
-        return await upkeep.fill(ledger, month.records())
+        return await upkeep.fill(ledger, month.records(), month.epoch_reports)
 
     return asyncio.run(with_ledger(settings.ledger_url, work))
 

@@ -6,10 +6,10 @@ turn what it reads, what it writes and why it missed.
 
 import random
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +30,10 @@ from engine.protocol import (
     Tool,
     Ttl,
 )
+from gateway.base.epochs import EpochReport
 from gateway.base.record import TurnRecord
 from gateway.journal.drain import charge
+from gateway.ledger.upkeep import MADE_UP
 from gateway.prices.files import PriceBook
 from gateway.prices.price import PriceSheets
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, kinds_at, pack, points_of
@@ -107,6 +109,7 @@ _COFFEE = 0.06
 _MEETING = 0.012
 _TOKEN_SECONDS = 0.036
 _DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,9 @@ class SampleCache:
         self._epochs = [f"{chance.getrandbits(128):032x}" for _ in range(len(starts) + 1)]
         self._epoch = 0
         self._entries: dict[str, SampleEntry] = {}
+        # By the epoch's number: when leases ended by their TTL, and how many ended with the process.
+        self._expired: list[list[int]] = [[] for _ in self._epochs]
+        self._broken = [0 for _ in self._epochs]
 
     def is_up(self, ms: int) -> bool:
         return ms >= self._first_ms and not any(start <= ms < end for start, end in self._downs)
@@ -260,10 +266,52 @@ class SampleCache:
         """The engine's epoch at this moment. A new epoch begins with nothing held."""
         number = sum(end <= ms for _, end in self._downs)
         if number != self._epoch:
+            stopped_ms, _ = self._downs[self._epoch]
+            self._end_leases(self._entries.values(), stopped_ms)
+            self._broken[self._epoch] = sum(
+                entry.until_ms > stopped_ms for entry in self._entries.values()
+            )
             self._epoch = number
             self.lost = {key for key, held in self._entries.items() if held.until_ms > ms}
             self._entries.clear()
         return self._epochs[number]
+
+    def _end_leases(self, entries: Iterable[SampleEntry], ms: int) -> None:
+        """Count those that ended by their TTL before this moment."""
+        ended = [entry.until_ms for entry in entries if entry.until_ms <= ms]
+        self._expired[self._epoch] += ended
+
+    def epoch_reports(self, until_ms: int) -> Iterator[EpochReport]:
+        """What a gateway would have put down of the leases, hour by hour. Call it once, when the
+        month is over. A lease that outlives the month is in none: it has not ended, and no engine
+        that runs holds it."""
+        self._end_leases(self._entries.values(), until_ms)
+        starts = [self._first_ms, *(end for _, end in self._downs)]
+        stops = [*(start for start, _ in self._downs), None]
+        for number, epoch in enumerate(self._epochs):
+            report = EpochReport(
+                engine=self.machine.name,
+                epoch=epoch,
+                model=self.machine.serves,
+                device="",
+                kind=MADE_UP,
+                first_ms=starts[number],
+                heard_ms=starts[number],
+            )
+            expired = 0
+            for _, moments in groupby(sorted(self._expired[number]), lambda ms: ms // _HOUR_MS):
+                of_hour = list(moments)
+                expired += len(of_hour)
+                ended = {"expired": expired}
+                yield replace(report, heard_ms=of_hour[-1], granted=expired, ended=ended)
+            stopped_ms = stops[number]
+            yield replace(
+                report,
+                heard_ms=until_ms if stopped_ms is None else stopped_ms,
+                silent_ms=stopped_ms,
+                granted=expired + self._broken[number],
+                ended={"expired": expired},
+            )
 
     def read(self, keys: list[str], ms: int) -> tuple[int, str | None]:
         """Refresh the longest live entry at most 20 positions back; return its tokens and key."""
@@ -291,8 +339,12 @@ class SampleCache:
         if known is not None and ms < known.until_ms:
             known.refresh(ms)
             return
+        if known is not None:
+            self._end_leases([known], ms)
         if len(self._entries) > _MAX_ENTRIES:
             old = ms - 7_200_000
+            gone = (entry for key, entry in self._entries.items() if key != mark.key)
+            self._end_leases((entry for entry in gone if entry.until_ms < old), ms)
             self._entries = {
                 k: entry for k, entry in self._entries.items() if entry.until_ms >= old
             }
@@ -565,13 +617,20 @@ class Month:
     prices: PriceSheets | PriceBook
     _talks: dict[tuple[str, int], list[tuple[Role, str, int]]] = field(default_factory=dict)
     """What was said so far: role, stand-in text and tokens."""
+    _engines: list[SampleCache] = field(default_factory=list)
 
     def records(self) -> Iterator[TurnRecord]:
         """In order of time."""
         chance = random.Random(self.seed)
-        engines = [SampleCache(machine, self.until, chance) for machine in MACHINES]
+        self._engines = [SampleCache(machine, self.until, chance) for machine in MACHINES]
         for arrival in arrivals(self.until, self.num_turns, chance):
-            yield self._record(arrival, engines, chance)
+            yield self._record(arrival, self._engines, chance)
+
+    def epoch_reports(self) -> Iterator[EpochReport]:
+        """What became of the leases of the turns that `records` gave, which are all needed."""
+        until_ms = int(self.until.timestamp() * 1000)
+        for engine in self._engines:
+            yield from engine.epoch_reports(until_ms)
 
     def _record(
         self, arrival: Arrival, engines: list[SampleCache], chance: random.Random

@@ -215,9 +215,11 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
     shown = card(app, "Engines ready")[0]
     table_.add("fleet", "Engines ready", shown, outside=f"{len(MODELS)} of {len(MODELS)}")
     stats = facts.engines
-    busy = f"{sum(s['running'] for s in stats)} · {sum(s['waiting'] for s in stats)}"
-    label = "Running and waiting"
-    table_.add("fleet", label, card(app, label)[0], outside=busy)
+    label = "Running now"
+    shown, below = card(app, label)
+    table_.add("fleet", label, shown, outside=f"{sum(s['running'] for s in stats)}")
+    waiting = f"{sum(s['waiting'] for s in stats)} waiting"
+    table_.add("fleet", f"{label}, below", below, outside=waiting)
     add_engine_rows(table_, "fleet", facts, app)
     missed = "miss_reason = 'engine_restart'"
     again = facts.value(f"COALESCE(SUM({WRITTEN}), 0)", missed)

@@ -130,7 +130,9 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
         told = f"; {reused:,} tokens reused" if reused else ""
         if values[1]:
             title = ADVICE[values[1]].title
-            values[1] = f"A later marker: {title}" if values[5] else f"{title}{told}"
+            values[1] = (
+                f"A later marker: {title[:1].lower()}{title[1:]}" if values[5] else f"{title}{told}"
+            )
         values[11:13] = [None if nano is None else nano / 1e9 for nano in values[11:13]]
         for name, value in zip(names, values, strict=True):
             if value is None:

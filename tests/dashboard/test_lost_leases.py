@@ -105,7 +105,7 @@ def check_down(site: Site, visit: Visit, lost: int) -> None:
     assert ("lost in a restart" in told) == (lost > 0)
     assert not is_green(visit)
     for path, words in (
-        ("/memory", "None of 1 engine tells what is in its memory"),
+        ("/memory", "The engine does not tell what is in its memory"),
         ("/prefixes", "What is promised is not known right now"),
     ):
         page = visit.open(f"{path}?range=1h")

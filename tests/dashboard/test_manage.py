@@ -98,7 +98,7 @@ def test_a_key_that_may_only_read_sees_all_and_is_offered_no_change(
     key = admin.make_key("default", scope="read_only_admin")[1]
     for name in ("overview", "workspaces", "prefixes", "memory", "fleet", "advice", "requests"):
         app = show(gateway, name, key)
-        assert "may only read: all workspaces" in said(app, "text")
+        assert "read-only admin: all workspaces" in said(app, "text")
         labels = {button.label for button in app.button}
         assert not labels & {"Create workspace", "Create key", "Set limits", "Revoke it"}
     reader = Admin(gateway, key)

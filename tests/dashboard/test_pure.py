@@ -352,7 +352,7 @@ def test_a_marker_elsewhere_would_have_held_what_is_before_it() -> None:
     rows = prompt.part_rows(blocks, prompt.counts_of(a_turn(100, 20, **PARTS)), [100, 150])
     assert [row["tokens"] for row in rows] == [100, 50, 50]
     told = prompt.elsewhere_rows(rows)
-    assert [row["A second send reads"] for row in told] == [100, 150, 200]
+    assert [row["It reads"] for row in told] == [100, 150, 200]
     assert [row["Known"] for row in told] == ["exactly"] * 3
     assert told[-1]["Of the prompt"] == 1.0
 
