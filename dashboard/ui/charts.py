@@ -112,6 +112,12 @@ def with_tokens(colours: Palette, classes: Iterable[str]) -> Palette:
     }
 
 
+def drawn_of(colours: Palette, names: Iterable[str]) -> Palette:
+    """The colours of what a chart draws, for a legend without the rest."""
+    drawn = set(names)
+    return {name: code for name, code in colours.items() if name in drawn}
+
+
 def tips(*columns: str) -> list[alt.Tooltip]:
     """What a mark says: each `field:type=Title`, or `field:type=Title|format`."""
     tooltips = []

@@ -276,7 +276,7 @@ def table(
         drawn = drawn.style.map(lambda value: value and _STANDS_OUT, subset=[APPROXIMATE])
     elif STATE in drawn:
         drawn = drawn.style.map(_state_colour, subset=[STATE])
-    columns |= dict.fromkeys([*hidden, *_without_value(rows)])
+    columns |= dict.fromkeys([*hidden, *without_value(rows)])
     columns |= {name: st.column_config.TextColumn(width="large") for name in wide}
     st.dataframe(
         drawn,
@@ -331,7 +331,7 @@ def as_download(rows: Rows, key: str) -> None:
     )
 
 
-def _without_value(rows: Rows) -> list[str]:
+def without_value(rows: Rows) -> list[str]:
     """The columns that say nothing in any row. The first one always stays."""
     names = list(rows[0])[1:] if rows else []
     return [
@@ -341,7 +341,7 @@ def _without_value(rows: Rows) -> list[str]:
     ]
 
 
-def _text_width(name: str, rows: Rows) -> int | None:
+def text_width(name: str, rows: Rows) -> int | None:
     """Pixels of a column whose longest text is not among the first rows, which are all that the
     grid looks at; None leaves it to the grid."""
     lengths = [len(row[name]) for row in rows if isinstance(row[name], str)]
@@ -373,7 +373,7 @@ def _column(name: str, rows: Rows) -> Any:
     # Whole numbers in groups of thousands, as the reader's language writes them.
     if any(type(row[name]) is int for row in rows):
         return columns.NumberColumn(format="localized")
-    return columns.Column(width=_text_width(name, rows))
+    return columns.Column(width=text_width(name, rows))
 
 
 def as_csv(rows: Rows) -> str:

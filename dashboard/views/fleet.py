@@ -24,6 +24,10 @@ PROMISES = {
 }
 
 
+_OF_OTHERS = ("Foreign", "Foreign running")
+"""Columns of what other clients of the engines' servers use: left out where there are none."""
+
+
 class View(NamedTuple):
     engines: list[EngineReport]
     history: FleetHistory
@@ -46,7 +50,9 @@ def draw(view: View, chosen: Selection) -> None:
         parts.no_engine("No engine is running.", "fleet")
     if engines:
         ready = sum(engine.status == "ready" for engine in engines)
-        parts.table(engine_table(engines), "fleet", f"{ready} of {len(engines)} ready.")
+        rows = engine_table(engines)
+        alone = [name for name in _OF_OTHERS if not any(row[name] for row in rows)]
+        parts.table(rows, "fleet", f"{ready} of {len(engines)} ready.", hidden=alone)
     rows = adapter_table(engines)
     alt_text = f"{formats.counted(len(rows), 'adapter')}, with the engines that have them."
     parts.section("Adapters", rows, "adapters", alt_text)

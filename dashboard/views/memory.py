@@ -32,6 +32,8 @@ HELD = {
     "Best effort": "best_effort",
     "Without an entry": "cached",
 }
+_RARE = ("Leased in the store", "Best effort")
+"""Columns of holders that are left out where nobody has any."""
 BY = ("Workspace", "Key", "Prefix")
 CELLS_A_ROW = 64
 CELL_HEIGHT = 9
@@ -245,9 +247,9 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
     by = st.segmented_control("By", BY, default=BY[0], key="memory_by", required=True)
     rows = holder_table(engines, by, words)
     if rows:
-        parts.table(
-            rows, "holders", f"Blocks by {by.lower()}: {formats.counted(len(rows), 'row')}."
-        )
+        alt_text = f"Blocks by {by.lower()}: {formats.counted(len(rows), 'row')}."
+        unused = [name for name in _RARE if not any(row[name] for row in rows)]
+        parts.table(rows, "holders", alt_text, hidden=unused)
     else:
         parts.empty("Nobody holds a block.")
     if by != BY[0]:
@@ -360,13 +362,14 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
         for order, (state, n) in enumerate(pool.items())
         if n
     ]
+    colours = charts.drawn_of(charts.BLOCKS[viewer.theme()], (row["state"] for row in rows))
     drawn = (
         alt.Chart(charts.frame(rows))
         .mark_bar(height={"band": 0.7})
         .encode(
             x=charts.share_axis("Share of the pool (%)"),
             y=alt.Y("engine:N", title="Engine", axis=alt.Axis(labelLimit=200)),
-            color=charts.colour("state:N", charts.BLOCKS[viewer.theme()], 3, sort=None),
+            color=charts.colour("state:N", colours, 3, sort=None),
             order=alt.Order("order:Q"),
             tooltip=[
                 *charts.tips("engine:N=Engine", "state:N=Blocks are"),
@@ -432,6 +435,7 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
                 "shared": cell.shared,
             }
         )
+    colours = charts.drawn_of(colours, (str(row["state"]) for row in rows))
     lines = max(len(rows) // CELLS_A_ROW, 1)
     title = f"Cells of {formats.counted(size, 'block')} each, {CELLS_A_ROW} a row"
     labels = f"datum.value % {step * 8} == 0 ? format(datum.value, ',') : ''"

@@ -221,8 +221,8 @@ class Ledger:
         self.identity.check_file()
 
     async def record_epochs(self, reports: Sequence[EpochReport]) -> None:
-        """Take in what engines' epochs told. Raise the errors of `transaction`, and SampleData where
-        the database holds sample data: the leases of its turns are made up, too."""
+        """Take in what engines' epochs told. Raise the errors of `transaction`, and SampleData
+        where the database holds sample data: the leases of its turns are made up, too."""
         async with self.transaction() as connection:
             if await is_sample(connection):
                 raise SampleData

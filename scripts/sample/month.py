@@ -255,7 +255,7 @@ class SampleCache:
         self._epochs = [f"{chance.getrandbits(128):032x}" for _ in range(len(starts) + 1)]
         self._epoch = 0
         self._entries: dict[str, SampleEntry] = {}
-        # By the epoch's number: when leases ended by their TTL, and how many ended with the process.
+        # By the epoch's number: when leases ended by TTL, and how many ended with the process.
         self._expired: list[list[int]] = [[] for _ in self._epochs]
         self._broken = [0 for _ in self._epochs]
 

@@ -15,10 +15,12 @@ from dashboard.ui import formats
 from dashboard.ui.charts import TOKENS, first_shown, moment, with_tokens
 from dashboard.ui.conditions import as_html
 from dashboard.ui.filters import RANGES, Selection, first_range
-from dashboard.ui.parts import as_csv, plain
+from dashboard.ui.parts import as_csv, plain, text_width, without_value
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
-from dashboard.views.fleet import technique_table
+from dashboard.views.advice import by_change
+from dashboard.views.fleet import load_rows, technique_table, width_of
+from dashboard.views.latency import compared, why_none
 from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
 from dashboard.views.requests import turn_amounts, turn_facts
@@ -26,8 +28,17 @@ from dashboard.views.savings import saved_over_time
 from dashboard.views.why import known_to, verdict
 from engine.protocol import MissReason
 from gateway.prompt.fingerprint import DivergenceKind
-from gateway.structs.fleet import About, EngineReport
-from gateway.structs.usage import Bucket, Turn, TurnDivergence, Usage
+from gateway.structs.advice import Finding
+from gateway.structs.fleet import About, EngineReport, LoadPoint
+from gateway.structs.usage import (
+    Bucket,
+    Latency,
+    LatencyCell,
+    Percentiles,
+    Turn,
+    TurnDivergence,
+    Usage,
+)
 from tests.dashboard.fake_admin import ADMIN_KEY, serve_fake
 from tests.dashboard.ledgers import turn as row_of
 from tests.dashboard.live_answers import engine_now, made
@@ -164,6 +175,82 @@ def test_a_chart_begins_with_the_first_request_where_most_came_before_it(
     found = usage(*([0] * 10))
     starts = [] if first is None else [found.series[first].start_ms]
     assert first_shown(starts, found.since_ms, found.until_ms) == minutes * 60_000
+
+
+def test_a_chart_of_load_spans_a_few_intervals_and_ends_with_the_range() -> None:
+    """Three minutes of a month were drawn on an axis of three days, where nobody saw them, and the
+    interval that goes on was drawn beyond the range."""
+    month_ms = 30 * 86_400_000
+    first_ms = month_ms - 170_000
+    points = [
+        LoadPoint(
+            start_ms=first_ms + number * 60_000,
+            in_use=0.5,
+            leased=0.5,
+            running=0,
+            waiting=0,
+            queued=0,
+        )
+        for number in range(3)
+    ]
+    starts = (point.start_ms for point in points)
+    assert first_shown(starts, 0, month_ms, 10 * width_of(points)) == month_ms - 600_000
+    drawn = load_rows(points, {"Leased": "leased"}, month_ms)
+    assert [row["start"] for row in drawn] == [formats.moment(point.start_ms) for point in points]
+    assert drawn[-1]["end"] == formats.moment(month_ms)
+
+
+def test_no_comparison_gives_the_reason_that_holds() -> None:
+    """`No length has 5 of each` stood on the Overview where thousands had been measured, on engines
+    of two kinds."""
+    many = Percentiles(requests=900, p50=1.0, p95=1.0, p99=1.0)
+    few = Percentiles(requests=2, p50=1.0, p95=1.0, p99=1.0)
+    for seconds, mixed, reason in (
+        (many, ["m"], "engines of several kinds"),
+        (few, [], "no length has 5 of each"),
+        (None, [], "no answer yet"),
+    ):
+        cells = [
+            LatencyCell(
+                model="m", above_tokens=0, up_to_tokens=1000, is_hit=is_hit, seconds=seconds
+            )
+            for is_hit in (True, False)
+            if seconds is not None
+        ]
+        latency = Latency(
+            hits=few, misses=few, cells=cells, bucket_seconds=60, series=[], mixed=mixed
+        )
+        assert compared(latency) is None
+        assert why_none(latency) == reason
+
+
+def test_a_share_that_is_not_0_does_not_look_like_it() -> None:
+    shares = {0.0: "0.0%", 0.0002: "<0.1%", 0.0005: "0.1%", 1.0: "100.0%"}
+    assert {share: formats.percent(share) for share in shares} == shares
+
+
+def test_a_long_text_far_down_is_not_cut() -> None:
+    """The grid sizes a column by its first rows."""
+    short = [{"Outcome": "stop"} for _ in range(20)]
+    assert text_width("Outcome", short) is None
+    wide = text_width("Outcome", [*short, {"Outcome": "client_disconnect"}])
+    assert wide is not None and wide >= 7 * len("client_disconnect")
+
+
+def test_a_column_without_a_value_is_left_out_but_for_money() -> None:
+    rows = [{"Model": "m", "HTTP": None, "Error": "", "Cost ($)": None, "Reads": 0}] * 2
+    assert without_value(rows) == ["HTTP", "Error"]
+
+
+def test_findings_that_ask_for_the_same_change_stand_together() -> None:
+    """Five prefixes of one workspace that all begin with an id were five boxes."""
+    alike = [finding("system.0", "Leave the id out.", prefix) for prefix in ("a", "b")]
+    other = finding("system.0", "Sort the tools.", "c")
+    assert by_change([alike[0], other, alike[1]]) == [alike, [other]]
+
+
+def finding(path: str, change: str, text: str) -> Finding:
+    return Finding(kind="nonce", path=path, text=text, change=change, tokens=1, multiples=1.0)
 
 
 def test_a_legend_names_no_ttl_class_without_a_token() -> None:

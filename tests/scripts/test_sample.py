@@ -17,17 +17,19 @@ from sqlalchemy import func, select
 
 from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.protocol import Role
+from gateway.base.epochs import EpochReport
 from gateway.base.errors import InvalidRequest, SampleData
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import main
 from gateway.cli.migrate import migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.reads.sums import Queries, Range
+from gateway.ledger.reads.leases import leases_kept
+from gateway.ledger.reads.sums import Queries, Range, latency
 from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.files import PriceBook
-from scripts.runner.options import SAMPLE_ENGINES
+from scripts.runner.options import SAMPLE_ENGINES, sample_model
 from scripts.sample.__main__ import fill_sample
 from scripts.sample.__main__ import main as make_sample
 from scripts.sample.month import APPS, MACHINES, App, Arrival, Month, SamplePrompt
@@ -39,6 +41,7 @@ from tests.postgres import new_database
 UNTIL = datetime(2026, 11, 21, 18, tzinfo=UTC)
 NUM_TURNS = 2500
 ALL = Range(since_ms=0, until_ms=2**45)
+DAY = Range(since_ms=int(UNTIL.timestamp() * 1000) - 86_400_000, until_ms=ALL.until_ms)
 A_TURN = turn_record("msg_real", opened_at=UNTIL, outcome="stop", input_tokens=10)
 Filled = tuple[DatabaseSettings, int]
 
@@ -116,7 +119,9 @@ def test_what_engines_are_asked_has_the_months_lengths_and_names(app: App) -> No
 
 
 def test_the_sample_starts_the_months_engines() -> None:
-    assert {f"engine-{n}" for n in range(SAMPLE_ENGINES)} == {machine.name for machine in MACHINES}
+    assert [f"engine-{n}" for n in range(SAMPLE_ENGINES)] == [machine.name for machine in MACHINES]
+    models = [sample_model(number) for number in range(SAMPLE_ENGINES)]
+    assert models == [machine.serves for machine in MACHINES]
 
 
 def test_a_filled_database_has_the_products_own_sums(filled: Filled) -> None:
@@ -130,6 +135,43 @@ def test_a_filled_database_has_the_products_own_sums(filled: Filled) -> None:
     ask(database, rebuild)
     assert rows(database, prefixes) == before
     assert any(row.gaps_5m for row in before) and any(row.gaps_1h for row in before)
+
+
+def test_the_months_leases_ended_as_its_turns_say(filled: Filled) -> None:
+    """`None has ended` stood beside thousands of turns that came after their lease had ended."""
+    database, _ = filled
+    nothing_answers = {machine.name: "of today" for machine in MACHINES}
+    kept = ask(database, lambda ledger: leases_kept(ledger, ALL, nothing_answers))
+    late = select(func.count()).where(TurnRow.miss_reason == "ttl_expired")
+    ((came_late,),) = rows(database, late)
+    assert 0 < came_late <= kept.expired
+    assert set(kept.lost) == {"restart"} and not (kept.not_known or kept.held)
+    written = select(func.count()).where(
+        TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens > 0
+    )
+    ((num_writes,),) = rows(database, written)
+    assert kept.expired + kept.lost["restart"] <= 2 * num_writes, "two marks a turn at most"
+    of_day = ask(database, lambda ledger: leases_kept(ledger, DAY, nothing_answers))
+    assert 0 < of_day.expired < kept.expired
+
+
+def test_the_months_engines_are_of_one_kind_a_model(filled: Filled) -> None:
+    """So reads and misses are compared. A gateway that runs on it puts no engine's epoch there."""
+    database, _ = filled
+    for of in (ALL, DAY):
+        found = ask(database, lambda ledger, of=of: latency(ledger, of))
+        assert found.cells and found.mixed == []
+    told = EpochReport(
+        engine="engine-0",
+        epoch="of today",
+        model="general-8b",
+        device="",
+        kind="synthetic",
+        first_ms=0,
+        heard_ms=1,
+    )
+    with pytest.raises(SampleData):
+        ask(database, lambda ledger: ledger.record_epochs([told]))
 
 
 def test_nothing_comes_into_a_database_of_samples(filled: Filled) -> None:
