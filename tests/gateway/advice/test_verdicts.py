@@ -13,6 +13,7 @@ from engine.protocol import Prompt, TextPart, Ttl
 from gateway.advice.duplicates import find_groups, near_duplicate
 from gateway.advice.observation import Observation
 from gateway.advice.stream import advise_stream
+from gateway.advice.summary import MIN_TURNS, summary_lines
 from gateway.advice.verdicts import gain_over, reconciled, total
 from gateway.structs.advice import Amount, NearDuplicate, StreamAdvice
 from tests.gateway.advice.shapes import (
@@ -72,6 +73,11 @@ def holds(streams: Sequence[StreamAdvice], near: Sequence[NearDuplicate]) -> Non
         if stream.fix is not None:
             assert stream.verdict == "fix" and stream.findings[0] == stream.fix
             assert not stream.markers and stream.policy is None
+        if stream.verdict != "leave":
+            week = msgspec.structs.replace(stream, num_turns=MIN_TURNS)
+            lines, _ = summary_lines([week], [], {}, {})
+            worth = stream.saves.multiples, stream.saves.nano
+            assert worth in [(line.multiples, line.nano) for line in lines], "as its page says"
     for each in near:
         having = [stream for stream in streams if _has(stream, each)]
         assert having and all(stream.verdict not in ("leave", "unmark") for stream in having)
