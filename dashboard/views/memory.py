@@ -32,8 +32,6 @@ HELD = {
     "Best effort": "best_effort",
     "Without an entry": "cached",
 }
-_RARE = ("Leased in the store", "Best effort")
-"""Columns of holders that are left out where nobody has any."""
 BY = ("Workspace", "Key", "Prefix")
 CELLS_A_ROW = 64
 CELL_HEIGHT = 9
@@ -248,8 +246,9 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
     rows = holder_table(engines, by, words)
     if rows:
         alt_text = f"Blocks by {by.lower()}: {formats.counted(len(rows), 'row')}."
-        unused = [name for name in _RARE if not any(row[name] for row in rows)]
-        parts.table(rows, "holders", alt_text, hidden=unused)
+        has_lowered = any(row["Leased in the store"] for row in rows)
+        hidden = () if has_lowered else ("Leased in the store",)
+        parts.table(rows, "holders", alt_text, hidden=hidden)
     else:
         parts.empty("Nobody holds a block.")
     if by != BY[0]:
