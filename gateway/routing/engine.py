@@ -103,6 +103,8 @@ class Engine:
         self.holdings = Holdings(index)
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
+        # All engines of the fleet, with this one.
+        self.peers: Sequence[Engine] = ()
         self.monotonic = monotonic
         self.url = url
         self.status: EngineStatus = "starting"
@@ -367,7 +369,7 @@ class Engine:
                 self.holdings.index.has_gaps |= new.state_blocks > 0
                 if self.holdings.epoch != new.epoch:
                     self.holdings.forget()
-                self.load.reset()
+                self._reset_load()
                 self.breaker.reset()
             if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)
@@ -379,6 +381,16 @@ class Engine:
             self.status = "starting"
             self.epochs.missed(self.monotonic())
         self._unsure_since = None
+
+    def _reset_load(self) -> None:
+        """Begin with the mean load of the ready engines that can do the same."""
+        now = self.monotonic()
+        recents = [
+            peer.load.recent(now)
+            for peer in self.peers
+            if peer is not self and peer.is_ready and peer.kind == self.kind
+        ]
+        self.load.reset(sum(recents) / max(len(recents), 1), now)
 
     def _take(self, description: Description) -> Description:
         """The description as far as the engine's model owns its ids. Raise AnotherModel."""

@@ -53,7 +53,9 @@ class Fleet:
         self.ids = ids
         self._supervisor = supervisor
         self._places = {place.url: place for place in map(EnginePlace.parse, engines)}
-        self.engines: list[Engine] = [make(*place) for place in self._places.values()]
+        self.engines: list[Engine] = []
+        for place in self._places.values():
+            self._join(make(*place))
         self._log = get_logger("fleet")
 
     @property
@@ -142,7 +144,7 @@ class Fleet:
         if not place.is_name or any(engine.name == place.name for engine in self.engines):
             raise InvalidRequest("url: its host and port are another engine's name already")
         engine = self._make(*place)
-        self.engines.append(engine)
+        self._join(engine)
         await engine.poll()
         if (
             gives_id
@@ -175,6 +177,10 @@ class Fleet:
             raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
         self.engines.remove(engine)
         await self._leave(engine)
+
+    def _join(self, engine: Engine) -> None:
+        self.engines.append(engine)
+        engine.peers = self.engines
 
     def _attend(self, engine: Engine) -> None:
         for kind, loop in self._loops(engine).items():

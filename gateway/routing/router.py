@@ -173,9 +173,11 @@ class Load:
             self._add(others - self._others_computed, now)
             self._others_computed = others
 
-    def reset(self) -> None:
-        """Another process runs at the engine's address. Forget the load."""
-        self._recent = 0.0
+    def reset(self, recent: float, now: float) -> None:
+        """Another process runs at the engine's address. It begins with the `recent` load of its
+        peers, in tokens: beside theirs an engine without any would get every turn for minutes."""
+        self._recent = recent
+        self._recent_at = now
         self._others_computed = None
         self._our_computed = 0
 
