@@ -45,6 +45,39 @@ async def while_connected(receive: Callable[[], Awaitable[Any]], work: Coroutine
         watcher.cancel()
 
 
+class UntilGrace:
+    """Around an application, whose requests uvicorn cancels where its grace ends before they do.
+    One that has no answer yet gets `answer`, in the server's own envelope: uvicorn would say a
+    plain 500."""
+
+    def __init__(self, app: Application, answer: Callable[[Any, Any], Awaitable[None]]) -> None:
+        """`answer` is called with the request's scope and the function that sends."""
+        self._app = app
+        self._answer = answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        has_begun = False
+
+        async def noting(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if has_begun or scope["type"] != "http":
+                raise
+            await self._answer(scope, send)
+
+
+async def send_whole(send: Any, status: int, headers: dict[str, str], body: bytes) -> None:
+    """A whole response of the application. Headers are in lower case."""
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
 class AccessLog:
     """Around the whole application, because it answers errors outside of its own middleware.
 

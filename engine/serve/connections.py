@@ -22,11 +22,13 @@ from engine.asgi import (
     AccessLog,
     Application,
     SteadyServer,
+    UntilGrace,
     num_descriptors,
     raise_descriptor_limit,
+    send_whole,
 )
 from engine.places import Connections, RefusedConnections, Split, Strangers, group_of, split
-from engine.protocol import ErrorReply
+from engine.protocol import STATUS_OF, ErrorReply
 from engine.reading import FRAMING_TOLD, SteadyProtocol
 from engine.serve.health import ServedEngine
 from engine.serve.secret import Secret
@@ -203,11 +205,23 @@ def front(app: Application, secret: Secret, connections: Connections) -> Applica
     return served
 
 
+async def _answer_stopping(scope: Any, send: Any) -> None:
+    body = msgspec.json.encode(ErrorReply("not_ready", "the engine stops"))
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "retry-after": str(RETRY_SECONDS),
+    }
+    await send_whole(send, STATUS_OF["not_ready"], headers, body)
+
+
 class Server(SteadyServer):
     """`host` is the one that `app` was made with.
 
     On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never
-    end by themselves. Running generations have `grace_seconds`; then they are cut off.
+    end by themselves. Running generations have `grace_seconds`; then they are cut off. A
+    call that has no answer by then gets `not_ready`.
     """
 
     def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:
@@ -229,7 +243,8 @@ class Server(SteadyServer):
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
             "timeout_graceful_shutdown": settings.grace_seconds,
         }
-        super().__init__(uvicorn.Config(front(served, secret, places.connections), **options))
+        served = UntilGrace(front(served, secret, places.connections), _answer_stopping)
+        super().__init__(uvicorn.Config(served, **options))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.end_events()

@@ -268,6 +268,13 @@ class NotServed(
     """No engine took the turn in time, or its engine was lost before a byte had gone out."""
 
 
+class GatewayStopped(Overloaded, default="the gateway stopped before the answer was whole"):
+    """It was told to stop, and its grace is over."""
+
+    def __init__(self) -> None:
+        super().__init__(retry_after=1)
+
+
 class JournalFull(Overloaded, default="there is no room to record another turn"): ...
 
 

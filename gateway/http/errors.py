@@ -8,10 +8,12 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
+from engine.asgi import send_whole
 from gateway.base.errors import (
     ClientGone,
     Forbidden,
     GatewayError,
+    GatewayStopped,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
@@ -37,7 +39,7 @@ from gateway.http.refusals import (
 )
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path, header_of
 from gateway.http.unserved import not_allowed_message, not_found_message
-from gateway.prompt.ask import Origin, Principal, agent_of
+from gateway.prompt.ask import Dialect, Origin, Principal, agent_of
 from gateway.structs.usage import Refusal
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
@@ -196,17 +198,32 @@ def _keep_refusal(
 def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str, str], bytes]:
     """The request's id, headers and body for a failure before the application was called."""
     new_id = f"req_{secrets.token_hex(12)}"
-    dialect = dialect_of_path(url.partition("?")[0])
-    body = msgspec.json.encode(body_of(failure, new_id, dialect))
+    headers, body = _last_reply(failure, new_id, dialect_of_path(url.partition("?")[0]))
+    return new_id, headers, body
+
+
+async def answer_stopped(scope: Any, send: Any) -> None:
+    """The answer to a request that is cut off before it has one: another gateway may serve it."""
+    failure = GatewayStopped()
+    dialect = dialect_of(scope)
+    headers, body = _last_reply(failure, request_id(scope), dialect)
+    await send_whole(send, status_of(failure, dialect), headers, body)
+
+
+def _last_reply(
+    failure: GatewayError, http_id: str, dialect: Dialect
+) -> tuple[dict[str, str], bytes]:
+    """Headers and body of an answer that ends its connection."""
+    body = msgspec.json.encode(body_of(failure, http_id, dialect))
     headers = {
-        ID_HEADERS[dialect]: new_id,
+        ID_HEADERS[dialect]: http_id,
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
     }
     if isinstance(failure, Overloaded):
         headers["retry-after"] = str(failure.retry_after)
-    return new_id, headers, body
+    return headers, body
 
 
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}

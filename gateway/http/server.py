@@ -10,6 +10,7 @@ With HOLDFAST_ACCESS_LOG each HTTP response has a line in the log, and each turn
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,14 @@ import uvicorn
 from litestar import Litestar
 from litestar.response.base import ASGIResponse
 
-from engine.asgi import BACKLOG, AccessLog, Application, SteadyServer, num_descriptors
+from engine.asgi import (
+    BACKLOG,
+    AccessLog,
+    Application,
+    SteadyServer,
+    UntilGrace,
+    num_descriptors,
+)
 from engine.places import Connections, RefusedConnections, Strangers, split
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
@@ -28,7 +36,9 @@ from gateway.base.settings import Settings
 from gateway.http.auth import AdminGate
 from gateway.http.beginnings import Beginnings
 from gateway.http.connections import SERVER, ConnectionLimits, GuardedProtocol
+from gateway.http.errors import answer_stopped
 from gateway.prompt.ask import Principal
+from gateway.turn.turn import TurnService
 
 _PART_OF_KEY = 0.5
 """Of all places, for the connections of one key."""
@@ -95,7 +105,9 @@ class Server(SteadyServer):
     def __init__(self, app: Litestar, settings: Settings, **changes: Any) -> None:
         """`changes` are further settings of uvicorn's."""
         self._stopping: asyncio.Event = app.state.stopping
+        self._app = app
         self._drain_seconds = settings.drain_seconds
+        self._grace_seconds = settings.grace_seconds
         self._stop_at: float | None = None
 
         def refused(reason: str, request_id: str | None) -> None:
@@ -127,7 +139,7 @@ class Server(SteadyServer):
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
             "timeout_graceful_shutdown": settings.grace_seconds,
         }
-        served: Application = front(app)
+        served: Application = UntilGrace(front(app), answer_stopped)
         if settings.access_log:
             served = AccessLog(served, note_response)
         super().__init__(uvicorn.Config(served, **{**options, **changes}))
@@ -140,6 +152,12 @@ class Server(SteadyServer):
         self._stopping.set()
         self._stop_at = time.monotonic() + self._drain_seconds
         get_logger("gateway").info("draining", seconds=self._drain_seconds)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        turns: TurnService = self._app.state.services.turns
+        # uvicorn begins to count a little later, so its end comes behind this.
+        asyncio.get_running_loop().call_later(self._grace_seconds, turns.cut.set)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:

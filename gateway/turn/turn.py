@@ -9,13 +9,13 @@ its last frame is passed on, or else by the reconciler, with the engine's counts
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started, held_as
 from gateway.admission.permit import Admission, Permit
 from gateway.base.background import Background
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, JournalUnavailable
+from gateway.base.errors import GatewayError, GatewayStopped, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
@@ -62,6 +62,8 @@ class TurnService:
     content_writer: ContentWriter
     clock: Clock
     begin_trace: BeginTrace
+    # Set when the gateway stops and its grace is over: what still runs is cut off.
+    cut: asyncio.Event = field(default_factory=asyncio.Event)
 
     def new_id(self) -> TurnId:
         """A new id. It begins with this journal's id: each gateway recognizes its own turns."""
@@ -116,7 +118,11 @@ class TurnService:
                     )
                 raise
             except (asyncio.CancelledError, GeneratorExit):
-                turn.outcome = CLIENT_LEFT
+                if row is None and self.cut.is_set():
+                    turn.fail(GatewayStopped())
+                    permit.is_open = not turn.is_refused
+                else:
+                    turn.outcome = CLIENT_LEFT
                 raise
             finally:
                 self._leave(turn)

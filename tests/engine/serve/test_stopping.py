@@ -7,14 +7,16 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from subprocess import Popen
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
-from engine.protocol import Done, EventFrame, GenerateRequest, Snapshot
+from engine.protocol import CountRequest, Done, ErrorReply, EventFrame, GenerateRequest, Snapshot
 from scripts.stack import free_port, python, start
 from tests.conformance.engines import Engine, prompt, running_engine
 
@@ -70,6 +72,36 @@ def test_what_runs_longer_than_the_grace_is_cut_off() -> None:
             with pytest.raises(httpx.RemoteProtocolError):
                 generation.rest()
         assert engine.process.wait(EXIT_SECONDS) == 0
+
+
+@pytest.mark.parametrize("path", ["generate", "count"])
+def test_what_has_no_answer_yet_when_the_grace_ends_is_told_so(path: str) -> None:
+    """It was a plain 500. Here its worker is stopped, so that its prompt is never prepared."""
+    with running_engine("synthetic", {**PATIENT, "GRACE_SECONDS": 1}) as engine:
+        workers = psutil.Process(engine.process.pid).children(recursive=True)
+        asked_of = {
+            "generate": asked(engine, 1),
+            "count": CountRequest(engine.scope(), prompt("q")),
+        }
+        for worker in workers:
+            worker.suspend()
+        try:
+            connection = HTTPConnection("127.0.0.1", int(engine.url.rpartition(":")[2]))
+            body = msgspec.json.encode(asked_of[path])
+            connection.request("POST", f"/v1/{path}", body, dict(engine.client.headers))
+            # What was sent before these has been read when they are answered.
+            for _ in range(3):
+                httpx.get(f"{engine.url}/healthz")
+            engine.process.send_signal(signal.SIGTERM)
+            reply = connection.getresponse()
+            assert reply.status == 503
+            assert reply.headers["retry-after"] == "1"
+            assert msgspec.json.decode(reply.read(), type=ErrorReply).code == "not_ready"
+            assert engine.process.wait(EXIT_SECONDS) == 0
+        finally:
+            for worker in workers:
+                if worker.is_running():
+                    worker.kill()
 
 
 @contextmanager
