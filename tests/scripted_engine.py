@@ -9,7 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -28,6 +28,8 @@ from engine.text.renderer import ChatRenderer
 from tests.engine.backends.local import thread_pool
 
 _DEFAULT = "scripted"
+CUT = "[cut]"
+"""At the end of a script's text: there the limit of tokens is reached, and the answer is cut."""
 
 
 def settings_of(model: str, script: Mapping[str, str]) -> dict[str, str]:
@@ -90,14 +92,24 @@ class ScriptedRenderer:
     def _scripted(self, request: GenerateRequest, inner: OutputParser) -> "ScriptedParser":
         return ScriptedParser(inner, lambda: self._script_of(request))
 
-    def _script_of(self, request: GenerateRequest) -> Sequence[TokenId]:
+    def _script_of(self, request: GenerateRequest) -> "Script":
         named = [key for key in request.sampling.stop_sequences if key in self._script]
         if not named and request.prompt.tools:
             self._num_turns[request.scope] += 1
             named = [f"turn {self._num_turns[request.scope]}"]
         text = self._script.get(named[0] if named else "", _DEFAULT)
-        token_ids = self._inner.tokenizer.encode(text, add_special_tokens=False).ids
-        return [*token_ids, *sorted(self._inner.end_token_ids)[:1]]
+        is_cut = text.endswith(CUT)
+        token_ids = self._inner.tokenizer.encode(
+            text.removesuffix(CUT), add_special_tokens=False
+        ).ids
+        end = [] if is_cut else sorted(self._inner.end_token_ids)[:1]
+        return Script([*token_ids, *end], is_cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    token_ids: Sequence[TokenId]
+    is_cut: bool
 
 
 class ScriptedParser:
@@ -107,18 +119,18 @@ class ScriptedParser:
     a request demands, which is no turn.
     """
 
-    def __init__(self, inner: OutputParser, script: Callable[[], Sequence[TokenId]]) -> None:
+    def __init__(self, inner: OutputParser, script: Callable[[], Script]) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.end_token_ids = inner.end_token_ids
         self._inner = inner
-        self._script = script
+        self._choose = script
         self._at = 0
 
     @cached_property
-    def _token_ids(self) -> Sequence[TokenId]:
-        return self._script()
+    def _script(self) -> Script:
+        return self._choose()
 
     @property
     def mask(self) -> Mask | None:
@@ -126,9 +138,9 @@ class ScriptedParser:
 
     @property
     def allowed(self) -> bytes | None:
-        if self._at >= len(self._token_ids):
+        if self._at >= len(self._script.token_ids):
             return self._inner.allowed
-        token_id = self._token_ids[self._at]
+        token_id = self._script.token_ids[self._at]
         mask = bytearray(token_id // 8 + 1)
         mask[token_id // 8] = 1 << token_id % 8
         return bytes(mask)
@@ -139,6 +151,8 @@ class ScriptedParser:
         deltas = inner.feed(token_id)
         self.finish, self.stop_sequence = inner.finish, inner.stop_sequence
         self.thinking_tokens = inner.thinking_tokens
+        if self._script.is_cut and self._at == len(self._script.token_ids):
+            self.finish = "length"
         return deltas
 
     def close(self) -> Sequence[Delta]:

@@ -24,6 +24,7 @@ def main(names: list[str]) -> int:
         outcome = run_one(recipe, folder)
         outcomes.append(outcome)
         print(outcome.line, file=sys.stderr, flush=True)
+        print(f"    prompts of {list(outcome.lengths)} tokens", file=sys.stderr)
         for refusal in outcome.refusals:
             print(f"    {refusal.status} {refusal.path} {refusal.answer[:400]}", file=sys.stderr)
         if not outcome.has_ended_well:

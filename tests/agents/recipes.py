@@ -28,7 +28,11 @@ class Recipe:
     `resumed` are later runs that carry the conversation on, and `after` is a command that ends what
     the client left running. `package` is read for the version, in `place` under the folder of the
     clients: a folder with `node_modules`, or a virtual environment.
-    With `mishaps` the script has two calls at once, one that is cut, and one of no known tool.
+    With `mishaps` the script has two calls at once, one that is cut at the limit of tokens, one of
+    no known tool, one (`failing`) that fails, and one (`picture_tool` with `picture`) whose result
+    is an image. Then the gateway is started anew and the first of `resumed` carries on, as often as
+    it takes. `compact` is a command that has the conversation compacted, in `compact_turns` turns
+    that offer tools; a client that does it unasked, or begins anew, has `shrinks` alone.
     `may_miss` are paths outside of the API that the client asks for and does well without. Less
     than the share `least_read` of turns 2 to n is a failure.
     """
@@ -50,6 +54,12 @@ class Recipe:
     least_read: float = 0.0
     sees: bool = False
     mishaps: bool = False
+    failing: Mapping[str, Any] = field(default_factory=dict)
+    picture_tool: str = ""
+    picture: Mapping[str, Any] = field(default_factory=dict)
+    compact: tuple[str, ...] = ()
+    compact_turns: int = 0
+    shrinks: bool = False
 
     def version(self, folder: Path) -> str | None:
         """The installed version, or None where it is not installed."""
@@ -82,7 +92,7 @@ def recipes() -> Iterator[Recipe]:
             given["name"] = f"{table['name']}, {mode}" if mode else table["name"]
             texts = {name: text for name, text in given.items() if isinstance(text, str)}
             filled = {name: _filled(value, texts) for name, value in given.items() if name in names}
-            for name in {"command", "before", "after"} & filled.keys():
+            for name in {"command", "before", "after", "compact"} & filled.keys():
                 filled[name] = _words(filled[name])
             filled["resumed"] = tuple(_words(each) for each in filled.get("resumed", ()))
             yield Recipe(**{**filled, "may_miss": frozenset(filled.get("may_miss", ()))})

@@ -6,7 +6,7 @@ Neither side sees a difference but the port: bytes pass as they came, in both di
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "host"
 MAX_BODY_BYTES = 64 << 20
 KEPT_ANSWER_BYTES = 2_000
 REFUSED = 400
+COUNTS = ("count_tokens", "countTokens", "input_tokens")
+"""How the paths end that count a prompt's tokens: no turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +49,35 @@ class Exchange:
             asked: Any = json.loads(self.body)
         except ValueError:
             return False
-        return isinstance(asked, dict) and bool(asked.get("tools"))
+        is_count = self.path.endswith(COUNTS)
+        return not is_count and isinstance(asked, dict) and bool(asked.get("tools"))
 
 
 class Relay:
     """Passes requests on to `target`. The exchanges stand in the order in which answers began."""
 
     def __init__(self, target: str) -> None:
-        self._target = target
+        self.target = target
         self.exchanges: list[Exchange] = []
         self.url = ""
+        self._breaks: dict[int, Callable[[], None]] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def num_turns(self) -> int:
+        """Requests with tools that were not refused."""
+        return sum(each.has_tools and not each.is_refused for each in self.exchanges)
+
+    def before_turn(self, number: int, act: Callable[[], None]) -> None:
+        """Call `act` once, when so many requests with tools have been answered and one comes."""
+        self._breaks[number] = act
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        async with self._lock:
+            act = self._breaks.pop(self.num_turns + 1, None)
+            if act is not None:
+                await asyncio.to_thread(act)
         sent = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
         timeout = ClientTimeout(total=None)
         async with (
@@ -68,7 +86,7 @@ class Relay:
             ) as session,
             session.request(
                 request.method,
-                self._target + request.raw_path,
+                self.target + request.raw_path,
                 headers=sent,
                 data=body,
                 skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),

@@ -10,9 +10,10 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -35,10 +36,14 @@ from tests.agents.relay import Exchange, Relay, relaying
 from tests.conformance.engines import VLLM_ON_CPU
 from tests.e2e.prompts import png
 from tests.engine.backends.vllm.models import write_idefics
-from tests.scripted_engine import settings_of
+from tests.scripted_engine import CUT, settings_of
 
 NUM_TURNS = 5
-NUM_WITH_MISHAPS = 10
+LAST_OF_FIRST_RUN = 7
+LAST_OF_SECOND_RUN = 9
+NUM_WITH_MISHAPS = 11
+MOST_RUNS = 12
+"""A client may end a run at each mishap; another run carries on."""
 SECONDS = 240
 CLOSE_SECONDS = 20.0
 PROMPT = "Do the steps, one after the other."
@@ -61,6 +66,7 @@ class Outcome:
 
     `share` is tokens read over tokens of the prompts in turns 2 to n of the conversation, or None
     where there are none; `beside` counts turns outside of it, such as one for a title.
+    `lengths` are the tokens of the conversation's prompts, turn by turn.
     """
 
     recipe: Recipe
@@ -69,12 +75,18 @@ class Outcome:
     turns: int = 0
     beside: int = 0
     share: float | None = None
+    lengths: Sequence[int] = ()
     refusals: Sequence[Exchange] = field(default_factory=list)
     printed: str = ""
 
     @property
     def is_installed(self) -> bool:
         return self.version != NOT_INSTALLED
+
+    @property
+    def is_shorter(self) -> bool:
+        """Whether a prompt is shorter than the one before it: compacted, or begun anew."""
+        return any(later < earlier for earlier, later in pairwise(self.lengths))
 
     @property
     def asked(self) -> list[Exchange]:
@@ -84,7 +96,8 @@ class Outcome:
     @property
     def is_good(self) -> bool:
         is_read = (self.share or 0.0) >= self.recipe.least_read
-        return self.has_ended_well and is_read and not self.asked
+        is_compacted = self.is_shorter or not (self.recipe.compact or self.recipe.shrinks)
+        return self.has_ended_well and is_read and is_compacted and not self.asked
 
     @property
     def line(self) -> str:
@@ -96,6 +109,7 @@ class Outcome:
         share = "–" if self.share is None else f"{self.share:.1%}"
         beside = f" + {self.beside}" if self.beside else ""
         works = "yes" if self.has_ended_well else "**did not end**"
+        works += ", compacted" if self.is_shorter else ""
         cells = (self.recipe.name, self.version, works, refusals, f"{self.turns}{beside}", share)
         return f"| {' | '.join(cells)} |"
 
@@ -113,20 +127,30 @@ def script_of(recipe: Recipe) -> dict[str, str]:
     num_runs = 1 + len(recipe.resumed)
     num_turns = num_turns_of(recipe)
     ends = {num_turns * number // num_runs for number in range(1, num_runs + 1)}
+    if recipe.mishaps:
+        compacted = range(LAST_OF_SECOND_RUN + 1, num_turns - 1)
+        ends = {LAST_OF_FIRST_RUN, LAST_OF_SECOND_RUN, *compacted, num_turns}
     steps: dict[str, str] = {}
     for number in range(1, num_turns + 1):
         given = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
         steps[f"turn {number}"] = recipe.last if number in ends else call(recipe.tool, given)
-    if recipe.mishaps:
-        whole = steps["turn 3"]
-        steps["turn 2"] *= 2
-        steps["turn 3"] = whole[: len(whole) * 3 // 4]
-        steps["turn 4"] = call("no_such_tool", {"where": "nowhere"})
-    return steps
+    return {**steps, **mishaps_of(recipe, steps)} if recipe.mishaps else steps
+
+
+def mishaps_of(recipe: Recipe, steps: dict[str, str]) -> dict[str, str]:
+    """What goes wrong, by turn."""
+    whole = steps["turn 3"]
+    return {
+        "turn 2": steps["turn 2"] * 2,
+        "turn 3": whole[: len(whole) * 3 // 4] + CUT,
+        "turn 4": call("no_such_tool", {"where": "nowhere"}),
+        "turn 5": call(recipe.tool, recipe.failing),
+        "turn 6": call(recipe.picture_tool or recipe.tool, recipe.picture or recipe.given),
+    }
 
 
 def num_turns_of(recipe: Recipe) -> int:
-    return NUM_WITH_MISHAPS if recipe.mishaps else NUM_TURNS
+    return NUM_WITH_MISHAPS + recipe.compact_turns if recipe.mishaps else NUM_TURNS
 
 
 @contextmanager
@@ -152,8 +176,8 @@ def seeing_engine(data: Path, script: dict[str, str]) -> Iterator[Server]:
 @contextmanager
 def serving(
     data: Path, script: dict[str, str], *, sees: bool = False
-) -> Iterator[tuple[Relay, str]]:
-    """A relay before a gateway before the scripted engine, and the gateway's own URL."""
+) -> Iterator[tuple[Relay, Callable[[], str]]]:
+    """A relay before a gateway before the scripted engine, and what starts the gateway anew."""
     settings = {
         **settings_of(str(ROOT / "engine" / "holdfast-demo"), script),
         "ENGINE_SYNTHETIC_PREFILL_US": "1",
@@ -167,12 +191,20 @@ def serving(
         else serving_engine(
             "synthetic", settings, logs / "engine.log", module="tests.scripted_engine"
         ) as engine,
-        serving_gateway(data, [engine.url], names, logs / "gateway.log") as gateway,
+        ExitStack() as gateways,
     ):
         engine.wait()
-        gateway.wait()
-        with relaying(gateway.url) as relay:
-            yield relay, gateway.url
+
+        def start() -> str:
+            """End the gateway that runs, start another on its data, and say where it is."""
+            gateways.close()
+            log = logs / "gateway.log"
+            return (
+                gateways.enter_context(serving_gateway(data, [engine.url], names, log)).wait().url
+            )
+
+        with relaying(start()) as relay:
+            yield relay, start
 
 
 def run_one(recipe: Recipe, folder: Path) -> Outcome:
@@ -186,13 +218,19 @@ def run_one(recipe: Recipe, folder: Path) -> Outcome:
             turn: text.replace("$work", str(room / "work"))
             for turn, text in script_of(recipe).items()
         }
-        with serving(room / "data", script, sees=recipe.sees) as (relay, url):
-            status, printed = execute(recipe, folder, room, relay.url)
-            rows = settled(url)
+        with serving(room / "data", script, sees=recipe.sees) as (relay, start):
+
+            def restart() -> None:
+                relay.target = start()
+
+            if recipe.mishaps:
+                relay.before_turn(LAST_OF_FIRST_RUN + 1, restart)
+            status, printed = execute(recipe, folder, room, relay)
+            rows = settled(relay.target)
     return judge(recipe, version, relay.exchanges, rows, status, printed)
 
 
-def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, str]:
+def execute(recipe: Recipe, folder: Path, room: Path, relay: Relay) -> tuple[int, str]:
     """The exit status and what was printed; a client that does not end is ended."""
     home = room / "home"
     work = room / "work"
@@ -200,7 +238,7 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
     work.mkdir()
     subprocess.run(["git", "init", "-q", str(work)], check=True)
     known = {
-        "url": url,
+        "url": relay.url,
         "key": API_KEY,
         "home": str(home),
         "work": str(work),
@@ -235,17 +273,36 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
         words = [filled(part) for part in command]
         return run_command(words, work, environment, filled(recipe.typed))
 
-    printed = ""
-    try:
+    def run_all() -> Iterator[tuple[int, str]]:
         for command in (recipe.before, recipe.command, *recipe.resumed):
             status, said = run(command) if command else (0, "")
-            printed += said
+            yield status, said
             if status != 0:
-                return status, printed
+                return
+
+    def run_with_mishaps() -> Iterator[tuple[int, str]]:
+        """A run that a mishap ended is carried on by another."""
+        if recipe.before:
+            yield run(recipe.before)
+        yield run(recipe.command)
+        for last in (LAST_OF_FIRST_RUN, LAST_OF_SECOND_RUN, num_turns_of(recipe)):
+            if recipe.compact and last == num_turns_of(recipe):
+                yield run(recipe.compact)
+            for _ in range(MOST_RUNS if recipe.resumed else 0):
+                if relay.num_turns >= last:
+                    break
+                yield run(recipe.resumed[0])
+
+    printed = ""
+    status = 0
+    try:
+        for run_status, said in run_with_mishaps() if recipe.mishaps else run_all():
+            status = run_status
+            printed += said
     finally:
         if recipe.after:
             run(recipe.after)
-    return 0, printed
+    return status, printed
 
 
 def run_command(
@@ -301,16 +358,19 @@ def judge(
     read = sum(row["cache_read_tokens"] for row in talk[1:])
     has_seen = [bool(_PICTURE.search(one.body)) for one in exchanges if one.has_tools]
     is_shown = all(has_seen[1:]) and not any("not shown to" in one.answer for one in exchanges)
+    lengths = [sum(row[name] for name in TOKENS) for row in talk]
     return Outcome(
         recipe,
         version,
         has_ended_well=status == 0
         and (is_shown or not recipe.sees)
+        and (any(has_seen) or not recipe.picture)
         and printed.count(LAST_TEXT) > len(recipe.resumed)
         and len(talk) >= num_turns_of(recipe),
         turns=len(talk),
         beside=len(rows) - len(talk),
         share=read / prompts if prompts else None,
+        lengths=lengths,
         refusals=[one for one in exchanges if one.is_refused],
         printed=printed,
     )
