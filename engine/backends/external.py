@@ -57,8 +57,9 @@ class Order:
     @property
     def cache_salt(self) -> str:
         """What tells its content apart in the other program's cache. It has the adapter too: what
-        other connectors of a vLLM keep, they find by it alone."""
-        return "/".join(filter(None, (self.scope, self.adapter, self.request.salt)))
+        other connectors of a vLLM keep, they find by it alone. vLLM takes 128 characters at most,
+        without `@`, `/`, a backslash and NUL."""
+        return ".".join(filter(None, (self.scope, self.adapter, self.request.salt)))
 
 
 def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -> Order:

@@ -244,7 +244,9 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
         return decoded, num_bytes
 
     def lower(decoded: GenerateRequest, context: RequestContext) -> tuple[Ask, bool]:
-        ask = gemini.ask_of(decoded, context, stream=method == _STREAM, held=held)
+        is_streamed = method == _STREAM
+        is_count = method == _COUNT
+        ask = gemini.ask_of(decoded, context, stream=is_streamed, held=held, is_count=is_count)
         return ask, decoded.generation_config.is_enum
 
     if method == _COUNT:

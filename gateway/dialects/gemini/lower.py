@@ -73,17 +73,19 @@ def ask_of(
     *,
     stream: bool,
     held: Held | None = None,
+    is_count: bool = False,
 ) -> Ask:
     """The request, behind what is `held` of a cached content, whose end is marked; without one the
-    key's policy marks the prompt. Raise InvalidRequest for content that no engine takes."""
+    key's policy marks the prompt. What is only counted may be any part of a conversation. Raise
+    InvalidRequest for content that no engine takes."""
     left_out = request.left_out if isinstance(request, wire.ReducedGenerateRequest) else []
-    lowering = GeminiLowering(context, left_out)
+    lowering = GeminiLowering(context, left_out, is_count=is_count)
     config = request.generation_config
     notepad = lowering.notepad
     thoughts = config.thinking_config
     if not request.contents:
         raise InvalidRequest("contents: contents are required")
-    if request.contents[-1].role == "model":
+    if request.contents[-1].role == "model" and not is_count:
         raise InvalidRequest("contents: the last content must be of role 'user'")
     field = request.system_instruction or request.tools or request.tool_config
     if request.cached_content is not None and field:
@@ -210,14 +212,19 @@ def tool_choice_of(prompted: wire.Prompted, notepad: Notepad) -> ToolChoice:
 
 class GeminiLowering(Lowering):
     """`_pending` are the calls that await a response, by number, with id and name; every step takes
-    constant time over all calls of a request."""
+    constant time over all calls of a request. In what is only counted (`is_count`), as Gemini CLI
+    counts a new response alone, calls and responses may stand without each other."""
 
     # Where a request has its turns.
     turns_path = "contents"
 
-    def __init__(self, context: RequestContext, left_out: Sequence[str]) -> None:
+    def __init__(
+        self, context: RequestContext, left_out: Sequence[str], *, is_count: bool = False
+    ) -> None:
         super().__init__(context)
         self.leave_out(left_out)
+        self._is_count = is_count
+        self._answered: set[str] = set()
         self._left_out = left_out
         self._num_calls = 0
         self._pending: dict[int, tuple[str, str]] = {}
@@ -283,7 +290,7 @@ class GeminiLowering(Lowering):
         return replace(plan, breakpoints=points)
 
     def check_answered(self) -> None:
-        if self._pending:
+        if self._pending and not self._is_count:
             missing = ", ".join(name[:64] for _, name in islice(self._pending.values(), 8))
             raise InvalidRequest(
                 f"{self.turns_path}: each function call must be answered by a function response in"
@@ -365,17 +372,24 @@ class GeminiLowering(Lowering):
         self.mark(path)
         return ToolUsePart(call_id, call.name, input_of(call.args))
 
-    def result(self, path: str, where: str, result: wire.FunctionResponse) -> ToolResultPart:
-        """It answers the first pending call with its id, else with its name."""
+    def result(self, path: str, where: str, result: wire.FunctionResponse) -> ToolResultPart | None:
+        """It answers the first pending call with its id, else with its name. None where a call of
+        its id was answered before: Gemini CLI doubles responses when it resumes a session."""
         answered = None
         for key in (("id", result.id or ""), ("name", result.name)):
             numbers = self._numbers[key]
             while numbers and answered is None:
                 answered = self._pending.pop(numbers.popleft(), None)
+        if answered is None and result.id in self._answered:
+            self.notepad.ignore(where, "a call of this id was answered before")
+            return None
+        if answered is None and self._is_count:
+            answered = result.id or result.name, result.name
         if answered is None:
             raise InvalidRequest(
                 f"{where}: no function call of this name awaits a response in the turn before"
             )
+        self._answered.add(answered[0])
         # Google's rule: `output` is the output, `error` is an error, else the whole is the output.
         kind = next(iter(result.response), "") if len(result.response) == 1 else ""
         whole = kind not in ("output", "error")

@@ -183,7 +183,8 @@ class _InteractionLowering(GeminiLowering):
             call = gemini.FunctionCall(name=step.name, args=step.arguments, id=step.id)
             self.add("assistant", [self.call(path, path, call)])
         elif kind == "function_result":
-            self.add("user", [self._function_result(path, step)])
+            answer = self._function_result(path, step)
+            self.add("user", [] if answer is None else [answer])
         elif hosted and kind.removesuffix(hosted) in _HOSTED_STEPS:
             self.notepad.ignore(path, HOSTED)
         else:
@@ -223,7 +224,7 @@ class _InteractionLowering(GeminiLowering):
             raise InvalidRequest(f"{path}: must have `data` or `uri`")
         return self.media(path, mime_type, name=content.uri)
 
-    def _function_result(self, path: str, step: Step) -> Part:
+    def _function_result(self, path: str, step: Step) -> Part | None:
         result = step.result
         contents = contents_in(result, f"{path}.result", self.notepad)
         if contents is not None:

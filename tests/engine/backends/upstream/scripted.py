@@ -88,6 +88,11 @@ class Script:
         return reused
 
 
+def takes_salt(salt: str | None) -> bool:
+    """The rule of vLLM 0.32 (`validate_cache_salt` in entrypoints/generate/base/protocol.py)."""
+    return salt is None or (0 < len(salt) <= 128 and not set("@/\\\0") & set(salt))
+
+
 class ScriptedVllm:
     generation = "/v1/completions"
 
@@ -166,6 +171,9 @@ class ScriptedVllm:
         if body.get("structured_outputs") or fault.status != 200:
             status = fault.status if fault.status != 200 else 400
             await send(writer, status, b'{"error": {"message": "no"}}')
+            return
+        if not takes_salt(body.get("cache_salt")):
+            await send(writer, 400, b'{"error": {"message": "cache_salt"}}')
             return
         reused = script.reuse(body)
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}

@@ -85,6 +85,15 @@ def test_no_scope_reads_another_scopes_prefix(engine: Engine, script: Script) ->
     assert len(salts) == 2, "each scope has a salt of its own"
 
 
+def test_the_server_takes_the_salt_of_a_salted_prompt(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    for salt in ("", "a1" * 32, "b2" * 32):
+        cold = engine.ask(asked, scope, 0, salt=salt)
+        assert (cold.usage.cache_read_tokens, cold.usage.automatic_tokens) == (0, 0), salt
+        warm = engine.ask(asked, scope, 0, salt=salt)
+        assert [warm.usage.cache_read_tokens] == engine.ends(asked), salt
+
+
 def test_the_server_gets_token_ids_and_every_wish(engine: Engine, script: Script) -> None:
     asked = prompt(engine.text(40))
     engine.ask(

@@ -429,7 +429,7 @@ async def test_the_server_says_what_is_marked_and_until_when(lengths: list[int])
         await anext(aiter(core.generate(order, asked)))
     assert llm.transfer["max_offload_tokens"] == max(lengths, default=0)
     assert llm.transfer[directive.PARAM_KEY]["unix_offset"] == 7.0
-    assert llm.prompt["cache_salt"] == "s/ab"
+    assert llm.prompt["cache_salt"] == "s.ab"
 
 
 def test_the_policy_takes_what_leases_want_last_and_follows_a_model() -> None:
