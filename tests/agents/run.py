@@ -266,6 +266,7 @@ def execute(recipe: Recipe, folder: Path, room: Path, relay: Relay) -> tuple[int
         "NO_PROXY": "*",
         "no_proxy": "*",
         "TERM": "dumb",
+        **({"MISHAPS": "1", "PICTURE": str(work / "picture.png")} if recipe.mishaps else {}),
         **{name: filled(value) for name, value in recipe.environment.items()},
     }
 
@@ -356,6 +357,7 @@ def judge(
     talk = [row for row in rows if any(hex_of(row) in answer for answer in offering)]
     prompts = sum(row[name] for row in talk[1:] for name in TOKENS)
     read = sum(row["cache_read_tokens"] for row in talk[1:])
+    is_picture_sent = any(_PICTURE.search(one.body) for one in exchanges)
     has_seen = [bool(_PICTURE.search(one.body)) for one in exchanges if one.has_tools]
     is_shown = all(has_seen[1:]) and not any("not shown to" in one.answer for one in exchanges)
     lengths = [sum(row[name] for name in TOKENS) for row in talk]
@@ -364,7 +366,7 @@ def judge(
         version,
         has_ended_well=status == 0
         and (is_shown or not recipe.sees)
-        and (any(has_seen) or not recipe.picture)
+        and (is_picture_sent or not recipe.picture)
         and printed.count(LAST_TEXT) > len(recipe.resumed)
         and len(talk) >= num_turns_of(recipe),
         turns=len(talk),

@@ -1,4 +1,6 @@
 // The AI SDK's loop with one tool: node ai_sdk.mjs MODE URL KEY MODEL PROMPT.
+// With MISHAPS it goes on after a run that ended early, and begins anew once (`/clear`).
+import { readFileSync } from "node:fs";
 import { handbook, load } from "./load.mjs";
 
 const [mode, url, apiKey, name, prompt] = process.argv.slice(2);
@@ -17,16 +19,51 @@ const kept = { anthropic: { cacheControl: { type: "ephemeral" } } };
 const asked = {
   model: models[mode](),
   system: handbook,
-  prompt,
   providerOptions: kept,
   stopWhen: stepCountIs(8),
   tools: {
     look: tool({
       description: "Look at a place.",
       inputSchema: z.object({ where: z.string() }),
-      execute: async ({ where }) => `a cat, ${where}`,
+      execute: async ({ where }) => {
+        if (where === "nowhere") throw new Error("there is no such place");
+        if (where !== "picture") return `a cat, ${where}`;
+        return { data: readFileSync(process.env.PICTURE).toString("base64") };
+      },
+      toModelOutput: ({ output }) =>
+        typeof output === "string"
+          ? { type: "text", value: output }
+          : {
+              type: "content",
+              value: [
+                {
+                  type: "file",
+                  mediaType: "image/png",
+                  data: { type: "data", data: output.data },
+                },
+              ],
+            },
     }),
   },
 };
 const isStreamed = process.env.STREAMED === "1";
-console.log(isStreamed ? await streamText(asked).text : (await generateText(asked)).text);
+
+// What a run says, and the conversation after it.
+async function run(messages) {
+  const result = isStreamed
+    ? streamText({ ...asked, messages })
+    : await generateText({ ...asked, messages });
+  const text = await result.text;
+  return [text, [...messages, ...(await result.responseMessages)]];
+}
+
+const user = { role: "user", content: prompt };
+let messages = [];
+let ended = 0;
+for (let runs = 0; runs < (process.env.MISHAPS ? 12 : 1) && ended < 3; runs += 1) {
+  const [text, after] = await run([...messages, user]);
+  console.log(text);
+  messages = after;
+  ended += text === "All is done." ? 1 : 0;
+  if (ended === 2) messages = [];
+}

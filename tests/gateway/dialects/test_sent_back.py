@@ -402,3 +402,51 @@ def test_what_gateways_in_front_put_into_a_body_is_taken(stack: Stack) -> None:
     contents = [{"role": "user", "parts": [{"text": "Where?"}]}]
     response = stack.post(path, json={"contents": contents, "cachedContent": ""})
     assert response.status_code == 200, response.text
+
+
+def test_a_response_that_a_resumed_session_doubles_is_left_out_and_told(stack: Stack) -> None:
+    """As Gemini CLI 0.61.0 sends it after `--resume`: each response twice, with its call's id."""
+    call = {"functionCall": {"id": "c1", "name": "look", "args": {"x": 1}}}
+    result = {"functionResponse": {"id": "c1", "name": "look", "response": {"output": "Rain."}}}
+    contents = [
+        {"role": "user", "parts": [{"text": "Where?"}]},
+        {"role": "model", "parts": [call]},
+        {"role": "user", "parts": [result, {"text": "It is a picture."}, result]},
+    ]
+    path = f"/v1beta/models/{MODEL}:generateContent"
+    response = stack.post(path, json={"contents": contents})
+    assert response.status_code == 200, response.text
+    [ignored] = response.json()["holdfast"]["ignored"]
+    assert ignored["path"] == "contents[2].parts[2].functionResponse"
+    seen = [type(part) for part in stack.engine.requests[-1].prompt.messages[-1].parts]
+    assert seen == [protocol.ToolResultPart, protocol.TextPart]
+    unasked = {"functionResponse": {"id": "c2", "name": "look", "response": {"output": "Snow."}}}
+    contents[-1]["parts"].append(unasked)
+    response = stack.post(path, json={"contents": contents})
+    assert response.status_code == 400 and "parts[3].functionResponse" in response.text
+    steps = [
+        {"type": "user_input", "content": [{"type": "text", "text": "Where?"}]},
+        {"type": "function_call", "id": "c1", "name": "look", "arguments": {"x": 1}},
+        *2 * [{"type": "function_result", "call_id": "c1", "name": "look", "result": "Rain."}],
+    ]
+    body = {"model": MODEL, "input": steps, "store": False}
+    response = stack.post("/v1beta/interactions", json=body)
+    assert response.status_code == 200, response.text
+    assert [each["path"] for each in response.json()["holdfast"]["ignored"]] == ["input[3]"]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_any_part_of_a_conversation_is_counted(stack: Stack, first: int, last: int) -> None:
+    """Gemini CLI counts a new response, with its image, alone."""
+    call = {"functionCall": {"id": "c1", "name": "look", "args": {"x": 1}}}
+    result = {"functionResponse": {"id": "c1", "name": "look", "response": {"output": "Rain."}}}
+    contents = [
+        {"role": "user", "parts": [{"text": "Where?"}]},
+        {"role": "model", "parts": [call]},
+        {"role": "user", "parts": [result]},
+    ][min(first, last - 1) : last]
+    path = f"/v1beta/models/{MODEL}:countTokens"
+    response = stack.post(path, json={"contents": contents})
+    assert response.status_code == 200, response.text
+    assert response.json()["totalTokens"] > 0
