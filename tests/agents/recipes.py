@@ -32,7 +32,8 @@ class Recipe:
     no known tool, one (`failing`) that fails, and one (`picture_tool` with `picture`) whose result
     is an image. Then the gateway is started anew and the first of `resumed` carries on, as often as
     it takes. `compact` is a command that has the conversation compacted, in `compact_turns` turns
-    that offer tools; a client that does it unasked, or begins anew, has `shrinks` alone.
+    that offer tools; a client that does it unasked, or begins anew, has `shrinks` alone. A client
+    whose tools are `strict` holds the model to them: it can call no unknown one.
     `may_miss` are paths outside of the API that the client asks for and does well without. Less
     than the share `least_read` of turns 2 to n is a failure.
     """
@@ -60,6 +61,7 @@ class Recipe:
     compact: tuple[str, ...] = ()
     compact_turns: int = 0
     shrinks: bool = False
+    strict: bool = False
 
     def version(self, folder: Path) -> str | None:
         """The installed version, or None where it is not installed."""

@@ -143,7 +143,7 @@ def mishaps_of(recipe: Recipe, steps: dict[str, str]) -> dict[str, str]:
     return {
         "turn 2": steps["turn 2"] * 2,
         "turn 3": whole[: len(whole) * 3 // 4] + CUT,
-        "turn 4": call("no_such_tool", {"where": "nowhere"}),
+        "turn 4": steps["turn 4"] if recipe.strict else call("no_such_tool", {"where": "nowhere"}),
         "turn 5": call(recipe.tool, recipe.failing),
         "turn 6": call(recipe.picture_tool or recipe.tool, recipe.picture or recipe.given),
     }

@@ -96,13 +96,7 @@ def ask_of(
     if held is not None and request.cache_salt is not None:
         raise InvalidRequest("cacheSalt: excludes cachedContent, which was written without it")
     wire.FIELDS.note(request, notepad)
-    for name in wire.REFUSED:
-        if getattr(config, name) is not None:
-            raise InvalidRequest(
-                f"generationConfig.{camel(name)}: this value is not supported by this server"
-            )
-    if any(modality.upper() != "TEXT" for modality in config.response_modalities):
-        raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
+    _check_supported(config)
     choice = tool_choice_of(request if held is None else held.prompted, notepad)
     if held is not None:
         lowering.add_held(held, "cachedContent.")
@@ -130,6 +124,16 @@ def ask_of(
         stream=stream,
         name=name_of(request.labels),
     )
+
+
+def _check_supported(config: wire.GenerationConfig) -> None:
+    for name in wire.REFUSED:
+        if getattr(config, name) is not None:
+            raise InvalidRequest(
+                f"generationConfig.{camel(name)}: this value is not supported by this server"
+            )
+    if any(modality.upper() != "TEXT" for modality in config.response_modalities):
+        raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
 
 
 def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | None:

@@ -57,6 +57,15 @@ def test_a_conversation_is_summarized_and_gone_on_with(stack: Stack) -> None:
     assert texts(stack)[2] == summary, "a compaction may be compacted"
 
 
+def test_a_compaction_tells_that_no_class_of_a_day_is_kept(stack: Stack) -> None:
+    summarize(stack)
+    compact: Any = stack.openai().responses.compact
+    for retention, paths in (("24h", ["prompt_cache_retention"]), ("in_memory", [])):
+        answer = compact(model=MODEL, input=TALK, prompt_cache_retention=retention)
+        ignored = answer.model_extra["holdfast"].get("ignored", [])
+        assert [field["path"] for field in ignored] == paths
+
+
 def test_a_text_and_a_conversation_that_is_kept_can_be_compacted(stack: Stack) -> None:
     summarize(stack)
     [user, item] = stack.openai().responses.compact(model=MODEL, input="What is a lease?").output
