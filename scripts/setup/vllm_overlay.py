@@ -42,7 +42,7 @@ def main(directory: Path, version: str) -> int:
         download = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *wanted])
         if download.returncode:
             return download.returncode
-        venv.create(directory, with_pip=False)
+        venv.create(directory, with_pip=False, clear=True)
         [wheel] = Path(folder).glob("vllm-*.whl")
         unpack(wheel, packages)
         into = ("--no-deps", "--only-binary", ":all:", "--target", str(packages))

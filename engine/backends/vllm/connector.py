@@ -319,20 +319,18 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         return False
 
-    # The workers' side: there is nothing to do.
+    # The workers' side: there is nothing to do. Nothing is checked there, so any arguments will do.
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def start_load_kv(self, *_: Any, **__: Any) -> None:
         return
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
+    def wait_for_layer_load(self, *_: Any, **__: Any) -> None:
         return
 
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
+    def save_kv_layer(self, *_: Any, **__: Any) -> None:
         return
 
-    def wait_for_save(self) -> None:
+    def wait_for_save(self, *_: Any, **__: Any) -> None:
         return
 
     # The scheduler's side.
@@ -383,7 +381,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         return self.request_finished(request, block_ids)
 
-    def reset_cache(self) -> bool:
+    def reset_cache(self, *_: Any, **__: Any) -> bool:
         """There is no store of ours behind vLLM's cache; its own reset has ended the leases."""
         return True
 
@@ -443,17 +441,21 @@ def cut_at_marks() -> None:
     if hasattr(split, "__wrapped__"):
         return
 
+    parameters = inspect.signature(split)
+
     @functools.wraps(split)
-    def split_at_marks(
-        self: Scheduler, request: Any, num_new_tokens: int, local: int = 0, external: int = 0
-    ) -> int:
-        num: int = split(self, request, num_new_tokens, local, external)
+    def split_at_marks(self: Scheduler, *args: Any, **kwargs: Any) -> int:
+        num: int = split(self, *args, **kwargs)
         connector = _of(self)
         if connector is None or not connector.switch.is_on:
             return num
-        tracker = connector.tracker
-        start = request.num_computed_tokens + local + external
-        return connector.switch.run(lambda: tracker.cut(request.request_id, start, num), num)
+
+        def cut() -> int:
+            _, request, _, *computed = parameters.bind(self, *args, **kwargs).arguments.values()
+            start = request.num_computed_tokens + sum(computed)
+            return connector.tracker.cut(request.request_id, start, num)
+
+        return connector.switch.run(cut, num)
 
     setattr(Scheduler, split.__name__, split_at_marks)
 
@@ -532,12 +534,17 @@ def wrap_cache(
         blocks = allocate(request, *args, **kwargs)
         while blocks is None and switch.run(lambda: make_room(request, *args, **kwargs), False):
             blocks = allocate(request, *args, **kwargs)
-        if blocks is not None and request.num_computed_tokens == 0:
-            arguments = parameters.bind(request, *args, **kwargs).arguments
-            hit = arguments.get("num_new_computed_tokens", 0)
-            hit += arguments.get("num_external_computed_tokens", 0)
-            switch.run(lambda: tracker.look_up(request.request_id, hit), None)
+        if blocks is not None:
+            switch.run(lambda: note_hit(request, *args, **kwargs), None)
         return blocks
+
+    def note_hit(request: Any, *args: Any, **kwargs: Any) -> None:
+        if request.num_computed_tokens:
+            return
+        arguments = parameters.bind(request, *args, **kwargs).arguments
+        hit = arguments.get("num_new_computed_tokens", 0)
+        hit += arguments.get("num_external_computed_tokens", 0)
+        tracker.look_up(request.request_id, hit)
 
     def make_room(request: Any, *args: Any, **kwargs: Any) -> bool:
         arguments = parameters.bind(request, *args, **kwargs).arguments
@@ -578,16 +585,9 @@ def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:
     """
     cache = manager.cache_blocks
 
-    def cache_blocks(
-        request: Any,
-        num_tokens: int,
-        retention_interval: int | None = None,
-        *,
-        replay_boundaries: Any,
-    ) -> None:
+    def cache_blocks(request: Any, *args: Any, replay_boundaries: Any, **kwargs: Any) -> None:
         none: list[int] = []
         marked = switch.run(lambda: tracker.boundaries(request.request_id), none)
-        boundaries = (*replay_boundaries, *marked)
-        cache(request, num_tokens, retention_interval, replay_boundaries=boundaries)
+        cache(request, *args, replay_boundaries=(*replay_boundaries, *marked), **kwargs)
 
     manager.cache_blocks = cache_blocks
