@@ -164,7 +164,7 @@ class ScriptedCore(VllmCore):
 
 @asynccontextmanager
 async def loaded(
-    core: ScriptedCore, **given: str
+    core: ScriptedCore, shared_by: str = "", **given: str
 ) -> AsyncIterator[tuple[VllmBackend, list[BaseException]]]:
     """The backend on this core, and the crashes that it tells of; it stops at the end."""
     described = description(
@@ -176,7 +176,13 @@ async def loaded(
         capabilities=["tools", "thinking"],
     )
     worker = WorkerSpec(kind="chat", model=DEMO_MODEL)
-    parts = VllmParts(core=core, renderer=renderer(MODEL), worker=worker, description=described)
+    parts = VllmParts(
+        core=core,
+        renderer=renderer(MODEL),
+        worker=worker,
+        description=described,
+        shared_by=shared_by,
+    )
     crashes: list[BaseException] = []
     values = {"secret": "0" * 16, "backend": "vllm", **given}
     settings, clock = Settings.model_validate(values), ManualClock()
@@ -251,6 +257,15 @@ async def test_what_other_clients_took_or_ended_is_told_without_a_turn_of_ours(
         kept = 0 if reason == "evicted" else len(core.held)
         assert (await backend.stats()).num_entries == kept
     assert not crashes
+
+
+@pytest.mark.parametrize("shared_by", ["ExampleConnector (tokens and images)", ""])
+async def test_isolation_is_declared_unless_a_connector_beside_ours_shares(shared_by: str) -> None:
+    async with loaded(ScriptedCore(), shared_by) as (backend, _):
+        kept = {promise.name: promise for promise in backend.describe().guarantees}
+        assert kept["isolation"].is_kept == (not shared_by)
+        assert shared_by in kept["isolation"].note
+        assert kept["exact_read"].is_kept
 
 
 async def test_a_connector_that_is_off_is_told_without_a_turn_of_ours() -> None:
