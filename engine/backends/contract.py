@@ -38,6 +38,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainKind
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
+from engine.cache.pool import PurgedBlocks
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
@@ -51,6 +52,8 @@ from engine.protocol import (
     FinalCounts,
     GenerateRequest,
     KeptRecord,
+    PurgeReply,
+    PurgeRequest,
     Snapshot,
 )
 from engine.protocol.reports import (
@@ -90,6 +93,9 @@ class Loop(Protocol):
     def cancel(self, request_id: str) -> bool: ...
 
 
+NO_BLOCKS = PurgedBlocks([], 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The parts of an engine that is up. `loop` owns all but the first three."""
@@ -121,6 +127,9 @@ class EngineBackend:
     `scope` is that of a body in bytes, as its header tells: by it workers are shared fairly.
     `today` is the day that a template writes into what was not written before.
     """
+
+    # What a purge can't remove, in words.
+    unpurged: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -323,6 +332,39 @@ class EngineBackend:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
         return reply
+
+    async def purge(self, request: PurgeRequest) -> PurgeReply:
+        """Remove a scope's content, or everybody's, from memory and the store."""
+        loaded = self._ready()
+        scope = request.scope
+        owner = None if scope is None else loaded.cache.digests(scope, []).root
+        drop = partial(loaded.accounting.drop, scope, None, "dropped")
+        entries = (await self._call(loaded, drop)).dropped
+        num_files = 0
+        if loaded.store is not None:
+            num_before = await self._call(loaded, loaded.store.disk.num_files)
+            written = await self._call(loaded, partial(loaded.store.disk.purge, owner))
+            num_files = num_before - await self._call(loaded, loaded.store.disk.num_files)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
+        device, host = await self._purge_blocks(loaded, owner)
+        # Workers remember the texts that they tokenized, and a process's memory ends with it.
+        loaded.preparation.renew()
+        await self._call(loaded, loaded.accounting.publish)
+        return PurgeReply(
+            entries=entries,
+            device_blocks=len(device.block_ids),
+            host_blocks=len(host.block_ids),
+            files=num_files,
+            busy_blocks=device.num_busy + host.num_busy,
+            unpurged=list(self.unpurged),
+        )
+
+    async def _purge_blocks(
+        self, loaded: Loaded, owner: Digest | None
+    ) -> tuple[PurgedBlocks, PurgedBlocks]:
+        """Those of the device and those of the host. Blocks of others' memory are not touched."""
+        return NO_BLOCKS, NO_BLOCKS
 
     async def load_adapter(self, name: str) -> AdapterInfo:
         loaded = self._ready()

@@ -5,7 +5,7 @@ Native and synthetic engines are this one. They differ only in the parts that th
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import date
 from functools import partial
@@ -14,11 +14,19 @@ from itertools import chain
 from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterShelf
 from engine.backends.base import Parts, Progress, on_event_loop
-from engine.backends.contract import EngineBackend, Loaded
+from engine.backends.contract import NO_BLOCKS, EngineBackend, Loaded
 from engine.backends.measuring import measure_behind
 from engine.backends.prepare.pool import new_pool
-from engine.backends.reports import Count, cells_of, holdings_of, pool_stats
+from engine.backends.reports import (
+    MAX_BLOCKS_A_STEP,
+    Count,
+    cells_of,
+    holdings_of,
+    pool_stats,
+)
 from engine.backends.storing import new_memory
+from engine.cache.ids import Digest
+from engine.cache.pool import BlockPool, PurgedBlocks
 from engine.clock import Clock
 from engine.protocol import MAX_CELLS
 from engine.protocol.reports import LeaseStats, Memory, Stats
@@ -43,6 +51,7 @@ class LocalBackend(EngineBackend):
         super().__init__(settings, clock, on_crash, today)
         self._load_parts = load_parts
         self._scheduler: Scheduler | None = None
+        self._loop: EngineLoop | None = None
         self._measuring: Future[None] | None = None
 
     def load(self, progress: Progress) -> None:
@@ -75,7 +84,7 @@ class LocalBackend(EngineBackend):
             max_context_tokens=description.max_context_tokens,
         )
         disk = store.disk if store is not None else None
-        loop = EngineLoop(
+        self._loop = loop = EngineLoop(
             scheduler,
             accounting,
             parts.runner,
@@ -153,6 +162,26 @@ class LocalBackend(EngineBackend):
             )
 
         return await self._ask(look)
+
+    async def _purge_blocks(
+        self, loaded: Loaded, owner: Digest | None
+    ) -> tuple[PurgedBlocks, PurgedBlocks]:
+        """A part of a pool between two steps, so that none waits long for it."""
+        loop = self._loop
+        assert loop is not None
+
+        def parts(pool: BlockPool) -> Iterator[PurgedBlocks]:
+            for begin in range(0, pool.num_blocks, MAX_BLOCKS_A_STEP):
+                yield loop.purge(pool, owner, begin, begin + MAX_BLOCKS_A_STEP)
+
+        async def all_of(pool: BlockPool) -> PurgedBlocks:
+            purged = await self._parts_of(loaded, parts(pool))
+            block_ids = chain.from_iterable(part.block_ids for part in purged)
+            return PurgedBlocks(list(block_ids), sum(part.num_busy for part in purged))
+
+        host = loaded.cache.host
+        device_blocks = await all_of(loaded.cache.pool)
+        return device_blocks, NO_BLOCKS if host is None else await all_of(host.pool)
 
     async def memory(self) -> Memory:
         """A part of the pool between two steps, so that none waits long for it."""

@@ -93,6 +93,9 @@ class SyntheticRunner:
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
         """There is no memory to clear."""
 
+    def clear_host(self, blocks: Sequence[BlockId]) -> None:
+        """There is no memory to clear."""
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self._wait_for(len(pairs))
 

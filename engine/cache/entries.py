@@ -271,14 +271,18 @@ class Entries:
         while (lapsed := self._by_removal.first(until=now)) is not None:
             self.end(lapsed, "ttl_expired")
 
-    def drop(self, scope: str, key: Digest | None = None, reason: LeaseEnd = "dropped") -> int:
+    def drop(
+        self, scope: str | None, key: Digest | None = None, reason: LeaseEnd = "dropped"
+    ) -> int:
         """End a scope's entry, or all of them, before their time. Return their number.
 
         Their leases end with the reason. What no other entry holds of their copies is deleted.
         """
         keys = list(self._by_key) if key is None else [key]
         entries = (self._by_key.get(key) for key in keys)
-        doomed = [entry for entry in entries if entry is not None and entry.scope == scope]
+        doomed = [
+            entry for entry in entries if entry is not None and scope in (None, entry.scope)
+        ]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._store.copy_of(entry) if self._store is not None else []

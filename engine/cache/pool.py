@@ -10,6 +10,7 @@ It knows no torch, no clock and no I/O.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
@@ -25,6 +26,13 @@ class NoFreeBlocks(Exception):
     def __init__(self, num_needed: int = 1) -> None:
         super().__init__()
         self.num_needed = num_needed
+
+
+class PurgedBlocks(NamedTuple):
+    """The blocks whose memory is to be cleared, and how many sequences still use."""
+
+    block_ids: list[BlockId]
+    num_busy: int
 
 
 class Changes:
@@ -275,6 +283,30 @@ class BlockPool:
         assert not block.dependents, "an entry stands on the block"
         self._unname(block)
         self.requeue(block)
+
+    def purge(self, owner: Digest | None, begin: int, end: int) -> PurgedBlocks:
+        """Let go of a scope's content in the blocks of these ids, or with None of all scopes'.
+
+        No entry may stand on them. The caller writes zeros over the memory of those that are free,
+        also where their content was of no use any more, before anything else is written there.
+        Those with a reference are not found any more.
+        """
+        purged = PurgedBlocks([], 0)
+        for block in self.blocks[begin:end]:
+            if block.owner == NOBODY or owner not in (None, block.owner):
+                continue
+            assert not block.dependents, "an entry stands on the block"
+            if block.ref_count:
+                self._unname(block)
+                purged = purged._replace(num_busy=purged.num_busy + 1)
+                continue
+            if block.has_content:
+                self.forget(block)
+            block.tokens[:] = bytes(len(block.tokens))
+            block.tokens = bytearray()
+            block.owner = NOBODY
+            purged.block_ids.append(block.block_id)
+        return purged
 
     def find(self, digest: Digest | None, packed: bytes | bytearray) -> Block | None:
         """The block with this digest, if its tokens are these."""

@@ -168,10 +168,10 @@ class StoreTier:
         self.pool.forget(block)
         self._note_forgotten(block)
 
-    def drop_scope(self, owner: Digest) -> None:
-        """Delete every file of a scope. Its entries have ended."""
+    def drop_scope(self, owner: Digest | None) -> None:
+        """Delete every file of a scope, or with None of all. Its entries have ended."""
         for block in list(self._keys):
-            if block.owner == owner:
+            if owner in (None, block.owner):
                 self.forget(block)
 
     def drop_entry(self, blocks: Iterable[Block]) -> None:

@@ -365,6 +365,10 @@ class HostKv:
             self._pool.of_block(target).copy_(self._block(source), non_blocking=True)
         self._wait(pairs)
 
+    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            self._block(block).zero_()
+
     def _block(self, block: BlockId) -> torch.Tensor:
         piece, place = divmod(block, self._in_piece)
         return self._pieces[piece][place]

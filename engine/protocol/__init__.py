@@ -49,6 +49,8 @@ from engine.protocol.controls import (
     DropRequest,
     LoadRequest,
     NamesRequest,
+    PurgeReply,
+    PurgeRequest,
 )
 from engine.protocol.entries import (
     BestEffortReason,
@@ -210,6 +212,8 @@ __all__ = [
     "OwnTemplateField",
     "Part",
     "Prompt",
+    "PurgeReply",
+    "PurgeRequest",
     "Receipt",
     "Recompute",
     "Role",

@@ -41,6 +41,27 @@ class DropReply(msgspec.Struct, frozen=True):
     dropped: int
 
 
+class PurgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Removes a scope's content from the engine's memory, in every tier, leased or not."""
+
+    # None: of all scopes.
+    scope: str | None
+
+
+class PurgeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What is gone. Memory of blocks is zeros, files are deleted."""
+
+    entries: int
+    device_blocks: int
+    host_blocks: int
+    files: int
+    # Blocks that running requests of the scope still use. Nobody else finds them; what these
+    # requests write from now on is new content.
+    busy_blocks: int
+    # What the engine can't remove, in words.
+    unpurged: list[str] = []
+
+
 class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loads the adapter in the folder of this name, in place of the one that has it."""
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from engine.cache.ids import TokenId
+from engine.cache.ids import Digest, TokenId
+from engine.cache.pool import BlockPool, PurgedBlocks
 from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
 from engine.schedule.masks import MaskPool, SampledTokens
@@ -97,15 +98,19 @@ class EngineLoop:
     def _choose(self, now: float) -> list[PrefillChunk]:
         """What this step computes. What must be in memory before that is copied."""
         chunks = self.scheduler.schedule(now)
+        self._copy()
+        # Copy what arrives from the tiers below, as much of it as a step may.
+        self._copy_arrivals()
+        # One that must be looked up again has no blocks any more.
+        return [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
+
+    def _copy(self) -> None:
+        """Make the copies that were decided on, in the order in which they may be made."""
         demotions, to_clear, copies = self.scheduler.take_copies()
         self._runner.demote(demotions)
         if to_clear:
             self._runner.clear_blocks(to_clear)
         self._runner.copy_blocks(copies)
-        # Copy what arrives from the tiers below, as much of it as a step may.
-        self._copy_arrivals()
-        # One that must be looked up again has no blocks any more.
-        return [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
 
     def _copy_arrivals(self) -> None:
         max_loads = self._store.max_loads if self._store is not None else 0
@@ -203,6 +208,18 @@ class EngineLoop:
             self._let_go(request.unfinished)
             self.accounting.cancelled(request)
         return request is not None
+
+    def purge(
+        self, pool: BlockPool, owner: Digest | None, begin: int, end: int
+    ) -> PurgedBlocks:
+        """Let go of content in a part of the device's or the host's blocks, and write zeros over
+        it. No step may lie between the two."""
+        self._copy()
+        purged = pool.purge(owner, begin, end)
+        if purged.block_ids:
+            clear = self._runner.clear_host if pool.tier == "host" else self._runner.clear_blocks
+            clear(purged.block_ids)
+        return purged
 
     # The thread.
 

@@ -121,6 +121,10 @@ class Runner(Protocol):
         """Write zeros to whole blocks, before any later call reads or writes them."""
         ...
 
+    def clear_host(self, blocks: Sequence[BlockId]) -> None:
+        """Write zeros to whole blocks of the host's memory."""
+        ...
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy blocks (device, host) to host memory, before any later call changes the device's."""
         ...

@@ -45,6 +45,8 @@ from engine.protocol import (
     KeptRecord,
     LoadRequest,
     NamesRequest,
+    PurgeReply,
+    PurgeRequest,
     Snapshot,
 )
 from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
@@ -152,6 +154,11 @@ async def memory(backend: Served) -> Memory:
 @post("/drop", status_code=200)
 async def drop(body: RawBody, backend: Served) -> DropReply:
     return await backend.drop(decoded(body, DropRequest))
+
+
+@post("/purge", status_code=200)
+async def purge(body: RawBody, backend: Served) -> PurgeReply:
+    return await backend.purge(decoded(body, PurgeRequest))
 
 
 @post("/adapters", status_code=200)
@@ -309,7 +316,7 @@ def create_app(
             yield
 
     calls: list[HTTPRouteHandler] = [generate, count, cancel, describe, unacknowledged, acknowledge]
-    calls += [records, events, snapshot, entries, names, stats, memory, drop]
+    calls += [records, events, snapshot, entries, names, stats, memory, drop, purge]
     calls += [load_adapter, unload_adapter, advance_clock]
     guarded = Router(path="/v1", guards=[check_secret], route_handlers=calls)
     return Litestar(

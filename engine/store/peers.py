@@ -273,12 +273,15 @@ class Peers:
         for key in self._tier.take_asked():
             self._readers.submit(self._read, key)
 
-    def drop(self, owner: Digest, key: Digest | None) -> None:
+    def drop(self, owner: Digest | None, key: Digest | None) -> None:
         """An entry was dropped, or with its scope all content: it is not taken in again."""
         if key is not None:
             self._known.pop(key, None)
             return
-        for known in [known for known, (_, keys) in self._known.items() if keys[0].owner == owner]:
+        doomed = [
+            known for known, (_, keys) in self._known.items() if owner in (None, keys[0].owner)
+        ]
+        for known in doomed:
             del self._known[known]
         self._tier.drop_scope(owner)
         self._tier.take_deletes()

@@ -316,6 +316,19 @@ class DiskStore:
             self._tier.drop_scope(owner)
         return self.flush()
 
+    def num_files(self) -> int:
+        return self._tier.num_used
+
+    def purge(self, owner: Digest | None) -> "Future[None]":
+        """As `drop` of a scope, or with None of all, without a line left in the journal that tells
+        of its tokens."""
+        for peers in self._peers:
+            peers.drop(owner, None)
+        self._tier.drop_scope(owner)
+        self._write_notes(self._clock.now())
+        self._threads.compact()
+        return self._threads.run()
+
     def flush(self) -> "Future[None]":
         """Done when everything that was decided so far is on the disk."""
         self._write_notes(self._clock.now())

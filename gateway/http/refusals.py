@@ -56,6 +56,10 @@ class Refusals:
             while len(self._limited) > MAX_LIMITED:
                 self._limited.popitem(last=False)
 
+    def purge(self, workspace: str) -> None:
+        """Forget what the messages of a workspace's refusals say."""
+        self._newest.pop(workspace, None)
+
     def limited(self, workspace: str | None) -> list[Limited]:
         """What limits refused, the most first. `workspace` None is all."""
         counts = [

@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS contents (
 """
 _PUT = "INSERT INTO contents VALUES (?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 _ALL = "SELECT id, workspace, at_ms, body FROM contents ORDER BY rowid"
+_PURGE = "DELETE FROM contents WHERE workspace = ? RETURNING length(body)"
 _TAKE = "DELETE FROM contents WHERE id IN (SELECT value FROM json_each(?)) RETURNING length(body)"
 
 
@@ -57,6 +58,12 @@ def oldest(db: sqlite3.Connection, most_bytes: int) -> list[Content]:
 def remove(db: sqlite3.Connection, turn_ids: Sequence[str]) -> int:
     """Remove those of these turns; return their bytes."""
     return sum(row[0] for row in db.execute(_TAKE, (json.dumps(list(turn_ids)),)).fetchall())
+
+
+def purge(db: sqlite3.Connection, workspace: str) -> tuple[int, int]:
+    """Remove all of a workspace, with zeros in their place; return how many, and their bytes."""
+    sizes = db.execute(_PURGE, (workspace,)).fetchall()
+    return len(sizes), sum(row[0] for row in sizes)
 
 
 def total_bytes(db: sqlite3.Connection) -> int:

@@ -409,6 +409,13 @@ class Journal:
         removed: int = await self._do(lambda table: contents.remove(table.db, turn_ids))
         return removed
 
+    async def purge_contents(self, workspace: str) -> tuple[int, int]:
+        """Remove the contents of a workspace; return how many there were, and their bytes."""
+        removed: tuple[int, int] = await self._do(
+            lambda table: contents.purge(table.db, workspace)
+        )
+        return removed
+
     async def content_bytes(self) -> int:
         """The bytes of all contents."""
         num_bytes: int = await self._do(lambda table: contents.total_bytes(table.db))
@@ -747,6 +754,8 @@ def _open_file(directory: Path) -> Table:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
+    # What is removed is zeroed in the file, and does not stay in free pages.
+    db.execute("PRAGMA secure_delete = ON")
     if is_new:
         db.executescript(f"BEGIN;{_SCHEMA}{_LATER_FORMATS}COMMIT;")
         _sync(directory)

@@ -107,6 +107,11 @@ def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:
     return copy.digest()
 
 
+def forget_pieces() -> None:
+    """Forget the texts whose pieces are remembered."""
+    _pieces.cache_clear()
+
+
 # Most prompts begin as an earlier one did, and this is most of a plan's work.
 @lru_cache(_MAX_KNOWN)
 def _pieces(scope: str, content: bytes) -> bytes:

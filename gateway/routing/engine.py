@@ -33,6 +33,8 @@ from engine.protocol import (
     GenerateRequest,
     LoadRequest,
     NamesRequest,
+    PurgeReply,
+    PurgeRequest,
     Started,
 )
 from engine.protocol.reports import AdapterInfo, Description, EntryInfo, Memory, Stats
@@ -261,6 +263,11 @@ class Engine:
             return await self.drop(scope, entry)
         body = _encode(DropRequest(scope, entry, by="owner"))
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
+
+    async def purge(self, scope: str | None) -> PurgeReply:
+        """Remove a scope's content, or with None everybody's, from the engine."""
+        body = _encode(PurgeRequest(scope))
+        return await self._call("POST", "/v1/purge", PurgeReply, body, _PURGE)
 
     async def load_adapter(self, name: str) -> AdapterInfo:
         """Have the adapter in the folder of this name loaded. The next poll takes in who has it."""

@@ -165,6 +165,13 @@ class ContentWriter:
             await self._forget([turn_id])
             await self.contents.remove([turn_id])
 
+    async def purge(self, workspace: str) -> int:
+        """Delete what this gateway's journal has of a workspace; return of how many turns."""
+        async with self._moving:
+            number, num_bytes = await self.journal.purge_contents(workspace)
+            self.waiting_bytes -= num_bytes
+        return number
+
     async def forget(self) -> None:
         """Delete what is kept no longer."""
         await self.contents.forget(self.clock.wall_ms())
@@ -287,6 +294,11 @@ class StoredResponses:
 
     async def remove(self, ids: Collection[str]) -> None:
         await self.contents.remove(ids)
+
+    def forget_sizes(self, workspace: str) -> None:
+        """The database has other rows of the workspace from now on."""
+        self.num_bytes.pop(workspace, None)
+        self.asked_at.pop(workspace, None)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Delete what is kept no longer."""

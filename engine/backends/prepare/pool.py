@@ -279,6 +279,14 @@ class WorkerProcess:
             await self._end()
         self._asked = None
 
+    def forget(self) -> None:
+        """End the process, which works on nothing. The next request has another one."""
+        process = self._process
+        if self._starting is None and process is not None:
+            self._process = None
+            with suppress(ProcessLookupError):
+                process.kill()
+
     async def close(self) -> None:
         """End the process; no other one starts."""
         self._is_closed = True
@@ -428,6 +436,8 @@ class PreparePool:
         self._is_last_busy = False
         self._workers: list[WorkerProcess] = []
         self._recovering: set[asyncio.Task[None]] = set()
+        self._stale = set[WorkerProcess]()
+        """They end when they have done what they work on."""
 
     async def run(self, kind: Kind, body: bytes, scope: str) -> Answer:
         """The answer of a worker. Raises Overloaded, TooCostly and what the worker refuses."""
@@ -495,6 +505,18 @@ class PreparePool:
             self._last = self._new_last()
             self._workers.append(self._last)
         return self._last
+
+    def renew(self) -> None:
+        """End all processes, whose memory has texts that they tokenized, and start one anew. Those
+        that work on a request end behind it."""
+        is_last_idle = self._last is not None and not self._is_last_busy
+        idle = [worker for worker, _ in self._idle]
+        idle += [self._last] if is_last_idle and self._last is not None else []
+        self._stale = {worker for worker in self._workers if worker not in idle}
+        for worker in idle:
+            worker.forget()
+        if idle:
+            self._later(_started(idle[-1]))
 
     async def close(self) -> None:
         """End all workers; what runs or waits fails."""
@@ -606,6 +628,9 @@ class PreparePool:
         self._running[scope] -= 1
         if not self._running[scope]:
             del self._running[scope]
+        if worker in self._stale:
+            self._stale.discard(worker)
+            worker.forget()
         if worker is self._last:
             self._is_last_busy = False
         else:

@@ -366,6 +366,8 @@ class _Parts:
 class UpstreamBackend(EngineBackend):
     """While the server is away every call is refused as NotReady; after it a new epoch begins."""
 
+    unpurged = ("what the server behind this engine keeps: it has its own ways to be reset",)
+
     def __init__(
         self,
         settings: Settings,

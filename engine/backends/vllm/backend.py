@@ -91,6 +91,11 @@ class VllmBackend(EngineBackend):
         self._parts: VllmParts | None = None
         self._closing = ExitStack()
 
+    unpurged = (
+        "blocks of vLLM's own cache and tiers: nothing finds them by an entry any more, and vLLM"
+        " reuses them in its own order; a restart of vLLM lets go of them",
+    )
+
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
         # The connector knows our directives by a token, so it hears of that before any of them.

@@ -115,6 +115,10 @@ class FakeRunner:
         for block in blocks:
             self.memory[block] = [-1] * self._size
 
+    def clear_host(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            self.host[block] = [-1] * self._size
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         assert len({destination for _, destination in pairs}) == len(pairs)
         for source, destination in pairs:

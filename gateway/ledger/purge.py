@@ -1,0 +1,92 @@
+"""Removes all that the database keeps of one workspace's texts. What it was billed for stays.
+
+SQLite writes zeros over what is deleted, and its log is emptied afterwards. PostgreSQL's rows go
+with its own vacuum.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import delete, func, select, text
+
+from gateway.ledger.database import Ledger
+from gateway.ledger.schema import (
+    BatchItemRow,
+    BatchRow,
+    CachedContentRow,
+    KeptResponseRow,
+    TurnContentRow,
+)
+
+_ROWS = 200
+_ENDED = "ended"
+_PURGED: tuple[tuple[str, type[Any], str], ...] = (
+    ("turn_contents", TurnContentRow, "turn_id"),
+    ("responses", KeptResponseRow, "turn_id"),
+    ("cached_contents", CachedContentRow, "id"),
+)
+"""What is deleted by the name of its kind: the table, and its key."""
+
+
+async def purge_texts(ledger: Ledger, workspace: str) -> dict[str, int]:
+    """Delete what was asked and answered, kept responses and conversations, cached contents, and
+    batches that have ended, with their rows. Return how many of each kind there were."""
+    purged: dict[str, int] = {}
+    for kind, table, key in _PURGED:
+        column = getattr(table, key)
+        some = select(column).where(table.workspace_id == workspace).limit(_ROWS)
+        purged[kind] = await _delete(ledger, table, column, some)
+    ended = BatchRow.workspace_id == workspace, BatchRow.status == _ENDED
+    query = select(BatchRow.id).where(*ended)
+    batch_ids = [row.id for row in await ledger.rows(query)]
+    purged["batch_rows"] = 0
+    for batch_id in batch_ids:
+        purged["batch_rows"] += await _delete_rows(ledger, batch_id)
+    purged["batches"] = len(batch_ids)
+    if not ledger.is_postgres:
+        async with ledger.transaction() as connection:
+            await connection.commit()  # not within a transaction
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    return purged
+
+
+async def running_batches(ledger: Ledger, workspace: str) -> Sequence[str]:
+    """The ids of batches that have not ended."""
+    query = select(BatchRow.id).where(
+        BatchRow.workspace_id == workspace, BatchRow.status != _ENDED
+    )
+    return [row.id for row in await ledger.rows(query)]
+
+
+async def _delete(ledger: Ledger, table: type[Any], column: Any, some: Any) -> int:
+    """Some at a time: SQLite has one writer."""
+    total = 0
+    while True:
+        async with ledger.transaction() as connection:
+            await _zeroing(ledger, connection)
+            gone = await connection.execute(delete(table).where(column.in_(some)))
+        total += gone.rowcount
+        if gone.rowcount < _ROWS:
+            return total
+
+
+async def _delete_rows(ledger: Ledger, batch_id: str) -> int:
+    """A batch's rows, then the batch."""
+    total = 0
+    of_batch = BatchItemRow.batch_id == batch_id
+    while True:
+        async with ledger.transaction() as connection:
+            await _zeroing(ledger, connection)
+            query = select(func.min(BatchItemRow.position)).where(of_batch)
+            first = (await connection.execute(query)).scalar_one()
+            if first is None:
+                await connection.execute(delete(BatchRow).where(BatchRow.id == batch_id))
+                return total
+            some = of_batch, BatchItemRow.position < first + _ROWS
+            gone = await connection.execute(delete(BatchItemRow).where(*some))
+        total += gone.rowcount
+
+
+async def _zeroing(ledger: Ledger, connection: Any) -> None:
+    if not ledger.is_postgres:
+        await connection.execute(text("PRAGMA secure_delete = ON"))
