@@ -280,9 +280,7 @@ class Entries:
         """
         keys = list(self._by_key) if key is None else [key]
         entries = (self._by_key.get(key) for key in keys)
-        doomed = [
-            entry for entry in entries if entry is not None and scope in (None, entry.scope)
-        ]
+        doomed = [entry for entry in entries if entry is not None and scope in (None, entry.scope)]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._store.copy_of(entry) if self._store is not None else []

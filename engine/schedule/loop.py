@@ -209,9 +209,7 @@ class EngineLoop:
             self.accounting.cancelled(request)
         return request is not None
 
-    def purge(
-        self, pool: BlockPool, owner: Digest | None, begin: int, end: int
-    ) -> PurgedBlocks:
+    def purge(self, pool: BlockPool, owner: Digest | None, begin: int, end: int) -> PurgedBlocks:
         """Let go of content in a part of the device's or the host's blocks, and write zeros over
         it. No step may lie between the two."""
         self._copy()

@@ -10,6 +10,7 @@ from gateway.admin import (
     openapi,
     plan,
     prompts,
+    purge,
     refusals,
     trace,
     usage,
@@ -59,5 +60,6 @@ CONTROLLERS = (
     refusals.RefusalCountsController,
     export.ExportController,
     trace.TraceController,
+    purge.PurgeController,
     openapi.OpenApiController,
 )

@@ -23,6 +23,7 @@ COMMANDS = {
     "adapters": "adapters",
     "conditions": "conditions",
     "leases": "leases",
+    "purge": "purge",
     "advise": "reports",
     "plan": "reports",
     "trace": "trace",

@@ -13,6 +13,7 @@ from gateway.cli.arguments import UsageError
 from gateway.routing.engine import Engine
 
 _SECONDS = 10.0
+PATIENT_SECONDS = 120.0
 Answer = TypeVar("Answer")
 
 
@@ -44,22 +45,34 @@ def ask(
     kind: type[Answer],
     query: Mapping[str, str] | None = None,
     key: str | None = None,
+    *,
+    body: Mapping[str, str] | None = None,
+    seconds: float = _SECONDS,
 ) -> Answer:
-    """Raise UsageError where no gateway answers so, with what it says where it refuses."""
+    """GET, or with a body POST. Raise UsageError where no gateway answers so, with what it says
+    where it refuses."""
     try:
-        body = asyncio.run(_get(f"{url}{path}", query or {}, {"x-api-key": key} if key else {}))
+        headers = {"x-api-key": key} if key else {}
+        reply = asyncio.run(_send(f"{url}{path}", query or {}, headers, body, seconds))
         try:
-            refusal = msgspec.json.decode(body, type=_Refusal)
+            refusal = msgspec.json.decode(reply, type=_Refusal)
         except msgspec.ValidationError:
-            return msgspec.json.decode(body, type=kind)
+            return msgspec.json.decode(reply, type=kind)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         raise UsageError(f"no gateway of this version answers at {url}: {error!r}") from None
     raise UsageError(f"the gateway at {url} refuses: {refusal.error.message}")
 
 
-async def _get(url: str, query: Mapping[str, str], headers: Mapping[str, str]) -> bytes:
+async def _send(
+    url: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    body: Mapping[str, str] | None,
+    seconds: float,
+) -> bytes:
     """The body, whatever the status: a gateway that is not ready tells its conditions too."""
-    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=seconds)
+    method = "GET" if body is None else "POST"
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        async with http.get(url, params=query, headers=headers) as response:
+        async with http.request(method, url, params=query, headers=headers, json=body) as response:
             return await response.read()

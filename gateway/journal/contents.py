@@ -7,7 +7,7 @@ Bodies are encrypted, and whoever opens one finds damage (`ledger/sealed.py`).
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,13 +57,25 @@ def oldest(db: sqlite3.Connection, most_bytes: int) -> list[Content]:
 
 def remove(db: sqlite3.Connection, turn_ids: Sequence[str]) -> int:
     """Remove those of these turns; return their bytes."""
-    return sum(row[0] for row in db.execute(_TAKE, (json.dumps(list(turn_ids)),)).fetchall())
+    with zeroing(db):
+        return sum(row[0] for row in db.execute(_TAKE, (json.dumps(list(turn_ids)),)).fetchall())
 
 
 def purge(db: sqlite3.Connection, workspace: str) -> tuple[int, int]:
     """Remove all of a workspace, with zeros in their place; return how many, and their bytes."""
-    sizes = db.execute(_PURGE, (workspace,)).fetchall()
+    with zeroing(db):
+        sizes = db.execute(_PURGE, (workspace,)).fetchall()
     return len(sizes), sum(row[0] for row in sizes)
+
+
+@contextmanager
+def zeroing(db: sqlite3.Connection) -> Iterator[None]:
+    """What is removed within is zeroed in the file, and does not stay in its free pages."""
+    db.execute("PRAGMA secure_delete = ON")
+    try:
+        yield
+    finally:
+        db.execute("PRAGMA secure_delete = OFF")
 
 
 def total_bytes(db: sqlite3.Connection) -> int:

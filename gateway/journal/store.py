@@ -411,10 +411,21 @@ class Journal:
 
     async def purge_contents(self, workspace: str) -> tuple[int, int]:
         """Remove the contents of a workspace; return how many there were, and their bytes."""
-        removed: tuple[int, int] = await self._do(
-            lambda table: contents.purge(table.db, workspace)
-        )
+        removed: tuple[int, int] = await self._do(lambda table: contents.purge(table.db, workspace))
         return removed
+
+    async def empty_log(self) -> None:
+        """Move SQLite's log, which has pages of before, into the file. Raise JournalUnavailable."""
+
+        def checkpoint() -> None:
+            path = self._directory / FILE
+            with closing(sqlite3.connect(path, timeout=_DEADLINE_SECONDS)) as db:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+        try:
+            await asyncio.to_thread(checkpoint)
+        except sqlite3.Error:
+            raise JournalUnavailable from None
 
     async def content_bytes(self) -> int:
         """The bytes of all contents."""
@@ -754,8 +765,6 @@ def _open_file(directory: Path) -> Table:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
-    # What is removed is zeroed in the file, and does not stay in free pages.
-    db.execute("PRAGMA secure_delete = ON")
     if is_new:
         db.executescript(f"BEGIN;{_SCHEMA}{_LATER_FORMATS}COMMIT;")
         _sync(directory)

@@ -52,9 +52,7 @@ async def purge_texts(ledger: Ledger, workspace: str) -> dict[str, int]:
 
 async def running_batches(ledger: Ledger, workspace: str) -> Sequence[str]:
     """The ids of batches that have not ended."""
-    query = select(BatchRow.id).where(
-        BatchRow.workspace_id == workspace, BatchRow.status != _ENDED
-    )
+    query = select(BatchRow.id).where(BatchRow.workspace_id == workspace, BatchRow.status != _ENDED)
     return [row.id for row in await ledger.rows(query)]
 
 
@@ -78,7 +76,7 @@ async def _delete_rows(ledger: Ledger, batch_id: str) -> int:
         async with ledger.transaction() as connection:
             await _zeroing(ledger, connection)
             query = select(func.min(BatchItemRow.position)).where(of_batch)
-            first = (await connection.execute(query)).scalar_one()
+            first: int | None = (await connection.execute(query)).scalar_one()
             if first is None:
                 await connection.execute(delete(BatchRow).where(BatchRow.id == batch_id))
                 return total

@@ -247,6 +247,9 @@ class TimedRunner:
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
         """Nor does this."""
 
+    def clear_host(self, blocks: Sequence[BlockId]) -> None:
+        """Nor this."""
+
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copies to the host are made beside."""
 

@@ -72,10 +72,13 @@ _CONTROL_SECONDS = 3.0
 _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
+_PURGE_SECONDS = 60.0
 ASK_SECONDS = 0.25
 _CONTROL = Timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
 STREAM_TIMEOUTS = Timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _COUNT = Timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
+# It waits for its store's files.
+_PURGE = Timeouts(_PURGE_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
 _error = msgspec.json.Decoder(ErrorReply)

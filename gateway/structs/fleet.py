@@ -248,6 +248,38 @@ class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
         return self.expired / (self.num_ended + self.not_known) if self.num_ended else None
 
 
+class EnginePurge(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine let go of. With `purged` false nothing is known of it: the engine did not
+    answer, and `detail` says more. A restart takes its memory, and not its store. `busy_blocks` are
+    used by running requests: purge again when they have ended. `unpurged` is what the engine can't
+    remove, in words."""
+
+    engine: str
+    model: str | None
+    purged: bool
+    detail: str = ""
+    entries: int = 0
+    device_blocks: int = 0
+    host_blocks: int = 0
+    files: int = 0
+    busy_blocks: int = 0
+    unpurged: list[str] = []
+
+
+class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is gone, by kind, and in `left` what is not, in words. `database` counts rows of what
+    was kept of the workspace's texts; `journal_contents` those that waited for the database in the
+    journal of the gateway that was asked."""
+
+    workspace: str | None
+    model: str | None
+    at_ms: int
+    engines: list[EnginePurge]
+    database: dict[str, int] = {}
+    journal_contents: int = 0
+    left: list[str] = []
+
+
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """The engine no longer holds the entry. No later turn reads it."""
 

@@ -170,6 +170,7 @@ class ContentWriter:
         async with self._moving:
             number, num_bytes = await self.journal.purge_contents(workspace)
             self.waiting_bytes -= num_bytes
+            await self.journal.empty_log()
         return number
 
     async def forget(self) -> None:
