@@ -338,13 +338,13 @@ class EngineBackend:
         loaded = self._ready()
         scope = request.scope
         owner = None if scope is None else loaded.cache.digests(scope, []).root
+        disk = None if loaded.store is None else loaded.store.disk
+        num_files = 0 if disk is None else await self._call(loaded, disk.num_files)
         drop = partial(loaded.accounting.drop, scope, None, "dropped")
         entries = (await self._call(loaded, drop)).dropped
-        num_files = 0
-        if loaded.store is not None:
-            num_before = await self._call(loaded, loaded.store.disk.num_files)
-            written = await self._call(loaded, partial(loaded.store.disk.purge, owner))
-            num_files = num_before - await self._call(loaded, loaded.store.disk.num_files)
+        if disk is not None:
+            written = await self._call(loaded, partial(disk.purge, owner))
+            num_files -= await self._call(loaded, disk.num_files)
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
         device, host = await self._purge_blocks(loaded, owner)
