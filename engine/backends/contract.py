@@ -26,6 +26,7 @@ from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.preparer import check_length, may_compile
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import (
+    MAX_BLOCKS_A_STEP,
     EventLog,
     chains_held,
     entry_holdings,
@@ -38,7 +39,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainKind
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.cache.ids import Digest
-from engine.cache.pool import PurgedBlocks
+from engine.cache.pool import BlockPool, PurgedBlocks
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady, Unsupported
@@ -348,6 +349,8 @@ class EngineBackend:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
         device, host = await self._purge_blocks(loaded, owner)
+        files = [await self._purge_pool(loaded, tier.pool, owner) for tier in loaded.cache.stores]
+        num_busy = sum(purged.num_busy for purged in (device, host, *files))
         # Workers remember the texts that they tokenized, and a process's memory ends with it.
         loaded.preparation.renew()
         await self._call(loaded, loaded.accounting.publish)
@@ -356,7 +359,7 @@ class EngineBackend:
             device_blocks=len(device.block_ids),
             host_blocks=len(host.block_ids),
             files=num_files,
-            busy_blocks=device.num_busy + host.num_busy,
+            busy_blocks=num_busy,
             unpurged=list(self.unpurged),
         )
 
@@ -365,6 +368,20 @@ class EngineBackend:
     ) -> tuple[PurgedBlocks, PurgedBlocks]:
         """Those of the device and those of the host. Blocks of others' memory are not touched."""
         return NO_BLOCKS, NO_BLOCKS
+
+    async def _purge_pool(
+        self,
+        loaded: Loaded,
+        pool: BlockPool,
+        owner: Digest | None,
+        purge: "Callable[[BlockPool, Digest | None, int, int], PurgedBlocks]" = BlockPool.purge,
+    ) -> PurgedBlocks:
+        """A part of a pool between two steps, so that none waits long for it."""
+        begins = range(0, pool.num_blocks, MAX_BLOCKS_A_STEP)
+        parts = (purge(pool, owner, begin, begin + MAX_BLOCKS_A_STEP) for begin in begins)
+        purged = await self._parts_of(loaded, parts)
+        block_ids = chain.from_iterable(part.block_ids for part in purged)
+        return PurgedBlocks(list(block_ids), sum(part.num_busy for part in purged))
 
     async def load_adapter(self, name: str) -> AdapterInfo:
         loaded = self._ready()

@@ -5,7 +5,7 @@ Native and synthetic engines are this one. They differ only in the parts that th
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import date
 from functools import partial
@@ -17,16 +17,10 @@ from engine.backends.base import Parts, Progress, on_event_loop
 from engine.backends.contract import NO_BLOCKS, EngineBackend, Loaded
 from engine.backends.measuring import measure_behind
 from engine.backends.prepare.pool import new_pool
-from engine.backends.reports import (
-    MAX_BLOCKS_A_STEP,
-    Count,
-    cells_of,
-    holdings_of,
-    pool_stats,
-)
+from engine.backends.reports import Count, cells_of, holdings_of, pool_stats
 from engine.backends.storing import new_memory
 from engine.cache.ids import Digest
-from engine.cache.pool import BlockPool, PurgedBlocks
+from engine.cache.pool import PurgedBlocks
 from engine.clock import Clock
 from engine.protocol import MAX_CELLS
 from engine.protocol.reports import LeaseStats, Memory, Stats
@@ -166,22 +160,13 @@ class LocalBackend(EngineBackend):
     async def _purge_blocks(
         self, loaded: Loaded, owner: Digest | None
     ) -> tuple[PurgedBlocks, PurgedBlocks]:
-        """A part of a pool between two steps, so that none waits long for it."""
         loop = self._loop
         assert loop is not None
-
-        def parts(pool: BlockPool) -> Iterator[PurgedBlocks]:
-            for begin in range(0, pool.num_blocks, MAX_BLOCKS_A_STEP):
-                yield loop.purge(pool, owner, begin, begin + MAX_BLOCKS_A_STEP)
-
-        async def all_of(pool: BlockPool) -> PurgedBlocks:
-            purged = await self._parts_of(loaded, parts(pool))
-            block_ids = chain.from_iterable(part.block_ids for part in purged)
-            return PurgedBlocks(list(block_ids), sum(part.num_busy for part in purged))
-
         host = loaded.cache.host
-        device_blocks = await all_of(loaded.cache.pool)
-        return device_blocks, NO_BLOCKS if host is None else await all_of(host.pool)
+        device_blocks = await self._purge_pool(loaded, loaded.cache.pool, owner, loop.purge)
+        if host is None:
+            return device_blocks, NO_BLOCKS
+        return device_blocks, await self._purge_pool(loaded, host.pool, owner, loop.purge)
 
     async def memory(self) -> Memory:
         """A part of the pool between two steps, so that none waits long for it."""
