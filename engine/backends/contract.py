@@ -94,7 +94,7 @@ class Loop(Protocol):
     def cancel(self, request_id: str) -> bool: ...
 
 
-NO_BLOCKS = PurgedBlocks([], 0)
+NO_BLOCKS = PurgedBlocks([], [], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,14 +350,14 @@ class EngineBackend:
                 await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
         device, host = await self._purge_blocks(loaded, owner)
         files = [await self._purge_pool(loaded, tier.pool, owner) for tier in loaded.cache.stores]
-        num_busy = sum(purged.num_busy for purged in (device, host, *files))
+        num_busy = sum(len(purged.busy) for purged in (device, host, *files))
         # Workers remember the texts that they tokenized, and a process's memory ends with it.
         loaded.preparation.renew()
         await self._call(loaded, loaded.accounting.publish)
         return PurgeReply(
             entries=entries,
-            device_blocks=len(device.block_ids),
-            host_blocks=len(host.block_ids),
+            device_blocks=len(device.empty),
+            host_blocks=len(host.empty),
             files=num_files,
             busy_blocks=num_busy,
             unpurged=list(self.unpurged),
@@ -380,8 +380,9 @@ class EngineBackend:
         begins = range(0, pool.num_blocks, MAX_BLOCKS_A_STEP)
         parts = (purge(pool, owner, begin, begin + MAX_BLOCKS_A_STEP) for begin in begins)
         purged = await self._parts_of(loaded, parts)
-        block_ids = chain.from_iterable(part.block_ids for part in purged)
-        return PurgedBlocks(list(block_ids), sum(part.num_busy for part in purged))
+        return PurgedBlocks(
+            *(list(chain.from_iterable(places)) for places in zip(*purged, strict=True))
+        )
 
     async def load_adapter(self, name: str) -> AdapterInfo:
         loaded = self._ready()

@@ -93,8 +93,10 @@ class SyntheticRunner:
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
         """There is no memory to clear."""
 
-    def clear_host(self, blocks: Sequence[BlockId]) -> None:
+    def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
         """There is no memory to clear."""
+
+    clear_host = clear_from
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self._wait_for(len(pairs))

@@ -29,10 +29,12 @@ class NoFreeBlocks(Exception):
 
 
 class PurgedBlocks(NamedTuple):
-    """The blocks whose memory is to be cleared, and how many sequences still use."""
+    """What is to be cleared: whole blocks, and blocks from a slot on; and what can't be yet."""
 
-    block_ids: list[BlockId]
-    num_busy: int
+    empty: list[BlockId]
+    tails: list[tuple[BlockId, int]]
+    # The purged scope's blocks that running sequences use.
+    busy: list[BlockId]
 
 
 class Changes:
@@ -287,25 +289,31 @@ class BlockPool:
     def purge(self, owner: Digest | None, begin: int, end: int) -> PurgedBlocks:
         """Let go of a scope's content in the blocks of these ids, or with None of all scopes'.
 
-        No entry may stand on them. The caller writes zeros over the memory of those that are free,
-        also where their content was of no use any more, before anything else is written there.
-        Those with a reference are not found any more.
+        No entry may stand on it. Those with a reference are not found any more. A block that
+        another scope has by now may have remains of this one behind its own tokens. So the memory
+        of all empty blocks is to be cleared, and what is behind the tokens of the others, but for
+        those that a sequence computes with.
         """
-        purged = PurgedBlocks([], 0)
+        purged = PurgedBlocks([], [], [])
         for block in self.blocks[begin:end]:
-            if block.owner == NOBODY or owner not in (None, block.owner):
+            if block.owner == NOBODY:
                 continue
-            assert not block.dependents, "an entry stands on the block"
-            if block.ref_count:
-                self._unname(block)
-                purged = purged._replace(num_busy=purged.num_busy + 1)
-                continue
-            if block.has_content:
-                self.forget(block)
-            block.tokens[:] = bytes(len(block.tokens))
-            block.tokens = bytearray()
-            block.owner = NOBODY
-            purged.block_ids.append(block.block_id)
+            is_doomed = owner in (None, block.owner)
+            if is_doomed:
+                assert not block.dependents, "an entry stands on the block"
+                if block.has_content:
+                    self.forget(block)
+            if block.ref_count > block.lease_count:
+                purged.busy.extend([block.block_id] * is_doomed)
+            elif block.ref_count or block.has_content:
+                num_tokens = self.num_tokens(block)
+                if num_tokens < self.block_size:
+                    purged.tails.append((block.block_id, num_tokens))
+            else:
+                block.tokens[:] = bytes(len(block.tokens))
+                block.tokens = bytearray()
+                block.owner = NOBODY
+                purged.empty.append(block.block_id)
         return purged
 
     def find(self, digest: Digest | None, packed: bytes | bytearray) -> Block | None:

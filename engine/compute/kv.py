@@ -288,6 +288,15 @@ class KvPool:
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
         self._all.index_fill_(1, torch.tensor(blocks, device=self.device), 0)
 
+    def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
+        """Write zeros to blocks from a slot on."""
+        whole = [block for block, slot in places if slot == 0]
+        if whole:
+            self.clear_blocks(whole)
+        for block, slot in places:
+            if slot:
+                self._all[:, block, slot:].zero_()
+
     def of_block(self, block: BlockId) -> torch.Tensor:
         """One block's memory (planes, block_size, kv_heads, head_dim): keys, then values."""
         return self._all[:, block]
@@ -365,9 +374,10 @@ class HostKv:
             self._pool.of_block(target).copy_(self._block(source), non_blocking=True)
         self._wait(pairs)
 
-    def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
-        for block in blocks:
-            self._block(block).zero_()
+    def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
+        """Write zeros to blocks from a slot on."""
+        for block, slot in places:
+            self._block(block)[:, slot:].zero_()
 
     def _block(self, block: BlockId) -> torch.Tensor:
         piece, place = divmod(block, self._in_piece)

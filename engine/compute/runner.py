@@ -85,7 +85,8 @@ class TorchRunner:
         self.adapters = Adapters(model)
         self.copy_blocks = pool.copy_blocks
         self.clear_blocks = pool.clear_blocks
-        self.clear_host = host.clear_blocks
+        self.clear_from = pool.clear_from
+        self.clear_host = host.clear_from
         self.demote = host.demote
         self.promote = host.promote
         self.save = pool.save

@@ -214,9 +214,9 @@ class EngineLoop:
         it. No step may lie between the two."""
         self._copy()
         purged = pool.purge(owner, begin, end)
-        if purged.block_ids:
-            clear = self._runner.clear_host if pool.tier == "host" else self._runner.clear_blocks
-            clear(purged.block_ids)
+        whole = [(block_id, 0) for block_id in purged.empty]
+        clear = self._runner.clear_host if pool.tier == "host" else self._runner.clear_from
+        clear([*whole, *purged.tails])
         return purged
 
     # The thread.

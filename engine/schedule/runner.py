@@ -121,8 +121,12 @@ class Runner(Protocol):
         """Write zeros to whole blocks, before any later call reads or writes them."""
         ...
 
-    def clear_host(self, blocks: Sequence[BlockId]) -> None:
-        """Write zeros to whole blocks of the host's memory."""
+    def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
+        """Write zeros to blocks from a slot on."""
+        ...
+
+    def clear_host(self, places: Sequence[tuple[BlockId, int]]) -> None:
+        """The same to the host's memory."""
         ...
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:

@@ -247,8 +247,10 @@ class TimedRunner:
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
         """Nor does this."""
 
-    def clear_host(self, blocks: Sequence[BlockId]) -> None:
+    def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
         """Nor this."""
+
+    clear_host = clear_from
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copies to the host are made beside."""

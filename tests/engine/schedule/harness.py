@@ -115,9 +115,13 @@ class FakeRunner:
         for block in blocks:
             self.memory[block] = [-1] * self._size
 
-    def clear_host(self, blocks: Sequence[BlockId]) -> None:
-        for block in blocks:
-            self.host[block] = [-1] * self._size
+    def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
+        for block, slot in places:
+            self.memory[block][slot:] = [-1] * (self._size - slot)
+
+    def clear_host(self, places: Sequence[tuple[BlockId, int]]) -> None:
+        for block, slot in places:
+            self.host[block][slot:] = [-1] * (self._size - slot)
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         assert len({destination for _, destination in pairs}) == len(pairs)
