@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine.protocol import DropReply, Started, Ttl
+from engine.protocol import DropReply, PurgeReply, Started, Ttl
 from tests.conformance.engines import TICK, Engine, prompt
 
 TTLS: list[tuple[Ttl, int]] = [("5m", 300), ("30m", 1800), ("1h", 3600), ("12h", 43_200)]
@@ -123,6 +123,18 @@ def test_a_drop_ends_a_scopes_leases_and_no_others(engine: Engine) -> None:
     assert engine.drop(mine) == 0
     dropped = read(engine, text, mine)
     assert (dropped.usage.cache_read_tokens, dropped.miss_reason) == (0, "dropped")
+    assert read(engine, text, yours).usage.cache_read_tokens > 0
+
+
+def test_a_purge_lets_go_of_a_scope_and_of_no_other(engine: Engine) -> None:
+    mine, yours, text = engine.scope(), engine.scope(), engine.text(60)
+    for scope in (mine, yours):
+        read(engine, text, scope)
+    purged = engine.post("purge", {"scope": mine}, PurgeReply)
+    assert (purged.entries, purged.busy_blocks) == (1, 0)
+    assert engine.post("purge", {"scope": mine}, PurgeReply).entries == 0
+    mine_again = read(engine, text, mine)
+    assert (mine_again.usage.cache_read_tokens, mine_again.miss_reason) == (0, "dropped")
     assert read(engine, text, yours).usage.cache_read_tokens > 0
 
 
