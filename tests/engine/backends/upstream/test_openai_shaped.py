@@ -9,6 +9,7 @@ from engine.protocol import (
     Failed,
     Message,
     Prompt,
+    PurgeReply,
     TextDelta,
     TextPart,
     ThinkingDelta,
@@ -151,3 +152,11 @@ def test_a_server_that_tells_nothing_is_found_and_read_from_by_nobody() -> None:
             "cold",
             "not_told",
         ]
+
+
+def test_a_purge_says_what_the_server_keeps(engine: Engine) -> None:
+    purged = engine.post("purge", {"scope": engine.scope()}, PurgeReply)
+    assert (purged.entries, purged.device_blocks, purged.busy_blocks) == (0, 0, 0)
+    assert purged.unpurged == [
+        "what the server behind this engine keeps: it has its own ways to be reset"
+    ]
