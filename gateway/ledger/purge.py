@@ -18,7 +18,9 @@ from gateway.ledger.schema import (
     TurnContentRow,
 )
 
-_ROWS = 200
+_ROWS = 50
+_SECONDS = 60.0
+"""Rows may have megabytes each, and all of them are written over."""
 _ENDED = "ended"
 _PURGED: tuple[tuple[str, type[Any], str], ...] = (
     ("turn_contents", TurnContentRow, "turn_id"),
@@ -60,7 +62,7 @@ async def _delete(ledger: Ledger, table: type[Any], column: Any, some: Any) -> i
     """Some at a time: SQLite has one writer."""
     total = 0
     while True:
-        async with ledger.transaction() as connection:
+        async with ledger.transaction(_SECONDS) as connection:
             await _zeroing(ledger, connection)
             gone = await connection.execute(delete(table).where(column.in_(some)))
         total += gone.rowcount
@@ -73,7 +75,7 @@ async def _delete_rows(ledger: Ledger, batch_id: str) -> int:
     total = 0
     of_batch = BatchItemRow.batch_id == batch_id
     while True:
-        async with ledger.transaction() as connection:
+        async with ledger.transaction(_SECONDS) as connection:
             await _zeroing(ledger, connection)
             query = select(func.min(BatchItemRow.position)).where(of_batch)
             first: int | None = (await connection.execute(query)).scalar_one()
