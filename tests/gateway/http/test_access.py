@@ -25,7 +25,8 @@ OWN = set(
     "advise summarizeAdvice plan planChoices planWithProgress getAbout getDivergence"
     " listWorkspaces getWorkspace listKeys getUsage getUsageGroups getLatencySamples listLeases"
     " getSavings getLatency listPrefixes listRefusals countRefusals listLimited searchTurns"
-    " getTurn getConversation getContent getBeginning exportUsage listConditions".split()
+    " getTurn getConversation getContent getBeginning exportUsage exportTrace"
+    " listConditions".split()
 )
 CONTENTS = {"getContent", "getBeginning"}
 READS_BY_POST = {"advise", "plan", "planWithProgress"}
