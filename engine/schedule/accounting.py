@@ -107,7 +107,9 @@ class Accounting:
         """The request, until its end."""
         return self._requests.get(request_id)
 
-    def drop(self, scope: str | None, key: Digest | None, reason: LeaseEnd) -> DropReply:
+    def drop(
+        self, scope: str | None, key: Digest | None, reason: LeaseEnd = "dropped"
+    ) -> DropReply:
         """Drop one entry or all entries of a scope. Their leases end with the reason."""
         dropped = self._cache.entries.drop(scope, key, reason)
         self.publish()
