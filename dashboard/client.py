@@ -43,6 +43,10 @@ class NotThere(ClientError):
     """The gateway answers 404: no such thing, or none that this key may see."""
 
 
+class NotAnswered(ClientError):
+    """The request went out, and no answer says what became of it: a change may be made."""
+
+
 class Refused(ClientError):
     """The gateway refuses a change; the message is its own, so it is shown as plain text only."""
 
@@ -137,9 +141,11 @@ class AdminClient:
             case 400 | 409 | 422 if method != "GET":
                 raise Refused(refusal(reply))
             case 529:
-                raise ClientError(
+                raise NotAnswered(
                     "The gateway is busy or can't read its database; its log says which."
                 )
+            case status if status >= 500:
+                raise NotAnswered(f"The gateway answers {status}.")
             case status if not 200 <= status < 300:
                 raise ClientError(f"The gateway answers {status}.")
         return reply
@@ -176,8 +182,10 @@ class AdminClient:
 def _answering() -> Iterator[None]:
     try:
         yield
-    except httpx.HTTPError as error:
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+    except httpx.HTTPError as error:
+        raise NotAnswered(f"The gateway does not answer ({type(error).__name__}).") from None
     except RuntimeError as error:
         if "closed" not in str(error):
             raise
@@ -210,6 +218,6 @@ def decoded(content: bytes | str, shape: type[Reply]) -> Reply:
     try:
         return msgspec.json.decode(content, type=shape)
     except msgspec.MsgspecError:
-        raise ClientError(
+        raise NotAnswered(
             "The gateway's answer has another shape: are both of one version?"
         ) from None

@@ -68,16 +68,17 @@ def strip() -> None:
     st.fragment(refresh, run_every=REFRESH_SECONDS, key="live_conditions")()
 
 
-def read(client: AdminClient) -> list[Condition]:
-    """The worst first. Raise ClientError."""
-    return client.get(_PATH, list[Condition])
+def read(client: AdminClient, *, with_new: bool = False) -> list[Condition]:
+    """The worst first; `with_new` also what has not lasted long enough to be told. Raise
+    ClientError."""
+    return client.get(_PATH, list[Condition], {"with_new": True} if with_new else None)
 
 
 def silent(client: AdminClient, engine: str | None = None) -> list[Condition]:
     """The engines that tell nothing now of what they hold, and why; none where the gateway does not
     say. With `engine` that one alone. Raise KeyEnded."""
     try:
-        conditions = read(client)
+        conditions = read(client, with_new=True)
     except KeyEnded:
         raise
     except ClientError:

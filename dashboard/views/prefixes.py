@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from dashboard.client import AdminClient, ClientError, NotThere
+from dashboard.client import AdminClient, ClientError, NotAnswered, NotThere
 from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
@@ -275,8 +275,10 @@ def _drop(lease: LiveEntry) -> None:
         viewer.session().client.change("DELETE", path, Dropped, params=params)
     except NotThere:
         said = "It had ended already."
-    except ClientError:
-        said = "The gateway could not drop it. Nothing has changed."
+    except NotAnswered as error:
+        said = f"{error} Whether the engine holds it still is not known: the table tells."
+    except ClientError as error:
+        said = f"{error} Nothing was dropped."
     st.session_state[_OUTCOME] = said
     st.session_state.pop(_DOOMED, None)
 

@@ -16,6 +16,7 @@ from dashboard.ui.formats import NANO, dollars
 from dashboard.ui.parts import in_dollars
 from dashboard.views.overview import intervals, time_axis
 from gateway.structs.usage import (
+    JUDGED_TTLS,
     KEPT,
     Group,
     PrefixLook,
@@ -83,7 +84,7 @@ def draw(view: View, chosen: Selection) -> None:
         )
     if totals.is_priced:
         draw_money(view)
-    draw_prefixes(view)
+    draw_prefixes(view, chosen.model)
     for by, groups in (("model", view.models), ("workspace", view.workspaces)):
         parts.heading(f"By {by}")
         rows = group_table(groups, by, by.capitalize())
@@ -257,7 +258,8 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     ]
 
 
-def draw_prefixes(view: View) -> None:
+def draw_prefixes(view: View, model: str | None) -> None:
+    """`model` is the one that was chosen, None where all are."""
     prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     # A conversation that grows marks a longer prefix each turn, and reads the one before.
@@ -285,6 +287,10 @@ def draw_prefixes(view: View) -> None:
     gains = [prefix.better_ttl_saves_nano or 0 for prefix in prefixes]
     wrong = sum(gain > 0 for gain in gains)
     mixed = sum(len(prefix.models) > 1 for prefix in prefixes)
+    unjudged = sum(
+        len(prefix.models) < 2 and prefix.ttl is not None and prefix.ttl not in JUDGED_TTLS
+        for prefix in prefixes
+    )
     st.caption(
         f"{paid:,} of {len(prefixes):,} have paid back. {wrong:,} would be cheaper with the"
         f" other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
@@ -293,6 +299,13 @@ def draw_prefixes(view: View) -> None:
             f" {formats.counted(mixed, 'prefix is', 'prefixes are')} of several models, one row for"
             " all of them: no TTL is judged there, since each model holds the prefix for itself."
             if mixed
+            else ""
+        )
+        + (" Their sums are of all their models, not of the chosen one." if mixed and model else "")
+        + (
+            f" Of {formats.counted(unjudged, 'prefix', 'prefixes')} with another TTL than"
+            f" {' and '.join(JUDGED_TTLS)} none is judged."
+            if unjudged
             else ""
         )
         + (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 import streamlit as st
 
 from dashboard.access.sessions import Outcome
-from dashboard.client import AdminClient, ClientError, Refused, segment
+from dashboard.client import AdminClient, ClientError, NotAnswered, Refused, segment
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import CUSTOM, Selection
@@ -354,6 +354,9 @@ def _change(path: str, body: dict[str, Any], said: str) -> None:
         # Of all answers, those that make a key have one.
         key = session.client.change("POST", path, dict[str, Any], body).get("key", "")
         st.session_state[_NUM_TAKEN] = st.session_state.get(_NUM_TAKEN, 0) + 1
+    except NotAnswered as error:
+        said = f"{error} Whether it was changed is not known: the tables tell."
+        st.toast("It is not known whether it was changed.")
     except ClientError as error:
         said = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
         st.toast("Nothing was changed.")

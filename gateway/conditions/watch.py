@@ -61,13 +61,16 @@ class Watch:
             lasting[key] = _Lasting(finding, since_ms, began, ended_ms)
         self._lasting = lasting
 
-    def conditions(self, now: float, *, is_for_all: bool = False) -> list[Condition]:
-        """Those that have lasted long enough, the worst first. With `is_for_all` those that keys of
-        one workspace may see, as they may see them."""
+    def conditions(
+        self, now: float, *, is_for_all: bool = False, with_new: bool = False
+    ) -> list[Condition]:
+        """Those that have lasted long enough, the worst first; `with_new` also the others. With
+        `is_for_all` those that keys of one workspace may see, as they may see them."""
         conditions = list[Condition]()
         for finding, since_ms, first_seen, ended_ms in self._lasting.values():
             kind = KINDS[finding.kind]
-            if now - first_seen < kind.seconds or (is_for_all and not kind.for_all):
+            is_new = now - first_seen < kind.seconds
+            if (is_new and not with_new) or (is_for_all and not kind.for_all):
                 continue
             cause = finding.cause
             if is_for_all and finding.cause_for_all is not None:
@@ -117,11 +120,12 @@ class Conditions:
         self._watch = Watch()
         self._increases = Increases()
 
-    def now(self, *, is_for_all: bool = False) -> list[Condition]:
-        """The conditions of this moment, the worst first."""
+    def now(self, *, is_for_all: bool = False, with_new: bool = False) -> list[Condition]:
+        """The conditions of this moment, the worst first; `with_new` also those that have not
+        lasted long enough to be told."""
         now = self._clock.monotonic()
         self._watch.take(self._findings(now), now, self._clock.wall_ms())
-        return self._watch.conditions(now, is_for_all=is_for_all)
+        return self._watch.conditions(now, is_for_all=is_for_all, with_new=with_new)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How many there are of each kind and severity, also of kinds that there are none of."""

@@ -177,6 +177,10 @@ class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None = None
 
 
+JUDGED_TTLS = ("5m", "1h")
+"""Those that a client of Messages chooses between. Only their gaps are counted by prefix."""
+
+
 class PrefixReport(CacheUsage, kw_only=True):
     """One prefix over its whole life in the ledger, of all models. `model` and `ttl` are those of
     its last request, where that is there. `models` names two of its models where it has several,

@@ -1,10 +1,15 @@
 """An admin makes and changes workspaces and keys on their page, against a real gateway."""
 
+from typing import Any
+
 import httpx
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.client import AdminClient, ClientError, NotAnswered
 from tests.dashboard.conftest import Gateways, Show
+from tests.dashboard.fake_admin import ADMIN_KEY as FAKE_KEY
+from tests.dashboard.fake_admin import serve_fake
 from tests.dashboard.signed_in import press, said
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import ADMIN_KEY, API_KEY
@@ -110,3 +115,43 @@ def test_a_key_that_may_only_read_sees_all_and_is_offered_no_change(
 def test_a_workspaces_own_key_changes_nothing(gateway: str, show: Show) -> None:
     app = show(gateway, "workspaces", API_KEY)
     assert "Create workspace" not in [button.label for button in app.button]
+
+
+def test_a_change_whose_answer_did_not_come_is_not_said_to_be_none(
+    page: AppTest, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made."""
+    ask = httpx.Client.request
+
+    def lose(client: httpx.Client, method: str, *asked: Any, **options: Any) -> httpx.Response:
+        reply = ask(client, method, *asked, **options)
+        if method == "POST":
+            raise httpx.ReadTimeout("late")
+        return reply
+
+    monkeypatch.setattr(httpx.Client, "request", lose)
+    page.text_input(key="new_id_0").set_value("late")
+    press(page, "Create workspace")
+    monkeypatch.undo()
+    assert "late" in [each["id"] for each in admin.get("workspaces")]
+    assert "Whether it was changed is not known: the tables tell." in said(page)
+    assert "Nothing was changed" not in said(page)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_known"), [(200, False), (403, True), (404, True), (500, False), (529, False)]
+)
+def test_only_an_answer_tells_that_nothing_was_done(status: int, is_known: bool) -> None:
+    with serve_fake() as fake:
+        fake.status = status
+        client = AdminClient(fake.url, FAKE_KEY)
+        with pytest.raises(ClientError) as raised:
+            # 200 comes with an answer of another shape.
+            client.change("POST", "/admin/v1/keys", dict[str, Any], {})
+        assert isinstance(raised.value, NotAnswered) != is_known
+        client.close()
+    nobody = AdminClient("http://127.0.0.1:9", FAKE_KEY)
+    with pytest.raises(ClientError) as raised:
+        nobody.change("POST", "/admin/v1/keys", dict[str, Any], {})
+    assert not isinstance(raised.value, NotAnswered)
+    nobody.close()

@@ -40,6 +40,8 @@ def test_what_must_last_is_told_when_it_has_lasted() -> None:
     long = KINDS["engine_starting"].seconds
     watch.take([starting], 100.0, WALL_MS)
     assert watch.conditions(100.0) == []
+    (new,) = watch.conditions(100.0, with_new=True, is_for_all=True)
+    assert (new.kind, new.since_ms) == ("engine_starting", WALL_MS)
     watch.take([starting], 100.0 + long, WALL_MS + round(1000 * long))
     (told,) = watch.conditions(100.0 + long)
     assert told.since_ms == WALL_MS
