@@ -30,9 +30,11 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for line in asyncio.run(_change(load(), options)):
-        print(line)
-    return 0
+    """Return 1 where an engine does not tell what it has."""
+    engines = asyncio.run(_change(load(), options))
+    for engine in engines:
+        print("\n".join(_lines(engine)))
+    return int(not all(_is_known(engine) for engine in engines))
 
 
 async def _load(settings: Settings, engine: Engine, name: str) -> None:
@@ -52,8 +54,8 @@ async def _unload(_settings: Settings, engine: Engine, name: str) -> None:
     await engine.unload_adapter(name)
 
 
-async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
-    """Do it, and tell what the engines have then. Raise NotFound for an unknown engine."""
+async def _change(settings: Settings, options: argparse.Namespace) -> list[Engine]:
+    """Do it, and return the engines as they are then. Raise NotFound for an unknown engine."""
     secret = settings.engine_secret.get_secret_value()
     async with aclosing(EngineHttp()) as http:
         places = await places_now(settings.engines)
@@ -65,13 +67,17 @@ async def _change(settings: Settings, options: argparse.Namespace) -> list[str]:
                 raise NotFound(f"engine: `{options.engine}` is not in HOLDFAST_ENGINES")
             await options.change(settings, engines[0], options.adapter)
             await engines[0].poll()
-        return [line for engine in engines for line in _lines(engine)]
+        return engines
+
+
+def _is_known(engine: Engine) -> bool:
+    return engine.description is not None and engine.status == "ready"
 
 
 def _lines(engine: Engine) -> list[str]:
     """What an engine has, or that it is not known."""
     described = engine.description
-    if described is None or engine.status != "ready":
+    if described is None or not _is_known(engine):
         return [f"{engine.name} not known: {why_not_ready(engine)}"]
     return [
         f"{engine.name} {described.model}:{adapter.name} {adapter.digest[:12]}"

@@ -109,7 +109,9 @@ class Child:
         if status < 0:
             memory = ", as when memory runs out" if status == -signal.SIGKILL else ""
             how = f"was killed ({signal.Signals(-status).name}{memory})"
-        said = last_words(self.log, self._log_begins)
+        # Who is killed from outside says nothing of it: the log's last error is of something else.
+        is_told = status not in (-signal.SIGKILL, -signal.SIGTERM)
+        said = last_words(self.log, self._log_begins) if is_told else ""
         return f"{how}: {said}" if said else how
 
     def wait(self, others: Sequence["Child"]) -> None:

@@ -10,13 +10,14 @@ import pytest
 from gateway.cli.main import main
 
 
-def say_to_gateway(environment: Mapping[str, str], *words: str) -> str:
-    """What `python -m gateway WORDS` prints. In this process: another Python takes a second."""
+def say_to_gateway(environment: Mapping[str, str], *words: str, status: int = 0) -> str:
+    """What `python -m gateway WORDS` prints, which ends with `status`. In this process: another
+    Python takes a second."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         for name, value in environment.items():
             patch.setenv(name, value)
-        assert main(words) == 0, printed.getvalue()
+        assert main(words) == status, printed.getvalue()
     return printed.getvalue()
 
 

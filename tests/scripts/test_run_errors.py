@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 from engine.settings import DEMO_MODEL
 from engine.variables import misspelt
 from scripts.runner.data import Running, owning, prepare_data, read_running
-from scripts.runner.options import ENGINES_ABOVE, known_settings
+from scripts.runner.options import ENGINES_ABOVE, Program, known_settings
+from scripts.runner.supervisor import Child
 from scripts.stack import StartError
 from tests.scripts.runs import ROOT, ended, environment, free_base, only_line
 
@@ -189,3 +191,24 @@ def test_a_new_clone_reads_the_command_before_anything_is_installed() -> None:
     command = [sys.executable, "-S", "-c", "import scripts.runner.supervisor"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_a_program_said_long_before_is_not_why_it_was_killed(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    line = json.dumps({"event": "stats_failed", "error": "the engine did not answer in time"})
+    ends = "time.sleep(600)" if is_killed else "raise SystemExit(3)"
+    command = [sys.executable, "-c", f"import time; print({line!r}, flush=True); {ends}"]
+    child = Child(Program(name="gateway", command=command, port=None), tmp_path)
+    if is_killed:
+        deadline = time.monotonic() + 60
+        while not child.log.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child.process.kill()
+    child.process.wait(60)
+    if is_killed:
+        assert child.epitaph() == "was killed (SIGKILL, as when memory runs out)"
+    else:
+        assert child.epitaph() == "ended with status 3: the engine did not answer in time"

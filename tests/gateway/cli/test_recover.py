@@ -129,6 +129,9 @@ def test_an_engine_that_does_not_answer_is_named_and_no_number_stands_for_it(
         said = capsys.readouterr()
         assert "away was not asked (cannot connect): " in said.err
         assert "near was" not in said.err
+        monkeypatch.setattr("gateway.cli.adapters.load", lambda: two)
+        assert main(["adapters", "list"]) == 1
+        assert "away not known: cannot connect" in capsys.readouterr().out
         all_there = two.model_copy(update={"engines": (f"near={url}",)})
         monkeypatch.setattr("gateway.cli.recover.load", lambda: all_there)
         assert main(["recover", *named]) == 0
