@@ -6,7 +6,6 @@ A real model answers; each answer goes back as the SDK holds it, with the result
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ class Cut:
 CUTS = st.builds(
     Cut,
     limit=st.integers(1, 40),
-    stop=st.sampled_from(["", "e", " ", "get", '"']),
+    stop=st.sampled_from(["", "e", "get", '"']),
     events=st.none() | st.integers(1, 12),
     is_forced=st.booleans(),
 )
@@ -75,7 +74,6 @@ def usage_of(read: int, extension: dict[str, Any]) -> Usage:
 
 
 class InMessages(Talk):
-    @cached_property
     def sdk(self) -> Anthropic:
         return Anthropic(base_url=self.stack.gateway, api_key=API_KEY, timeout=300, max_retries=0)
 
@@ -94,7 +92,7 @@ class InMessages(Talk):
         }
         if cut.stop:
             body["stop_sequences"] = [cut.stop]
-        with self.sdk.messages.stream(**body) as events:
+        with self.sdk() as sdk, sdk.messages.stream(**body) as events:
             for number, _ in enumerate(events, 1):
                 if number == cut.events:
                     break
@@ -118,7 +116,6 @@ class InMessages(Talk):
 
 
 class InChat(Talk):
-    @cached_property
     def sdk(self) -> OpenAI:
         url = f"{self.stack.gateway}/v1"
         return OpenAI(base_url=url, api_key=API_KEY, timeout=300, max_retries=0)
@@ -143,7 +140,7 @@ class InChat(Talk):
         usage = None
         said: dict[str, Any] = {"role": "assistant", "content": ""}
         calls: dict[int, dict[str, Any]] = {}
-        with self.sdk.chat.completions.create(**body) as chunks:
+        with self.sdk() as sdk, sdk.chat.completions.create(**body) as chunks:
             for number, chunk in enumerate(chunks, 1):
                 told |= (chunk.model_extra or {}).get("holdfast") or {}
                 usage = chunk.usage or usage
@@ -174,7 +171,6 @@ class InChat(Talk):
 
 
 class InResponses(Talk):
-    @cached_property
     def sdk(self) -> OpenAI:
         url = f"{self.stack.gateway}/v1"
         return OpenAI(base_url=url, api_key=API_KEY, timeout=300, max_retries=0)
@@ -183,19 +179,19 @@ class InResponses(Talk):
         self.history.append({"role": "user", "content": question})
 
     def ask(self, cut: Cut) -> Usage | None:
-        create: Any = self.sdk.responses.create
         items: dict[int, Any] = {}
         response = None
-        with create(
-            model=MODEL,
-            instructions=self.system,
-            input=self.history,
-            tools=[{"type": "function", **ABOUT, "parameters": CITY}],
-            tool_choice="required" if cut.is_forced else "auto",
-            max_output_tokens=cut.limit,
-            store=False,
-            stream=True,
-        ) as events:
+        body: dict[str, Any] = {
+            "model": MODEL,
+            "instructions": self.system,
+            "input": self.history,
+            "tools": [{"type": "function", **ABOUT, "parameters": CITY}],
+            "tool_choice": "required" if cut.is_forced else "auto",
+            "max_output_tokens": cut.limit,
+            "store": False,
+            "stream": True,
+        }
+        with self.sdk() as sdk, sdk.responses.create(**body) as events:
             for number, event in enumerate(events, 1):
                 match event.type:
                     case "response.output_item.added" | "response.output_item.done":
