@@ -41,10 +41,12 @@ class NotBlocks(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`text` is a tool's JSON, or a text. `ttl` None has no marker at its end."""
+    """A block of a prompt."""
 
     kind: Kind
+    # A text, or a tool's JSON.
     text: str
+    # Of the marker at its end; None without one.
     ttl: str | None = None
 
     @property
@@ -142,12 +144,13 @@ def _ttl(item: Mapping[str, Any]) -> str | None:
 
 @dataclass(slots=True)
 class Answer:
-    """What has come so far. `ends` are the tokens up to each marker, as the engine tells them;
-    `problem` is the gateway's own word for why it ended badly."""
+    """What has come of an answer so far."""
 
     text: str = ""
     id: str | None = None
+    # The tokens up to each marker, as the engine counts them.
     ends: list[int | None] = field(default_factory=list)
+    # The gateway's own word for why the answer ended badly.
     problem: str | None = None
 
 

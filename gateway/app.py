@@ -198,8 +198,8 @@ class _Books:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """What is kept of turns for those who ask for it later."""
+class _StoredTexts:
+    """The stores of clients' texts, for those who ask for them later."""
 
     content_writer: ContentWriter
     responses: StoredResponses
@@ -235,16 +235,16 @@ async def _start(base: _Base, image_hosts: ImageHosts, begin_trace: BeginTrace) 
     load_history = _record_engines(base, stores, fleet, queue)
     background = Background()
     base.stack.push_async_callback(background.close, _SETTLE_SECONDS)
-    kept = await _keep_contents(base, stores, journal, background)
+    texts = await _keep_contents(base, stores, journal, background)
     turns = _turn_service(
-        base, stores, fleet, books, queue, kept.content_writer, background, begin_trace
+        base, stores, fleet, books, queue, texts.content_writer, background, begin_trace
     )
     workers = Workers()
     base.stack.callback(workers.close)
     sealing = Sealing(stores.ledgers.store, base.settings.master_secret)
     base.run_beside("sealing", sealing.run)
     conditions = _watch_conditions(base, stores, fleet, books, sealing)
-    sweep = Sweep(kept.cached_contents, fleet, stores.keyring, base.catalogue, base.clock)
+    sweep = Sweep(texts.cached_contents, fleet, stores.keyring, base.catalogue, base.clock)
     base.run_beside("cached_contents", sweep.run)
     refusals = RefusalCounter(RefusalsTable(stores.ledgers.drain), base.clock)
     base.run_beside("refusals", refusals.run)
@@ -259,7 +259,7 @@ async def _start(base: _Base, image_hosts: ImageHosts, begin_trace: BeginTrace) 
         sweep=sweep,
         refusals=refusals,
     )
-    services = _services_of(base, stores, kept, running, image_hosts)
+    services = _services_of(base, stores, texts, running, image_hosts)
     base.run_beside("batches", BatchRunner(services, base.settings.batch_concurrency).run)
     return services
 
@@ -408,7 +408,7 @@ def _record_engines(base: _Base, stores: _Stores, fleet: Fleet, queue: EngineQue
 
 async def _keep_contents(
     base: _Base, stores: _Stores, journal: Journal, background: Background
-) -> _Kept:
+) -> _StoredTexts:
     clock = base.clock
     secret = base.settings.master_secret
     tuning = base.settings.tuning
@@ -434,7 +434,7 @@ async def _keep_contents(
     cached_contents = CachedContents(
         store, secret, tuning.cached_contents, tuning.cached_content_bytes
     )
-    return _Kept(
+    return _StoredTexts(
         content_writer=content_writer, responses=responses, cached_contents=cached_contents
     )
 
@@ -509,7 +509,7 @@ def _watch_conditions(
 
 
 def _services_of(
-    base: _Base, stores: _Stores, kept: _Kept, running: _Running, image_hosts: ImageHosts
+    base: _Base, stores: _Stores, texts: _StoredTexts, running: _Running, image_hosts: ImageHosts
 ) -> Services:
     """What handlers may use."""
     settings = base.settings
@@ -539,19 +539,19 @@ def _services_of(
         shared_limits=stores.shared,
         counting=Counting(tuning, base.clock.monotonic),
         bounds=tuning,
-        cached_contents=kept.cached_contents,
+        cached_contents=texts.cached_contents,
         sealing=running.sealing,
         sweep=running.sweep,
         batches=Batches(
             ledgers.store,
             settings.master_secret,
-            most_running=tuning.batches,
-            most_bytes=tuning.batch_bytes,
+            max_running=tuning.batches,
+            max_bytes=tuning.batch_bytes,
         ),
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
         auto_cache_messages=settings.auto_cache_messages,
-        responses=kept.responses,
+        responses=texts.responses,
         image_hosts=image_hosts,
         refusals=running.refusals,
         refused=RefusalsTable(ledgers.reads),

@@ -1,4 +1,4 @@
-"""How Alembic reaches the ledger: the URL comes from the settings, or the caller hands one in."""
+"""How Alembic reaches the ledger. The caller gives a URL, or it comes from the settings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,11 +14,10 @@ from gateway.ledger.database import make_engine
 from gateway.ledger.revision import Columns, check_upgrade, columns_of, revision_of
 from gateway.ledger.schema import Base
 
-# An arbitrary number: the advisory lock that lets one migrator run at a time on the server.
 _POSTGRES_LOCK = 4_811_070_026
-
-# A new column or index on a large table takes longer than a request may.
+"""An arbitrary number: the advisory lock by which one migrator runs at a time on the server."""
 _STATEMENT_MS = 3_600_000
+"""A new column or index on a large table takes longer than a request may."""
 
 
 def run(connection: Connection) -> None:
@@ -38,9 +37,9 @@ def run(connection: Connection) -> None:
 
 
 def columns_made_by(chain: Sequence[Script], present: str | None) -> dict[str, Columns]:
-    """By revision, the columns of the first one and of `present`, which the database has.
+    """The columns that the first revision makes, and those of `present`, the database's revision.
 
-    The revisions themselves make them, in an empty database in memory.
+    The revisions make them in an empty database in memory.
     """
     made_by: dict[str, Columns] = {}
     memory = create_engine("sqlite://")

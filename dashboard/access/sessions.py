@@ -30,13 +30,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class Session:
-    """`about` is what the gateway said of the key and of its numbers when the session began.
-    Sessions with one key share a client, and so its answers. `outcome` stays until it is dismissed:
-    a page that is loaded again begins with nothing else."""
+    """One signed-in viewer. Sessions with one key share a client, and so its answers."""
 
     client: AdminClient
+    # What the gateway said of the key and of its numbers when the session began.
     about: About
     ends: float
+    # It stays until it is dismissed: a page that is loaded again begins with nothing else.
     outcome: Outcome | None = None
 
     @property
@@ -59,9 +59,9 @@ class Sessions:
         """Begin a session and return its cookie."""
         token = secrets.token_urlsafe(32)
         with self._lock:
-            known = (session.client for session in self._sessions.values())
+            clients = (session.client for session in self._sessions.values())
             shared = next(
-                (candidate for candidate in known if candidate.asks_as == client.asks_as), client
+                (candidate for candidate in clients if candidate.asks_as == client.asks_as), client
             )
             self._sessions[token] = Session(shared, about, self._clock() + self._seconds)
             while len(self._sessions) > MAX_SESSIONS:

@@ -30,9 +30,10 @@ _DEFAULT = "default_range"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """`since` and `until` count for the range `custom` alone. None filters nothing."""
+    """What the filters select. None filters nothing."""
 
     range: str = DEFAULT_RANGE
+    # These two count only with the range `custom`.
     since: datetime | None = None
     until: datetime | None = None
     workspace: str | None = None
@@ -150,10 +151,10 @@ def _begin(key: str, value: str | datetime, written: str) -> None:
         st.query_params[key] = written
 
 
-def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
+def _draw_choice(name: str, names: list[str], applies: frozenset[str]) -> None:
     # A name in the URL is offered even if it had no traffic lately.
     linked = st.query_params.get(name, ALL)
-    options = [ALL, *known]
+    options = [ALL, *names]
     if linked not in options and len(linked) <= _MAX_NAME:
         options.append(linked)
     st.selectbox(
@@ -171,15 +172,15 @@ def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
     """The filters of a page that are set to a name which the gateway does not know, and the name:
     nothing has it, and no request of the last 31 days had it."""
     selection = chosen()
-    wanted = {
+    values = {
         "workspace": (selection.workspace, about.workspaces),
         "engine": (selection.engine, about.engines),
         "model": (selection.model, about.models),
     }
     return {
         name: value
-        for name, (value, known) in wanted.items()
-        if name in applies and value is not None and value not in known
+        for name, (value, names) in values.items()
+        if name in applies and value is not None and value not in names
     }
 
 

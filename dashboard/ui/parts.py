@@ -76,8 +76,8 @@ def heading(text: str, number: str | None = None) -> None:
 
 def definition(number: str) -> Definition:
     """What the gateway says that a number is."""
-    known = viewer.session().about.definitions.get(number)
-    return known or Definition(title=number.replace("_", " ").capitalize(), formula="", unit="")
+    entry = viewer.session().about.definitions.get(number)
+    return entry or Definition(title=number.replace("_", " ").capitalize(), formula="", unit="")
 
 
 def meaning(number: str) -> str | None:
@@ -192,8 +192,8 @@ def unseen_images(num_images: int, model: str | None, listed: Sequence[ListedMod
     """Say of a request's images that its model will not see them. Nothing is said of a `model` that
     is not known here, unless no model here sees images."""
     seeing = {entry.id for entry in listed if entry.sees}
-    known = {entry.id for entry in listed}
-    is_seen = model in seeing or (model not in known and bool(seeing))
+    ids = {entry.id for entry in listed}
+    is_seen = model in seeing or (model not in ids and bool(seeing))
     if not num_images or is_seen:
         return
     images = formats.counted(num_images, "image")

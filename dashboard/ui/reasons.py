@@ -53,5 +53,5 @@ def chosen_reason() -> str | None:
     """The reason of the filter, as the ledger has it; None for any. Unknown words stand as they
     came."""
     title = st.session_state.get("reason") or ""
-    known = (reason for reason, advice in ADVICE.items() if advice.title == title)
-    return next(known, title) or None
+    reasons = (reason for reason, advice in ADVICE.items() if advice.title == title)
+    return next(reasons, title) or None

@@ -279,9 +279,9 @@ def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
             parts.heading(f"{heading} over time", key)
             rows = load_rows(points, classes, history.until_ms)
             if not any(row["top"] for row in rows):
-                known = any(point.in_use is not None for point in points)
+                was_seen = any(point.in_use is not None for point in points)
                 unknown = "No engine was seen in this range: a gateway keeps this while it runs."
-                parts.empty("Nothing in this range." if known else unknown)
+                parts.empty("Nothing in this range." if was_seen else unknown)
                 continue
             colours = {name: charts.LOAD[viewer.theme()][name] for name in classes}
             height = charts.CHART_HEIGHT

@@ -46,11 +46,12 @@ _REFUSED = {
 
 
 class View(NamedTuple):
-    """`silent` are the engines that tell nothing now, and why. `words` are the first words of
-    prefixes, by their last request."""
+    """What the page shows."""
 
     engines: list[EngineMemory]
+    # The engines that do not answer now, and why.
     silent: list[Condition]
+    # The first words of prefixes, by the id of their last request.
     words: Mapping[str, str]
 
 
@@ -123,7 +124,7 @@ def draw_map(engine: EngineMemory) -> None:
 def draw_details(
     answering: Sequence[EngineMemory], engine: EngineMemory, all_stats: list[Stats]
 ) -> None:
-    """What stands behind a click: amounts, stores, and one engine in full."""
+    """What is shown behind a click: amounts, stores, and one engine in full."""
     draw_cards(answering, all_stats)
     stores = store_rows(answering)
     alt_text = ", ".join(f"{row['Engine']} {row['State']}" for row in stores)
@@ -176,8 +177,8 @@ def draw_silent(rows: Sequence[Row]) -> None:
 
 
 def pool_of(engine: EngineMemory) -> dict[str, int]:
-    """The blocks of an engine's pool by what holds them, each once. Bars, cards and tables are of
-    these: of the holdings where the engine has a map, else of its own counts."""
+    """The blocks of an engine's pool by what holds them, each once. All bars, cards and tables show
+    these. They come from the holdings where the engine has a map, else from its own counts."""
     assert engine.stats is not None
     blocks = engine.stats.blocks
     if engine.memory is None or not engine.memory.cells:
@@ -190,7 +191,7 @@ def pool_of(engine: EngineMemory) -> dict[str, int]:
 
 
 def shares_of(engines: Sequence[EngineMemory]) -> dict[str, str]:
-    """The share of all pools together that each kind of holder has, in words; `In use` is what runs
+    """The share of all pools together that each kind of holder has, in words. `In use` is what runs
     and what is promised."""
     pools = [pool_of(engine) for engine in engines]
     total = max(sum(engine.stats.blocks.total for engine in engines if engine.stats), 1)
@@ -278,8 +279,8 @@ def has_map(engine: EngineMemory) -> bool:
 def holder_table(
     engines: Sequence[EngineMemory], by: str, words: Mapping[str, str] = NO_WORDS
 ) -> list[Row]:
-    """The most blocks first, then those that are not told apart, and the free ones. Shares are of
-    all pools together, and add up to all of them."""
+    """The holders with the most blocks first, then blocks that are not told apart, then free ones.
+    Shares are of all pools together and add up to one."""
     answering = [engine for engine in engines if engine.stats is not None]
     total = sum(engine.stats.blocks.total for engine in answering if engine.stats) or 1
     rows = held_rows([engine for engine in answering if has_map(engine)], by, words)
@@ -304,7 +305,7 @@ def holder_table(
 
 
 def mib_of(engine: EngineMemory, blocks: int) -> float:
-    """0 where the engine does not tell what a token takes."""
+    """The MiB of some blocks; 0 where the engine does not tell what a token takes."""
     size = engine.memory.block_size if engine.memory else 0
     return blocks * size * engine.kv_bytes_per_token / 2**20
 
@@ -316,8 +317,8 @@ def blocks_of(holding: Holding) -> int:
 def held_rows(
     engines: Sequence[EngineMemory], by: str, words: Mapping[str, str] = NO_WORDS
 ) -> list[Row]:
-    """What holders of blocks hold on these engines, the most blocks first. Prefixes have the names
-    that the page Prefixes calls them by."""
+    """What holders of blocks hold on these engines, the most blocks first. Prefixes are called as
+    on the page Prefixes."""
     rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for engine in engines:
         for share in engine.held:
@@ -421,14 +422,14 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
     for number, cell in enumerate(memory.cells):
         states = {name: getattr(cell, key) for name, key in CELLS.items()}
         first = number * size
-        # What holds most of its blocks; of what is used, those that several share stand out.
-        most = max(states, key=lambda state: states[state])
+        # A cell has the colour of what holds most of its blocks. Shared ones in use stand out.
+        holder = max(states, key=lambda state: states[state])
         is_shared = cell.shared * 2 > sum(states.values())
         rows.append(
             {
                 "x": number % CELLS_A_ROW,
                 "y": number // CELLS_A_ROW * step,
-                "state": "Shared" if most in ("Active", "Leased") and is_shared else most,
+                "state": "Shared" if holder in ("Active", "Leased") and is_shared else holder,
                 "blocks": f"{first:,} to {first + sum(states.values()) - 1:,}",
                 "what": ", ".join(f"{n} {name.lower()}" for name, n in states.items() if n),
                 "shared": cell.shared,
@@ -464,7 +465,7 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
     size = memory.block_size
     width = engine.kv_bytes_per_token
     device = engine.stats.blocks
-    # What is shared or foreign is among the others.
+    # Shared and foreign blocks are among the others.
     among = {"of them shared": device.shared, "of them foreign": device.foreign}
     tiers = [("Device", pool_of(engine) | among)]
     if memory.host is not None:
@@ -486,7 +487,7 @@ def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
 
 
 def draw_endings(name: str, counters: Counters) -> None:
-    """How entries ended, with what an operator may read out of it."""
+    """How entries ended."""
     counts = {
         "TTL over: the promise was kept": counters.leases_expired,
         "Evicted for room": counters.evicted_entries,
@@ -512,7 +513,7 @@ def draw_endings(name: str, counters: Counters) -> None:
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
-    """Two histograms beside each other: from use to use, and since the last use when evicted."""
+    """Two histograms side by side: the time between uses, and since the last use at eviction."""
     again = lifetimes.reuse_gaps
     idle = lifetimes.idle_before_eviction
     labels = [*map(formats.rounded, again.edges_seconds), "more"]

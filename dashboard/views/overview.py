@@ -1,7 +1,7 @@
 """The Overview: is the cache working, and what is it saving?
 
-Under its headline cards stands the advice of the last seven days. The gateway may compute it for
-seconds, so a thread asks for it. The page shows what has come, and looks again every few seconds.
+Under its headline cards stands the advice of the last seven days. The gateway may take seconds to
+compute it, so a thread asks for it. The page shows what has come and looks again every few seconds.
 """
 
 import time
@@ -39,14 +39,15 @@ from gateway.structs.fleet import ENDED_EARLY, EngineReport, LeasesKept
 from gateway.structs.usage import Bucket, Latency, RefusalCounts, Savings, Usage
 
 NUM_REASONS = 5
-# In the order in which they are stacked, from the bottom.
 TOKEN_CLASSES = {
     "Read from cache": "cache_read_tokens",
     **{f"Written, {TTLS[ttl].words}": name for ttl, name in WRITE_FIELDS.items()},
     "Reused automatically": "automatic_input_tokens",
     "Computed, not written": "computed_input_tokens",
 }
-# A period with fewer requests, or with a smaller share of this one's, is none to compare with.
+"""The classes of prompt tokens, as they are stacked from the bottom, and the fields of their
+sums."""
+# A period is compared with only if it has so many requests, and this share of this one's.
 MIN_COMPARED = 20
 MIN_COMPARED_SHARE = 0.1
 KEPT_PATH = "/admin/v1/leases/kept"
@@ -57,17 +58,18 @@ _LOOK_SECONDS = 3
 _NUM_THREADS = 4
 _WEEK = "week"
 NUM_CHANGES = 3
-"""So many stand in the open."""
+"""So many changes are shown at once. The others are folded."""
 _LINKED = {"advice": "Advice", "savings": "Savings"}
 
 
 class View(NamedTuple):
-    """`engines` and `kept` are None for a viewer who may not see them."""
+    """What the page shows."""
 
     usage: Usage
     savings: Savings
     latency: Latency
     refused: RefusalCounts
+    # These two are None for a viewer who may not see them.
     engines: list[EngineReport] | None
     kept: LeasesKept | None
 
@@ -131,7 +133,7 @@ def draw_cards(view: View) -> None:
     """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
     usage = view.usage
     series = view.usage.series
-    # All lines are over the same intervals, those that had traffic: a pause is no rate of zero.
+    # All lines are over the intervals that had traffic: a pause is no rate of zero.
     complete = [
         bucket for bucket in series if bucket.totals.prompt_tokens and not bucket.is_partial
     ]
@@ -163,8 +165,8 @@ def draw_cards(view: View) -> None:
 
 
 def is_comparable(usage: Usage) -> bool:
-    """Whether the period before can be compared with: every comparison goes by this rule. A
-    difference from fewer requests would tell when the traffic began and not how the cache does."""
+    """Whether the period before can be compared with. Every comparison on the page goes by this
+    rule: with fewer requests a difference tells when the traffic began, not how the cache does."""
     least = max(MIN_COMPARED, MIN_COMPARED_SHARE * usage.totals.requests)
     return usage.before.requests >= least
 
@@ -188,7 +190,7 @@ def _is_good(now: float | None, before: float | None) -> bool | None:
 
 
 def draw_kept(kept: LeasesKept | None) -> None:
-    """The share of leases that lived to their end. It is good only where all is known."""
+    """The share of leases that lived to their end. It is shown as good only where all is known."""
     if kept is None:
         parts.card("leases_kept", formats.NO_VALUE, delta="an admin key shows it")
         return
@@ -220,8 +222,7 @@ def kept_in_words(kept: LeasesKept) -> str:
 
 
 def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
-    """The intervals, with what the rows of their charts have in common: from when to when each
-    lies within the range."""
+    """The intervals, each with the common part of its charts' rows: where it lies in the range."""
     rows: list[tuple[Bucket, Row]] = []
     for bucket in usage.series:
         since_ms = max(bucket.start_ms, usage.since_ms)
@@ -236,7 +237,8 @@ def intervals(usage: Usage) -> list[tuple[Bucket, Row]]:
 
 
 def time_axis(usage: Usage) -> alt.X:
-    """The range from its first request on, where most of it came before that."""
+    """The axis of the range. Where most of the range lies before its first request, it begins
+    there."""
     starts = (bucket.start_ms for bucket in usage.series if bucket.totals.requests)
     return moment(first_shown(starts, usage.since_ms, usage.until_ms), usage.until_ms)
 
@@ -282,8 +284,8 @@ def draw_tokens(usage: Usage) -> None:
 
 
 def draw_reasons(usage: Usage) -> None:
-    """The most frequent first, in plain words, with each one's share of those that have a reason.
-    With the rest they are all requests without a read."""
+    """The miss reasons in plain words, the most frequent first, each with its share of the requests
+    that have a reason. With the last lines they add up to all requests without a read."""
     parts.heading("Why prompts missed")
     reasons = usage.miss_reasons
     num_requests = usage.totals.requests
@@ -318,13 +320,13 @@ def draw_reasons(usage: Usage) -> None:
             )
             share = formats.percent(count / sum(reasons.values()))
             st.text(f"{share} · {formats.counted(count, 'request')}")
-    others = sum(count for _, count in ordered[NUM_REASONS:])
-    if others:
-        share = formats.percent(others / sum(reasons.values()))
-        st.text(f"{share} · {formats.counted(others, 'request')} for other reasons")
-    unknown = without - sum(reasons.values()) - num_mixed
-    if unknown > 0:
-        more = formats.counted(unknown, "request")
+    num_others = sum(count for _, count in ordered[NUM_REASONS:])
+    if num_others:
+        share = formats.percent(num_others / sum(reasons.values()))
+        st.text(f"{share} · {formats.counted(num_others, 'request')} for other reasons")
+    num_unknown = without - sum(reasons.values()) - num_mixed
+    if num_unknown > 0:
+        more = formats.counted(num_unknown, "request")
         st.caption(f"Of {more} more that read nothing no reason is known: they had no answer.")
 
 
@@ -341,25 +343,30 @@ def draw_engines(engines: list[EngineReport] | None) -> None:
 
 @dataclass(slots=True)
 class _Week:
-    """The week's advice for one workspace (None is all), as one client asked for it."""
+    """The week's advice for one workspace, as one client asks for it."""
 
     client: AdminClient
+    # None is all.
     workspace: str | None
+    # The answer that is still to come, and the last one.
     coming: Future[AdviceSummary] | None = None
-    seen: AdviceSummary | None = None
+    summary: AdviceSummary | None = None
+    # Why the last request failed; None where it did not.
     problem: str | None = None
+    # When to ask again, in seconds.
     due: float = 0.0
 
     def look(self, now: float) -> None:
-        """Take what has come, and ask when it is time; `now` is in seconds."""
+        """Take what has come, and ask again when it is time. `now` is in seconds."""
         if self.coming is not None and self.coming.done():
             try:
-                self.seen = self.coming.result()
+                self.summary = self.coming.result()
                 self.problem = None
                 self.due = now + ASK_AGAIN_SECONDS
             except ClientError as error:
-                # A key that has ended shows nothing, not even its last lines.
-                self.seen = None if isinstance(error, KeyRefused) else self.seen
+                # To a key that has ended nothing is shown, not even the last lines.
+                if isinstance(error, KeyRefused):
+                    self.summary = None
                 self.problem = str(error)
                 self.due = now + _RETRY_SECONDS
             self.coming = None
@@ -378,15 +385,15 @@ def _threads() -> ThreadPoolExecutor:
 def refresh_week() -> None:
     session = viewer.session()
     parts.heading("What should I change")
-    # It is not of the range above, but of the workspace.
+    # It is about the workspace, not about the range above.
     workspace = filters.chosen().workspace
     week: _Week | None = st.session_state.get(_WEEK)
     if week is None or week.client is not session.client or week.workspace != workspace:
         week = st.session_state[_WEEK] = _Week(session.client, workspace)
     week.look(time.monotonic())
     with st.container(key="week_body"):
-        if week.seen is not None:
-            draw_week(week.seen)
+        if week.summary is not None:
+            draw_week(week.summary)
         elif week.problem is not None:
             parts.empty(f"There is no advice now. {week.problem}", ":material/cloud_off:")
         else:
@@ -394,7 +401,7 @@ def refresh_week() -> None:
 
 
 def refresh_week_alone() -> None:
-    """The advice does not wait for the figures above it, which may not come."""
+    """Show the advice without the figures above it, which may not come."""
     if st.session_state.get("seen_overview") is None:
         refresh_week()
 
@@ -406,26 +413,26 @@ def draw_week(summary: AdviceSummary) -> None:
         return
     for number, line in enumerate(summary.lines[:NUM_CHANGES]):
         draw_line(line, number)
-    rest = summary.lines[NUM_CHANGES:]
-    if rest:
-        with st.expander(f"{formats.counted(len(rest), 'more change')} that would pay"):
-            for number, line in enumerate(rest, NUM_CHANGES):
+    folded = summary.lines[NUM_CHANGES:]
+    if folded:
+        with st.expander(f"{formats.counted(len(folded), 'more change')} that would pay"):
+            for number, line in enumerate(folded, NUM_CHANGES):
                 draw_line(line, number)
     more = f" {summary.num_more:,} smaller ones are not shown." if summary.num_more else ""
     st.caption(summary.text + more)
 
 
 def draw_line(line: SummaryLine, number: int) -> None:
-    """Money first, then the tokens where the sentence has none, the sentence, and where to look."""
-    said, leads = st.columns([6, 1], vertical_alignment="center")
-    # A sentence has names from outside, so it is plain text.
-    said.text(line_in_words(line))
+    """One line: money, the tokens where the sentence has none, the sentence, and where to look."""
+    words, link = st.columns([6, 1], vertical_alignment="center")
+    # The sentence has names from outside, so it is plain text.
+    words.text(line_in_words(line))
     page = line.page if line.page in _LINKED else "advice"
-    # A new tab takes its filters from the URL. This one would keep those that are set.
-    wanted = {"range": "7d", "workspace": line.workspace, "model": line.model}
-    leads.link_button(
+    # A new tab takes its filters from the URL. This tab would keep its own.
+    query = {"range": "7d", "workspace": line.workspace, "model": line.model}
+    link.link_button(
         _LINKED[page],
-        f"{page}?{urlencode({name: value for name, value in wanted.items() if value})}",
+        f"{page}?{urlencode({name: value for name, value in query.items() if value})}",
         icon=":material/open_in_new:",
         type="tertiary",
         key=f"week_{number}",

@@ -70,12 +70,14 @@ class Acting(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One send. `turn` is what the ledger says of it; `first` the first send of this request."""
+    """One request that was sent."""
 
     request: Asked
     blocks: list[Block]
     answer: Answer
+    # What the ledger says of it.
     turn: Turn | None
+    # The turn of the first time that this request was sent.
     first: Turn | None
     number: int
 
@@ -353,7 +355,7 @@ def draw_pasted(
 def send(session: Session, workspace: str, request: Asked, blocks: list[Block], model: str) -> None:
     """Send it, and look it up in the ledger."""
     answer = Answer()
-    wanted = None
+    turn_id = None
     place = st.empty()
     try:
         client = sender(session, workspace)
@@ -362,15 +364,15 @@ def send(session: Session, workspace: str, request: Asked, blocks: list[Block], 
             lines = client.stream(request.path(model), {**request.body, "stream": True}, headers)
             for _ in prompt.follow(lines, answer):
                 place.text(answer.text)
-            wanted = answer.id
+            turn_id = answer.id
         else:
             with place, st.spinner("The model answers …"):
-                whole, wanted = client.call(request.path(model), request.body)
+                whole, turn_id = client.call(request.path(model), request.body)
             answer.text = prompt.text_of(request.dialect, whole)
     except ClientError as error:
         answer.problem = str(error)
     place.empty()
-    turn = None if wanted is None else _recorded(session.client, wanted)
+    turn = None if turn_id is None else _recorded(session.client, turn_id)
     before: Sent | None = st.session_state.get(_SENT)
     if before is not None and before.request == request:
         first = before.first or before.turn
@@ -381,12 +383,12 @@ def send(session: Session, workspace: str, request: Asked, blocks: list[Block], 
     st.session_state[_SENT] = Sent(request, blocks, answer, turn, first or turn, number)
 
 
-def _recorded(client: AdminClient, wanted: str) -> Turn | None:
+def _recorded(client: AdminClient, turn_id: str) -> Turn | None:
     """The turn, once the ledger has it: a moment after the answer."""
     deadline = time.monotonic() + _LEDGER_SECONDS
     while time.monotonic() < deadline:
         try:
-            return client.get(f"/admin/v1/turns/{segment(wanted)}", Turn, kept_seconds=0.0)
+            return client.get(f"/admin/v1/turns/{segment(turn_id)}", Turn, kept_seconds=0.0)
         except NotThere:
             time.sleep(0.2)
         except ClientError:

@@ -56,11 +56,12 @@ _OUTCOME = "drop_outcome"
 
 
 class View(NamedTuple):
-    """`silent` are the engines whose leases are not known now, and why. `words` are the first words
-    of prefixes, by their last request."""
+    """What the page shows."""
 
     leases: list[LiveEntry]
+    # The engines whose leases are not known now, and why.
     silent: list[Condition]
+    # The first words of prefixes, by the id of their last request.
     words: Mapping[str, str]
 
 
@@ -86,9 +87,9 @@ def draw_cards(leases: list[LiveEntry], silent: list[Condition]) -> None:
     held = [lease for lease in leases if lease.entry.state == "leased"]
     promised = by_prefix(held)
     all_held = by_prefix(leases)
-    # Several leases, on several engines, may hold one prefix: what it saved it saved once.
+    # Several leases, on several engines, may hold one prefix: its savings count once.
     nets = [lease.prefix.saved_nano for (lease, *_) in all_held if lease.prefix is not None]
-    known = [net for net in nets if net is not None]
+    known_nets = [net for net in nets if net is not None]
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
     # Engines of one model hold the same tokens; those of another model hold others.
     tokens = sum(
@@ -119,12 +120,12 @@ def draw_cards(leases: list[LiveEntry], silent: list[Condition]) -> None:
         parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
         prefixes = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
         note = prefixes if is_known else None
-        parts.money_card("lease_saved_nano", sum(known) if known else None, delta=note)
+        parts.money_card("lease_saved_nano", sum(known_nets) if known_nets else None, delta=note)
 
 
 def by_prefix(leases: Sequence[LiveEntry], *, by_model: bool = False) -> list[list[LiveEntry]]:
-    """The leases of each prefix, of all models or of each. One without a name is told by its entry,
-    which is the same on every engine of a model."""
+    """The leases of each prefix, of all models together or apart. A prefix without a name goes by
+    its entry, which is the same on every engine of a model."""
     groups: dict[tuple[str | None, str | None, str], list[LiveEntry]] = {}
     for lease in leases:
         model = lease.model if by_model else None
@@ -134,7 +135,7 @@ def by_prefix(leases: Sequence[LiveEntry], *, by_model: bool = False) -> list[li
 
 
 def time_left(seconds: float) -> str:
-    """Write what is left: 4:07, 59:30."""
+    """The time that is left in minutes and seconds: 4:07, 59:30."""
     whole = max(int(seconds), 0)
     return f"{whole // 60}:{whole % 60:02}"
 
@@ -180,8 +181,8 @@ def silent_rows(silent: Sequence[Condition]) -> list[Row]:
 
 
 def worth(lease: LiveEntry) -> tuple[int, int, int]:
-    """By what leases are sorted, the most first: what their prefix saved, then how often they were
-    read, then their size."""
+    """The order of leases, the most first: what their prefix saved, then how often they were read,
+    then their size."""
     net = lease.prefix.saved_nano if lease.prefix else None
     return net or 0, lease.entry.reads, lease.entry.tokens
 
@@ -229,7 +230,7 @@ def state_of(entry: EntryInfo) -> str:
 
 
 def lease_label(lease: LiveEntry, words: Mapping[str, str]) -> str:
-    """What a person can tell it by."""
+    """What a person can recognise the lease by."""
     look = lease.prefix.look if lease.prefix else None
     entry = lease.entry
     return held_label(look, entry.tokens, entry.name or entry.entry, words)
@@ -266,20 +267,21 @@ def draw_drop(leases: list[LiveEntry], words: Mapping[str, str]) -> None:
 
 
 def _drop(lease: LiveEntry) -> None:
-    """Before a run, so that the run shows what became of it, be it the page's or this part's. A run
-    that asks for another one of its part alone fails where it is a run of the whole page."""
+    """Drop a lease. This is called before a run, so that the run shows the outcome, whether it is a
+    run of the page or of this part. A run of the whole page that asked for another run of its part
+    would fail."""
     path = f"/admin/v1/leases/{lease.entry.entry}"
     params = {"workspace": lease.workspace, "engine": lease.engine}
-    said = "Dropped. The engine holds it no more."
+    outcome = "Dropped. The engine holds it no more."
     try:
         viewer.session().client.change("DELETE", path, Dropped, params=params)
     except NotThere:
-        said = "It had ended already."
+        outcome = "It had ended already."
     except NotAnswered as error:
-        said = f"{error} Whether the engine holds it still is not known: the table tells."
+        outcome = f"{error} Whether the engine holds it still is not known: the table tells."
     except ClientError as error:
-        said = f"{error} Nothing was dropped."
-    st.session_state[_OUTCOME] = said
+        outcome = f"{error} Nothing was dropped."
+    st.session_state[_OUTCOME] = outcome
     st.session_state.pop(_DOOMED, None)
 
 

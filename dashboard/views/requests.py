@@ -43,8 +43,7 @@ NO_SUCH = "There is no such request, or none that your key may see."
 
 
 class View(NamedTuple):
-    """`is_missing`: there is no such request, or this key may not see it. `may_read`: it may see
-    what was asked and answered."""
+    """What the page shows."""
 
     page: TurnPage
     refused: list[Refusal]
@@ -53,7 +52,9 @@ class View(NamedTuple):
     conversation: Sequence[Turn] = ()
     content: TurnContent | None = None
     refusal: Refusal | None = None
+    # There is no such request, or this key may not see it.
     is_missing: bool = False
+    # This key may see prompts and answers.
     may_read: bool = False
 
 
@@ -130,14 +131,18 @@ def read(client: AdminClient, chosen: Selection) -> View:
     refused = client.get("/admin/v1/refusals", list[Refusal], {**query, "limit": NUM_REFUSED})
     within = {**chosen.params("engine", "model"), "limit": NUM_REFUSED}
     counts = client.get("/admin/v1/refusals/counts", RefusalCounts, within)
-    wanted = (state.get("request") or "").strip()
-    if not wanted:
+    request_id = (state.get("request") or "").strip()
+    if not request_id:
         return View(page, refused, counts)
     try:
-        turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
+        turn = client.get(f"/admin/v1/turns/{segment(request_id)}", Turn)
     except NotThere:
-        known = client.get("/admin/v1/refusals", list[Refusal], {**query, "request_id": wanted})
-        return View(page, refused, counts, refusal=next(iter(known), None), is_missing=not known)
+        refusals = client.get(
+            "/admin/v1/refusals", list[Refusal], {**query, "request_id": request_id}
+        )
+        return View(
+            page, refused, counts, refusal=next(iter(refusals), None), is_missing=not refusals
+        )
     path = f"/admin/v1/turns/{segment(turn.id)}"
     talk = list[Turn]()
     content = None

@@ -263,7 +263,7 @@ def draw_prefixes(view: View, model: str | None) -> None:
     prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     # A conversation that grows marks a longer prefix each turn, and reads the one before.
-    known = {prefix.workspace for prefix in prefixes}
+    workspaces = {prefix.workspace for prefix in prefixes}
     blank = dict.fromkeys(prefix_table(prefixes)[0]) if prefixes else {}
     rest = [
         {
@@ -276,7 +276,7 @@ def draw_prefixes(view: View, model: str | None) -> None:
             "With a read": group.totals.requests_with_read,
         }
         for group in view.workspaces
-        if group.saved_nano and group.workspace not in known
+        if group.saved_nano and group.workspace not in workspaces
     ]
     if not prefixes and not rest:
         parts.empty(
@@ -354,9 +354,9 @@ def prefix_table(
     ]
 
 
-def models_of(found: PrefixReport) -> str:
+def models_of(prefix: PrefixReport) -> str:
     """Its model, or two of them, which one row is of."""
-    return found.model if len(found.models) < 2 else " and ".join(found.models)
+    return prefix.model if len(prefix.models) < 2 else " and ".join(prefix.models)
 
 
 DELETED = "its requests were deleted"

@@ -25,25 +25,29 @@ _AFTER_A_WHILE = (
 
 
 class View(NamedTuple):
-    """`found` is None where a prompt left no fingerprint; `is_missing`: no such request;
-    `was_asked`: the range has a request, whatever became of it. `parts` read something, and a later
-    marker was not read. `before` is the newest request with the same marked prefix."""
+    """What the page shows."""
 
     misses: TurnPage
+    # Turns that read something, but not up to a later marker.
     parts: TurnPage
+    # Whether the range has a request, whatever became of it.
     was_asked: bool
     turn: Turn | None = None
+    # None where a prompt left no fingerprint.
     divergence: TurnDivergence | None = None
     earlier: Turn | None = None
+    # The newest request with the same marked prefix.
     before: Turn | None = None
+    # There is no such request.
     is_missing: bool = False
 
 
 class Verdict(NamedTuple):
-    """`difference` is the place where the prompt left the earlier one, where that explains it."""
+    """What a turn's counts and the comparison come to."""
 
     is_good: bool
-    said: Advice
+    advice: Advice
+    # Where the prompt left the earlier one, if that explains the verdict.
     difference: TurnDivergence | None = None
 
 
@@ -71,12 +75,12 @@ def read(client: AdminClient, chosen: Selection) -> View:
     if not was_asked:
         newest = client.get(path, TurnPage, {**chosen.params(), "limit": 1})
         was_asked = bool(newest.turns)
-    wanted = (st.session_state.get("miss") or "").strip()
+    turn_id = (st.session_state.get("miss") or "").strip()
     before = (st.session_state.get("earlier") or "").strip()
-    if not wanted:
+    if not turn_id:
         return View(misses, in_part, was_asked)
     try:
-        turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
+        turn = client.get(f"/admin/v1/turns/{segment(turn_id)}", Turn)
     except NotThere:
         return View(misses, in_part, was_asked, is_missing=True)
     path = f"/admin/v1/turns/{segment(turn.id)}/divergence"
@@ -108,8 +112,8 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def draw_side_by_side(turn: Turn, earlier: Turn | None) -> None:
-    """What differs between the two, and all fields when the reader wants them. Where there is no
-    earlier request these are the fields of this one that have a value."""
+    """The fields that differ between the two, or all fields. Without an earlier request these are
+    the fields of this one that have a value."""
     parts.heading("Side by side" if earlier else "The request")
     rows = compared_fields(_fields(turn), _fields(earlier) if earlier else {})
     shows_all = st.toggle("Show also what is the same", key="all_fields") if earlier else False
@@ -135,7 +139,7 @@ def compared_fields(
 
 
 def draw_lists(view: View, chosen: Selection) -> None:
-    """What read nothing, and apart from it what read a part of what was marked."""
+    """The requests that read nothing, and those that read a part of what was marked."""
     parts.heading("Requests that read nothing, the newest first")
     turns = view.misses.turns
     if view.turn is None and (turns or view.parts.turns):
@@ -167,11 +171,11 @@ def draw_most_frequent(view: View, chosen: Selection) -> None:
         parts.hero(f"**{none if view.was_asked else 'Nothing was asked'}** in {chosen.words}.")
         return
     ((most, times),) = counted.most_common(1)
-    said = advice(most or "")
+    explanation = advice(most or "")
     count = formats.counted(len(misses.turns), "miss", "misses")
     parts.hero(
         f"Of the newest {count} **{times:,}** {'has' if times == 1 else 'have'} one reason:"
-        f" **{said.title.lower()}**. {said.change}"
+        f" **{explanation.title.lower()}**. {explanation.change}"
     )
 
 
@@ -181,39 +185,50 @@ def pick(row: Row) -> None:
 
 
 def verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None = None) -> Verdict:
-    """Judge a turn by its own counts first, then by the comparison. `cold` says only that nothing
-    was known of the prefix, so a first difference says more. A difference behind the last marker
-    costs nothing."""
+    """Judge a turn by its own counts first, then by the comparison.
+
+    `cold` says only that nothing was known of the prefix, so a first difference says more. A
+    difference behind the last marker costs nothing.
+    """
     read = turn.cache_read_tokens
     written = turn.written_tokens
-    differs = divergence if divergence is not None and divergence.kind is not None else None
-    if differs is not None and read + written and (differs.shared_tokens or 0) >= read + written:
-        differs = None
-    why = advice(differs.kind or "") if differs else None
+    difference = divergence if divergence is not None and divergence.kind is not None else None
+    if (
+        difference is not None
+        and read + written
+        and (difference.shared_tokens or 0) >= read + written
+    ):
+        difference = None
+    why = advice(difference.kind or "") if difference else None
     if turn.miss_reason == "cold" and before is not None:
         moment = formats.written_moment(before.opened_ms)
         means = f"The same prefix came before, last at {moment} UTC. Its engine held it no more."
-        said = Advice("Sent before, and not held", means, _AFTER_A_WHILE)
-        return Verdict(False, with_reuse(said, turn))
-    if why and differs is not None and turn.miss_reason in ("cold", differs.kind):
-        return Verdict(False, with_reuse(why, turn), differs)
-    if turn.miss_reason == "no_breakpoint" and why and differs is not None and is_early(differs):
-        said = advice("no_breakpoint")
+        explanation = Advice("Sent before, and not held", means, _AFTER_A_WHILE)
+        return Verdict(False, with_reuse(explanation, turn))
+    if why and difference is not None and turn.miss_reason in ("cold", difference.kind):
+        return Verdict(False, with_reuse(why, turn), difference)
+    if (
+        turn.miss_reason == "no_breakpoint"
+        and why
+        and difference is not None
+        and is_early(difference)
+    ):
+        explanation = advice("no_breakpoint")
         change = f"{why.change} Then mark the last block that stays the same."
-        return Verdict(False, with_reuse(said._replace(change=change), turn), differs)
+        return Verdict(False, with_reuse(explanation._replace(change=change), turn), difference)
     if turn.miss_reason is not None:
-        said = with_reuse(advice(turn.miss_reason), turn)
+        explanation = with_reuse(advice(turn.miss_reason), turn)
         if read:
-            means = f"{read:,} tokens were read. A later marker was not: {said.means}"
-            said = said._replace(means=means)
-        return Verdict(False, said)
+            means = f"{read:,} tokens were read. A later marker was not: {explanation.means}"
+            explanation = explanation._replace(means=means)
+        return Verdict(False, explanation)
     if not read:
         means = "This request had nothing to read, and no marker missed."
         return Verdict(True, Advice("No miss", means, "Nothing."))
     if not written:
         means = f"All {read:,} tokens up to the last marker were read."
         return Verdict(True, Advice("A hit", means, "Nothing."))
-    if differs is None or why is None:
+    if difference is None or why is None:
         means = (
             f"{read:,} tokens were read. {written:,} new ones behind them were written for the"
             " next turn."
@@ -223,50 +238,50 @@ def verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None =
         f"{why.means} {read:,} tokens before it were read, {written:,} behind them were written"
         " anew."
     )
-    change = _NEW_CONVERSATION if differs.kind == "messages_changed" else why.change
-    return Verdict(False, Advice(why.title, means, change), differs)
+    change = _NEW_CONVERSATION if difference.kind == "messages_changed" else why.change
+    return Verdict(False, Advice(why.title, means, change), difference)
 
 
 def is_early(divergence: TurnDivergence) -> bool:
-    """Whether prompts part before half of the earlier one: a marker behind that would only cost."""
+    """Whether the prompts part before half of the earlier one. A marker behind that only costs."""
     shared = divergence.shared_tokens or 0
     whole = divergence.earlier_tokens or 0
     return 2 * shared < whole and divergence.kind != "model_changed"
 
 
-def with_reuse(said: Advice, turn: Turn) -> Advice:
-    """What was not read may be in memory all the same, without a promise."""
+def with_reuse(explanation: Advice, turn: Turn) -> Advice:
+    """The advice, with what of the prompt was reused from memory without a promise."""
     if not turn.automatic_tokens:
-        return said
+        return explanation
     reused = f" {turn.automatic_tokens:,} of its tokens were in memory all the same, and reused."
-    return said._replace(means=said.means + reused)
+    return explanation._replace(means=explanation.means + reused)
 
 
 def draw_verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None) -> None:
-    """One verdict; the cards show where the prompts part if that is what it rests on."""
-    judged = verdict(turn, divergence, before)
+    """Draw the verdict. Cards show where the prompts part, if the verdict rests on that."""
+    judgement = verdict(turn, divergence, before)
     with st.container(border=True, key="verdict"):
-        if judged.difference is not None:
-            draw_difference(judged.difference, turn)
-            if judged.difference.segment is not None:
-                st.caption(known_to(judged.difference))
+        if judgement.difference is not None:
+            draw_difference(judgement.difference, turn)
+            if judgement.difference.segment is not None:
+                st.caption(known_to(judgement.difference))
         st.badge(
-            "Hit" if judged.is_good else "Read in part" if turn.cache_read_tokens else "Miss",
-            icon=":material/check_circle:" if judged.is_good else ":material/report:",
-            color="green" if judged.is_good else "orange",
+            "Hit" if judgement.is_good else "Read in part" if turn.cache_read_tokens else "Miss",
+            icon=":material/check_circle:" if judgement.is_good else ":material/report:",
+            color="green" if judgement.is_good else "orange",
         )
-        parts.hero(f"**{judged.said.title}.** {judged.said.means}")
-        if not judged.is_good:
-            st.markdown(f"**What to change:** {judged.said.change}")
+        parts.hero(f"**{judgement.advice.title}.** {judgement.advice.means}")
+        if not judgement.is_good:
+            st.markdown(f"**What to change:** {judgement.advice.change}")
             st.page_link(
                 "views/advice.py",
                 label="Advice says which markers would pay for requests like this one",
                 icon=":material/lightbulb:",
             )
-        st.caption(compared_with(divergence, judged))
+        st.caption(compared_with(divergence, judgement))
 
 
-def compared_with(divergence: TurnDivergence | None, judged: Verdict) -> str:
+def compared_with(divergence: TurnDivergence | None, judgement: Verdict) -> str:
     """What the comparison with an earlier prompt adds to the verdict."""
     if divergence is None:
         return "There is no other prompt to compare it with."
@@ -277,7 +292,7 @@ def compared_with(divergence: TurnDivergence | None, judged: Verdict) -> str:
             "Everything of the most similar earlier prompt is in this one: nothing in the prompt"
             " is to blame."
         )
-    if judged.difference is None:
+    if judgement.difference is None:
         return "Where it differs from the most similar earlier prompt is not what decided it."
     if not divergence.shared_tokens:
         return (

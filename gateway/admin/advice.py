@@ -50,11 +50,15 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL
 
 
 class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `requests`, or a range of the ledger. `requests` are texts (JSON of any dialect, or a
-    curl command) or JSON objects, 20 at most and in the order of their sending; their `dialect` is
-    told from the body where it is not named. Without them the newest `max_turns` of the range
-    count, the last hour by default. `min_tokens` is the shortest prefix that is held; by default
-    the model's."""
+    """What advice is asked for: either `requests`, or a range of the ledger.
+
+    - `requests`: texts (JSON of any dialect, or a curl command) or JSON objects, 20 at most, in the
+      order of their sending
+    - `dialect`: of the requests; where it is left out, each body tells it
+    - `since_ms`, `until_ms`: the range, the last hour by default
+    - `max_turns`: so many of the range's newest turns count
+    - `min_tokens`: the shortest prefix that is held; by default the model's
+    """
 
     requests: Annotated[list[Any], msgspec.Meta(max_length=MAX_REQUESTS)] = []
     dialect: PastedDialect | None = None
@@ -350,11 +354,11 @@ async def summarized(
     of = Range(since_ms=max(until - WEEK_MS, 0), until_ms=until, workspace=workspace)
     ledger = services.queries.ledger
     report = await of_range(services, of, AdviseRequest(max_turns=MAX_SUMMARY_TURNS), viewer)
-    known = await prefixes(ledger, of, services.prices.own, MAX_PREFIXES)
+    reports = await prefixes(ledger, of, services.prices.own, MAX_PREFIXES)
     totals = await services.queries.totals_by(of, ("workspace_id",))
     lines, num_more = summary_lines(
         report.streams,
-        known,
+        reports,
         {name: sums for (name,), sums in totals.items()},
         {key.id: key.name for key in await services.keys.all(workspace)},
     )

@@ -169,7 +169,7 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
         times_opened=engine.breaker.num_opened,
         detail=engine.readiness,
         ids=ids,
-        notes=[*engine.notes, *_others(services, engine, ids)],
+        notes=[*engine.notes, *_other_models(services, engine, ids)],
         description=about
         and msgspec.structs.replace(about, model=services.catalogue.name_of(about.model)),
         stats=stats,
@@ -184,21 +184,20 @@ async def _report(services: Services, engine: Engine) -> EngineReport:
     )
 
 
-def _others(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]:
-    """A line where other engines have other models: no request for these comes here."""
+def _other_models(services: Services, engine: Engine, ids: Sequence[str]) -> list[str]:
+    """A line where other engines have other models: requests for those don't come here."""
     if not ids or engine.description is None:
         return []
     name_of = services.catalogue.name_of
     model_name = name_of(engine.description.model)
-    others = {name_of(model) for model in services.fleet.served.models} - {model_name}
-    if not others:
+    other_models = {name_of(model) for model in services.fleet.served.models} - {model_name}
+    if not other_models:
         return []
-    listed = ", ".join(sorted(others))
-    known = ", ".join(ids)
-    return [f"it has another model than {listed}, and answers only to {known}"]
+    models = ", ".join(sorted(other_models))
+    return [f"it has another model than {models}, and answers only to {', '.join(ids)}"]
 
 
-_MAX_LEASES = 2000
+_MAX_ENTRIES = 2000
 _ENTRY_DIGITS = 32
 
 
@@ -211,50 +210,55 @@ class ModelIdsController(AdminController):
 
 
 class LeasesController(AdminController):
+    """Live entries. The path is older than the entries that no lease holds: it is a contract."""
+
     path = "/admin/v1/leases"
 
-    @view("/", "listLeases", "Live entries of all engines.")
-    async def leases(
+    @view(
+        "/", "listLeases", "Live entries of all engines, leased or not: `entry.state` says which."
+    )
+    async def entries(
         self,
         request: AdminRequest,
         services: Deps,
         workspace: WorkspaceName = None,
         engine: EngineName = None,
-        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_ENTRIES)] = _MAX_ENTRIES,
     ) -> list[LiveEntry]:
-        """At most `limit` entries, the largest first, leased or not: `entry.state` says which. An
-        engine that does not answer adds none."""
+        """At most `limit` entries, the largest first. An engine that does not answer adds none."""
         confined = request.user.confine(workspace)
         scope_of = services.keyring.scope_of
         names = {scope_of(name): name for name in await services.keys.workspaces()}
-        wanted = None if confined is None else scope_of(confined)
+        scope = None if confined is None else scope_of(confined)
         engines = [
             candidate for candidate in services.fleet.ready if engine in (None, candidate.name)
         ]
         models = {serving.name: services.name_of(serving.description) for serving in engines}
-        largest = await _largest(engines, wanted, limit)
-        listed = [(name, names.get(e.scope), e) for name, e in largest]
+        largest = await _largest(engines, scope, limit)
         keys = {
-            (workspace, entry.name)
-            for _, workspace, entry in listed
-            if workspace is not None and entry.name is not None
+            (names[entry.scope], entry.name)
+            for _, entry in largest
+            if entry.scope in names and entry.name is not None
         }
-        known = await named(services.queries.ledger, keys, services.prices.own)
-        cached = await services.cached_contents.named(
+        reports = await named(services.queries.ledger, keys, services.prices.own)
+        contents = await services.cached_contents.named(
             {name for _, name in keys}, services.clock.wall()
         )
-        return [
-            LiveEntry(
-                engine=engine,
-                workspace=workspace,
-                entry=entry,
-                model=models[engine],
-                prefix=known.get((workspace or "", entry.name or "")),
-                cached_content=f"cachedContents/{content}" if content else None,
+        live_entries = []
+        for engine_name, entry in largest:
+            key = names.get(entry.scope, ""), entry.name or ""
+            content = contents.get(key)
+            live_entries.append(
+                LiveEntry(
+                    engine=engine_name,
+                    workspace=names.get(entry.scope),
+                    entry=entry,
+                    model=models[engine_name],
+                    prefix=reports.get(key),
+                    cached_content=f"cachedContents/{content}" if content else None,
+                )
             )
-            for engine, workspace, entry in listed
-            for content in (cached.get((workspace or "", entry.name or "")),)
-        ]
+        return live_entries
 
     @removal("/{entry:str}", "dropLease", "End one entry of a workspace on an engine.")
     async def drop(

@@ -53,25 +53,26 @@ class LiveController(AdminController):
         for report in memories:
             if report.memory is not None:
                 holdings += report.memory.holdings
-        named_ones = [
+        with_names = [
             holding for holding in holdings if holding.scope in names and holding.name is not None
         ]
         kinds = ("active", "leased", "lowered", "best_effort", "cached")
         largest = heapq.nlargest(
             _MAX_LOOKED_UP,
-            named_ones,
+            with_names,
             key=lambda holding: sum(getattr(holding, kind) for kind in kinds),
         )
         prefixes = {(names[holding.scope or ""], holding.name or "") for holding in largest}
         ledger = services.queries.ledger
-        wrote = await writers(ledger, prefixes)
-        known = await named(ledger, prefixes, services.prices.own)
-        keys = {key.id: key.name for key in await services.keys.all(None)} if wrote else {}
+        key_ids = await writers(ledger, prefixes)
+        reports = await named(ledger, prefixes, services.prices.own)
+        keys = {key.id: key.name for key in await services.keys.all(None)} if key_ids else {}
 
         def held(holding: Holding) -> fleet.Held:
             workspace = names.get(holding.scope or "")
-            key_id = wrote.get((workspace or "", holding.name or ""))
-            report = known.get((workspace or "", holding.name or ""))
+            prefix = workspace or "", holding.name or ""
+            key_id = key_ids.get(prefix)
+            report = reports.get(prefix)
             return fleet.Held(
                 workspace=workspace,
                 key_id=key_id,

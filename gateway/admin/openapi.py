@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -72,24 +73,27 @@ _TURNS: Errors = (*_ASKING, errors.RateLimited, errors.SpendLimitReached)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method (in lower case) of one path. `replies` are the alternative types of the JSON
-    answer, `other` is a content type besides JSON, `unready` the type of a 503. `keys` are the
-    security schemes of which one is enough. `dialects` are those whose error envelopes, statuses
-    and id headers the operation answers with. `is_lenient`: bodies are taken in more forms than the
-    schema says."""
+    """One method of one path."""
 
     id: str
+    # In lower case.
     method: str
     path: str
     summary: str
+    # The alternative types of the JSON answer.
     replies: tuple[Any, ...] = ()
     body: Any = None
+    # A content type besides JSON.
     other: str | None = None
+    # The security schemes, of which one is enough.
     keys: tuple[str, ...] = ()
     parameters: tuple[Schema, ...] = ()
     errors: Errors = ()
+    # The type of a 503.
     unready: Any = None
+    # The dialects whose error envelopes, statuses and id headers it answers with.
     dialects: tuple[Dialect, ...] = ("anthropic",)
+    # Bodies may have more forms than the schema says.
     is_lenient: bool = False
 
 
@@ -370,6 +374,9 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
+    for component in components.values():
+        if "description" in component:
+            component["description"] = cleandoc(component["description"])
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
     for body, fields in _MORE_FIELDS.items():
         if repr(body) in schema_of:

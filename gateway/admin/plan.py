@@ -130,13 +130,13 @@ async def _job(services: Services, payload: traffic.PlanRequest, viewer: Viewer)
 def engines_of(services: Services, model: str) -> list[Engine]:
     """The engines that serve a model now. None of them where nobody knows the model."""
     try:
-        known = services.catalogue.find(model, services.fleet.served)
+        served_model = services.catalogue.find(model, services.fleet.served)
     except NotFound:
         return []
     return [
         engine
         for engine in services.fleet.engines
-        if engine.description is not None and known.is_served_by(engine.description.model)
+        if engine.description is not None and served_model.is_served_by(engine.description.model)
     ]
 
 

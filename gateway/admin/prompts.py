@@ -25,7 +25,7 @@ from gateway.prompt.fingerprint import (
     Fingerprint,
     compare,
     conversation,
-    known_to_differ,
+    first_differing_point,
     shared_bytes,
     unpack,
 )
@@ -134,7 +134,7 @@ def _bounded(
 ) -> structs.TurnDivergence:
     """The report with the place before which the difference stands, and how exact places are."""
     report = msgspec.structs.replace(report, grid_characters=STORED_STEP)
-    point = known_to_differ(before, later)
+    point = first_differing_point(before, later)
     if point is None:
         return report
     below = None

@@ -51,10 +51,7 @@ class Untold:
 
 @dataclass(slots=True)
 class Account:
-    """One workspace: its buckets, its turns in flight, and the cost of `month` so far. `reserved`
-    is the most that turns without a close may cost. `other_months` has the costs of months that the
-    wall clock told before. `in_flight_elsewhere` and `reserved_elsewhere` are what other gateways
-    hold, `untold` what they don't know yet (`shared.py`)."""
+    """One workspace's buckets, turns in flight, and costs."""
 
     limits: Limits = NO_LIMITS
     requests: TokenBucket | None = None
@@ -62,12 +59,17 @@ class Account:
     in_flight: int = 0
     num_uncounted: int = 0
     counted_share: float = 1.0
+    # The month of `spent`, the cost so far in nano-dollars.
     month: datetime | None = None
     spent: int = 0
+    # The most that turns without a close may cost.
     reserved: int = 0
+    # The costs of other months that the wall clock told before.
     other_months: dict[datetime, int] = field(default_factory=dict)
+    # These two are what other gateways hold (`shared.py`).
     in_flight_elsewhere: int = 0
     reserved_elsewhere: int = 0
+    # What other gateways don't know yet.
     untold: Untold = field(default_factory=Untold)
 
     def is_idle(self, now: float) -> bool:
@@ -77,14 +79,16 @@ class Account:
         return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
 
 
-class Wanted(NamedTuple):
-    """What a turn asks for. `estimate` is in tokens, `most_cost` in nano-dollars. `backlog` is the
-    journal's: turns that the ledger does not have yet."""
+class TurnClaim(NamedTuple):
+    """What a turn asks of its workspace's account."""
 
     turn_id: str
     principal: Principal
+    # Tokens.
     estimate: int
+    # How many turns of the journal the ledger does not have yet.
     backlog: int = 0
+    # Nano-dollars.
     most_cost: int = 0
 
 
@@ -98,15 +102,15 @@ class WorkspaceLimits:
         """Called with each workspace whose turns in flight, tokens or cost have changed, and
         whether it is by a turn of an earlier run."""
         self._accounts: OrderedDict[str, Account] = OrderedDict()
-        # By turn: what was wanted, and the tokens that were taken for it.
-        self._reservations: dict[str, tuple[Wanted, int]] = {}
+        # By turn: its claim, and the tokens that were taken for it.
+        self._reservations: dict[str, tuple[TurnClaim, int]] = {}
 
-    def take(self, wanted: Wanted) -> None:
+    def take(self, claim: TurnClaim) -> None:
         """Take a turn's place until `leave`. Raise Overloaded, RateLimited or SpendLimitReached,
         with nothing taken."""
-        principal = wanted.principal
-        backlog = wanted.backlog
-        most_cost = wanted.most_cost
+        principal = claim.principal
+        backlog = claim.backlog
+        most_cost = claim.most_cost
         if self.in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
         workspace = principal.workspace
@@ -115,7 +119,7 @@ class WorkspaceLimits:
         account = self.account(workspace, limits)
         reserved = 0
         if limits.tokens_per_minute is not None:
-            expected = math.ceil(wanted.estimate * account.counted_share)
+            expected = math.ceil(claim.estimate * account.counted_share)
             reserved = min(max(1, expected), limits.tokens_per_minute)
         most = limits.monthly_spend
         if most is not None:
@@ -152,7 +156,7 @@ class WorkspaceLimits:
             account.tokens.take(reserved, now)
             account.untold.tokens += reserved
         account.reserved += most_cost
-        self._reservations[wanted.turn_id] = wanted, reserved
+        self._reservations[claim.turn_id] = claim, reserved
         self.in_flight += 1
         account.in_flight += 1
         account.num_uncounted += 1
@@ -203,15 +207,15 @@ class WorkspaceLimits:
         reservation = self._reservations.pop(turn_id, None)
         if reservation is None:
             return
-        wanted, reserved = reservation
-        account = self.account(wanted.principal.workspace)
+        claim, reserved = reservation
+        account = self.account(claim.principal.workspace)
         account.num_uncounted -= 1
-        account.reserved -= wanted.most_cost
+        account.reserved -= claim.most_cost
         if account.tokens is not None:
             account.untold.tokens += counted - reserved
             account.tokens.take(counted - reserved, self._monotonic())
         if counted:
-            share = min(1.0, counted / max(1, wanted.estimate))
+            share = min(1.0, counted / max(1, claim.estimate))
             account.counted_share += _LEARNING * (share - account.counted_share)
 
     def account(self, workspace: str, limits: Limits | None = None) -> Account:
@@ -265,8 +269,10 @@ async def watch_spend(
     async def look() -> None:
         nonlocal watched, read
         now = clock.monotonic()
-        known = keyring.workspaces.values()
-        limited = {workspace.id for workspace in known if workspace.monthly_spend_nano is not None}
+        all_workspaces = keyring.workspaces.values()
+        limited = {
+            workspace.id for workspace in all_workspaces if workspace.monthly_spend_nano is not None
+        }
         if limited - watched or (limited and now - read >= SPEND_POLL_SECONDS):
             month = month_of(clock.wall())
             limits.learn_spend(month, await workspaces.spent(sorted(limited), month))

@@ -28,13 +28,15 @@ class QueueFull(Exception):
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[ItemT]):
-    """One turn in the queue. Turns of one `kind` can go to the same engines. `is_charged`: its
-    tokens were added to its workspace's tag, once in all, also where an engine refuses it."""
+    """One turn in the queue."""
 
     workspace: str
+    # Turns of one kind can go to the same engines.
     kind: str | None
     tokens: int
     item: ItemT
+    # Whether its tokens were added to its workspace's tag. That happens once, even where an engine
+    # refuses it.
     is_charged: bool = False
 
 

@@ -2,7 +2,7 @@
 
 A key that is not in memory is looked up once, with a deadline; a wrong one is remembered briefly.
 Every two seconds one number is read from the database, and if it has changed, keys and workspaces
-are read again. While the database is away, known keys work on for `max_stale_seconds`.
+are read again. While the database is away, cached keys work on for `max_stale_seconds`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _MAX_LOOKUPS = 32
 _LAST_USE_SECONDS = 60.0
 
 
-class _Known(NamedTuple):
+class _CachedKey(NamedTuple):
     principal: Principal
     digest: str
     expires_at: datetime | None
@@ -58,7 +58,7 @@ class KeyRing:
         self._master = settings.master_secret.get_secret_value().encode()
         self._clock = clock
         self._max_stale_seconds = settings.tuning.keys_stale_seconds
-        self._known: dict[str, _Known] = {}
+        self._cached_keys: dict[str, _CachedKey] = {}
         self._wrong: OrderedDict[str, float] = OrderedDict()
         # How often unknown keys of one address are looked up.
         self._rate = Buckets(settings.tuning.key_lookups_per_minute, clock.monotonic)
@@ -75,11 +75,11 @@ class KeyRing:
         # An installation is one organization. Its id is stable and derived from the secret.
         identity = hmac.new(self._master, b"organization", sha256).digest()
         self.organization = str(UUID(bytes=identity[:16], version=4))
-        self._configured: _Known | None = None
+        self._configured: _CachedKey | None = None
         if settings.api_key is not None:
             digest = digest_of(settings.api_key.get_secret_value())
             principal = self.principal(DEFAULT_WORKSPACE, f"key_{digest[:16]}")
-            self._configured = _Known(principal, digest, None)
+            self._configured = _CachedKey(principal, digest, None)
 
     def scope_of(self, workspace: str) -> str:
         """The workspace's cache salt. It is the same on every gateway and reveals nothing."""
@@ -90,7 +90,7 @@ class KeyRing:
         digest = digest_of(key)
         configured = self._configured
         is_configured = configured is not None and configured.digest == digest
-        entry = configured if is_configured else self._known.get(digest)
+        entry = configured if is_configured else self._cached_keys.get(digest)
         return None if entry is None else entry.principal
 
     async def find(self, key: str, address: str = "") -> Principal | None:
@@ -100,25 +100,25 @@ class KeyRing:
         digest = digest_of(key)
         configured = self._configured
         is_fresh = self._clock.monotonic() - self._confirmed <= self._max_stale_seconds
-        known: _Known | None = None
+        cached: _CachedKey | None = None
         if configured is not None and configured.digest == digest:
-            known = configured
+            cached = configured
         elif is_fresh:
-            known = self._known.get(digest)
-        if known is None:
-            known = await self._look_up(digest, address)
+            cached = self._cached_keys.get(digest)
+        if cached is None:
+            cached = await self._look_up(digest, address)
         # The dictionary compares digests, which do not reveal how close a guess was. Still every
         # comparison here takes the same time for all keys.
-        if known is None or not hmac.compare_digest(known.digest, digest):
+        if cached is None or not hmac.compare_digest(cached.digest, digest):
             return None
-        if known.expires_at is not None and known.expires_at <= self._clock.wall():
+        if cached.expires_at is not None and cached.expires_at <= self._clock.wall():
             return None
-        key_id = known.principal.key_id
+        key_id = cached.principal.key_id
         now = self._clock.monotonic()
         if now - self._noted.get(key_id, -math.inf) >= _LAST_USE_SECONDS:
             self._noted[key_id] = now
             self._used[key_id] = self._clock.wall()
-        return known.principal
+        return cached.principal
 
     async def poll(self) -> None:
         """Read keys and workspaces again if they have changed."""
@@ -139,26 +139,26 @@ class KeyRing:
             digests = [] if configured is None else [configured.digest]
             directory = await self._keys.directory(_MAX_KEYS, now, digests)
             owners = {name: self._owner(name, row) for name, row in directory.workspaces.items()}
-            known: dict[str, _Known] = {}
+            cached: dict[str, _CachedKey] = {}
             for number, key in enumerate(directory.keys):
                 if number % _SLICE == _SLICE - 1:
                     await asyncio.sleep(0)
                 owner = owners.get(key.workspace)
                 if owner is not None:
-                    known[key.digest] = _entry(key, owner)
+                    cached[key.digest] = _entry(key, owner)
             # From here on, look-ups that began earlier no longer count.
             self._generation += 1
             self._version = directory.version
             self.workspaces = directory.workspaces
             self.is_sample = directory.is_sample
-            self._known = known
+            self._cached_keys = cached
             self._confirmed = self._loaded = asked_at
             if configured is not None:
                 # The configured key works without a database. With one, its limits and its expiry
                 # count too.
                 principal = self.principal(DEFAULT_WORKSPACE, configured.principal.key_id)
                 expired = now if configured.digest in directory.has_ended else None
-                self._configured = _Known(principal, configured.digest, expired)
+                self._configured = _CachedKey(principal, configured.digest, expired)
 
     async def run(self, stopping: asyncio.Event) -> None:
         async def look() -> None:
@@ -169,7 +169,7 @@ class KeyRing:
         with suppress(GatewayError):  # they are known to a minute at best
             await self._write_uses()
 
-    async def _look_up(self, digest: str, address: str) -> _Known | None:
+    async def _look_up(self, digest: str, address: str) -> _CachedKey | None:
         now = self._clock.monotonic()
         if self._wrong.get(digest, 0.0) > now:
             return None
@@ -189,11 +189,11 @@ class KeyRing:
                 self._wrong.popitem(last=False)
             return None
         key, workspace = key_and_workspace
-        known = _entry(key, self._owner(workspace.id, workspace))
+        cached = _entry(key, self._owner(workspace.id, workspace))
         if generation == self._generation:
             # Otherwise the key may have been revoked between the look-up and the refresh.
-            self._known[digest] = known
-        return known
+            self._cached_keys[digest] = cached
+        return cached
 
     def principal(self, workspace: str, key_id: str) -> Principal:
         """Who a workspace is now, without a look at the key."""
@@ -223,8 +223,8 @@ class KeyRing:
         except GatewayError:
             self._used = used | self._used
             raise
-        known = {entry.principal.key_id for entry in self._known.values()}
-        self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}
+        key_ids = {entry.principal.key_id for entry in self._cached_keys.values()}
+        self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in key_ids}
 
 
 def scope_under(master: bytes, workspace: str) -> str:
@@ -232,10 +232,10 @@ def scope_under(master: bytes, workspace: str) -> str:
     return hmac.new(master, workspace.encode(), sha256).hexdigest()[:32]
 
 
-def _entry(key: ApiKey, owner: Principal) -> _Known:
+def _entry(key: ApiKey, owner: Principal) -> _CachedKey:
     policy = owner.auto_cache.but(key.auto_cache, key.auto_cache_ttl)
     principal = replace(owner, key_id=key.id, key_scope=key.scope, auto_cache=policy)
-    return _Known(principal, key.digest, key.expires_at)
+    return _CachedKey(principal, key.digest, key.expires_at)
 
 
 async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:

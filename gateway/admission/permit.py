@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.accounts import TurnClaim, WorkspaceLimits
 from gateway.admission.between import QueuedTurn
 from gateway.admission.engine_queue import EngineQueue
 from gateway.admission.shared import SharedLimits
@@ -76,7 +76,7 @@ class Admission:
         if ask.is_batch:
             await self.queue.enter(permit)
         is_spending = ask.principal.limits.monthly_spend is not None
-        wanted = Wanted(
+        claim = TurnClaim(
             turn_id=permit.turn_id,
             principal=ask.principal,
             estimate=ask.estimated_tokens,
@@ -84,9 +84,9 @@ class Admission:
             most_cost=self.most_cost(ask) if is_spending else 0,
         )
         if self.shared is None:
-            self.limits.take(wanted)
+            self.limits.take(claim)
         else:
-            await self.shared.take(wanted)
+            await self.shared.take(claim)
         permit.is_limited = True
         if not ask.is_batch:
             await self.queue.enter(permit)

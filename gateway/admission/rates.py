@@ -115,15 +115,15 @@ class Counting:
         taken. Requests and bytes are not given back: an abandoned call costs as much."""
         if self._running[workspace] >= self._most:
             raise RateLimited("concurrent calls of count_tokens", self._most, 1)
-        wanted = (
+        costs = (
             (self._requests, 1, "calls of count_tokens per minute"),
             (self._num_bytes, num_bytes, "bytes in count_tokens per minute"),
         )
-        for buckets, amount, what in wanted:
+        for buckets, amount, what in costs:
             seconds = buckets.wait(workspace, amount)
             if seconds > 0:
                 raise RateLimited(what, buckets.per_minute, math.ceil(seconds))
-        for buckets, amount, _ in wanted:
+        for buckets, amount, _ in costs:
             buckets.take(workspace, amount)
         self._running[workspace] += 1
         try:
@@ -204,11 +204,12 @@ PLANNER_WAIT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class ReadLimit:
-    """`rest` times the time that a read took, its place is not given to another one. `what` is
-    bounded, for the refusal."""
+    """How many reads a key has at once."""
 
     per_key: int = READS_PER_KEY
+    # A read's place stays taken for so many times the time that the read took.
     rest: float = READ_REST
+    # The name of what is bounded, for the refusal.
     what: str = "reads at once"
     wait_seconds: float = WAIT_SECONDS
     # A key's semaphore lives while a read holds it, waits for it, or rests.

@@ -18,8 +18,8 @@ import msgspec
 from gateway.admission.accounts import (
     CONCURRENT,
     Account,
+    TurnClaim,
     Untold,
-    Wanted,
     WorkspaceLimits,
 )
 from gateway.admission.rates import TokenBucket
@@ -42,7 +42,7 @@ MAX_TOLD = 1000
 """The most workspaces of one exchange."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class GatewayHolds(msgspec.Struct, frozen=True):
     """What one gateway holds: turns in flight, and nano-dollars that they may cost."""
 
     in_flight: int
@@ -51,19 +51,22 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class SharedState(msgspec.Struct, frozen=True):
-    """One workspace. The buckets are on the store's clock. `spent` is of `month` ("2026-11"), in
-    nano-dollars. `held` is by gateway."""
+    """What all gateways share of one workspace."""
 
+    # The buckets are on the store's clock.
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
+    # For example "2026-11".
     month: str = ""
+    # Of the month, in nano-dollars.
     spent: int = 0
-    held: dict[str, Held] = {}
+    # By gateway.
+    held: dict[str, GatewayHolds] = {}
 
 
 @dataclass(slots=True)
 class _Waiting:
-    wanted: Wanted
+    claim: TurnClaim
     failure: GatewayError | None = None
     taken: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -71,11 +74,11 @@ class _Waiting:
 
     @property
     def workspace(self) -> str:
-        return self.wanted.principal.workspace
+        return self.claim.principal.workspace
 
     def decide(self, limits: WorkspaceLimits) -> None:
         try:
-            limits.take(self.wanted)
+            limits.take(self.claim)
         except GatewayError as error:
             self.failure = error
 
@@ -87,7 +90,7 @@ class _Waiting:
             else:
                 self.taken.set_exception(self.failure)
         elif self.failure is None:
-            limits.leave(self.wanted.turn_id, self.workspace, is_open=False)
+            limits.leave(self.claim.turn_id, self.workspace, is_open=False)
 
 
 class SharedLimits:
@@ -116,30 +119,30 @@ class SharedLimits:
 
         limits.changed = note
 
-    async def take(self, wanted: Wanted) -> None:
+    async def take(self, claim: TurnClaim) -> None:
         """As `WorkspaceLimits.take`, over all gateways."""
-        if wanted.principal.limits == NO_LIMITS:
-            self._limits.take(wanted)
+        if claim.principal.limits == NO_LIMITS:
+            self._limits.take(claim)
             return
         try:
-            await self._take(wanted)
+            await self._take(claim)
         except (RateLimited, SpendLimitReached) as error:
             # What others hold may be given back in this moment.
-            account = self._limits.account(wanted.principal.workspace)
+            account = self._limits.account(claim.principal.workspace)
             is_rate = isinstance(error, RateLimited) and error.what != CONCURRENT
             if is_rate or not (account.in_flight_elsewhere or account.reserved_elsewhere):
                 raise
             await asyncio.sleep(_LEAVING_SECONDS)
-            await self._take(wanted)
+            await self._take(claim)
 
-    async def _take(self, wanted: Wanted) -> None:
-        workspace = wanted.principal.workspace
+    async def _take(self, claim: TurnClaim) -> None:
+        workspace = claim.principal.workspace
         self._known.add(workspace)
         if not self.is_shared:
             self._changed.add(workspace)
-            self._limits.take(wanted)
+            self._limits.take(claim)
             return
-        waiting = _Waiting(wanted)
+        waiting = _Waiting(claim)
         self._waiting.append(waiting)
         self._wake.set()
         try:
@@ -147,7 +150,7 @@ class SharedLimits:
         except asyncio.CancelledError:
             # It was taken in the same moment.
             if not waiting.taken.cancelled() and waiting.taken.exception() is None:
-                self._limits.leave(wanted.turn_id, workspace, is_open=False)
+                self._limits.leave(claim.turn_id, workspace, is_open=False)
             raise
 
     async def told(self, workspace: str) -> None:
@@ -203,7 +206,7 @@ class SharedLimits:
         try:
             async with self._store.exchange(sorted(names)) as page:
                 for joining in waiting:  # its limits may have changed
-                    self._limits.account(joining.workspace, joining.wanted.principal.limits)
+                    self._limits.account(joining.workspace, joining.claim.principal.limits)
                 for name in names:
                     self._load(name, page)
                 for joining in waiting:
@@ -242,7 +245,7 @@ class SharedLimits:
             if not written.done():
                 written.set_result(None)
 
-    def _others(self, state: SharedState, now: float) -> dict[str, Held]:
+    def _others(self, state: SharedState, now: float) -> dict[str, GatewayHolds]:
         return {
             gateway: held
             for gateway, held in state.held.items()
@@ -271,7 +274,7 @@ class SharedLimits:
         shift = page.now - self._clock.monotonic()
         held = self._others(state, page.now)
         if account.num_uncounted or account.in_flight:
-            held[self._gateway] = Held(account.in_flight, account.reserved, page.now)
+            held[self._gateway] = GatewayHolds(account.in_flight, account.reserved, page.now)
             self._known.add(workspace)
         else:
             self._known.discard(workspace)

@@ -37,15 +37,14 @@ class _Entry:
 
 @dataclass(slots=True)
 class Sums:
-    """What prompts were billed, and `hits` of them that read something.
+    """What prompts were billed."""
 
-    `raced` tokens were written by a turn while another was writing them, in `num_races` turns;
-    `first_raced` by those others.
-    """
-
+    # How many of the prompts read something.
     hits: int = 0
+    # Tokens that a turn wrote while another one was writing them, and the number of such turns.
     raced: int = 0
     num_races: int = 0
+    # The tokens that those other ones wrote.
     first_raced: int = 0
     # Turns of one price share the object.
     _by_rates: dict[int, tuple[TokenPrices | None, InputUsage]] = field(default_factory=dict)
@@ -122,17 +121,17 @@ class Cache:
         raced = 0
         for place, ttl in marks:
             life = _LIFE_MS[ttl]
-            known = entries.get(digests[place])
-            if known is not None and known.ready_ms > now:
+            entry = entries.get(digests[place])
+            if entry is not None and entry.ready_ms > now:
                 raced = tokens[place]
-                known.until_ms = max(known.until_ms, now + life)
-                if not known.is_raced:
-                    known.is_raced = True
+                entry.until_ms = max(entry.until_ms, now + life)
+                if not entry.is_raced:
+                    entry.is_raced = True
                     self.sums.first_raced += raced
-            elif known is None or known.until_ms <= now:
+            elif entry is None or entry.until_ms <= now:
                 entries[digests[place]] = _Entry(life, max(turn.begun_ms, now), now + life)
             else:
-                known.refresh(now)
+                entry.refresh(now)
         if raced > read:
             self.sums.raced += raced - read
             self.sums.num_races += 1

@@ -73,14 +73,12 @@ _WORDS: dict[DuplicateKind, tuple[str, str]] = {
 
 @dataclass(slots=True)
 class Group:
-    """The turns whose prefixes are nearly the same as that of the `first`, in order of time.
-
-    `kinds` and `path` are of the first difference, as far as digests tell.
-    """
+    """The turns whose prefixes are nearly the same as that of the `first`, in order of time."""
 
     first: Observation
     turns: list[Observation] = field(default_factory=list)
     heads: dict[bytes, Observation] = field(default_factory=dict)
+    # These two tell the first difference, as far as digests do.
     kind: DuplicateKind = "varying_text"
     path: str = ""
     place: int = 0
@@ -237,11 +235,13 @@ def normalisations(first: Sequence[str], second: Sequence[str]) -> list[Duplicat
 
 
 class Replay(NamedTuple):
-    """What a group's turns would have cost `before`, as they were sent, and `after`, under one
-    name; for all turns and for those of each key."""
+    """What a group's turns would have cost."""
 
+    # As they were sent.
     before: Sums
+    # With one name for all their prefixes.
     after: Sums
+    # Both sums, for the turns of each key.
     by_key: dict[str, tuple[Sums, Sums]]
 
 

@@ -28,9 +28,10 @@ _FEW = 3
 
 
 class Loss(NamedTuple):
-    """One turn that lost `tokens` which were the same in turn `earlier`."""
+    """One turn that lost tokens which were the same in an earlier turn."""
 
     turn: str
+    # The earlier turn.
     earlier: str
     tokens: int
 
@@ -188,13 +189,13 @@ class _Finder:
 _Places = dict[tuple[Section, int], list[tuple[int, bytes]]]
 
 
-def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) -> _Places:
+def _texts_at(places_asked: set[tuple[Section, int]], turns: Sequence[Observation]) -> _Places:
     """For each of these places when the turns came and the digests of what they had there.
 
     Of the messages only the first block tells when a text changes: the others are a conversation's.
     """
-    places: _Places = {place: [] for place in wanted}
-    heads = [place for place in wanted if place[0] != "messages" or place[1] == 0]
+    places: _Places = {place: [] for place in places_asked}
+    heads = [place for place in places_asked if place[0] != "messages" or place[1] == 0]
     for turn in turns if heads else ():
         segment_digests = turn.segment_digests
         starts: dict[Section, tuple[int, int]] = {
@@ -253,9 +254,9 @@ class Difference:
 
 def difference_at(earlier: Observation, turn: Observation, first: int) -> Difference | None:
     """What the difference at this segment, their first one, is; None where it is no fault."""
-    known = {segment.digest for segment in earlier.segments}
+    earlier_digests = {segment.digest for segment in earlier.segments}
     after = turn.segments[first:]
-    same = sum(segment.tokens for segment in after if segment.digest in known)
+    same = sum(segment.tokens for segment in after if segment.digest in earlier_digests)
     section: Section = "messages"
     index = first - turn.head
     change: _Change | None

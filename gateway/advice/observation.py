@@ -26,12 +26,7 @@ Mark = tuple[int, Ttl]
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A turn as its source has it: its prompt's tokens as billed and computed. `rates` None has no
-    price. `token_seconds` is the time of a prompt's token on the engine that answered, None where
-    that is not known.
-
-    `begun_ms` is when the answer began: from then on others could read what it wrote.
-    """
+    """A turn as its source has it."""
 
     id: str
     at_ms: int
@@ -39,9 +34,13 @@ class Row:
     key: str
     model: str
     dialect: str | None
+    # Its prompt's tokens, as billed and as computed.
     usage: InputUsage
+    # When the answer began. From then on others could read what the turn wrote.
     begun_ms: int
+    # The time of a prompt's token on the engine that answered; None where it is not known.
     token_seconds: float | None = None
+    # None without a price.
     rates: TokenPrices | None
 
 
@@ -102,7 +101,7 @@ class Observation(Row):
     @property
     def segment_digests(self) -> list[bytes]:
         """The digests of the sketched segments."""
-        packed = b"" if self.sketch is None else self.sketch.own
+        packed = b"" if self.sketch is None else self.sketch.digests
         return [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
 
     @property

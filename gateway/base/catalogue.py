@@ -58,14 +58,17 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(NamedTuple):
-    """What engines serve: their models' names, each engine's adapters with its model's, and the
-    models that some engine sees images with. `default` is the model that ids mean which name none,
-    None before there is one. `known` models were served, and an engine may come that has them."""
+    """What engines serve."""
 
+    # The names of their models.
     models: Sequence[str]
+    # Each adapter with the name of its model.
     adapters: Sequence[tuple[str, AdapterInfo]] = ()
+    # The models that some engine sees images with.
     seeing: Collection[str] = ()
+    # The model of ids that name none; None before there is one.
     default: str | None = None
+    # Models that were served before. An engine that has them may come.
     known: Sequence[str] = ()
 
 
@@ -122,15 +125,15 @@ class Catalogue:
             ).most_common(1)
             if not having:
                 raise self._not_found(requested, served)
-            (wanted, weights), _ = having[0]
+            (model_name, weights), _ = having[0]
             # The one name of an adapter: the table's id for it, or that of its model with it.
-            named = [e for e in self._models.values() if e.adapter == weights.name]
-            ids = [model_named.id for model_named in named if model_named.is_served_by(wanted)]
-            name = [*ids, f"{self.name_of(wanted)}:{weights.name}"[-MODEL_CHARACTERS:]][0]
-            model = replace(model, engine_model=wanted, weights=weights)
+            adapters = [entry for entry in self._models.values() if entry.adapter == weights.name]
+            ids = [entry.id for entry in adapters if entry.is_served_by(model_name)]
+            name = [*ids, f"{self.name_of(model_name)}:{weights.name}"[-MODEL_CHARACTERS:]][0]
+            model = replace(model, engine_model=model_name, weights=weights)
         else:
-            wanted = model.engine_model or ""
-            name = self.name_of(wanted, model.id) if wanted else model.id
+            model_name = model.engine_model or ""
+            name = self.name_of(model_name, model.id) if model_name else model.id
         sees = any(model.is_served_by(engine_model) for engine_model in served.seeing)
         return replace(model, name=name, sees=sees)
 
@@ -243,9 +246,9 @@ def _with_adapter(model: Model, requested: str, adapter: str) -> Model:
     return replace(model, id=requested, display_name=requested, adapter=adapter, stands_for="")
 
 
-def is_served(wanted: str | None, engine_model: str) -> bool:
+def is_served(model: str | None, engine_model: str) -> bool:
     """Whether an engine with this model serves a `Model.engine_model`."""
-    return wanted is None or wanted in (engine_model, base_name(engine_model))
+    return model is None or model in (engine_model, base_name(engine_model))
 
 
 def base_name(model: str) -> str:

@@ -11,22 +11,25 @@ from engine.protocol.reports import LEASE_ENDS, Counters, Description, PrefillSu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochReport:
-    """Moments are milliseconds since 1970. The engine answered first at `first_ms` and last at
-    `heard_ms`; `silent_ms` is when it was first found not to answer since, None if it answers.
-    `ended` counts leases by `LEASE_ENDS`. `restored_leases` of the epoch before are readable again,
-    `lost_leases` were in its store and are not. `device` is the engine's word for what it computes
-    on, empty where it tells none; engines of one `kind` take about the same time for a prompt."""
+    """What an engine reported of one epoch. Moments are in Unix ms."""
 
     engine: str
     epoch: str
     model: str
+    # The engine's word for what it computes on; empty where it reports none.
     device: str
+    # Engines of one kind take about the same time for a prompt.
     kind: str
+    # When the engine first and last answered.
     first_ms: int
     heard_ms: int
+    # Since when the engine does not answer; None where it answers.
     silent_ms: int | None = None
     granted: int = 0
+    # Leases, by `LEASE_ENDS`.
     ended: dict[str, int] = field(default_factory=dict)
+    # Leases of the epoch before that are readable again, and those that were in its store and are
+    # lost.
     restored_leases: int = 0
     lost_leases: int = 0
     prefill_times: PrefillSums | None = None

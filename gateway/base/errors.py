@@ -38,8 +38,8 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
     """Both counts are None where the engine did not tell them."""
 
     def __init__(self, num_tokens: int | None = None, max_tokens: int | None = None) -> None:
-        known = num_tokens is not None and max_tokens is not None
-        detail = f": {num_tokens} tokens > {max_tokens} maximum" if known else ""
+        has_counts = num_tokens is not None and max_tokens is not None
+        detail = f": {num_tokens} tokens > {max_tokens} maximum" if has_counts else ""
         super().__init__(f"{self.default}{detail}")
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens

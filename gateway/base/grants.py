@@ -21,10 +21,11 @@ NO_LIMITS = Limits()
 
 
 class RateStatus(NamedTuple):
-    """One limit. After `reset_seconds` without use, all of `limit` is there again."""
+    """One limit, and how much of it is left."""
 
     limit: int
     remaining: int
+    # After so long without use, all of the limit is there again.
     reset_seconds: float
 
 
@@ -46,14 +47,13 @@ def limits_of(workspace: Workspace) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class AutoCache:
-    """Where breakpoints are added to requests that mark nothing, in dialects without markers.
-    `prefix`: behind tools and system prompt; `conversation`: also behind the last turn, for `ttl`.
+    """The breakpoints that are added to requests that mark nothing, in dialects without markers."""
 
-    `hold`: an operator set it for the workspace or the key, and so asks for leases. The
-    installation's own policy asks for none: its entries are best-effort (`automatic`)."""
-
+    # `prefix`: behind tools and system prompt. `conversation`: also behind the last turn.
     mode: AutoCacheMode = "conversation"
     ttl: AutoCacheTtl = "5m"
+    # Whether they ask for leases: an operator set the policy for the workspace or the key. The
+    # installation's own policy asks for none, so its entries are best-effort (`automatic`).
     hold: bool = False
 
     def but(self, mode: AutoCacheMode | None, ttl: AutoCacheTtl | None) -> "AutoCache":

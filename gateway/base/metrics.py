@@ -24,16 +24,16 @@ from engine.protocol import WRITE_FIELDS
 from engine.protocol.reports import SECONDS_PER_TOKEN, TOKENS_PER_REQUEST, BlockStats, Description
 from gateway.base.record import TurnRecord
 
-# Every metric with its type, labels and meaning. A series exists from the start, with 0, for each
-# value that stands behind a label. Those without this gateway's prefix are other programs', but for
-# vLLM's names. By these an endpoint picker reads a model server's load (llm-d's
-# model-server-protocol), and so do boards and autoscalers made for vLLM
-# (`vllm/v1/metrics/loggers.py`): a pool of gateways has its own turns to tell of, and its engines'
-# blocks.
 TABLE = Path(__file__).parents[1] / "monitoring" / "metrics.tsv"
+"""Every metric with its type, labels and meaning. Where values stand behind a label, their series
+exist from the start, with 0. Metrics without one of the two prefixes below are other programs'."""
 _PREFIX = "holdfast_gateway_"
 _OF_VLLM = "vllm:"
-# OpenTelemetry's names for some of them (semantic conventions for generative AI), with its labels.
+"""By vLLM's names an endpoint picker reads a model server's load (llm-d's model-server-protocol),
+and so do boards and autoscalers made for vLLM (`vllm/v1/metrics/loggers.py`). A gateway has its own
+turns to tell of, and its engines' blocks."""
+# OpenTelemetry's names for some histograms (semantic conventions for generative AI), with its
+# labels.
 _OF_CONVENTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "turn_seconds": ("gen_ai_server_request_duration_seconds", {}),
     "first_token_seconds": ("gen_ai_server_time_to_first_token_seconds", {}),
@@ -50,8 +50,12 @@ _HISTOGRAMS_OF_VLLM: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "turn_input_tokens": ("vllm:request_prompt_tokens", {}),
     "turn_output_tokens": ("vllm:request_generation_tokens", {}),
 }
-# What a gateway counts itself by these names, with its labels. Its gauges are of the whole gateway:
-# an endpoint picker expects one series of each.
+# The counter that vLLM shows by two names.
+_COUNTERS_OF_VLLM: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "vllm:prefix_cache_queries": ("vllm:prompt_tokens", {}),
+}
+# What a gateway counts and measures by vLLM's names, with its labels. Gauges are of the whole
+# gateway: an endpoint picker expects one series of each.
 _LABELS_OF_VLLM: Mapping[str, tuple[str, ...]] = {
     "vllm:num_requests_waiting": (),
     "vllm:num_requests_running": (),
@@ -59,7 +63,6 @@ _LABELS_OF_VLLM: Mapping[str, tuple[str, ...]] = {
     "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
     "vllm:prefix_cache_queries_total": ("model_name",),
     "vllm:prefix_cache_hits_total": ("model_name",),
-    "vllm:prompt_tokens_total": ("model_name",),
     "vllm:generation_tokens_total": ("model_name",),
     "vllm:num_preemptions_total": ("model_name",),
 }
@@ -76,7 +79,7 @@ TOKEN_CLASSES = {
     for name in ("input_tokens", "cache_read_tokens", *WRITE_FIELDS.values(), "output_tokens")
 }
 FAILED_OUTCOMES = ("api_error", "timeout_error", "gateway_killed")
-"""Outcomes that are a fault of an engine or a gateway, whatever status had gone out before."""
+"""Outcomes that are a fault of an engine or a gateway, whatever status was sent before."""
 MAX_MODELS = 100
 MetricT = TypeVar("MetricT", Counter, Histogram)
 _UNKNOWN = "unknown"
@@ -85,11 +88,12 @@ _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
 class EngineState(NamedTuple):
-    """One engine's values at this moment. `num_names` is None where what it holds is not known."""
+    """One engine's values at this moment."""
 
     is_ready: bool
     is_draining: bool
     breaker: str
+    # Of the prefixes that it holds; None where that is not known.
     num_names: int | None
     model: str | None = None
     description: Description | None = None
@@ -101,26 +105,29 @@ class EngineState(NamedTuple):
 
 
 class _RenamingCollector(Collector):
-    """Histograms once more, by the `names` that others have for them: by each one's own name, the
-    other name and labels that come with it. The label `model` is called `model_label`."""
+    """Shows some metrics once more, by the names that other programs have for them.
+
+    `names` has the other name of each metric, and labels that come with it. The label `model` is
+    called `model_label` there.
+    """
 
     def __init__(
         self,
-        histograms: Mapping[str, Histogram],
+        sources: Mapping[str, Counter | Histogram],
         names: Mapping[str, tuple[str, Mapping[str, str]]],
         model_label: str,
         labels: Mapping[str, str],
     ) -> None:
-        self._histograms = histograms
+        self._sources = sources
         self._names = names
         self._model_label = model_label
         self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
         metrics: dict[str, Metric] = {}
-        for full, (name, labels) in self._names.items():
-            for metric in self._histograms[full].collect():
-                family = metrics.setdefault(name, Metric(name, metric.documentation, "histogram"))
+        for source, (name, labels) in self._names.items():
+            for metric in self._sources[source].collect():
+                family = metrics.setdefault(name, Metric(name, metric.documentation, metric.type))
                 for sample in metric.samples:
                     renamed = {**self._labels, **labels, **sample.labels}
                     if "model" in renamed:
@@ -131,8 +138,11 @@ class _RenamingCollector(Collector):
 
 
 class Metrics:
-    """`num_workspaces` are named in labels, the first ones that come; the others are `other`.
-    `as_vllm`: some metrics are shown by vLLM's names too."""
+    """The gateway's metrics.
+
+    The first `num_workspaces` workspaces that come are named in labels. The others are `other`.
+    With `as_vllm` some metrics are shown by vLLM's names too.
+    """
 
     def __init__(self, num_workspaces: int = 0, *, as_vllm: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -143,20 +153,21 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-        self._known: dict[tuple[str, tuple[str, ...]], Any] = {}
+        # `labels()` takes a lock and more time than the counting itself, so each series is kept.
+        self._labelled: dict[tuple[str, tuple[str, ...]], Any] = {}
         for row in TABLE.read_text("utf-8").splitlines():
             if not row.startswith((_PREFIX, _OF_VLLM)):
                 continue
-            # Behind the labels stand the values of the only one.
+            # A single label may have its values behind it: `cache: hit miss`.
             full, kind, labels_text, _, meaning = row.split("\t")
-            named, _, listed = labels_text.partition(": ")
-            labels = named.split(", ") if named else []
-            values = listed.split()
+            names_text, _, values_text = labels_text.partition(": ")
+            labels = names_text.split(", ") if names_text else []
+            values = values_text.split()
             name = full.removeprefix(_PREFIX)
             registry = self.registry
             if full.startswith(_OF_VLLM):
                 if full not in _LABELS_OF_VLLM:
-                    continue  # a histogram by another name, or an engine's
+                    continue  # shown by a collector below, or an engine's
                 labels = list(_LABELS_OF_VLLM[full])
                 registry = self._vllm_registry
             if kind == "counter":
@@ -178,6 +189,9 @@ class Metrics:
         self._vllm_registry.register(
             _RenamingCollector(self._histograms, _HISTOGRAMS_OF_VLLM, "model_name", {})
         )
+        self._vllm_registry.register(
+            _RenamingCollector(self._counters, _COUNTERS_OF_VLLM, "model_name", {})
+        )
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
         self._workspaces: set[str] = set()
@@ -191,27 +205,29 @@ class Metrics:
         self._series(self._histograms[name], name, labels).observe(value)
 
     def _series(self, metric: MetricT, name: str, labels: tuple[str, ...]) -> MetricT:
-        """`labels()` takes a lock and more time than the counting itself."""
         if not labels:
             return metric
-        child = self._known.get((name, labels))
-        if child is None:
-            child = self._known[name, labels] = metric.labels(*labels)
-        return child
+        series = self._labelled.get((name, labels))
+        if series is None:
+            series = metric.labels(*labels)
+            self._labelled[name, labels] = series
+        return series
 
     def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
         self._gauges[name].set(value)
 
     def watch(self, **gauges: Callable[[], float]) -> None:
-        """Ask these functions for the values of gauges whenever they are shown."""
+        """Whenever these gauges are shown, ask these functions for their values."""
         for name, value in gauges.items():
             self._gauges[name].set_function(value)
 
     def show_engines(self, engines: Mapping[str, EngineState]) -> None:
         """Show these engines, by name. A removed engine is no longer shown."""
-        up, draining, breaker, names = (
-            self._gauges[f"engine_{what}"] for what in ("up", "draining", "breaker", "names")
-        )
+        up = self._gauges["engine_up"]
+        draining = self._gauges["engine_draining"]
+        breaker = self._gauges["engine_breaker"]
+        names = self._gauges["engine_names"]
         for gauge in (up, draining, breaker, names):
             gauge.clear()
         for name, state in engines.items():
@@ -223,10 +239,10 @@ class Metrics:
             self._model_of(state.model)
         ready = [state for state in engines.values() if state.is_ready]
         blocks = [state.blocks for state in ready if state.blocks]
-        used = sum(tier.active + tier.leased for tier in blocks)
-        # Who picks a gateway by it goes to the one with most room: that is none without an engine.
-        share = used / max(sum(tier.total for tier in blocks), 1) if ready else 1.0
-        self.set("vllm:kv_cache_usage_perc", share)
+        num_in_use = sum(tier.active + tier.leased for tier in blocks)
+        num_blocks = sum(tier.total for tier in blocks)
+        # An endpoint picker takes the gateway with most room. One without an engine has none.
+        self.set("vllm:kv_cache_usage_perc", num_in_use / max(num_blocks, 1) if ready else 1.0)
         self.set(
             "vllm:num_requests_running", sum(engine.num_running for engine in engines.values())
         )
@@ -243,7 +259,7 @@ class Metrics:
             config.labels(str(size), str(num_blocks)).set(1)
 
     def _count_preempted(self, engines: Mapping[str, EngineState]) -> None:
-        """Add what engines preempted since they were shown last; nothing at their first time."""
+        """Add what engines preempted since they were last shown. The first time adds nothing."""
         preempted: dict[tuple[str, str], int] = {}
         for name, state in engines.items():
             if not state.epoch:
@@ -272,13 +288,12 @@ class Metrics:
         num_tokens = sum(tokens.values())
         if num_tokens:
             num_input = num_tokens - record.output_tokens
-            self.count("vllm:prefix_cache_queries", model, amount=num_input)
             self.count(
                 "vllm:prefix_cache_hits",
                 model,
                 amount=record.cache_read_tokens + record.automatic_tokens,
             )
-            self.count("vllm:prompt_tokens", model, amount=num_input)
+            self.count("vllm:prefix_cache_queries", model, amount=num_input)
             self.count("vllm:generation_tokens", model, amount=record.output_tokens)
             self.observe("turn_input_tokens", num_input, model)
             self.observe("turn_output_tokens", record.output_tokens, model)
@@ -286,8 +301,8 @@ class Metrics:
             seconds = record.decode_seconds / (record.output_tokens - 1)
             self.observe("time_per_output_token_seconds", seconds, model)
         if self._num_workspaces:
-            known = _has_place(self._workspaces, self._num_workspaces, record.workspace)
-            name = record.workspace if known else _OTHER
+            is_named = _has_place(self._workspaces, self._num_workspaces, record.workspace)
+            name = record.workspace if is_named else _OTHER
             self.count("workspace_turns", name)
             for token_class, amount in tokens.items():
                 self.count("workspace_tokens", token_class, name, amount=amount)
@@ -296,13 +311,13 @@ class Metrics:
         self.observe("first_token_seconds", seconds, cache, self._model_of(model))
 
     def _model_of(self, name: str | None) -> str:
-        """The label of an engine's model by its one name; `unknown` for a turn without engine."""
+        """The label of an engine's model; `unknown` for a turn without an engine."""
         if name in self._models:
             return name
         if name is None or not _has_place(self._models, MAX_MODELS, name):
             return _UNKNOWN
-        # Every class exists from the beginning, so that a query that adds them up finds none
-        # missing. So do the outcomes of failures: a share of none is 0 then, and not unknown.
+        # Every class exists from the beginning, so that a query that adds them up misses none. So
+        # do the outcomes of failures: without a failure their share is 0, and not unknown.
         for token_class in TOKEN_CLASSES:
             self.count("tokens", token_class, name, amount=0)
         for outcome in FAILED_OUTCOMES:
@@ -314,8 +329,8 @@ class Metrics:
         return page + generate_latest(self._vllm_registry) if self._as_vllm else page
 
 
-def _has_place(known: set[str], most: int, name: str) -> bool:
-    """Whether the name is among the first `most` that came."""
-    if len(known) < most:
-        known.add(name)
-    return name in known
+def _has_place(names: set[str], max_names: int, name: str) -> bool:
+    """Whether the name is among the first `max_names` that came."""
+    if len(names) < max_names:
+        names.add(name)
+    return name in names

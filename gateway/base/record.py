@@ -1,4 +1,4 @@
-"""The record of one turn, as the journal keeps it and the ledger stores it."""
+"""The record of one turn, as the journal and the ledger store it."""
 
 from datetime import datetime
 
@@ -7,40 +7,31 @@ import msgspec
 from engine.protocol import InputUsage
 from gateway.structs.usage import NOT_DELIVERED, TurnMark
 
-# The width of the ledger's column.
 MODEL_CHARACTERS = 128
+"""The width of the ledger's column."""
 CLIENT_LEFT = "client_disconnect"
 _ERROR = 400
 
 
 class RowTry(msgspec.Struct, kw_only=True):
-    """A try of a batch's row. `id` is its own at the journal and at engines (`row_ids.py`).
-    `status` and `result` (compressed and encrypted) are how the row ends; None while it has not
-    ended, and where it is to run again."""
+    """A try of a batch's row."""
 
+    # Its own, at the journal and at engines (`row_ids.py`).
     id: str
     batch: str
     position: int
+    # How the row ends: the type of its result, and the result, compressed and encrypted. Both are
+    # None while it has not ended, and where it is to run again.
     status: str | None = None
     result: bytes | None = None
 
 
 class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
-    """One turn, written at the opening and again at the close. `outcome` is a finish reason of the
-    engine, or why there is none. Counts of a turn that never started are 0, but see `take_prefill`.
-    Money is in nano-dollars, None without a price. `fingerprint` is packed; `num_removed` counts
-    nonces that were left out. `prefix` (16 hex digits, keyed by scope) names the deepest prefix
-    that the client marked. `stop_reason` is the engine's, also where a client left. Its
-    `queue_seconds`, `prefill_seconds` and `decode_seconds` are None where it told none. `attempt`
-    numbers the engines that the turn was sent to; `engine` is the last. `available_tokens` were
-    held by the engine that held most, `captured_tokens` by the chosen one; None where the turn
-    never started. `status` None: no response was sent. `first_leg` is what another engine told of
-    the prompt that it prefilled for this one: its classes are the turn's. `is_first_leg`: this
-    attempt is such a prefill, which a client that leaves pays. `content` is one of
-    `KEPT_CONTENTS`, None where the workspace keeps none. `leases_granted` counts those of the
-    engine's epoch up to this turn. `row`: the turn is that of a batch's row, and this a try
-    of it. `marks` are its breakpoints; None where its engine told nothing of each. A new field must
-    have a default, because a journal may hold records of an earlier version."""
+    """One turn, written at its opening and again at its close.
+
+    A new field must have a default: a journal may hold records of an earlier version. Counts of a
+    turn that never started are 0, but see `take_prefill`.
+    """
 
     id: str
     instance: str
@@ -49,9 +40,11 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     model: str
     stream: bool
     opened_at: datetime
+    # The engine of the last attempt, the name of its model there, and its epoch.
     engine: str | None = None
     engine_model: str | None = None
     epoch: str | None = None
+    # A finish reason of the engine, or why there is none.
     outcome: str = "open"
     price: str | None = None
     output_tokens: int = 0
@@ -59,36 +52,53 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
     miss_reason: str | None = None
     first_token_seconds: float | None = None
     duration_seconds: float | None = None
+    # In nano-dollars; None without a price.
     cost: int | None = None
     cost_without_cache: int | None = None
+    # How many nonces were left out of the prompt.
     num_removed: int = 0
+    # Packed (`prompt/fingerprint.py`).
     fingerprint: bytes | None = None
     dialect: str | None = None
+    # The name of the deepest prefix that the client marked: 16 hex digits, keyed by the scope.
     prefix: str | None = None
     prefix_ttl: str | None = None
+    # The engine's, also where the client left.
     stop_reason: str | None = None
+    # The engine's times; None where it reported none.
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
     decode_seconds: float | None = None
+    # How many engines the turn was sent to so far.
     attempt: int = 1
+    # Prompt tokens that the engine with most of them held, and that the chosen one held. None where
+    # the turn never started.
     available_tokens: int | None = None
     captured_tokens: int | None = None
     http_request_id: str | None = None
     user_agent: str | None = None
     name: str | None = None
+    # The HTTP status; None where no response was sent.
     status: int | None = None
     error: str | None = None
     approximate: str | None = None
+    # The leases that the engine's epoch had granted up to this turn.
     leases_granted: int = 0
+    # The usage at another engine that prefilled the prompt for this one. The turn's token classes
+    # are those.
     first_leg: InputUsage | None = None
+    # Whether this attempt is such a prefill. A client that leaves pays for it.
     is_first_leg: bool = False
+    # The turn is that of a batch's row, and this is a try of it.
     row: RowTry | None = None
+    # One of `KEPT_CONTENTS`; None where the workspace stores none.
     content: str | None = None
+    # The breakpoints; None where the engine did not report them.
     marks: list[TurnMark] | None = None
 
     @property
     def journal_id(self) -> str:
-        """The id in the journal, by which engines know the turn too."""
+        """The id in the journal and at engines."""
         return self.id if self.row is None else self.row.id
 
     @property
@@ -98,60 +108,69 @@ class TurnRecord(InputUsage, kw_only=True, omit_defaults=True):
 
     @property
     def is_given_up(self) -> bool:
-        """Whether this is a try of a row that did not end it. The ledger gets no turn of it."""
+        """Whether this is a try that did not end its row. The ledger gets no turn of it."""
         return self.row is not None and self.row.result is None
 
     def begin_anew(self) -> None:
-        """Begin the next attempt: clear the counts of the one before."""
+        """Begin the next attempt: clear what the one before has set."""
         self.attempt += 1
         self.is_first_leg = False
-        self.epoch = self.miss_reason = self.fingerprint = self.approximate = None
+        self.epoch = None
+        self.miss_reason = None
+        self.fingerprint = None
+        self.approximate = None
         self.marks = None
-        self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
-        self.available_tokens = self.captured_tokens = None
-        self.thinking_tokens = self.leases_granted = 0
+        self.first_token_seconds = None
+        self.queue_seconds = None
+        self.prefill_seconds = None
+        self.available_tokens = None
+        self.captured_tokens = None
+        self.thinking_tokens = 0
+        self.leases_granted = 0
         self.take_usage(InputUsage())
 
     def take_prefill(self, num_tokens: int) -> None:
         """Count what an engine computed of a prompt whose answer never began. A client that left
         pays it as uncached input. Nobody pays it where the engine or the gateway failed."""
-        first = self.first_leg
-        self.computed_tokens = num_tokens + (first.computed_tokens if first else 0)
+        leg = self.first_leg
+        self.computed_tokens = num_tokens + (leg.computed_tokens if leg else 0)
         if self.outcome != CLIENT_LEFT:
             return
-        if first is None:
+        if leg is None:
             self.input_tokens = num_tokens
         else:
-            self.take_usage(msgspec.structs.replace(first, computed_tokens=self.computed_tokens))
+            self.take_usage(msgspec.structs.replace(leg, computed_tokens=self.computed_tokens))
 
     @property
     def is_undelivered(self) -> bool:
-        """Whether the client got an error in place of an answer, or nothing as the row runs
-        again."""
+        """Whether the client got no answer: an error, or nothing because the row runs again."""
         return self.is_given_up or (self.status is not None and self.status >= _ERROR)
 
     def withhold(self) -> None:
         """Charge nothing: the answer was not delivered."""
         self.price = NOT_DELIVERED
-        self.cost = self.cost_without_cache = 0
+        self.cost = 0
+        self.cost_without_cache = 0
 
     def over_legs(self, usage: InputUsage) -> InputUsage:
-        """The turn's usage, where its engine told `usage`. A token that another engine prefilled is
-        of the class that it had there; what this engine read was written for this turn. Computed
-        tokens of both count."""
-        first = self.first_leg
-        if first is None:
+        """The turn's usage, of which its last engine reported `usage`.
+
+        Where another engine prefilled the prompt, each token has the class that it had there: what
+        the last engine read was written for this turn. Computed tokens of both engines count.
+        """
+        leg = self.first_leg
+        if leg is None:
             return usage
-        computed = first.computed_tokens + usage.computed_tokens
-        return msgspec.structs.replace(first, computed_tokens=computed)
+        computed = leg.computed_tokens + usage.computed_tokens
+        return msgspec.structs.replace(leg, computed_tokens=computed)
 
     def take_usage(self, usage: InputUsage) -> None:
+        """Set all token classes."""
         for name in InputUsage.__struct_fields__:
             setattr(self, name, getattr(usage, name))
 
 
 def turn_of(request_id: str) -> tuple[str, int]:
-    """Split a `TurnRecord.request_id` into turn and attempt. An id without a number is attempt
-    1."""
+    """Split a `TurnRecord.request_id` into the turn and the attempt, from 1."""
     turn_id, _, attempt = request_id.partition(".")
     return turn_id, int(attempt) if attempt.isdecimal() else 1

@@ -18,11 +18,11 @@ _MOST = 2000
 
 def add_commands(commands: Commands) -> None:
     actions = add_actions(commands, "leases", "list live entries, leased or not")
-    listed = actions.add_parser("list", help="live entries of all engines, the largest first")
-    listed.add_argument("--workspace", metavar="NAME", help="only this workspace's")
-    listed.add_argument("--engine", metavar="NAME", help="only this engine's")
-    add_url(listed)
-    listed.set_defaults(run=_list)
+    command = actions.add_parser("list", help="live entries of all engines, the largest first")
+    command.add_argument("--workspace", metavar="NAME", help="only this workspace's")
+    command.add_argument("--engine", metavar="NAME", help="only this engine's")
+    add_url(command)
+    command.set_defaults(run=_list)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -31,19 +31,19 @@ def _list(options: argparse.Namespace) -> int:
     if key is None:
         raise UsageError("HOLDFAST_ADMIN_KEY: is not set; `leases` asks the admin API with it")
     get = partial(ask, url_of(options), key=key.get_secret_value())
-    wanted = {
+    query = {
         name: value
         for name, value in (("workspace", options.workspace), ("engine", options.engine))
         if value is not None
     }
-    wanted["limit"] = str(_MOST)
-    entries = get("/admin/v1/leases", list[LiveEntry], wanted)
+    query["limit"] = str(_MOST)
+    entries = get("/admin/v1/leases", list[LiveEntry], query)
     if not entries and options.workspace is not None:
         spaces = get("/admin/v1/workspaces", list[Workspace])
-        _check("workspace", options.workspace, {each.id for each in spaces})
+        _check("workspace", options.workspace, {space.id for space in spaces})
     if not entries and options.engine is not None:
         engines = get("/admin/v1/engines", list[EngineReport])
-        _check("engine", options.engine, {each.name for each in engines})
+        _check("engine", options.engine, {engine.name for engine in engines})
     for entry in entries:
         print(_line(entry))
     if len(entries) >= _MOST:
@@ -65,9 +65,9 @@ def _why(report: EngineReport) -> str:
     return f"{report.status}: {reason}" if reason else report.status
 
 
-def _check(what: str, name: str, known: set[str]) -> None:
-    if name not in known:
-        raise UsageError(f"--{what}: no {what} `{name}`; there are: {', '.join(sorted(known))}")
+def _check(option: str, name: str, names: set[str]) -> None:
+    if name not in names:
+        raise UsageError(f"--{option}: no {option} `{name}`; there are: {', '.join(sorted(names))}")
 
 
 def _line(live: LiveEntry) -> str:

@@ -81,12 +81,14 @@ def _warn(not_asked: Mapping[str, str], lacks: str) -> int:
 
 
 class Recovered(NamedTuple):
-    """`closed` of the `turns` were still open; `left` could not be closed. `not_asked` names the
-    engines that did not answer, with why."""
+    """Numbers of turns."""
 
     turns: int
+    # Those that were still open and are closed now.
     closed: int
+    # Those that could not be closed.
     left: int
+    # The engines that did not answer, and why.
     not_asked: Mapping[str, str]
 
 

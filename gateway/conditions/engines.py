@@ -35,10 +35,10 @@ class Increases:
     def has_grown(self, engine: str, counter: str, epoch: str, count: int, now: float) -> bool:
         """Take in a count. What had happened before the first look is not known to be recent."""
         key = engine, counter
-        known = self._counts.get(key)
+        counts = self._counts.get(key)
         self._counts[key] = epoch, count
-        if known is not None:
-            before = known[1] if known[0] == epoch else 0
+        if counts is not None:
+            before = counts[1] if counts[0] == epoch else 0
             if count > before:
                 self._grown_at[key] = now
         return now - self._grown_at.get(key, now - LULL_SECONDS) < LULL_SECONDS

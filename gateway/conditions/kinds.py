@@ -17,29 +17,32 @@ _TABLE = Path(__file__).with_name("kinds.toml")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`seconds`: so long it must last before it is told. `for_all`: keys of one workspace see it
-    too. `past` is in the place of `state` where it has ended, of kinds that are told then."""
+    """How conditions of one kind are told."""
 
     severity: Severity
+    # A condition must last so long before it is told.
     seconds: float
     alert: str
+    # Whether keys of one workspace see it too.
     for_all: bool
     state: str
     remedy: str
+    # In the place of `state` where it has ended, of kinds that are told then.
     past: str = ""
 
 
 class Finding(NamedTuple):
-    """What a look found. `since` is when it began (monotonic seconds), None where only the looks
-    tell that, and `ended` when it ended, None while it lasts. Keys of one workspace get
-    `cause_for_all` in the place of the cause, where there is one."""
+    """What one look found."""
 
     kind: ConditionKind
     about: str
     cause: str
     engine: str | None = None
+    # When it began, in monotonic seconds; None where only the looks tell that.
     since: float | None = None
+    # The cause as keys of one workspace see it; None where they see the same.
     cause_for_all: str | None = None
+    # When it ended; None while it lasts.
     ended: float | None = None
 
 

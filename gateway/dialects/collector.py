@@ -59,13 +59,15 @@ class HoldfastAutoCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one marker. `expires_in_seconds` is there only if it is leased.
+    """The result of one marker.
 
-    `is_exact` is false, and else not there, where the entry ends before the marked text does: a
-    token that begins in the text could be another with other text behind it. `missed` says why what
-    stands up to the marker was not read in full; None where it was, and not there where the engine
-    does not tell. `grew`: what was read ends in front of the marker, and nothing ever stood there.
-    `below_minimum` goes with `min_cache_tokens`, the fewest tokens that an entry has.
+    - `expires_in_seconds`: there only if it is leased
+    - `missed`: why what stands up to the marker was not read in full; null where it was. It is not
+      there where the engine does not report it. `grew`: what was read ends in front of the marker,
+      and nothing ever stood there
+    - `is_exact`: false, or not there. False where the entry ends before the marked text does: a
+      token that begins in the text could be another with other text behind it
+    - `min_cache_tokens`: with `below_minimum`: the fewest tokens that an entry has
     """
 
     path: str
@@ -80,15 +82,21 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
-    """Clients that don't know it ignore it. `computed_tokens` of the prompt went through the model,
-    `automatic_tokens` were reused from memory without being billed as a read, `written_tokens` are
-    billed as writes (sent where the dialect's own usage can't say so). `miss_reason` None: read in
-    full, or the prefix grew. `ignored` are fields of the request that were not done; `auto_cache`
-    is there if breakpoints are the server's own. `folded` are the paths of system messages that the
-    engine told in the user's turn beside them. `read_tier` is the lowest tier that the read came
-    from, `bring_back_seconds` those until all of it was on the device. `approximate` is there where
-    the answer was computed behind a part of its prefix. `is_isolated` is false, and else not there,
-    where the engine does not promise to keep workspaces apart."""
+    """Our own part of an answer. Clients that don't know it ignore it.
+
+    - `automatic_tokens`: tokens of the prompt that were reused from memory and not billed as a read
+    - `computed_tokens`: tokens of the prompt that went through the model
+    - `written_tokens`: tokens billed as writes; there where the dialect's own usage can't say so
+    - `miss_reason`: null where all was read, or the prefix grew
+    - `ignored`: fields of the request that were not carried out
+    - `auto_cache`: there if breakpoints are the server's own
+    - `folded`: the paths of system messages that the engine put into the user's turn beside them
+    - `read_tier`, `bring_back_seconds`: the lowest tier that the read came from, and the seconds
+      until all of it was on the device
+    - `is_isolated`: false, or not there. False where the engine does not promise to keep workspaces
+      apart
+    - `approximate`: there where the answer was computed behind a part of its prefix
+    """
 
     engine: str
     automatic_tokens: int

@@ -129,28 +129,30 @@ class Lowering:
         cache_salt: str | None = None,
         adds_native: bool = False,
     ) -> Plan:
-        """Raise InvalidRequest where the markers break a rule. `named` are tools that the
-        conversation names. Nothing is read that was written with another `cache_salt`, or with
-        none. `adds_native`: a marker of OpenAI's own stands at the prompt's end. Of such markers
-        the latest count: as many as the others and an `automatic` one or the `policy`'s leave.
-        Raise ImagesNamed for images to be fetched."""
-        if self.images.named:
-            raise ImagesNamed(self.images.named)
+        """The plan of the prompt that was read.
+
+        `policy` and `automatic` are those of `make_plan`. `named` are tools that the conversation
+        names. With a `cache_salt` nothing is read that was written with another one or with none.
+        `adds_native` puts one of OpenAI's own markers at the prompt's end. Of OpenAI's markers the
+        latest count: as many as the other breakpoints leave.
+
+        Raise InvalidRequest where the markers break a rule, and ImagesNamed for images that must be
+        fetched first.
+        """
+        if self.images.unfetched:
+            raise ImagesNamed(self.images.unfetched)
         by_policy = policy is not None and policy.mode == "conversation"
         is_implicit = automatic is not None or adds_native or by_policy
         room = MAX_BREAKPOINTS - is_implicit
         slots = mark_latest(self.slots, self._native, room=room)
         if adds_native:
-            # One that the client set there is enough.
-            target = find_target(slots)
-            is_set = target is not None and target in {index for index, _ in self._native}
-            automatic = slots[target].marker if is_set and target is not None else self.native_ttl
+            automatic = self._ttl_at_end(slots)
         prompt = Prompt(
             self.messages,
             self.tools,
             self.system,
             named_tools=list(named),
-            images=[*self.images.found.values()],
+            images=[*self.images.images.values()],
         )
         scope = self.context.principal.scope
         adapter = self.context.model.weights
@@ -166,7 +168,7 @@ class Lowering:
             self.context.header_mark,
             salt_of(cache_salt, scope),
         )
-        if self.images.found:
+        if self.images.images:
             plan = msgspec.structs.replace(plan, image_paths=self.images.paths)
         if self.lookback is None:
             return plan
@@ -175,6 +177,14 @@ class Lowering:
         marked |= {ends[index] - 1 for index, _ in self._native if ends[index]}
         oldest = sorted(marked)[-self.lookback] if len(marked) >= self.lookback else 0
         return msgspec.structs.replace(plan, lookback_to=oldest)
+
+    def _ttl_at_end(self, slots: Sequence[Slot]) -> Ttl | None:
+        """The TTL of the marker of OpenAI's own at the prompt's end: the client's where it set one
+        there."""
+        target = find_target(slots)
+        if target is not None and target in {index for index, _ in self._native}:
+            return slots[target].marker
+        return self.native_ttl
 
     def ask(
         self, dialect: Api, plan: Plan, sampling: Sampling, thinks_by: str | None, **more: Any

@@ -80,10 +80,10 @@ class UnknownFields:
             struct = _struct_of(kind, value)
             if struct is None or struct.cls in self._marker_types:
                 return
-            known = self._fields_of(struct)
+            types = self._fields_of(struct)
             for name in [*value]:
-                if name in known:
-                    yield from self._walk(value[name], known[name], (*path, name))
+                if name in types:
+                    yield from self._walk(value[name], types[name], (*path, name))
                 elif name == struct.tag_field or name in self._markers:
                     continue
                 elif struct.forbid_unknown_fields:

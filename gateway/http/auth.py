@@ -57,12 +57,13 @@ UserT = TypeVar("UserT", "Principal", "Viewer")
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The user of the admin API. `workspace` is the only one that the viewer may see. None is all
-    workspaces. `may_send`: the viewer's key may call the model APIs too. `may_change`: it may
-    change what it sees."""
+    """The user of the admin API."""
 
+    # The only workspace that the viewer may see; None is all.
     workspace: str | None
+    # Whether the viewer's key may call the model APIs too.
     may_send: bool = False
+    # Whether the viewer may change what it sees.
     may_change: bool = False
     key_id: str = ""
 

@@ -1,13 +1,16 @@
 """Runs batches of messages behind all interactive turns, the rows of one prefix together.
 
-A gateway owns a batch for some seconds at a time, so another takes it over when this one is gone;
-rows that have not ended then run again. A row's turn has one id over all tries, and its result is
-written to the journal with the turn's close; the drain ends the row in the transaction that inserts
-the turn. So a row that has ended is not run again, whatever the database does, and it is charged
-once, however many gateways ran it. The first row of a prefix runs alone: it writes what the others
-read. A gateway works on WORKING batches of a workspace at one time, and brings as
-many rows to the queue (`admission/batch_rows.py`) as it may have at engines in all. A row that is
-refused for now keeps no place while it waits to be tried again.
+A gateway owns a batch for some seconds at a time. When it is gone, another one takes the batch over
+and runs the rows again that have not ended.
+
+A row's turn has one id over all tries. Its result is written to the journal with the turn's close.
+The drain ends the row in the transaction that inserts the turn. So a row that has ended is not run
+again, whatever the database does, and it is charged once, however many gateways ran it.
+
+The first row of a prefix runs alone: it writes what the others read. A gateway works on WORKING
+batches of a workspace at one time. It brings as many rows to the queue (`admission/batch_rows.py`)
+as it may have at engines in all. A row that is refused for now has no place while it waits for its
+next try.
 """
 
 import asyncio
@@ -60,9 +63,9 @@ from gateway.turn.state import RowEnd, RowTurn
 
 ROW_BYTES = 512
 BATCH_BYTES = 16_384
-"""What a row and a batch count besides the rows' bodies, for their places in the database.
+"""The bytes that a row and a batch count besides the rows' bodies.
 
-So a workspace can't fill the database with millions of rows of a few bytes each.
+They bound a workspace that would fill the database with millions of rows of a few bytes each.
 """
 _COMPRESSION = 1
 _MAX_NAMES = 64
@@ -70,27 +73,25 @@ _PIECE_SECONDS = 0.02
 _TICK_SECONDS = 0.5
 _TICKS = 10
 _OWNED_SECONDS = 15.0
-_KEPT = timedelta(days=29)
+_STORED = timedelta(days=29)
 _FORGET_SECONDS = 60.0
 _WINDOW = 64
 WORKING = 2
 _MAX_ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 8.0
-"""The pause of a batch of which no row could run; it is twice as long each time.
-
-All rows are read from the database again behind it.
-"""
+"""The longest pause of a batch of which no row could run. A pause is twice the one before. Behind
+it the rows are read from the database again."""
 _DRAIN_SECONDS = 0.25
-"""Between two looks whether rows that have ended have reached the database."""
+"""The pause between two looks whether ended rows have reached the database."""
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
 _BROKEN = EngineFailed, NotServed, EngineLost, EngineTimeout
 _encode = msgspec.json.Encoder().encode
 
 
 def row_ask(services: Services, body: bytes, principal: Principal, version: Version) -> Ask:
-    """The Ask of a row's body, as the Messages API makes it of a request's. Raise the error that a
-    request with this body would be answered with."""
+    """The Ask of a row's body, as the Messages API makes one of a request's body. Raise the error
+    with which such a request would be answered."""
     decoded = decode_messages(body, services.bounds)
     if decoded.max_tokens == 0:
         raise InvalidRequest("max_tokens: Input should be greater than or equal to 1 in a batch")
@@ -103,10 +104,12 @@ def row_ask(services: Services, body: bytes, principal: Principal, version: Vers
 def ranked(
     services: Services, body: bytes, principal: Principal, version: Version
 ) -> tuple[list[BatchItem], int]:
-    """The rows of a batch's body, and the bytes that it counts. Rows that begin alike have
-    neighbouring ranks. A row that can't be read is no error of the batch: it is answered with its
-    own. A thread does this for seconds, and rests as long as it works, so that turns have the
-    processor meanwhile."""
+    """The rows of a batch's body, and the bytes that the batch counts.
+
+    Rows that begin alike have neighbouring ranks. A row that can't be read is no error of the
+    batch: the row is answered with it. This takes a thread seconds. The thread rests for as long as
+    it works, so that turns have the processor meanwhile.
+    """
     rows = decode_batch(body, services.bounds, services.bounds.batch_rows)
     # The sort key of each row (model and names of prefixes), and the name of its shared prefix.
     keys: list[tuple[list[str], str]] = []
@@ -116,14 +119,17 @@ def ranked(
         shared = ""
         with suppress(GatewayError):
             ask = row_ask(services, bytes(item.params), principal, version)
-            marked = ask.plan.deepest_marked()
+            breakpoint = ask.plan.deepest_marked()
             names = [prefix.name.digest for prefix in ask.plan.prefixes[:_MAX_NAMES]]
-            shared = marked[0] if marked is not None else (names[0] if names else "")
+            if breakpoint is not None:
+                shared = breakpoint[0]
+            elif names:
+                shared = names[0]
             names.insert(0, ask.model.id)
         keys.append((names, shared))
-        worked = time.monotonic() - begun
-        if worked > _PIECE_SECONDS:
-            time.sleep(worked)
+        seconds = time.monotonic() - begun
+        if seconds > _PIECE_SECONDS:
+            time.sleep(seconds)
             begun = time.monotonic()
     order = sorted(range(len(rows)), key=lambda position: (keys[position][0], position))
     ranks = {position: rank for rank, position in enumerate(order)}
@@ -142,23 +148,26 @@ def ranked(
 
 @dataclass(slots=True)
 class _Running:
-    """A batch that runs here. `status` is as it was told last: at most a tick old. It is ours until
-    `owned_until`. `places` are its workspace's. `warm` are the prefixes whose first row has run;
-    `attempts` are by row. `ended` are rows that ended here, and that the database may not know yet
-    to have ended."""
+    """A batch that runs here."""
 
     batch: Batch
+    # As it was last read: a tick old at most.
     status: str
+    # It is ours until then.
     owned_until: datetime
+    # Those of its workspace.
     places: asyncio.Semaphore
+    # The prefixes whose first row has run.
     warm: set[str] = field(default_factory=set)
+    # By row.
     attempts: Counter[int] = field(default_factory=Counter)
+    # Rows that ended here. The database may not know it yet.
     ended: set[int] = field(default_factory=set)
     task: asyncio.Task[None] = field(init=False)
 
 
 class BatchRunner:
-    """At most `concurrency` rows of a workspace wait for room or are at engines."""
+    """Runs batches. At most `concurrency` rows of a workspace wait for room or are at engines."""
 
     def __init__(self, services: Services, concurrency: int) -> None:
         self._services = services
@@ -197,30 +206,31 @@ class BatchRunner:
         now = self._clock.wall()
         until = now + timedelta(seconds=_OWNED_SECONDS)
         owner = self._turns.journal.instance
-        owned = await self._store.claim(owner, now, until, working=self._running, most=WORKING)
-        for lost in self._running.keys() - {batch.id for batch in owned}:
-            self._running[lost].owned_until = now
+        owned = await self._store.claim(owner, now, until, working=self._running, max_owned=WORKING)
+        for lost_id in self._running.keys() - {batch.id for batch in owned}:
+            self._running[lost_id].owned_until = now
         for batch in owned:
             running = self._running.get(batch.id)
             if running is not None:
                 running.status = batch.status
                 running.owned_until = until
                 continue
-            new = asyncio.Semaphore(self._concurrency)
-            places = self._places.setdefault(batch.workspace_id, new)
-            running = self._running[batch.id] = _Running(batch, batch.status, until, places)
+            semaphore = asyncio.Semaphore(self._concurrency)
+            places = self._places.setdefault(batch.workspace_id, semaphore)
+            running = _Running(batch, batch.status, until, places)
+            self._running[batch.id] = running
             running.task = asyncio.create_task(self._work(running), name="batch")
         if now >= self._forget_at:
             self._forget_at = now + timedelta(seconds=_FORGET_SECONDS)
-            await self._store.forget(now - _KEPT)
+            await self._store.forget(now - _STORED)
 
     def _is_ours(self, running: _Running) -> bool:
-        """Whether the batch is still ours. Another gateway may run what we own no longer."""
+        """Whether the batch is still ours. If not, another gateway may run it."""
         return self._clock.wall() < running.owned_until
 
     async def _work(self, running: _Running) -> None:
-        """Run the batch to its end, or until the database is away or another gateway has it: then
-        it is claimed again."""
+        """Run the batch to its end. Return earlier where the database is away or another gateway
+        has it: then it must be claimed again."""
         pause_seconds = _RETRY_SECONDS
         while self._is_ours(running):
             rows = await self._pending(running)
@@ -236,10 +246,12 @@ class BatchRunner:
             pause_seconds = min(2 * pause_seconds, _MAX_RETRY_SECONDS)
 
     async def _pending(self, running: _Running) -> list[BatchItem] | None:
-        """The next rows to run; none while the rows that are left wait for the drain. None once the
-        batch has ended: what had not ended by then was canceled or has expired."""
+        """The next rows to run. The list is empty while all rows that remain wait for the drain.
+
+        None once the batch has ended: its rows that had not ended are canceled or expired then.
+        """
         batch = running.batch
-        # The journal comes first. A row that leaves it meanwhile has ended in the database.
+        # The journal is read first: a row that leaves it meanwhile has ended in the database.
         waiting = await self._turns.journal.ended_rows()
         now = self._clock.wall()
         status, rows = await self._store.pending(batch.id, _WINDOW + len(running.ended))
@@ -250,9 +262,9 @@ class BatchRunner:
         if ended and status != "ended":
             return []
         if status != "ended":
-            left: BatchResult = Canceled() if status == "canceling" else Expired()
-            name = str(left.__struct_config__.tag)
-            await self._store.end(batch.id, name, _compressed(left), now)
+            result: BatchResult = Canceled() if status == "canceling" else Expired()
+            name = str(result.__struct_config__.tag)
+            await self._store.end(batch.id, name, _compressed(result), now)
         return None
 
     async def _run_rows(self, running: _Running, rows: Sequence[BatchItem]) -> bool:
@@ -275,9 +287,9 @@ class BatchRunner:
             if prefix not in running.warm:
                 await run_one(members.pop(0))
                 running.warm.add(prefix)
-            async with asyncio.TaskGroup() as others:
+            async with asyncio.TaskGroup() as tasks:
                 for row in members:
-                    others.create_task(run_one(row))
+                    tasks.create_task(run_one(row))
 
         async with asyncio.TaskGroup() as groups:
             for prefix, members in groupby(rows, key=lambda row: row.prefix):
@@ -285,8 +297,8 @@ class BatchRunner:
         return len(running.ended) > num_before
 
     async def _run_row(self, running: _Running, row: BatchItem) -> bool:
-        """Try a row; return whether it has ended. Its result is then in the journal, or on its way
-        there, or in the database."""
+        """Try a row; return whether it has ended. Its result is then in the database, in the
+        journal, or on its way there."""
         batch = running.batch
         turn_id = TurnId(row_turn_id(batch.id, row.position))
         request_id = f"req_{turn_id.removeprefix('msg_')}"
@@ -301,7 +313,7 @@ class BatchRunner:
         async def work() -> None:
             """Run the row's turn, for the workspace as it is now."""
             principal = self._services.keyring.principal(batch.workspace_id, batch.key_id)
-            version = next(known for known in VERSIONS if known == batch.version)
+            version = next(version for version in VERSIONS if version == batch.version)
             ask = await self._services.workers.run(
                 batch.workspace_id,
                 INLINE_BYTES + len(row.params),  # never inline
@@ -326,14 +338,14 @@ class BatchRunner:
         if not isinstance(outcome, Exception):
             raise outcome
         if not isinstance(outcome, GatewayError):
-            # A failure that nobody foresaw ends this row, and not the batches of all.
+            # A failure that nobody foresaw ends this row alone.
             get_logger("batches").error("unhandled", exc_info=outcome)
             outcome = GatewayError()
         result = self._failed(running, row, outcome, request_id)
         if result is None:
             running.attempts[row.position] += isinstance(outcome, _BROKEN)
             return False
-        # It was refused before it had a turn.
+        # The row was refused before it had a turn, so the drain has nothing to end it with.
         try:
             await self._store.finish(batch.id, [result])
         except GatewayError as error:

@@ -5,6 +5,7 @@ import secrets
 import zlib
 from collections.abc import AsyncGenerator
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -51,7 +52,7 @@ class BatchesController(Controller):
         before_id: Annotated[str | None, QueryParameter(name="before_id")] = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 20,
     ) -> ASGIResponse:
-        """The newest first."""
+        """The workspace's batches, the newest first."""
         workspace = request.user.workspace
         store = services.batches
         if after_id is not None and before_id is not None:
@@ -61,10 +62,10 @@ class BatchesController(Controller):
             before = await store.get(workspace, before_id) if before_id is not None else None
             page_rows = await store.page(workspace, limit + 1, after=after, before=before)
             page = page_rows[-limit:] if before is not None else page_rows[:limit]
-            answers_shown = await _shown(services, request, page)
+            answers = await _answers(services, request, page)
         return answered(
             wire.MessageBatchList(
-                data=answers_shown,
+                data=answers,
                 has_more=len(page_rows) > limit,
                 first_id=page[0].id if page else None,
                 last_id=page[-1].id if page else None,
@@ -77,7 +78,7 @@ class BatchesController(Controller):
         workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             batch = await services.batches.get(workspace, batch_id)
-            return answered((await _shown(services, request, [batch]))[0])
+            return answered((await _answers(services, request, [batch]))[0])
 
     @post("/{batch_id:str}/cancel", status_code=200)
     async def cancel(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
@@ -85,7 +86,7 @@ class BatchesController(Controller):
         workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
             batch = await services.batches.cancel(workspace, batch_id, services.clock.wall())
-            return answered((await _shown(services, request, [batch]))[0])
+            return answered((await _answers(services, request, [batch]))[0])
 
     @delete("/{batch_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
@@ -97,7 +98,7 @@ class BatchesController(Controller):
 
     @get("/{batch_id:str}/results")
     async def results(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        """In the order in which the rows came."""
+        """The results, in the order of the rows."""
         services = services_of(request)
         workspace = request.user.workspace
         async with services.reads["store"].taken(workspace):
@@ -110,13 +111,14 @@ class BatchesController(Controller):
                 return await services.batches.results(batch.id, position, _PAGE)
 
         async def lines(page: list[ResultRow]) -> AsyncGenerator[bytes, None]:
-            # Pages of lines. A database that goes away cuts the stream, which clients notice.
+            """Pages of lines. Where the database goes away the stream is cut: clients notice."""
             while page:
                 yield await asyncio.to_thread(_encoded, page)
                 page = await page_after(page[-1][0])
 
-        first = await page_after(-1)
-        return ASGIStreamingResponse(iterator=lines(first), media_type="application/x-jsonl")
+        # Read before the stream begins, so that a database that is away is a plain error.
+        page = await page_after(-1)
+        return ASGIStreamingResponse(iterator=lines(page), media_type="application/x-jsonl")
 
 
 async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
@@ -124,10 +126,11 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     principal = request.user
     header_mark_of(request, is_taken=False)
     version = check_version(request.headers.get("anthropic-version"))
-    run = services.workers.run
-    arguments = (services, body, principal, version)
-    items, num_bytes = await run(
-        principal.workspace, len(body), ranked, *arguments, line="new batches"
+    items, num_bytes = await services.workers.run(
+        principal.workspace,
+        len(body),
+        partial(ranked, services, body, principal, version),
+        line="new batches",
     )
     now = services.clock.wall()
     batch = Batch(
@@ -146,11 +149,14 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
 
 
 def _encoded(page: list[ResultRow]) -> bytes:
-    lines = [_encode(wire.ResultLine(name, Raw(zlib.decompress(r)))) for _, name, r in page]
-    return b"\n".join([*lines, b""])
+    lines = [
+        _encode(wire.ResultLine(custom_id, Raw(zlib.decompress(result)))) + b"\n"
+        for _, custom_id, result in page
+    ]
+    return b"".join(lines)
 
 
-async def _shown(
+async def _answers(
     services: Services, request: KeyRequest, page: list[Batch]
 ) -> list[wire.MessageBatch]:
     counts = await services.batches.counts([batch.id for batch in page])

@@ -47,12 +47,14 @@ class BoundedRequest(Request[Any, Any, Any]):
 
 
 class BodyBounds(NamedTuple):
-    """`most_bytes` are of one body, `seconds` until its deadline. A large body beyond its
-    workspace's rate is left in the socket for a while."""
+    """The bounds of request bodies."""
 
+    # Of one body.
     most_bytes: int
+    # Until a body's deadline.
     seconds: float
     bodies: BodyBytes
+    # A large body beyond its workspace's rate is left in the socket for a while.
     large: LargeBodies
 
 

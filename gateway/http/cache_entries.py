@@ -187,7 +187,7 @@ def _merged(services: Services, pages: Mapping[Engine, Iterable[EntryInfo]]) -> 
             worth = (int(is_leased), info.expires_in_seconds)
             if info.entry in best and best[info.entry][0] >= worth:
                 continue
-            shown = CacheEntry(
+            cache_entry = CacheEntry(
                 id=info.entry,
                 model=model,
                 tokens=info.tokens,
@@ -199,5 +199,5 @@ def _merged(services: Services, pages: Mapping[Engine, Iterable[EntryInfo]]) -> 
                 num_reads=info.reads,
                 prefix=info.name,
             )
-            best[info.entry] = worth, shown
-    return [shown for _, (_, shown) in sorted(best.items())]
+            best[info.entry] = worth, cache_entry
+    return [cache_entry for _, (_, cache_entry) in sorted(best.items())]

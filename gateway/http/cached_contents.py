@@ -1,9 +1,9 @@
 """POST, GET, PATCH and DELETE of /v1beta/cachedContents, also under /v1.
 
-A cached content is a lease with a name and a lifetime of its own. Creating one runs a turn without
-output: an engine computes the prompt and holds it. A longer lifetime runs another, which reads it.
-The row in the database outlives gateways and engines. Where an engine has lost the prompt, the next
-request behind it writes it again, for the time that is left.
+A cached content is a lease with a name and a lifetime of its own. To create one, a turn without
+output runs: an engine computes the prompt and holds it. For a longer lifetime another turn runs,
+which reads it. The row in the database outlives gateways and engines. Where an engine has lost the
+prompt, the next request behind it writes it again, for the time that remains.
 """
 
 import re
@@ -23,7 +23,7 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, InvalidRequest
 from gateway.dialects.collector import Findings, Holdfast, extension_of
 from gateway.dialects.gemini import response as caches
-from gateway.dialects.gemini.lower import Held, ask_of
+from gateway.dialects.gemini.lower import HeldContent, ask_of
 from gateway.dialects.gemini.request import (
     Content,
     CreateRequest,
@@ -80,14 +80,14 @@ class CachedContentsController(Controller):
         page = contents[:size]
         return answered(
             caches.CachedContentList(
-                cached_contents=[_shown(content) for content in page] or UNSET,
+                cached_contents=[_answer(content) for content in page] or UNSET,
                 next_page_token=page[-1].id if len(contents) > size else UNSET,
             )
         )
 
     @get("/{content_id:str}")
     async def get_content(self, request: KeyRequest, content_id: FromPath[str]) -> ASGIResponse:
-        return answered(_shown(await _find(request, content_id)))
+        return answered(_answer(await _find(request, content_id)))
 
     @patch("/{content_id:str}")
     async def update(
@@ -97,7 +97,7 @@ class CachedContentsController(Controller):
 
     @delete("/{content_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, content_id: FromPath[str]) -> ASGIResponse:
-        """The lease ends at once, unless another cached content has the same prompt."""
+        """Remove it. Its lease ends at once, unless another cached content has the same prompt."""
         services = services_of(request)
         content = await _find(request, content_id)
         now = services.clock.wall()
@@ -114,10 +114,12 @@ class CachedContentsAtV1Controller(CachedContentsController):
 
 async def held_by(
     request: KeyRequest, name: str | None, model: Model, field: str = "cachedContent"
-) -> tuple[Held, int] | None:
-    """What the cached content of this name holds, and its bytes. None without a name. Raise
-    NotFound for one that is not there, InvalidRequest for one of another model. `field` is where
-    the request names it."""
+) -> tuple[HeldContent, int] | None:
+    """The prompt of the cached content of this name, and its bytes. None without a name.
+
+    `field` is where the request names it. Raise NotFound for one that is not there, InvalidRequest
+    for one of another model.
+    """
     if name is None:
         return None
     services = services_of(request)
@@ -143,12 +145,10 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         whole = _encode(creation.prompted)
         return creation, left_out, zlib.compress(whole, _COMPRESSION), len(whole)
 
-    creation_read, left_out, packed, num_bytes = await services.workers.run(
-        workspace, len(body), read
-    )
-    prompted = creation_read.prompted
-    model = services.find_model(creation_read.model)
-    expires = expiry_of(creation_read, now, services.bounds.cached_content_seconds)
+    creation, left_out, packed, num_bytes = await services.workers.run(workspace, len(body), read)
+    prompted = creation.prompted
+    model = services.find_model(creation.model)
+    expires = expiry_of(creation, now, services.bounds.cached_content_seconds)
     if expires is None:
         expires = now + timedelta(seconds=_DEFAULT_SECONDS)
     async with services.reads["store"].taken(workspace):
@@ -158,7 +158,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         id=secrets.token_hex(12),
         workspace_id=workspace,
         model=model.id,
-        display_name=creation_read.display_name,
+        display_name=creation.display_name,
         num_bytes=num_bytes,
         num_tokens=holdfast.breakpoints[0].tokens or 0,
         prefix=prefix,
@@ -168,11 +168,12 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
         held_until=expires,
     )
     await services.cached_contents.create(content, packed)
-    return msgspec.structs.replace(_shown(content), holdfast=holdfast)
+    return msgspec.structs.replace(_answer(content), holdfast=holdfast)
 
 
 async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.CachedContent:
-    """Tell an engine of a later end at once. The sweep ends the lease at an earlier one."""
+    """Change when it expires. An engine is told of a later expiry at once. At an earlier one the
+    sweep ends the lease."""
     services = services_of(request)
     workspace = request.user.workspace
     now = services.clock.wall()
@@ -188,8 +189,8 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
         holdfast, _ = await _hold(request, model, prompted, content.num_bytes, expires - now)
     held_until = max(expires, content.held_until)
     await services.cached_contents.move_expiry(content, expires, held_until, now)
-    changed = msgspec.structs.replace(content, expires_at=expires, updated_at=now)
-    return msgspec.structs.replace(_shown(changed), holdfast=holdfast)
+    content = msgspec.structs.replace(content, expires_at=expires, updated_at=now)
+    return msgspec.structs.replace(_answer(content), holdfast=holdfast)
 
 
 async def _hold(
@@ -200,14 +201,17 @@ async def _hold(
     lifetime: timedelta,
     left_out: Sequence[str] = (),
 ) -> tuple[Holdfast, str]:
-    """Run the turn that computes the prompt and has it held; return what is told of it, with one
-    breakpoint, and the prefix's name. `left_out` are the unknown fields that it tells of. Raise
-    InvalidRequest for a prompt of which no engine keeps an entry."""
+    """Run the turn that computes the prompt and has it held. Return what the answer tells of it,
+    with one breakpoint, and the prefix's name.
+
+    `left_out` are the request's unknown fields. Raise InvalidRequest for a prompt of which no
+    engine makes an entry.
+    """
     header_mark_of(request, is_taken=False)
     services = services_of(request)
     arrived = request.scope["state"]["arrived"]
     context = services.context_of(request.user, model, arrived)
-    # A model's template wants a user's turn at the end. It stands behind what is held.
+    # Templates want a user's turn at the end. This one stands behind what is held.
     warming = GenerateRequest(
         contents=[Content([Part(text=".")])], generation_config=GenerationConfig()
     )
@@ -225,24 +229,22 @@ async def _hold(
             findings = event.findings
         if isinstance(event, Whole):
             started = next((frame for frame in event.frames if isinstance(frame, Started)), None)
-    marked = ask.plan.deepest_marked()
-    if started is None or marked is None:
+    breakpoint = ask.plan.deepest_marked()
+    if started is None or breakpoint is None:
         raise EngineFailed
     holdfast = extension_of(started, findings, ask.plan.paths)
     [report] = holdfast.breakpoints
     if report.state == "none":
         tokens = report.tokens or 0
         least = report.min_cache_tokens
-        needed = f", and at least {least} are needed" if isinstance(least, int) else ""
-        raise InvalidRequest(
-            f"contents: can't be cached ({report.reason}): {tokens} tokens{needed}"
-        )
-    return holdfast, marked[0]
+        bound = f", and at least {least} are needed" if isinstance(least, int) else ""
+        raise InvalidRequest(f"contents: can't be cached ({report.reason}): {tokens} tokens{bound}")
+    return holdfast, breakpoint[0]
 
 
-def _held(prompted: Prompted, seconds: float) -> Held:
+def _held(prompted: Prompted, seconds: float) -> HeldContent:
     ttl: Ttl = "5m" if seconds <= _SHORT_SECONDS else "1h"
-    return Held(prompted, ttl, seconds)
+    return HeldContent(prompted, ttl, seconds)
 
 
 def _unpacked(packed: bytes) -> Prompted:
@@ -268,7 +270,7 @@ async def _with_body(request: KeyRequest, content_id: str) -> tuple[CachedConten
         return await services.cached_contents.with_body(workspace, content_id, now)
 
 
-def _shown(content: CachedContent) -> caches.CachedContent:
+def _answer(content: CachedContent) -> caches.CachedContent:
     return caches.CachedContent(
         name=f"{_PREFIX}{content.id}",
         model=f"models/{content.model}",

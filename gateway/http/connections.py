@@ -84,13 +84,14 @@ _REASONS: dict[type[GatewayError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The limits of a connection. `request_seconds` is the time for a head, and again for its body.
-    `stall_seconds` is the time for a client to read waiting bytes. `refused` is called with the
-    reason of every refusal that no route sees, and with the request's id where the client got
-    one."""
+    """The limits of a connection."""
 
+    # The time for a head, and again for its body.
     request_seconds: float
+    # The time for a client to read waiting bytes.
     stall_seconds: float
+    # Called with the reason of every refusal that no route sees, and with the request's id where
+    # the client got one.
     refused: Callable[[str, str | None], None]
     connections: Connections
     refused_connections: RefusedConnections

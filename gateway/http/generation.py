@@ -71,9 +71,12 @@ async def while_present(scope: Scope, work: Coroutine[Any, Any, Result]) -> Resu
 def header_mark_of(
     request: Request[Any, Any, Any], *, is_taken: bool = True
 ) -> ApproximateMark | None:
-    """What the header asks for, `keep=0.5`, `keep=0.5; scorer=keydiff` or `sibling=true`; None
-    without it. Raise InvalidRequest for anything else, and where it is not taken at all."""
-    # Not by `request.headers`, which decodes all of them.
+    """The mark that the header asks for: `keep=0.5`, `keep=0.5; scorer=keydiff` or `sibling=true`.
+
+    None without the header. Raise InvalidRequest for anything else, and where it is not taken at
+    all.
+    """
+    # `request.headers` would decode all of them.
     headers = request.scope["headers"]
     values = [value.decode("latin-1") for name, value in headers if name == _KEEP_HEADER]
     if not values:
@@ -81,15 +84,15 @@ def header_mark_of(
     if not is_taken:
         raise InvalidRequest(f"{HEADER}: not here; `cache_control.holdfast` of a block asks")
     fields = [field.partition("=") for field in "; ".join(values).split(";")]
-    named = {name.strip(): value.strip() for name, _, value in fields}
+    by_name = {name.strip(): value.strip() for name, _, value in fields}
     try:
-        if len(named) < len(fields):
+        if len(by_name) < len(fields):
             raise InvalidRequest(f"{HEADER}: a field is there twice")
-        wanted = msgspec.convert(named, Approximate, strict=False)
+        approximate = msgspec.convert(by_name, Approximate, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{HEADER}: {error}; `keep=0.5; scorer=kvzip` is one") from None
-    wanted.check(HEADER)
-    wish = wanted.wish("5m")
+    approximate.check(HEADER)
+    wish = approximate.wish("5m")
     if not isinstance(wish, ApproximateMark):
         raise InvalidRequest(f"{HEADER}: a `block` has a marker of its own")
     return wish
@@ -102,9 +105,11 @@ async def prepared(
     make: Callable[[RequestT, RequestContext], AskT],
     fetch: Callable[[RequestT], Coroutine[Any, Any, tuple[RequestT, int]]] | None = None,
 ) -> AskT:
-    """Decode and lower a body where `Workers` decides, and stop if the client leaves. `fetch`
-    brings in what the request names, and says how many bytes that is. Images by address are
-    fetched where the first lowering names them."""
+    """Decode and lower a body where `Workers` decides, and stop if the client leaves.
+
+    `fetch` brings in what the request names, and says how many bytes that is. Images by their
+    addresses are fetched where the first lowering names them.
+    """
     services = services_of(request)
     num_bytes = len(body)
     workers = services.workers
@@ -122,16 +127,18 @@ async def prepared(
 
     async def work() -> AskT:
         decoded = await workers.run(user.workspace, num_bytes, decode, body, services.bounds)
-        decoded, more = (decoded, 0) if fetch is None else await fetch(decoded)
-        size = num_bytes + more
+        size = num_bytes
+        if fetch is not None:
+            decoded, fetched_bytes = await fetch(decoded)
+            size += fetched_bytes
         context = context_for(decoded)
         try:
             return await workers.run(user.workspace, size, make, decoded, context)
-        except ImagesNamed as named:
-            places = named.places
+        except ImagesNamed as error:
+            places = error.places
         take = partial(brought_in, request.scope)
         files = await services.image_hosts.fetch(user.workspace, places, take)
-        size = size + sum(map(len, files.values()))
+        size += sum(map(len, files.values()))
         context = replace(context, fetched=files)
         return await workers.run(user.workspace, size, make, decoded, context)
 
@@ -147,24 +154,25 @@ async def begun(
     accepted = await anext(events)
     assert isinstance(accepted, Accepted)
     approximate = ask.plan.approximate
-    if approximate is not None:  # an engine that can't has refused it
+    if approximate is not None:  # an engine that can't would have refused the turn
         request.scope["state"]["approximate"] = approximate.header
     return events, make_writer(accepted.turn_id, accepted.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream(Generic[EventT]):
-    """How a dialect streams. Frames that came together go out together. `render` makes bytes of
-    their events; where it makes none, `idle` keeps the connection alive. After an error the stream
-    ends with `failed`, and has `last` only where `is_closed`. `settle` is awaited, with the last
-    events, before they go out."""
+    """How a dialect streams. Frames that came together go out together."""
 
+    # Makes bytes of events. Where it makes none, `idle` keeps the connection alive.
     render: Callable[[list[EventT]], bytes]
+    # Makes the end after an error.
     failed: Callable[[GatewayError], bytes]
     first: bytes = b""
+    # After an error it is sent only where `is_closed`.
     last: bytes = b""
     idle: bytes = sse.COMMENT
     is_closed: bool = False
+    # Awaited with the last events, before they go out.
     settle: Callable[[list[EventT]], Awaitable[None]] | None = None
     content_type: bytes = b"text/event-stream; charset=utf-8"
 
@@ -175,7 +183,7 @@ async def answer(
     make_writer: Callable[[TurnId, Findings], Writer[EventT, Any]],
     stream: Stream[EventT] | None,
 ) -> ASGIResponse:
-    """Run the turn and answer: as a stream once an engine has it, or in one piece for None."""
+    """Run the turn and answer: as a stream once an engine has it, or in one piece without one."""
 
     async def run() -> ASGIResponse:
         events, writer = await begun(request, ask, make_writer)
@@ -184,6 +192,25 @@ async def answer(
         return answered(await gathered(events, writer))
 
     return await while_present(request.scope, run())
+
+
+async def answer_settled(
+    request: KeyRequest,
+    ask: Ask,
+    make_writer: Callable[[TurnId, Findings], WriterT],
+    stream_of: Callable[[WriterT], Stream[Any]],
+    body_of: Callable[[WriterT], msgspec.Struct],
+) -> ASGIResponse:
+    """Run the turn and answer as the request wants it. The answer is settled before its end goes
+    out: a stream's before its last events, a whole one's before `body_of` reads it."""
+    events, writer = await while_present(request.scope, begun(request, ask, make_writer))
+    stream = stream_of(writer)
+    if ask.stream:
+        return Streamed(stream, events, writer)
+    await while_present(request.scope, gathered(events, writer))
+    if stream.settle is not None:
+        await stream.settle([])
+    return answered(body_of(writer))
 
 
 async def gathered(events: TurnEvents, writer: Writer[Any, WholeT]) -> WholeT:
@@ -200,8 +227,9 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
 
 
 class Streamed(ASGIResponse):
-    """A body that is sent as it is made. The turn is closed behind it in whatever way it ends, also
-    if the client stopped reading. Litestar's own stream leaves that to the collector."""
+    """A body that is sent as it is made. In whatever way it ends, the turn is closed behind it,
+    even if the client stopped reading. Litestar's own stream leaves that to the garbage
+    collector."""
 
     def __init__(
         self, stream: Stream[EventT], turn_events: TurnEvents, writer: Writer[EventT, Any]

@@ -29,8 +29,12 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`backlog` counts turns that the ledger does not have yet, `set_aside` those it can't get.
-    `damaged` names the folders in the journal's own in which damaged files are kept."""
+    """The journal of turns.
+
+    - `backlog`: turns that the ledger does not have yet
+    - `set_aside`: turns that the ledger can't get
+    - `damaged`: folders in the journal's own that have its damaged files
+    """
 
     backlog: int
     bytes: int
@@ -41,11 +45,15 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopping`: the gateway was told to end. `loops` are the gateway's own loops that are
-    failing, `ledger` says what is wrong with the database for good; both are empty while the
-    gateway is ready. `limits_hold` says over which gateways the limits of workspaces hold now.
-    `conditions` are all that is wrong, also of a gateway that is ready, the worst first: the list
-    of `GET /admin/v1/conditions`."""
+    """Whether the gateway is ready, and what is wrong.
+
+    - `stopping`: the gateway was told to end
+    - `loops`: the gateway's own loops that are failing; empty while it is ready
+    - `ledger`: what is wrong with the database for good; null while it is ready
+    - `limits_hold`: over which gateways the limits of workspaces hold now
+    - `conditions`: all that is wrong, the worst first, also of a gateway that is ready: the list of
+      `GET /admin/v1/conditions`
+    """
 
     ready: bool
     stopping: bool

@@ -1,7 +1,7 @@
-"""The calls of Google's Interactions API: turns, and what is kept of them.
+"""The calls of Google's Interactions API: turns, and the stored interactions.
 
-Interactions are kept as the responses of OpenAI's API are, and as long. None runs in the
-background, so that none can be cancelled.
+Interactions are stored as the responses of OpenAI's API are, and for as long. None runs in the
+background, so none can be cancelled.
 """
 
 from functools import partial
@@ -12,16 +12,11 @@ from litestar.params import FromPath, RawBody
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Raw
 
-from gateway.base.errors import (
-    DemandRefused,
-    GatewayError,
-    InvalidRequest,
-    PromptTooLong,
-)
+from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, PromptTooLong
 from gateway.dialects import sse
 from gateway.dialects.collector import Event, Findings
 from gateway.dialects.errors import gemini_error, in_responses_names
-from gateway.dialects.gemini.lower import Held
+from gateway.dialects.gemini.lower import HeldContent
 from gateway.dialects.gemini.response import Nothing
 from gateway.dialects.interactions.lower import Prepared, prepare
 from gateway.dialects.interactions.request import Decoded, decode_interaction, kept_steps
@@ -33,16 +28,13 @@ from gateway.http.errors import request_id
 from gateway.http.generation import (
     KeyRequest,
     Stream,
-    Streamed,
+    answer_settled,
     answered,
-    begun,
-    gathered,
     prepared,
-    while_present,
 )
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
-from gateway.http.stored_responses import PREFIXES, chain_of, chain_to, items_in, kept_of
+from gateway.http.stored_responses import PREFIXES, chain_of, chain_to, items_in, stored_of
 from gateway.prompt.ask import TurnId
 from gateway.turn.contents import Link, StoredResponse
 
@@ -68,31 +60,31 @@ class InteractionsController(Controller):
         if keeps:
             await services.responses.check_room(request.user.workspace)
         lowered = Prepared(decoded, ask)
-        try:
-            running = begun(request, ask, partial(_writer, services, lowered))
-            turn_events, writer = await while_present(request.scope, running)
 
+        def stream_of(writer: InteractionWriter) -> Stream[Event]:
             async def settle(events: list[Event]) -> None:
+                """Store the interaction. Where that can't be done, the last event says so."""
                 if keeps and not await earlier.keep(decoded, writer.interaction):
                     writer.tell_unkept()
                     for event in events[-1:]:
                         event["interaction"] = writer.interaction
 
             def failed(error: GatewayError) -> bytes:
-                named = in_responses_names(error, writer.paths, _SCHEMA)
-                return _event_bytes(_error_event(named, failed_id))
+                failure = in_responses_names(error, writer.paths, _SCHEMA)
+                return _event_bytes(_error_event(failure, failed_id))
 
-            stream: Stream[Event] = Stream(
+            return Stream(
                 render=lambda events: b"".join(map(_event_bytes, events)),
                 failed=failed,
                 last=sse.DONE,
                 settle=settle,
             )
-            if ask.stream:
-                return Streamed(stream, turn_events, writer)
-            await while_present(request.scope, gathered(turn_events, writer))
-            await settle([])
-            return answered(writer.interaction)
+
+        try:
+            make_writer = partial(_writer, services, lowered)
+            return await answer_settled(
+                request, ask, make_writer, stream_of, lambda writer: writer.interaction
+            )
         except (PromptTooLong, DemandRefused) as error:
             raise in_responses_names(error, ask.plan.paths, _SCHEMA) from None
 
@@ -102,21 +94,21 @@ class InteractionsController(Controller):
         query = request.query_params
         if query.get("stream") == "true":
             raise InvalidRequest("stream: an interaction is streamed only while it is made")
-        kept = await kept_of(request, "Interaction", interaction_id)
-        body = bytes(kept.response)
+        stored = await stored_of(request, "Interaction", interaction_id)
+        body = bytes(stored.response)
         if query.get("include_input") == "true":
-            body = _encode({**_object.decode(body), "input": kept.items})
+            body = _encode({**_object.decode(body), "input": stored.items})
         return ASGIResponse(body=body, media_type="application/json")
 
     @delete("/{interaction_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, interaction_id: FromPath[str]) -> ASGIResponse:
-        await kept_of(request, "Interaction", interaction_id)
+        await stored_of(request, "Interaction", interaction_id)
         await services_of(request).responses.remove([interaction_id])
         return answered(Nothing())
 
     @post("/{interaction_id:str}/cancel", status_code=200)
     async def cancel(self, request: KeyRequest, interaction_id: FromPath[str]) -> ASGIResponse:
-        await kept_of(request, "Interaction", interaction_id)
+        await stored_of(request, "Interaction", interaction_id)
         raise InvalidRequest("id: only an interaction in the background can be cancelled")
 
 
@@ -127,40 +119,41 @@ class InteractionsAtV1Controller(InteractionsController):
 
 
 class _Earlier:
-    """What a request stands behind: the interaction that it goes on with, a cached content."""
+    """What a request stands behind: the interaction that it continues, and a cached content."""
 
     def __init__(self, request: KeyRequest) -> None:
         self._request = request
         self._chain: list[Link] = []
-        self._held: Held | None = None
+        self._held: HeldContent | None = None
 
     async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
-        """The request behind what is kept, and the bytes of that. Raise InvalidRequest for an
-        interaction that is not kept, NotFound for a cached content that is not there."""
+        """The request behind what it names, and the bytes of that. Raise InvalidRequest for an
+        interaction that is not stored, and NotFound for a cached content that is not there."""
         services = services_of(self._request)
-        wanted = decoded.request
         model = services.find_model(decoded.model)
-        name = wanted.cached_content or None
+        name = decoded.request.cached_content or None
+        num_bytes = 0
         held = await held_by(self._request, name, model, "cached_content")
-        self._held, num_bytes = held or (None, 0)
-        previous = wanted.previous_interaction_id
+        if held is not None:
+            self._held, num_bytes = held
+        previous = decoded.request.previous_interaction_id
         if not previous:
             return decoded, num_bytes
         self._chain = await chain_to(self._request, "Interaction", previous)
         earlier = await chain_of(self._request, self._chain, _PREVIOUS)
         steps = items_in(earlier)
-        num_kept_bytes = sum(map(len, steps))
+        num_earlier_bytes = sum(map(len, steps))
         num_lost = len(self._chain) - len(earlier)
         behind = partial(decoded.behind, steps, num_lost, services.bounds)
         workspace = self._request.user.workspace
-        whole = await services.workers.run(workspace, num_kept_bytes, behind)
-        return whole, num_bytes + num_kept_bytes
+        whole = await services.workers.run(workspace, num_earlier_bytes, behind)
+        return whole, num_bytes + num_earlier_bytes
 
     def lower(self, decoded: Decoded, context: RequestContext) -> Prepared:
         return prepare(decoded, context, self._held)
 
     async def keep(self, decoded: Decoded, interaction: Interaction) -> bool:
-        """Keep an interaction with its own input; False where that can't be."""
+        """Store an interaction with its own input; return False where that can't be done."""
 
         def make() -> StoredResponse:
             steps = [] if interaction.steps is UNSET else interaction.steps

@@ -15,11 +15,7 @@ from msgspec import UNSET
 
 from engine.protocol import Frame
 from gateway.base.bounds import RequestBounds
-from gateway.base.errors import (
-    GatewayError,
-    InvalidRequest,
-    NotFound,
-)
+from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.dialects import sse
 from gateway.dialects.anthropic import lower as anthropic
 from gateway.dialects.anthropic import request as messages
@@ -70,10 +66,10 @@ class MessagesController(Controller):
         betas = header_of(scope, b"anthropic-beta") or ""
 
         def make(decoded: messages.MessagesRequest, context: RequestContext) -> Ask:
-            wanted = decoded.diagnostics
+            diagnostics = decoded.diagnostics
             compared = Compared(
-                is_wanted=wanted is not None,
-                previous=wanted.previous_message_id if wanted else None,
+                is_wanted=diagnostics is not None,
+                previous=diagnostics.previous_message_id if diagnostics else None,
                 parameters=anthropic.prompt_parameters(decoded, betas),
             )
             return anthropic.ask_of(
@@ -117,9 +113,9 @@ def check_attribution(request: KeyRequest) -> None:
 def check_version(version: str | None) -> messages.Version:
     if not version:
         raise InvalidRequest("anthropic-version: header is required")
-    for known in messages.VERSIONS:
-        if version == known:
-            return known
+    for valid in messages.VERSIONS:
+        if version == valid:
+            return valid
     raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
 
 
@@ -239,8 +235,11 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
 
     async def fetch(decoded: GenerateRequest) -> tuple[GenerateRequest, int]:
         nonlocal held
-        model_there = services.find_model(decoded.model)
-        held, num_bytes = await held_by(request, decoded.cached_content, model_there) or (None, 0)
+        model_of_call = services.find_model(decoded.model)
+        content = await held_by(request, decoded.cached_content, model_of_call)
+        if content is None:
+            return decoded, 0
+        held, num_bytes = content
         return decoded, num_bytes
 
     def lower(decoded: GenerateRequest, context: RequestContext) -> tuple[Ask, bool]:
@@ -273,15 +272,15 @@ async def call_gemini_model(request: KeyRequest, body: bytes, model_id: str) -> 
     stream = None
     if method == _STREAM:
         has_events = request.query_params.get("alt") == "sse"
-        made_of = _gemini_events if has_events else _gemini_list
-        stream = made_of(request_id(request.scope))
+        failed_id = request_id(request.scope)
+        stream = _gemini_events(failed_id) if has_events else _gemini_list(failed_id)
     return await answer(request, ask, make, stream)
 
 
 def _gemini_events(failed_id: str) -> Stream[gemini_answers.GenerateContentResponse]:
-    """The next event is always begun, and a heartbeat is a space in it. Some clients (Genkit,
-    `@google/generative-ai`) take all that stands between two events for a broken one, also a blank
-    line."""
+    """Server-sent events. The next event is always begun, and a heartbeat is a space in it. Some
+    clients (Genkit, `@google/generative-ai`) take anything between two events for a broken event,
+    even a blank line."""
 
     def render(chunks: list[gemini_answers.GenerateContentResponse]) -> bytes:
         pieces: list[bytes] = []

@@ -108,10 +108,10 @@ def _gemini_model(model: Model, services: Services) -> gemini.Model:
     )
 
 
-def _position(ids: list[str], wanted: str, field: str) -> int:
-    if wanted not in ids:
+def _position(ids: list[str], model_id: str, field: str) -> int:
+    if model_id not in ids:
         raise InvalidRequest(f"{field}: no such model")
-    return ids.index(wanted)
+    return ids.index(model_id)
 
 
 def _info(model: Model, services: Services) -> ModelInfo:

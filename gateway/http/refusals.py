@@ -72,9 +72,9 @@ class Refusals:
     def newest(self, workspace: str | None, request_id: str | None, limit: int) -> list[Refusal]:
         """The newest first. `workspace` None is all, also those without one."""
         parts = self._newest.values() if workspace is None else [self._newest.get(workspace, ())]
-        wanted = (
+        newest_parts = (
             (refusal for refusal in reversed(part) if request_id in (None, refusal.request_id))
             for part in parts
         )
         # Each part is in the order of time, so no more is sorted than is answered.
-        return list(islice(merge(*wanted, key=lambda refusal: -refusal.at_ms), limit))
+        return list(islice(merge(*newest_parts, key=lambda refusal: -refusal.at_ms), limit))

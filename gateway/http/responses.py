@@ -1,4 +1,4 @@
-"""The calls of OpenAI's Responses API: turns, and what is kept of them."""
+"""The calls of OpenAI's Responses API: turns, and the stored responses."""
 
 import re
 from functools import partial
@@ -9,11 +9,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gateway.base.errors import (
-    DemandRefused,
-    GatewayError,
-    PromptTooLong,
-)
+from gateway.base.errors import DemandRefused, GatewayError, PromptTooLong
 from gateway.dialects import sse
 from gateway.dialects.collector import Event, Findings
 from gateway.dialects.errors import in_responses_names
@@ -34,7 +30,7 @@ from gateway.http.errors import request_id
 from gateway.http.generation import (
     KeyRequest,
     Stream,
-    Streamed,
+    answer_settled,
     answered,
     begun,
     gathered,
@@ -43,14 +39,14 @@ from gateway.http.generation import (
 )
 from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
-from gateway.http.stored_responses import Continued, kept_of
+from gateway.http.stored_responses import Continued, stored_of
 from gateway.prompt.ask import TurnId
 
-_NAMES_KEPT = re.compile(rb'"(?:previous_response_id|conversation|item_reference)"|"id"')
+_NAMES_STORED = re.compile(rb'"(?:previous_response_id|conversation|item_reference)"|"id"')
 
 
 class ResponsesController(Controller):
-    """/v1/responses: responses, what is kept of them, and the counts of requests."""
+    """/v1/responses: responses, stored ones, and the counts of requests."""
 
     path = "/v1/responses"
     middleware = (KeyAuth,)
@@ -59,44 +55,47 @@ class ResponsesController(Controller):
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         services = services_of(request)
         earlier = Continued(request)
-        fetch = earlier.fetch if _NAMES_KEPT.search(body) else None
+        fetch = earlier.fetch if _NAMES_STORED.search(body) else None
         lowered = await prepared(request, body, decode_responses, prepare, fetch)
         ask = lowered.ask
         failed_id = request_id(request.scope)
-        wanted = lowered.decoded.request
-        # One that is prewarmed is kept where the client says so.
-        may_keep = wanted.store if wanted.is_prewarm else wanted.store is not False
+        store = lowered.decoded.request.store
+        if lowered.decoded.request.is_prewarm:
+            may_keep = bool(store)
+        else:
+            may_keep = store is not False
         keeps = may_keep and services.responses.keeps(request.user)
         if keeps:
             await services.responses.check_room(request.user.workspace)
-        try:
-            running = begun(request, ask, partial(_response_writer, services, lowered))
-            turn_events, writer = await while_present(request.scope, running)
+
+        def stream_of(writer: responses.ResponseWriter) -> Stream[Event]:
             if keeps:
                 writer.response = replace(writer.response, store=True)
 
             async def settle(events: list[Event]) -> None:
-                if writer.response.store and not await earlier.keep(
-                    lowered.decoded, writer.response
-                ):
+                """Store the response. Where that can't be done, the last event says so."""
+                if not writer.response.store:
+                    return
+                if not await earlier.keep(lowered.decoded, writer.response):
                     writer.response = replace(writer.response, store=False)
                     for event in events[-1:]:
                         event["response"] = writer.response
 
             def failed(error: GatewayError) -> bytes:
-                named = in_responses_names(error, writer.paths)
-                return _response_event(writer.fail(named, failed_id))
+                failure = in_responses_names(error, writer.paths)
+                return _response_event(writer.fail(failure, failed_id))
 
-            stream: Stream[Event] = Stream(
+            return Stream(
                 render=lambda events: b"".join(map(_response_event, events)),
                 failed=failed,
                 settle=settle,
             )
-            if ask.stream:
-                return Streamed(stream, turn_events, writer)
-            await while_present(request.scope, gathered(turn_events, writer))
-            await settle([])
-            return answered(writer.response)
+
+        try:
+            make_writer = partial(_response_writer, services, lowered)
+            return await answer_settled(
+                request, ask, make_writer, stream_of, lambda writer: writer.response
+            )
         except (PromptTooLong, DemandRefused) as error:
             raise in_responses_names(error, ask.plan.paths) from None
 
@@ -104,7 +103,7 @@ class ResponsesController(Controller):
     async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         """The exact tokens of a request's prompt."""
         services = services_of(request)
-        fetch = Continued(request).fetch if _NAMES_KEPT.search(body) else None
+        fetch = Continued(request).fetch if _NAMES_STORED.search(body) else None
         with services.counting.admitted(request.user.workspace, len(body)):
             lowered = await prepared(request, body, decode_responses, prepare, fetch)
             try:
@@ -115,9 +114,9 @@ class ResponsesController(Controller):
 
     @post("/compact", status_code=200)
     async def compact(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        """Have the model summarize a conversation, and answer with what stands for it."""
+        """Let the model summarize a conversation. The answer stands for the conversation."""
         services = services_of(request)
-        fetch = Continued(request).fetch if _NAMES_KEPT.search(body) else None
+        fetch = Continued(request).fetch if _NAMES_STORED.search(body) else None
         lowered = await prepared(request, body, decode_compaction, prepare_compaction, fetch)
         ask = lowered.ask
         try:
@@ -133,20 +132,20 @@ class ResponsesController(Controller):
 
     @get("/{response_id:str}")
     async def retrieve(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
-        kept = await kept_of(request, "Response", response_id)
-        return ASGIResponse(body=bytes(kept.response), media_type="application/json")
+        stored = await stored_of(request, "Response", response_id)
+        return ASGIResponse(body=bytes(stored.response), media_type="application/json")
 
     @delete("/{response_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
-        await kept_of(request, "Response", response_id)
+        await stored_of(request, "Response", response_id)
         await services_of(request).responses.remove([response_id])
         return answered(responses.Deleted(response_id, "response"))
 
     @get("/{response_id:str}/input_items", before_request=check_query)
     async def input_items(self, request: KeyRequest, response_id: FromPath[str]) -> ASGIResponse:
         """The response's own input, without what came before it."""
-        kept = await kept_of(request, "Response", response_id)
-        return answered(responses.page_of(kept.items, request.query_params))
+        stored = await stored_of(request, "Response", response_id)
+        return answered(responses.page_of(stored.items, request.query_params))
 
 
 def _response_writer(

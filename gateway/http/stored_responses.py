@@ -1,4 +1,4 @@
-"""What is kept for later requests: responses, conversations and items of OpenAI's dialect, and
+"""What is stored for later requests: responses, conversations and items of OpenAI's dialect, and
 Google's interactions."""
 
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,11 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from gateway.base.errors import (
-    InvalidRequest,
-    NotFound,
-    ResponseNotKept,
-)
+from gateway.base.errors import InvalidRequest, NotFound, ResponseNotKept
 from gateway.dialects.responses import response as responses
-from gateway.dialects.responses.request import (
-    Decoded,
-    items_of,
-)
+from gateway.dialects.responses.request import Decoded, items_of
 from gateway.http.bodies import brought_in
-from gateway.http.generation import (
-    KeyRequest,
-)
+from gateway.http.generation import KeyRequest
 from gateway.http.services import services_of
 from gateway.turn.contents import Link, StoredResponse, check_chain
 
@@ -30,44 +21,45 @@ _encode = msgspec.json.Encoder().encode
 
 Kind = Literal["Conversation", "Interaction", "Response"]
 PREFIXES: dict[Kind, str] = {"Conversation": "conv_", "Interaction": "v1_", "Response": "resp_"}
-"""How the ids of each kind begin."""
+"""The beginnings of the ids of each kind."""
 
 
-async def kept_of(request: KeyRequest, kind: Kind, kept_id: str) -> StoredResponse:
-    """Raise NotFound for one that is not kept, or another workspace's."""
-    ids = [kept_id] if kept_id.startswith(PREFIXES[kind]) else []
-    kept = (await kept_by_id(request, ids)).get(kept_id)
-    if kept is None:
-        raise NotFound(f"{kind} with id '{kept_id[:64]}' not found: none is kept of this id.")
-    return kept
+async def stored_of(request: KeyRequest, kind: Kind, stored_id: str) -> StoredResponse:
+    """What is stored under this id. Raise NotFound where nothing is, or another workspace's."""
+    ids = [stored_id] if stored_id.startswith(PREFIXES[kind]) else []
+    stored = (await stored_by_id(request, ids)).get(stored_id)
+    if stored is None:
+        raise NotFound(f"{kind} with id '{stored_id[:64]}' not found: none is kept of this id.")
+    return stored
 
 
 async def chain_to(
-    request: KeyRequest, kind: Literal["Interaction", "Response"], kept_id: str
+    request: KeyRequest, kind: Literal["Interaction", "Response"], stored_id: str
 ) -> list[Link]:
-    """The chain that ends with a kept response. Raise ResponseNotKept."""
+    """The chain that ends with a stored response. Raise ResponseNotKept where it is not stored."""
     try:
-        kept = await kept_of(request, kind, kept_id)
+        stored = await stored_of(request, kind, stored_id)
     except NotFound:
         keeps = services_of(request).responses.keeps(request.user)
-        raise ResponseNotKept(kept_id[:64], keeps=keeps, kind=kind.lower()) from None
-    num_bytes = sum(map(len, [kept.response, *kept.items, *kept.output]))
-    return [*kept.chain, Link(kept_id, num_bytes)]
+        raise ResponseNotKept(stored_id[:64], keeps=keeps, kind=kind.lower()) from None
+    num_bytes = sum(map(len, [stored.response, *stored.items, *stored.output]))
+    return [*stored.chain, Link(stored_id, num_bytes)]
 
 
 async def chain_of(
     request: KeyRequest, chain: Sequence[Link], path: str
 ) -> dict[str, StoredResponse]:
-    """What is kept of a chain, in its order. Its bytes count as if the request had sent them."""
+    """What is still stored of a chain, in its order. Its bytes count as if the request had sent
+    them."""
     num_bytes = sum(link.num_bytes for link in chain)
     check_chain(len(chain), num_bytes, path)
     await brought_in(request.scope, num_bytes)
-    kept = await kept_by_id(request, [link.id for link in chain])
-    return {link.id: kept[link.id] for link in chain if link.id in kept}
+    stored = await stored_by_id(request, [link.id for link in chain])
+    return {link.id: stored[link.id] for link in chain if link.id in stored}
 
 
-async def kept_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, StoredResponse]:
-    """What of these is kept. It is read in one of the workspace's places for reads."""
+async def stored_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, StoredResponse]:
+    """What is stored under these ids. It is read in one of the workspace's places for reads."""
     services = services_of(request)
     workspace = request.user.workspace
     async with services.reads["store"].taken(workspace):
@@ -75,16 +67,16 @@ async def kept_by_id(request: KeyRequest, ids: Sequence[str]) -> dict[str, Store
 
 
 def items_in(chain: Mapping[str, StoredResponse]) -> list[Raw]:
-    """The items of a chain, in its order: of each link its input, then its output."""
+    """The items of a chain, in its order: each link's input, then its output."""
     items: list[Raw] = []
-    for kept in chain.values():
-        items += kept.items
-        items += kept.output
+    for stored in chain.values():
+        items += stored.items
+        items += stored.output
     return items
 
 
 class Continued:
-    """What a request goes on with: a response, a conversation, items by their ids."""
+    """What a request continues: a response, a conversation, or items by their ids."""
 
     def __init__(self, request: KeyRequest) -> None:
         self._request = request
@@ -92,8 +84,8 @@ class Continued:
         self._chain: list[Link] = []
 
     async def fetch(self, decoded: Decoded) -> tuple[Decoded, int]:
-        """The request behind what is kept, and the bytes of that. Raise InvalidRequest for what is
-        not kept."""
+        """The request behind what it names, and the bytes of that. Raise InvalidRequest for what
+        is not stored."""
         previous = decoded.request.previous_response_id
         conversation = decoded.request.conversation_id
         if previous is None and conversation is None and not decoded.references:
@@ -105,16 +97,16 @@ class Continued:
             self._chain = await self._chain_in(conversation)
         earlier = await chain_of(self._request, self._chain, path)
         if len(earlier) < len(self._chain):
-            lost = len(self._chain) - len(earlier)
-            decoded.notepad.ignore(path, f"of the responses before {lost} are kept no longer")
-        # One after the other: how long they are is known when they are there.
+            num_lost = len(self._chain) - len(earlier)
+            decoded.notepad.ignore(path, f"of the responses before {num_lost} are kept no longer")
+        # They are read one after the other, because their bytes are known only then.
         referenced = list[Raw]()
         num_bytes = 0
         stems = dict.fromkeys(item_id.partition("_")[2][:-2] for item_id in decoded.references)
         for number, stem in enumerate(stems, 1):
             response_id = f"resp_{stem}"
-            kept = await kept_by_id(self._request, [response_id])
-            output = kept[response_id].output if response_id in kept else []
+            stored = await stored_by_id(self._request, [response_id])
+            output = stored[response_id].output if response_id in stored else []
             num_bytes += sum(map(len, output))
             check_chain(number, num_bytes, "input")
             referenced += output
@@ -127,13 +119,13 @@ class Continued:
 
     async def _chain_in(self, conversation_id: str) -> list[Link]:
         try:
-            kept = await kept_of(self._request, "Conversation", conversation_id)
+            conversation = await stored_of(self._request, "Conversation", conversation_id)
         except NotFound as error:
             raise InvalidRequest(str(error), "conversation") from None
-        return kept.chain
+        return conversation.chain
 
     async def keep(self, decoded: Decoded, response: responses.Response) -> bool:
-        """Keep a response with its own input; False where that can't be."""
+        """Store a response with its own input; return False where that can't be done."""
         workspace = self._request.user.workspace
         stem = response.id.removeprefix("resp_")
 
@@ -149,8 +141,8 @@ class Continued:
         conversation = decoded.request.conversation_id
         if link is not None and conversation is not None:
 
-            def edit(kept: StoredResponse) -> None:
-                kept.chain.append(link)
+            def edit(stored: StoredResponse) -> None:
+                stored.chain.append(link)
 
             await self._states.change(workspace, conversation, edit)
         return link is not None

@@ -75,11 +75,11 @@ class Audit:
         and JournalUnavailable."""
         today = self._clock.wall_ms() // DAY_MS * DAY_MS
         recent = today - (_RECENT_DAYS - 1) * DAY_MS
-        known = {finding.day_ms for finding in self.findings or ()}
+        known_days = {finding.day_ms for finding in self.findings or ()}
         findings = []
         for day_ms, number in sorted((await self._journal.forgotten()).items()):
             # At the start nobody knows which days had been looked at before a kill.
-            if self.findings is not None and day_ms < recent and day_ms not in known:
+            if self.findings is not None and day_ms < recent and day_ms not in known_days:
                 continue
             stored = await self._count(self._journal.instances, day_ms, day_ms + DAY_MS)
             if stored is None:

@@ -1,8 +1,8 @@
 """Copies closed turns from the journal to the ledger, exactly once, then acknowledges the engine.
 
-The order makes it safe: insert (a repeated one changes nothing), acknowledge, forget. A crash in
-between repeats the insert. The turn of a batch's row ends the row in the same transaction. A try
-that did not end its row leaves the journal without a row in the ledger.
+The order makes it safe: insert, acknowledge, forget. After a crash in between the insert is
+repeated, and a repeated insert changes nothing. The turn of a batch's row ends the row in the same
+transaction. A try that did not end its row leaves the journal without a turn in the ledger.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 
 
 class Billing:
-    """Prices turns that end, and counts each in the metrics once. `charged` is called afterwards,
-    however the turn ended."""
+    """Prices turns that end, and counts each in the metrics once. Then it calls `charged`, however
+    the turn ended."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Billing:
         """Price a turn by what its engine counted. An answer that the client did not get costs
         nothing."""
         if record.first_leg is not None and record.epoch is None:
-            record.take_prefill(0)  # the engine that was to answer told nothing
+            record.take_prefill(0)  # the engine that was to answer reported nothing
         # The record is opened with the model whose price applies. Pricing replaces it by the id.
         model = (record.price or record.model).split("@")[0]
         charge(record, self.prices.find(model, record.opened_at.date()))
@@ -69,52 +69,54 @@ class Billing:
         self.charged(record)
 
     def most(self, ask: Ask, on: date) -> NanoDollars:
-        """The most that the turn can cost, with the prompt's tokens as they are estimated. Without
-        a price it costs nothing."""
+        """The most that the turn can cost, by the estimated tokens of its prompt. Without a price
+        it costs nothing."""
         price = self.prices.find((ask.model.price or ask.model.id).split("@")[0], on)
-        return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.most_output)
+        return NanoDollars(0) if price is None else price.most(ask.prompt_tokens, ask.max_output)
 
 
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 """Inserts closed turns. Those that are there change nothing."""
 EndRows = Callable[[Sequence[TurnRecord]], Awaitable[set[str]]]
-"""Inserts turns of batches' rows and ends the rows. The answer is which of them the ledger has from
-this gateway."""
+"""Inserts turns of batches' rows and ends the rows. Returns the ids of the turns that the ledger
+has from this gateway."""
 Known = Callable[[Sequence[str]], Awaitable[set[str]]]
-
-# Preparing a batch of this size does not hold up the event loop for long.
+"""Returns those of the turns that the ledger has."""
 _BATCH = 200
+"""To prepare a batch of this size does not hold up the event loop for long."""
 _IDLE_SECONDS = 0.25
-# While turns come. A batch costs 1.4 ms of CPU whatever its size, and each of its turns 50 us.
 _GATHER_SECONDS = 0.5
+"""The pause while turns come. A batch costs 1.4 ms of CPU whatever its size, and a turn 50 us."""
 _MAX_BACKOFF_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class Drain:
-    """`known` tells which turns the ledger has. Without `end_rows` turns of rows stay. `problem` is
-    why the last attempt failed, None where it did not. `is_behind`: it failed, or there was more
-    than it took."""
+    """Moves closed turns from the journal to the ledger."""
 
     journal: Journal
     insert: Insert
     acknowledge: Callable[[str, list[str]], Awaitable[None]]
     metrics: Metrics
+    # Tells which turns the ledger has.
     known: Known | None = None
+    # Without it turns of batches' rows stay in the journal.
     end_rows: EndRows | None = None
     has_looked: bool = False
+    # Why the last attempt failed; None where it did not.
     problem: str | None = None
+    # The last attempt failed, or there was more than it took.
     is_behind: bool = False
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until stopping, and once more then, so that a clean stop leaves an empty journal."""
+        """Run until stopping, and then once more, so that a clean stop leaves an empty journal."""
         backoff = _IDLE_SECONDS
         is_last = False
         while not is_last:
             is_last = stopping.is_set()
             try:
-                # A look into the journal goes to its thread and back. The last one sees closes that
-                # are on their way to it.
+                # A look into the journal goes to its thread and back, so it is saved where it can
+                # be. The last look is always made: closes may still be on their way.
                 has_nothing = self.has_looked and not (is_last or self.journal.num_closed)
                 moved = 0 if has_nothing else await self.step()
                 backoff = _IDLE_SECONDS
@@ -135,7 +137,7 @@ class Drain:
     async def step(self) -> int:
         """Move one batch; return how many turns it held."""
         if not self.has_looked:
-            # Let go of lost turns that the ledger has by now: `recover --instance` made their rows.
+            # `recover --instance` may have inserted turns that were lost here.
             lost = await self.journal.set_aside_turns(LOST)
             if lost and self.known is not None:
                 await self.journal.found(sorted(await self.known(lost)))
@@ -171,7 +173,7 @@ class Drain:
         """End rows of batches. Where another gateway ended a row first, the turn is counted
         there."""
         try:
-            kept = await end_rows(rows)
+            stored_ids = await end_rows(rows)
         except LedgerRefused as error:
             if len(rows) == 1:
                 await self._set_aside(rows[0], error)
@@ -180,8 +182,8 @@ class Drain:
                 await self._end([turn], end_rows)
             return
         await self._acknowledge(rows)
-        await self.journal.drop([turn.journal_id for turn in rows if turn.id not in kept])
-        await self.journal.forget([turn.journal_id for turn in rows if turn.id in kept])
+        await self.journal.drop([turn.journal_id for turn in rows if turn.id not in stored_ids])
+        await self.journal.forget([turn.journal_id for turn in rows if turn.id in stored_ids])
 
     async def _set_aside(self, turn: TurnRecord, error: LedgerRefused) -> None:
         get_logger("drain").error(
@@ -202,8 +204,11 @@ class Drain:
             await self.insert(turns)
         except LedgerRefused as error:
             if len(turns) > 1:
-                # One of them was refused: each is tried alone.
-                return [stored for turn in turns for stored in await self._store([turn])]
+                # One of them was refused, so each is tried alone.
+                stored: list[TurnRecord] = []
+                for turn in turns:
+                    stored += await self._store([turn])
+                return stored
             await self._set_aside(turns[0], error)
             return []
         return turns

@@ -42,11 +42,13 @@ def last_attempts(counts: Iterable[Counted]) -> dict[str, Counted]:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilder:
-    """`scope_of` is a workspace's scope at engines, `model_of` the model of an engine's name, and
-    `price_of` the id of a model's price."""
+    """Makes turns of which only the name is left."""
 
+    # A workspace's scope at engines.
     scope_of: Callable[[str], str]
+    # The model of an engine, by the engine's name.
     model_of: Callable[[str], str]
+    # The id of a model's price.
     price_of: Callable[[str], str | None]
     wall: Callable[[], datetime]
 

@@ -1,14 +1,14 @@
 """Closes turns that ended without their last frame, from the engine's own final counts.
 
 These are turns whose client or engine went away, and turns that a killed gateway left open in its
-journal. An engine keeps final counts until they are acknowledged; a turn that no engine knows after
-some time is closed with the counts known so far. A request that a turn left behind when it moved to
-another engine is cancelled and acknowledged, and nobody pays for it.
+journal. An engine stores final counts until they are acknowledged. A turn that no engine knows
+after some time is closed with the counts that are known. A turn that moves to another engine leaves
+a request behind: it is cancelled and acknowledged, and nobody pays for it.
 
-Counts of a turn that the journal does not have are acknowledged only if the ledger has the turn. If
-neither has it, one of them was damaged or restored: the turn is set aside by name, and closed by
-the engine's counts (`lost.py`). A damaged journal goes on under a new instance, so the counts of
-its former instances are looked at too.
+The journal may not have a turn whose counts an engine reports. The counts are acknowledged only if
+the ledger has the turn. If neither has it, one of them was damaged or restored: the turn is set
+aside by its name, and closed by the engine's counts (`lost.py`). A damaged journal goes on under a
+new instance, so the counts of its former instances are looked at too.
 """
 
 import asyncio
@@ -31,37 +31,38 @@ from gateway.journal.store import LOST, Journal
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
-# The journal's thread looks up so many turns at once. Other turns wait for it meanwhile.
 _SWEEP_COUNTS = 500
-# Turns that are closed at once. All of them have one deadline of the journal's.
+"""The journal's thread looks up so many turns at once. Other turns wait for it meanwhile."""
 _CLOSED_TOGETHER = 256
+"""Turns that are closed at once. All of them have one deadline of the journal's."""
 _PATIENCE_SECONDS = 10.0
-# The time for an engine that does not answer. It may come back with the counts.
 _AWAY_SECONDS = 300.0
-# While the database is away nothing is acknowledged, and the engine's answer gets long. Asking for
-# it takes at most this share of our time.
+"""The time for an engine that does not answer. It may come back with the counts."""
 _POLL_SECONDS_PER_COUNT = 0.0002
+"""While the database is away nothing is acknowledged, and the engine's answer gets long. So the
+pause between two questions grows with it."""
 
 
 @dataclass(slots=True)
 class _Leftover:
-    """A turn to be closed. `to_cancel` names the engines that must still be told to cancel it.
-    `denied` names those that said in this step that it does not run there."""
+    """A turn to be closed."""
 
     record: TurnRecord
     since: float
+    # The engines that must still be told to cancel it.
     to_cancel: set[str]
+    # The engines that said in this step that it does not run there.
     denied: set[str] = field(default_factory=set)
     is_charged: bool = False
 
 
 @dataclass(slots=True)
 class _Retired:
-    """A request whose turn moved to another engine. `is_denied`: the engine says that it does not
-    run."""
+    """A request whose turn moved to another engine."""
 
     engine: str
     since: float
+    # Whether the engine says that it does not run.
     is_denied: bool = False
 
 
@@ -79,15 +80,16 @@ class Witness(Protocol):
 
 @dataclass(slots=True)
 class Reconciler:
-    """`known` tells which turns the ledger has. Without it the journal's word is enough. Without
-    `lost` what is set aside stays so."""
+    """Closes turns that an earlier process left open."""
 
     journal: Journal
     engines: Sequence[Witness]
     metrics: Metrics
     charge: Callable[[TurnRecord], None]
     monotonic: Callable[[], float]
+    # Tells which turns the ledger has. Without it the journal's word is enough.
     known: Known | None = None
+    # Without it what is set aside stays so.
     lost: LostTurns | None = None
     _pending: dict[str, _Leftover] = field(default_factory=dict)
     _retired: dict[str, _Retired] = field(default_factory=dict)
@@ -145,11 +147,11 @@ class Reconciler:
         async with self._stepping:
             self._num_counts = 0
             heard: set[str] = set()
-            kept: list[Counted] = []
+            unclaimed: list[Counted] = []
             for engine in [engine for engine in self._by_name.values() if engine.is_ready]:
                 try:
-                    # A request that does not run when it is cancelled, and has no counts behind
-                    # that, never ran. So counts are asked for last.
+                    # A request never ran if it does not run when it is cancelled and has no counts
+                    # afterwards. So counts are asked for last.
                     await self._cancel(engine)
                     counts = await engine.unacknowledged()
                 except GatewayError as error:
@@ -159,19 +161,20 @@ class Reconciler:
                 self._num_counts += len(counts)
                 await self._match(engine, counts)
                 counts = await self._without_retired(engine, counts)
-                kept += [Counted(engine.name, final) for final in counts]
+                unclaimed += [Counted(engine.name, final) for final in counts]
                 if is_sweep:
                     await self._sweep_ours(engine, counts)
             if is_sweep and self.lost is not None:
                 try:
-                    await self.lost.look(kept, is_whole=heard >= set(self._by_name))
+                    await self.lost.look(unclaimed, is_whole=heard >= set(self._by_name))
                 except LedgerUnavailable as error:
                     log.warning("lost_turns_wait", error=str(error))
             await self._close(self._given_up(heard), "lost")
             self._forget_retired()
 
     async def _cancel(self, engine: Witness) -> None:
-        """Cancel at this engine what is pending for too long, and what was retired there."""
+        """Cancel at this engine the turns that are pending for too long, and its retired
+        requests."""
         now = self.monotonic()
         for leftover in list(self._pending.values()):
             leftover.denied.discard(engine.name)
@@ -188,14 +191,18 @@ class Reconciler:
     async def _without_retired(
         self, engine: Witness, counts: list[FinalCounts]
     ) -> list[FinalCounts]:
-        """The counts without those of retired requests, which are acknowledged. A retired request
-        that has none and does not run is forgotten."""
-        gone = {i for i, retired in self._retired.items() if retired.engine == engine.name}
-        counted = {final.request_id for final in counts if final.request_id in gone}
+        """Acknowledge the counts of retired requests; return the others. A retired request that has
+        none and does not run is forgotten."""
+        retired_ids = {
+            request_id
+            for request_id, retired in self._retired.items()
+            if retired.engine == engine.name
+        }
+        counted = {final.request_id for final in counts if final.request_id in retired_ids}
         if counted:
             await engine.ack(sorted(counted))
             self.metrics.count("reconciled_turns", "retried", amount=len(counted))
-        for request_id in gone:
+        for request_id in retired_ids:
             if request_id in counted or self._retired[request_id].is_denied:
                 del self._retired[request_id]
         return [final for final in counts if final.request_id not in counted]
@@ -211,7 +218,7 @@ class Reconciler:
             get_logger("reconcile").warning("sweep_waits", engine=engine.name, error=str(error))
 
     def _given_up(self, heard: set[str]) -> list[_Leftover]:
-        """The turns that no engine knows. Only engines that were `heard` in this step are believed;
+        """The turns that no engine knows. Only engines that were `heard` in this step are believed:
         a busy one may have the counts."""
         now = self.monotonic()
         given_up = []
@@ -265,8 +272,8 @@ class Reconciler:
         await self._close(closing.values(), "engine_counts")
 
     async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
-        """Close turns together, so that they share writes to the disk. Raises what the journal
-        raised for one of them once all of its group have ended."""
+        """Close turns together, so that they share writes to the disk. Raise the journal's error
+        for one of them once all of its group have ended."""
 
         async def close_one(leftover: _Leftover) -> None:
             if not leftover.is_charged:
@@ -285,21 +292,23 @@ class Reconciler:
                     raise failure
 
     async def _sweep(self, engine: Witness, mine: list[FinalCounts]) -> None:
-        """Acknowledge our turns that are in the ledger, and set the others aside by name. The
-        journal is asked first: a turn that has left it is in the ledger by then."""
+        """Acknowledge our turns that are in the ledger, and set the others aside by their names.
+        The journal is asked first: a turn that has left it is in the ledger by then."""
         requests = [final.request_id for final in mine]
-        gone = set(await self.journal.unknown([turn_of(request)[0] for request in requests]))
-        if not gone:
+        unknown = set(await self.journal.unknown([turn_of(request)[0] for request in requests]))
+        if not unknown:
             return
-        known = gone if self.known is None else await self.known(sorted(gone))
+        in_ledger = unknown if self.known is None else await self.known(sorted(unknown))
         # A try of a row that neither of them has was given up: the row runs again.
-        stored = known | {turn_id for turn_id in gone - self._pending.keys() if is_try(turn_id)}
+        stored = in_ledger | {
+            turn_id for turn_id in unknown - self._pending.keys() if is_try(turn_id)
+        }
         done = [request for request in requests if turn_of(request)[0] in stored]
         if done:
             await engine.ack(done)
         # Turns of this process that the journal may not have: its file was damaged.
         retired = {turn_of(request_id)[0] for request_id in self._retired}
-        lost = gone - stored - self._pending.keys() - retired
+        lost = unknown - stored - self._pending.keys() - retired
         if not lost:
             return
         # From now on the journal knows these turns, so the next sweep passes over them.

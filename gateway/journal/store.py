@@ -140,13 +140,14 @@ _decode = msgspec.json.Decoder(TurnRecord).decode
 
 
 class Row(NamedTuple):
-    """A turn in the journal. `at` (ISO 8601) and `reason` are of one that was set aside. `record`
-    is None where nothing is left of the turn but its name."""
+    """A turn in the journal."""
 
     id: str
     state: str
+    # None where nothing is left of the turn but its name.
     record: bytes | None
     checksum: int
+    # Why it was set aside, and when (ISO 8601).
     reason: str | None = None
     at: str | None = None
 
@@ -246,10 +247,12 @@ Work = Row | Callable[[Table], Any]
 
 
 class _Job(NamedTuple):
-    """`future` is told when the work is on disk. Work that `must` be done is tried until it is."""
+    """One piece of work on the file."""
 
     work: Work
+    # Work that must be done is tried until it is.
     must: bool
+    # Told when the work is on disk.
     future: asyncio.Future[Any]
 
 

@@ -27,9 +27,9 @@ from gateway.structs.fleet import Key, KeyScope, Workspace
 
 # Ids go into response headers and file names of exports.
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
-"""Python's `$` alone allows a line's end behind it."""
-# Names are shown in tables. Control characters break their lines, invisible ones make two names
-# look alike, and those of direction turn the rest of a line around.
+"""Without the look-ahead Python's `$` would allow a line's end behind the id."""
+# Names are shown in tables. Control characters break a table's lines. Invisible characters make two
+# names look alike. Characters of direction turn the rest of a line around.
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff"
 NAME_PATTERN = rf"^[^{_UNSEEN}]+$(?!\n)"
 IN_WORDS = {
@@ -43,12 +43,14 @@ DEFAULT_WORKSPACE = "default"
 
 
 class Workspaces:
+    """The workspaces in the ledger."""
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     async def create(self, workspace: str, now: datetime, values: Mapping[str, Any]) -> Workspace:
-        """`values` are columns by name. Raise InvalidRequest if the id is taken, or if the id or
-        the name is not valid."""
+        """Make a workspace with `values`, which are columns by name. Raise InvalidRequest if the id
+        is taken, or if the id or the name is not valid."""
         if not re.match(ID_PATTERN, workspace):
             raise InvalidRequest(f"id: {IN_WORDS[ID_PATTERN]}")
         _check_display_name(values)
@@ -66,12 +68,12 @@ class Workspaces:
         async with _changing(self._ledger) as connection:
             await _get(connection, workspace)
             if values:
-                changed = update(WorkspaceRow).where(WorkspaceRow.id == workspace)
-                await connection.execute(changed.values(**values))
+                change = update(WorkspaceRow).where(WorkspaceRow.id == workspace)
+                await connection.execute(change.values(**values))
             return await _get(connection, workspace)
 
     async def archive(self, workspace: str, now: datetime) -> Workspace:
-        """Its keys stop working until it is restored. Its usage stays in the ledger."""
+        """Stop its keys from working until it is restored. Its usage stays in the ledger."""
         if workspace == DEFAULT_WORKSPACE:
             raise InvalidRequest("workspace: the default workspace can't be archived")
         return await self.change(workspace, {"archived_at": now})
@@ -80,7 +82,7 @@ class Workspaces:
         return await self.change(workspace, {"archived_at": None})
 
     async def all(self) -> list[Workspace]:
-        """The oldest first."""
+        """All workspaces, the oldest first."""
         query = select(WorkspaceRow.__table__).order_by(WorkspaceRow.created_at, WorkspaceRow.id)
         return [_workspace(row) for row in await self._ledger.rows(query)]
 
@@ -105,17 +107,17 @@ def _check_display_name(values: Mapping[str, Any]) -> None:
         check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
 
 
-def check_name(field: str, name: str, most: int) -> None:
-    """Raise InvalidRequest where a name for people is not valid; `most` are characters."""
-    if not 1 <= len(name) <= most:
-        raise InvalidRequest(f"{field}: must have 1 to {most} characters")
+def check_name(field: str, name: str, max_characters: int) -> None:
+    """Raise InvalidRequest where a name that people read is not valid."""
+    if not 1 <= len(name) <= max_characters:
+        raise InvalidRequest(f"{field}: must have 1 to {max_characters} characters")
     if not re.match(NAME_PATTERN, name):
         raise InvalidRequest(f"{field}: {IN_WORDS[NAME_PATTERN]}")
 
 
 @asynccontextmanager
 async def _changing(ledger: Ledger) -> AsyncIterator[AsyncConnection]:
-    """A transaction that changes who may ask."""
+    """A transaction that changes workspaces or keys."""
     async with ledger.transaction() as connection:
         await identity.count_change(connection)
         yield connection
@@ -146,23 +148,29 @@ _PAGE = 500
 
 
 class ApiKey(Key, frozen=True, kw_only=True):
+    """A key with its digest, which no page shows."""
+
     digest: str
 
     def works(self, now: datetime) -> bool:
-        expired = self.expires_at is not None and self.expires_at <= now
-        return self.revoked_at is None and not expired
+        """Whether it is neither revoked nor expired."""
+        is_expired = self.expires_at is not None and self.expires_at <= now
+        return self.revoked_at is None and not is_expired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """All access of one `version`: the newest keys, and all workspaces by their ids. `has_ended`
-    are the digests that were asked about and belong to ended keys. `is_sample`: the database holds
-    sample data."""
+    """Who may ask, as of one version of the keys and workspaces."""
 
+    # See `Keys.version`.
     version: int
+    # Whether the database holds sample data.
     is_sample: bool
+    # The newest keys that work.
     keys: list[ApiKey]
+    # All workspaces, by their ids.
     workspaces: dict[str, Workspace]
+    # Those of the digests that were asked about whose keys have ended.
     has_ended: frozenset[str]
 
 
@@ -190,8 +198,11 @@ class Keys:
         scope: KeyScope = "inference",
         expires_at: datetime | None = None,
     ) -> str:
-        """Store the key of a workspace, both created when absent; return the key's id. Raise
-        InvalidRequest where the workspace's id or the name is not valid."""
+        """Store a key of a workspace; return the key's id. A missing workspace is made. A key that
+        is stored already stays as it is.
+
+        Raise InvalidRequest where the workspace's id or the name is not valid.
+        """
         check_name("name", name, MAX_KEY_NAME)
         async with _changing(self._ledger) as connection:
             if await find_workspace(connection, workspace) is None:
@@ -199,63 +210,65 @@ class Keys:
                     raise InvalidRequest(f"workspace: {IN_WORDS[ID_PATTERN]}")
                 insertion = insert(WorkspaceRow).values(id=workspace, created_at=now)
                 await connection.execute(insertion)
-            known = _first(await _select(connection, ApiKeyRow.digest == digest_of(key)))
-            if known is not None:
-                return known.id
+            stored = _first(await _select(connection, ApiKeyRow.digest == digest_of(key)))
+            if stored is not None:
+                return stored.id
             values = {"workspace_id": workspace, "name": name, "scope": scope}
             return await _insert(connection, key, created_at=now, expires_at=expires_at, **values)
 
     async def rotate(
         self, key_id: str, key: str, now: datetime, grace_seconds: float | None
     ) -> ApiKey:
-        """Store `key` as the successor of a working key, with its expiry. The old key ends after
-        the grace; None means when it is revoked. Raise NotFound, or InvalidRequest if the old key
-        was replaced."""
+        """Store `key` as the successor of a working key, with the same expiry. The old key ends
+        after the grace, or with None when it is revoked.
+
+        Raise NotFound where no such key works, and InvalidRequest where it was replaced already.
+        """
         async with _changing(self._ledger) as connection:
             old = _first(await _select(connection, ApiKeyRow.id == key_id))
             if old is None or not old.works(now):
                 raise NotFound(f"key: no active key `{key_id}`")
-            taken = _first(await _select(connection, ApiKeyRow.replaces == key_id))
-            if taken is not None:
-                raise InvalidRequest(f"key: `{key_id}` was already replaced by `{taken.id}`")
+            successor = _first(await _select(connection, ApiKeyRow.replaces == key_id))
+            if successor is not None:
+                raise InvalidRequest(f"key: `{key_id}` was already replaced by `{successor.id}`")
             names = ("name", "scope", "expires_at", *AUTO_CACHE)
             values = {name: getattr(old, name) for name in names}
             values |= {"workspace_id": old.workspace, "created_at": now, "replaces": key_id}
-            made_id = await _insert(connection, key, **values)
+            new_id = await _insert(connection, key, **values)
             if grace_seconds is not None:
                 end = now + timedelta(seconds=grace_seconds)
                 end = end if old.expires_at is None else min(end, old.expires_at)
-                changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
-                await connection.execute(changed.values(expires_at=end))
-            (row,) = await _select(connection, ApiKeyRow.id == made_id)
+                change = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
+                await connection.execute(change.values(expires_at=end))
+            (row,) = await _select(connection, ApiKeyRow.id == new_id)
             return row
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
         """End a key for good. False if no key of that id was active."""
         active = ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None)
-        ended = update(ApiKeyRow).where(*active).values(revoked_at=now)
+        revocation = update(ApiKeyRow).where(*active).values(revoked_at=now)
         async with _changing(self._ledger) as connection:
-            return (await connection.execute(ended)).rowcount > 0
+            return (await connection.execute(revocation)).rowcount > 0
 
     async def change(self, key_id: str, values: Mapping[str, Any]) -> ApiKey:
         """Set columns by name. Raise NotFound where there is no such key."""
         async with _changing(self._ledger) as connection:
             if values:
-                changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
-                await connection.execute(changed.values(**values))
+                change = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
+                await connection.execute(change.values(**values))
             key = _first(await _select(connection, ApiKeyRow.id == key_id))
             if key is None:
                 raise NotFound(f"key: no key `{key_id[:64]}`")
             return key
 
     async def all(self, workspace: str | None = None) -> list[ApiKey]:
-        """All keys, the oldest first; only the workspace's if one is given."""
+        """All keys, the oldest first. With a `workspace` only its keys."""
         condition = None if workspace is None else ApiKeyRow.workspace_id == workspace
         async with self._ledger.transaction() as connection:
             return await _select(connection, condition)
 
     async def find(self, digest: str, now: datetime) -> tuple[ApiKey, Workspace] | None:
-        """A key that works, and its workspace."""
+        """The key of this digest and its workspace. None where the key does not work."""
         async with self._ledger.transaction(LOOKUP_SECONDS) as connection:
             key = _first(await _select(connection, ApiKeyRow.digest == digest))
             if key is None or not key.works(now):
@@ -269,8 +282,8 @@ class Keys:
             return await identity.num_changes(connection)
 
     async def directory(self, limit: int, now: datetime, digests_asked: list[str]) -> Directory:
-        """The newest keys that work, of workspaces that are not archived, all of one moment. The
-        event loop runs between any two pages of keys."""
+        """The `limit` newest keys that work, of workspaces that are not archived. All is of one
+        moment. Keys are read by pages, and the event loop runs between two of them."""
         async with self._ledger.snapshot() as connection:
             version = await identity.num_changes(connection)
             is_sample = await identity.is_sample(connection)
@@ -313,10 +326,11 @@ class Keys:
         """Note when keys were last used. A later time from another gateway stays."""
         if not used:
             return
-        last = ApiKeyRow.last_used_at
+        last_used_at = ApiKeyRow.last_used_at
+        is_older = or_(last_used_at.is_(None), last_used_at < bindparam("used"))
         statement = (
             update(ApiKeyRow.__table__)  # type: ignore[arg-type]
-            .where(ApiKeyRow.id == bindparam("key"), or_(last.is_(None), last < bindparam("used")))
+            .where(ApiKeyRow.id == bindparam("key"), is_older)
             .values(last_used_at=bindparam("used"))
         )
         rows = [{"key": key_id, "used": moment} for key_id, moment in used.items()]
@@ -327,7 +341,7 @@ class Keys:
 
 
 async def _insert(connection: AsyncConnection, key: str, **values: Any) -> str:
-    """Store a new key, and return its id. `values` are the columns besides."""
+    """Store a new key, and return its id. `values` are the other columns."""
     digest = digest_of(key)
     key_id = f"key_{digest[:16]}"
     await connection.execute(insert(ApiKeyRow).values(id=key_id, digest=digest, **values))
@@ -359,7 +373,7 @@ def _first(keys: list[ApiKey]) -> ApiKey | None:
 
 
 _SECONDS = 1.0
-# A gateway that is frozen in an exchange holds its locks no longer than two seconds.
+# A gateway that freezes in an exchange holds its locks for two seconds at most.
 _FROZEN = select(func.set_config("idle_in_transaction_session_timeout", "2000", True))
 _ROW = SharedLimitsRow.__table__
 _CHANGE = (
@@ -371,22 +385,24 @@ _CHANGE = (
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The states of workspaces by id, locked. What is there at the end is written. `now` is the
-    clock that all gateways read, in seconds."""
+    """The states of some workspaces, locked. What `states` has at the end is written."""
 
+    # The database's clock, which all gateways read, in Unix seconds.
     now: float
+    # By the workspace's id.
     states: dict[str, str]
 
 
 class SharedLimitsTable:
+    """What gateways tell each other of limits. It is on PostgreSQL: SQLite serves one gateway."""
+
     def __init__(self, ledger: Ledger) -> None:
-        """`ledger` is on PostgreSQL: SQLite serves one gateway."""
         self._ledger = ledger
 
     @asynccontextmanager
     async def exchange(self, workspaces: Sequence[str]) -> AsyncIterator[Exchange]:
-        """Lock the rows in the order of their ids, so that gateways never wait in a circle. Raise
-        LedgerUnavailable and its like, at the latest after a second."""
+        """Lock the rows of these workspaces, in the order of their ids, so that gateways never wait
+        in a circle. Raise the errors of `Ledger.transaction`, after a second at the latest."""
         async with self._ledger.transaction(_SECONDS) as connection:
             await connection.execute(_FROZEN)
             if workspaces:
@@ -394,12 +410,12 @@ class SharedLimitsTable:
                 await connection.execute(
                     postgresql.insert(SharedLimitsRow).on_conflict_do_nothing(), new
                 )
-            locked = select(_ROW).where(_ROW.c.workspace_id.in_(workspaces))
-            locked = locked.order_by(_ROW.c.workspace_id).with_for_update()
-            locked_rows = (await connection.execute(locked)).all()
+            query = select(_ROW).where(_ROW.c.workspace_id.in_(workspaces))
+            query = query.order_by(_ROW.c.workspace_id).with_for_update()
+            locked_rows = (await connection.execute(query)).all()
             now = await connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
-            page = Exchange(float(now or 0), {name: state for name, state in locked_rows})
-            yield page
-            if page.states:
-                changed = [{"name": name, "text": text} for name, text in page.states.items()]
-                await connection.execute(_CHANGE, changed)
+            exchange = Exchange(float(now or 0), {name: state for name, state in locked_rows})
+            yield exchange
+            if exchange.states:
+                rows = [{"name": name, "text": text} for name, text in exchange.states.items()]
+                await connection.execute(_CHANGE, rows)

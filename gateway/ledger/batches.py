@@ -1,4 +1,4 @@
-"""Batches of messages in the ledger's database: their rows, their results, and who runs them.
+"""Batches of messages in the ledger's database: rows, results, and which gateway runs them.
 
 Rows and results are encrypted (`sealed.py`).
 """
@@ -16,19 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger, struct_of
-from gateway.ledger.schema import (
-    BatchItemRow,
-    BatchRow,
-)
+from gateway.ledger.schema import BatchItemRow, BatchRow
 from gateway.ledger.sealed import Texts
 
 PENDING = "pending"
 _LONG_SECONDS = 60.0
+"""The deadline of a transaction over all of a batch's rows."""
 _ROWS = 200
+"""Rows of one insert."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields are those of `BatchRow`."""
+    """One batch. The fields are those of `BatchRow`."""
 
     id: str
     workspace_id: str
@@ -43,7 +42,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields are those of `BatchItemRow`, but for the batch's id."""
+    """One row of a batch. The fields are those of `BatchItemRow`, but for the batch's id."""
 
     position: int
     custom_id: str
@@ -53,31 +52,36 @@ class BatchItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How one row ended: the type of its result, and the result as compressed JSON."""
+    """How one row ended."""
 
     position: int
+    # The type of the result.
     status: str
+    # Compressed JSON.
     result: bytes
 
 
 _BATCH = [getattr(BatchRow, name) for name in Batch.__struct_fields__]
 _ITEM = [getattr(BatchItemRow, name) for name in BatchItem.__struct_fields__]
 _RUNS = BatchRow.status.in_(("in_progress", "canceling"))
-# Every gateway asks this twice a second, and most have no batch. So it is made once.
+# Every gateway asks this twice a second, and most have no batch. So the statement is made once.
 _ANY_THAT_RUNS = select(BatchRow.id).where(_RUNS).limit(1)
 
 
 class Batches:
-    """A workspace has at most `most_running` batches that have not ended. The rows of its batches
-    that are not deleted have at most `most_bytes` together."""
+    """The batches of all workspaces.
+
+    A workspace has at most `max_running` batches that have not ended, and at most `max_bytes` of
+    rows.
+    """
 
     def __init__(
-        self, ledger: Ledger, master: SecretStr, *, most_running: int, most_bytes: int
+        self, ledger: Ledger, master: SecretStr, *, max_running: int, max_bytes: int
     ) -> None:
         self._ledger = ledger
         self._texts = Texts(master)
-        self._most_running = most_running
-        self._most_bytes = most_bytes
+        self._max_running = max_running
+        self._max_bytes = max_bytes
 
     async def create(self, batch: Batch, items: Sequence[BatchItem]) -> None:
         """Raise RateLimited where the workspace has no room for it."""
@@ -88,8 +92,8 @@ class Batches:
             row = {**msgspec.structs.asdict(batch), "owner": "", "owned_until": batch.created_at}
             await connection.execute(insert(BatchRow).values(row))
             for start in range(0, len(items), _ROWS):
-                some = items[start : start + _ROWS]
-                rows = await asyncio.to_thread(self._sealed_rows, batch.id, some)
+                chunk = items[start : start + _ROWS]
+                rows = await asyncio.to_thread(self._sealed_rows, batch.id, chunk)
                 await connection.execute(insert(BatchItemRow), rows)
 
     def _sealed_rows(self, batch_id: str, items: Sequence[BatchItem]) -> list[dict[str, Any]]:
@@ -112,7 +116,8 @@ class Batches:
     async def page(
         self, workspace: str, limit: int, *, after: Batch | None, before: Batch | None
     ) -> list[Batch]:
-        """At most `limit`, the newest first: older than `after`, or newer than `before`."""
+        """At most `limit` batches, the newest first: those older than `after`, or newer than
+        `before`."""
         place = BatchRow.created_at, BatchRow.id
         query = select(*_BATCH).where(BatchRow.workspace_id == workspace).limit(limit)
         if before is not None:
@@ -135,7 +140,7 @@ class Batches:
         return counts
 
     async def cancel(self, workspace: str, batch_id: str, now: datetime) -> Batch:
-        """Ask for the end of a batch that runs. Nothing happens to one that has ended."""
+        """Ask for the end of a batch that runs. A batch that has ended stays as it is."""
         running = update(BatchRow).where(BatchRow.id == batch_id, BatchRow.status == "in_progress")
         async with self._ledger.transaction() as connection:
             await _get(connection, workspace, batch_id)
@@ -167,14 +172,23 @@ class Batches:
 
         return await asyncio.to_thread(opened)
 
-    # For the gateway that runs them.
+    # What follows is for the gateway that runs them.
 
     async def claim(
-        self, owner: str, now: datetime, until: datetime, *, working: Collection[str], most: int
+        self,
+        owner: str,
+        now: datetime,
+        until: datetime,
+        *,
+        working: Collection[str],
+        max_owned: int,
     ) -> list[Batch]:
-        """Own the batches `working` until a time, and others that run and have no owner; return
-        them. At most `most` of a workspace are owned, so that others stay free for other gateways,
-        besides canceled and expired ones, which end at once."""
+        """Own batches until `until`, and return them: those that the owner is `working` on, and
+        others that run and have no owner.
+
+        An owner has at most `max_owned` of a workspace, so that some stay free for other gateways.
+        Canceled and expired batches don't count: they end at once.
+        """
         is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
         is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
         place = func.row_number().over(
@@ -187,7 +201,7 @@ class Batches:
             .where(_RUNS, free)
             .subquery()
         )
-        chosen = select(ranked.c.id).where(or_(ranked.c.is_sure, ranked.c.place <= most))
+        chosen = select(ranked.c.id).where(or_(ranked.c.is_sure, ranked.c.place <= max_owned))
         async with self._ledger.transaction() as connection:
             if (await connection.execute(_ANY_THAT_RUNS)).first() is None:
                 return []
@@ -220,7 +234,7 @@ class Batches:
         return status_now, await asyncio.to_thread(opened)
 
     async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
-        """Keep results of rows that are pending. A second result of a row changes nothing."""
+        """Store results of pending rows. A second result of a row changes nothing."""
         statement = (
             update(BatchItemRow.__table__)  # type: ignore[arg-type]
             .where(BatchItemRow.batch_id == batch_id)
@@ -245,12 +259,12 @@ class Batches:
         await self._ledger.run(statement, await asyncio.to_thread(sealed))
 
     def sealed_result(self, batch_id: str, result: Result) -> bytes:
-        """The result as the database keeps it. Deriving the key takes a moment."""
+        """The result, encrypted as the database stores it. Deriving the key takes a moment."""
         texts = self._texts.batch(batch_id)
         return texts.sealed_result(result.position, result.status, result.result)
 
     async def end(self, batch_id: str, status: str, result: bytes, now: datetime) -> None:
-        """End the batch: rows that are still pending get this status, `canceled` or `expired`, and
+        """End the batch. Rows that are still pending get this status (`canceled` or `expired`) and
         this result."""
         result = self._texts.batch(batch_id).sealed_result(0, status, result)
         waiting = BatchItemRow.batch_id == batch_id, BatchItemRow.status == PENDING
@@ -273,10 +287,10 @@ class Batches:
         running = func.count().filter(BatchRow.status != "ended")
         query = select(total, running).where(BatchRow.workspace_id == batch.workspace_id)
         num_bytes, num_running = (await connection.execute(query)).one()
-        if num_bytes + batch.num_bytes > self._most_bytes:
-            raise RateLimited("bytes of batches; delete old ones", self._most_bytes)
-        if num_running >= self._most_running:
-            raise RateLimited("batches that have not ended", self._most_running)
+        if num_bytes + batch.num_bytes > self._max_bytes:
+            raise RateLimited("bytes of batches; delete old ones", self._max_bytes)
+        if num_running >= self._max_running:
+            raise RateLimited("batches that have not ended", self._max_running)
 
 
 async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Batch:

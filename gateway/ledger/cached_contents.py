@@ -1,4 +1,4 @@
-"""Gemini's cached contents in the ledger's database: leases with a name and an end of their own.
+"""Gemini's cached contents in the ledger's database: leases with a name and an expiry of their own.
 
 Their prompts are encrypted (`sealed.py`).
 """
@@ -16,16 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.base.errors import NotFound, RateLimited
 from gateway.ledger import identity
 from gateway.ledger.database import Ledger, struct_of
-from gateway.ledger.schema import (
-    CachedContentRow,
-)
+from gateway.ledger.schema import CachedContentRow
 from gateway.ledger.sealed import Texts
 
-_MOST_EXPIRED = 100
+_MAX_EXPIRED = 100
 
 
 class CachedContent(msgspec.Struct, frozen=True, kw_only=True):
-    """One row without its body; the fields are those of `CachedContentRow`."""
+    """One content without its body. The fields are those of `CachedContentRow`."""
 
     id: str
     workspace_id: str
@@ -41,23 +39,26 @@ class CachedContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _COLUMNS = [getattr(CachedContentRow, name) for name in CachedContent.__struct_fields__]
-# Every gateway asks this each second, and most have no content. So it is made once.
+# Every gateway asks this each second, and most have no content. So the statement is made once.
 _EXPIRED = (
     select(*_COLUMNS)
     .where(CachedContentRow.expires_at <= bindparam("now"))
     .order_by(CachedContentRow.expires_at)
-    .limit(_MOST_EXPIRED)
+    .limit(_MAX_EXPIRED)
 )
 
 
 class CachedContents:
-    """`most` rows and `most_bytes` of prompts are kept for each workspace."""
+    """The cached contents of all workspaces: at most `max_contents` of each, with at most
+    `max_bytes` of prompts together."""
 
-    def __init__(self, ledger: Ledger, master: SecretStr, most: int, most_bytes: int) -> None:
+    def __init__(
+        self, ledger: Ledger, master: SecretStr, max_contents: int, max_bytes: int
+    ) -> None:
         self._ledger = ledger
         self._texts = Texts(master)
-        self._most = most
-        self._most_bytes = most_bytes
+        self._max_contents = max_contents
+        self._max_bytes = max_bytes
 
     async def check_room(self, workspace: str, num_bytes: int, now: datetime) -> None:
         """Raise RateLimited where the workspace has no room for another."""
@@ -66,8 +67,9 @@ class CachedContents:
 
     async def create(self, content: CachedContent, body: bytes) -> None:
         """Raise RateLimited where there is no room."""
-        seal = self._texts.sealed_content
-        sealed = await asyncio.to_thread(seal, content.workspace_id, content.id, body)
+        sealed = await asyncio.to_thread(
+            self._texts.sealed_content, content.workspace_id, content.id, body
+        )
         async with self._ledger.transaction() as connection:
             # The first statement takes the lock, so that no two count the same room.
             await identity.count_change(connection)
@@ -77,7 +79,7 @@ class CachedContents:
             await connection.execute(insert(CachedContentRow).values(row))
 
     async def get(self, workspace: str, content_id: str, now: datetime) -> CachedContent:
-        """Raise NotFound for one that is not there, expired, or another workspace's."""
+        """Raise NotFound for a content that is missing, expired, or another workspace's."""
         return struct_of(CachedContent, await self._row(_COLUMNS, workspace, content_id, now))
 
     async def with_body(
@@ -85,8 +87,7 @@ class CachedContents:
     ) -> tuple[CachedContent, bytes]:
         """As `get`, with the compressed body."""
         row = await self._row([*_COLUMNS, CachedContentRow.body], workspace, content_id, now)
-        opened = self._texts.opened_content
-        body = await asyncio.to_thread(opened, workspace, row.id, row.body)
+        body = await asyncio.to_thread(self._texts.opened_content, workspace, row.id, row.body)
         return struct_of(CachedContent, row), body
 
     async def _row(
@@ -105,7 +106,7 @@ class CachedContents:
     async def page(
         self, workspace: str, after: str, limit: int, now: datetime
     ) -> list[CachedContent]:
-        """At most `limit` live ones with ids above `after`, in the order of their ids."""
+        """At most `limit` live contents with ids above `after`, in the order of their ids."""
         row = CachedContentRow
         live = row.workspace_id == workspace, row.id > after, row.expires_at > now
         query = select(*_COLUMNS).where(*live).order_by(row.id).limit(limit)
@@ -119,17 +120,17 @@ class CachedContents:
         await self._ledger.run(change.values(times))
 
     async def expired(self, now: datetime) -> list[CachedContent]:
-        """Some whose time is over, the oldest first. They are still in the table."""
+        """At most 100 expired contents, the oldest first. They are still in the table."""
         return [
             struct_of(CachedContent, row) for row in await self._ledger.rows(_EXPIRED, {"now": now})
         ]
 
     async def remove(self, content_ids: Collection[str]) -> None:
-        gone = CachedContentRow.id.in_(content_ids)
-        await self._ledger.run(delete(CachedContentRow).where(gone))
+        removal = delete(CachedContentRow).where(CachedContentRow.id.in_(content_ids))
+        await self._ledger.run(removal)
 
     async def named(self, prefixes: Collection[str], now: datetime) -> dict[tuple[str, str], str]:
-        """The live ones of these prefixes: by workspace and prefix, their ids."""
+        """The ids of live contents with these prefixes, by workspace and prefix."""
         if not prefixes:
             return {}
         row = CachedContentRow
@@ -144,7 +145,7 @@ class CachedContents:
             CachedContentRow.workspace_id == workspace, CachedContentRow.expires_at > now
         )
         count, total = (await connection.execute(query)).one()
-        if count >= self._most:
-            raise RateLimited("cached contents", self._most)
-        if total + num_bytes > self._most_bytes:
-            raise RateLimited("bytes of cached contents", self._most_bytes)
+        if count >= self._max_contents:
+            raise RateLimited("cached contents", self._max_contents)
+        if total + num_bytes > self._max_bytes:
+            raise RateLimited("bytes of cached contents", self._max_bytes)

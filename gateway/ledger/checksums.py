@@ -1,13 +1,13 @@
-"""Silent damage to turns: a checksum of each over what is billed.
+"""Silent damage to turns is found by a checksum over what each is billed.
 
-SQLite finds damage where it breaks its own structure alone. The checksum is CRC-32 (ISO 3309), as
-of the journal's records: it finds each change of up to 32 bits in a row, and others but for one in
-2^32. It is not keyed: who may write the database may write it too. What is not billed (times,
-names, the user agent, fingerprints) has none. Sums have none either: `rollups rebuild` makes them
-again from the turns.
+SQLite itself finds only damage to its own structure. The checksum is CRC-32 (ISO 3309), as in the
+journal's records. It finds every change of up to 32 bits in a row, and all but one in 2^32 of the
+others. It has no key: who can write the database can write a checksum too. What is not billed is
+not covered: times, names, the user agent, fingerprints. Sums have no checksum: `rollups rebuild`
+makes them anew from the turns.
 
-The bits above the CRC's 32 are the version of the checksum, from 0: which columns it is of. A row
-keeps the version that it was inserted with.
+The bits above the CRC's 32 are the checksum's version, from 0. It says which columns are covered. A
+row keeps the version that it was inserted with.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _COLUMNS_BEHIND = (
     "cost_without_cache_nano",
 )
 _FIRST_WRITES = ("cache_write_5m_tokens", "cache_write_30m_tokens", "cache_write_1h_tokens")
-# The writes of each version, never changed: with a new TTL class comes a new version.
+# The columns of writes in each version. These never change: a new TTL class adds a version.
 _WRITES_BY_VERSION = (
     _FIRST_WRITES,
     (*_FIRST_WRITES, "cache_write_12h_tokens"),
@@ -46,20 +46,20 @@ _NEWEST = len(_VERSIONS) - 1
 _CRC_BITS = 32
 
 BILLED = _VERSIONS[_NEWEST]
-"""The columns that a turn's checksum is of."""
+"""The columns that a new turn's checksum covers."""
 
 
 def checksum_of(row: Mapping[str, Any], version: int = _NEWEST) -> int:
-    """Of a turn's columns by name."""
+    """The checksum of a turn, from its columns by name."""
     values = (row[name] for name in _VERSIONS[version])
     cells = ["" if value is None else str(value) for value in values]
     return version << _CRC_BITS | crc32("\0".join(cells).encode())
 
 
 def is_damaged(row: Mapping[str, Any]) -> bool:
-    """Whether a row is not what was inserted. One of before checksums has none, and tells nothing.
+    """Whether a row is not what was inserted. A row from before checksums can't tell: False.
 
-    A row of an earlier version had no tokens in the columns that came later.
+    A row of an earlier version has no tokens in the columns that came later.
     """
     checksum = row["checksum"]
     if checksum is None:

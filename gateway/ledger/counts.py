@@ -1,4 +1,4 @@
-"""How many of a gateway's turns of one day the ledger has, and how many are what was inserted."""
+"""How many of a gateway's turns of one day the ledger has, and how many of them are damaged."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _COLUMNS = [getattr(TurnRow, name) for name in (*BILLED, "checksum")]
 
 
 class StoredTurns(NamedTuple):
-    """Turns of one day: how many there are, and how many of them are not what was inserted."""
+    """Numbers of turns. A damaged one is not what was inserted."""
 
     turns: int
     damaged: int
@@ -25,9 +25,13 @@ class StoredTurns(NamedTuple):
 async def stored_turns(
     ledger: Ledger, instances: Sequence[str], since_ms: int, until_ms: int
 ) -> StoredTurns | None:
-    """Count and check the turns of these gateways that began in a range. None where turns of it may
-    have been deleted by retention. It reads pages, with pauses between them."""
-    count = damaged = 0
+    """Count and check the turns of these gateways that began in a range.
+
+    None where retention may have deleted turns of the range. Turns are read by pages, with pauses
+    between them.
+    """
+    count = 0
+    damaged = 0
     row = TurnRow
     after: ColumnElement[bool] = row.opened_ms >= since_ms
     while True:

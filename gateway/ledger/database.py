@@ -46,15 +46,15 @@ from gateway.ledger.schema import TurnRow
 
 DEADLINE_SECONDS = 5.0
 _COMMAND_SECONDS = 600.0
-# A statement ends before the transaction's deadline, so that the database says what happened.
 _STATEMENT_SHARE = 0.8
-# The time after the deadline in which the driver notices the end of its socket.
+"""A statement ends before the transaction's deadline, so that the database says what happened."""
 _MARGIN_SECONDS = 0.5
+"""The time after the deadline in which the driver notices the end of its socket."""
 _CLOSE_SECONDS = 2.0
-# Parameters of one statement.
 _IDS = 500
-# PostgreSQL's undefined_table and undefined_column.
+"""Parameters of one statement."""
 _UNDEFINED = ("42P01", "42703")
+"""PostgreSQL's undefined_table and undefined_column."""
 _TICK_SECONDS = 0.25
 Stored = TypeVar("Stored", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class PatientTimer:
 
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._left = seconds
+        self._seconds_left = seconds
         self._act = act
         self._at = self._loop.time()
         self._arm()
@@ -74,13 +74,13 @@ class PatientTimer:
         self._handle.cancel()
 
     def _arm(self) -> None:
-        self._handle = self._loop.call_later(min(self._left, _TICK_SECONDS), self._tick)
+        self._handle = self._loop.call_later(min(self._seconds_left, _TICK_SECONDS), self._tick)
 
     def _tick(self) -> None:
         now = self._loop.time()
-        self._left -= min(now - self._at, 2 * _TICK_SECONDS)
+        self._seconds_left -= min(now - self._at, 2 * _TICK_SECONDS)
         self._at = now
-        if self._left > 0:
+        if self._seconds_left > 0:
             self._arm()
         else:
             self._act()
@@ -99,8 +99,8 @@ async def patient(seconds: float) -> AsyncIterator[None]:
 
 
 class Ledger:
-    """One pool of at most `pool_size` connections to the database. Parts that must not wait for
-    each other have a ledger each."""
+    """One pool of at most `pool_size` connections to the database. Parts of the gateway that must
+    not wait for each other have a ledger each."""
 
     def __init__(
         self,
@@ -120,10 +120,12 @@ class Ledger:
     async def transaction(
         self, deadline_seconds: float | None = None, *, is_any_schema: bool = False
     ) -> AsyncIterator[AsyncConnection]:
-        """One transaction, committed at the end of the block, within the deadline. Raise
-        LedgerRefused for a value that the database can't hold, LedgerDamaged and LedgerReplaced for
-        a file that is not the ledger any more, LedgerNotMigrated for a schema of another version
-        unless it may be `is_any_schema`, LedgerUnavailable otherwise."""
+        """One transaction within the deadline, committed at the end of the block.
+
+        Raise LedgerRefused for a value that the database can't hold, LedgerDamaged or
+        LedgerReplaced for a file that is not the ledger any more, LedgerNotMigrated for a schema of
+        another version unless `is_any_schema`, and LedgerUnavailable otherwise.
+        """
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
         self.identity.check_file()
         if not is_any_schema:
@@ -134,8 +136,8 @@ class Ledger:
                 async with self._in_order(connection, seconds):
                     yield connection
                     await connection.commit()
-            # A cancelled caller does not stop this: a return that is cancelled half-way would leave
-            # a connection in an unknown state.
+            # A task of its own, which a cancelled caller does not stop: a close that ends half-way
+            # would leave the connection in an unknown state.
             await asyncio.wait({self._later(connection.close())}, timeout=_CLOSE_SECONDS)
         except TimeoutError:
             raise LedgerUnavailable from None
@@ -166,7 +168,7 @@ class Ledger:
     async def run(
         self, statement: Executable, values: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """One statement, in a transaction of its own; with `values` once for each of them."""
+        """One statement in a transaction of its own, with `values` once for each of them."""
         async with self.transaction() as connection:
             await connection.execute(statement, values)
 
@@ -187,7 +189,7 @@ class Ledger:
 
     @asynccontextmanager
     async def _in_order(self, connection: AsyncConnection, seconds: float) -> AsyncIterator[None]:
-        """Break the connection at the deadline; throw it away if the block ends in an error."""
+        """Break the connection at the deadline. Throw it away where the block ends in an error."""
         cutting = None
         if self.is_postgres:
             pooled = await connection.get_raw_connection()
@@ -203,33 +205,38 @@ class Ledger:
                 self._later(_throw_away(connection))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run in the background, since SQLite's thread may be busy waiting for a lock."""
+        """Run `work` in the background: SQLite's thread may be waiting for a lock."""
         task = asyncio.create_task(work, name="give a connection back")
         self._discarding.add(task)
         task.add_done_callback(self._discarding.discard)
-        # It was broken: nobody needs to hear of it again.
+        # An error here says again that the connection was broken: it is not reported.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
-        """Insert closed turns and add them to the sums; those that are there change nothing. Raise
-        the errors of `transaction`, SampleData where the database holds sample data (nothing was
-        inserted), and LedgerReplaced if the rows went into another database or a file that has lost
-        its name: then the journal must keep the turns."""
+        """Insert closed turns and add them to the sums. Turns that are there change nothing.
+
+        Raise the errors of `transaction`. SampleData: the database holds sample data, and nothing
+        was inserted. LedgerReplaced: the rows went into a file that has lost its name, so the
+        journal must keep the turns.
+        """
         async with self.transaction() as connection:
             await connection.run_sync(insert_closed, records)
         self.identity.check_file()
 
     async def record_epochs(self, reports: Sequence[EpochReport]) -> None:
-        """Take in what engines' epochs told. Raise the errors of `transaction`, and SampleData
-        where the database holds sample data: the leases of its turns are made up, too."""
+        """Record what engines report of their epochs.
+
+        Raise the errors of `transaction`, and SampleData where the database holds sample data: the
+        leases of its turns are made up, too.
+        """
         async with self.transaction() as connection:
             if await is_sample(connection):
                 raise SampleData
             await epochs.record_epochs(connection, reports)
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
-        """The turns of these that the ledger has."""
+        """Those of these turns that the ledger has."""
         known_ids: set[str] = set()
         async with self.snapshot() as connection:
             for start in range(0, len(turn_ids), _IDS):
@@ -260,11 +267,11 @@ async def _throw_away(connection: AsyncConnection) -> None:
         await connection.invalidate()
         await connection.close()
     except (SQLAlchemyError, OSError):
-        pass  # it was broken: that is why it is thrown away
+        pass  # it is thrown away because it was broken
 
 
 def _cut(driver_connection: Any) -> None:
-    """End a psycopg connection's traffic. Its waiting calls fail at once."""
+    """End a psycopg connection's traffic: its waiting calls fail at once."""
     if driver_connection.closed:
         return
     with socket.socket(fileno=os.dup(driver_connection.fileno())) as shared:
@@ -275,8 +282,8 @@ def _cut(driver_connection: Any) -> None:
 
 
 def _translated(error: Exception) -> GatewayError:
-    """LedgerRefused for what the database would refuse again, such as a sum beyond 64 bits, and
-    LedgerNotMigrated where a table or a column is missing."""
+    """The gateway's error for an error of the database. LedgerRefused is for what the database
+    would refuse again, such as a sum beyond 64 bits."""
     cause = getattr(error, "orig", None)
     is_overflow = isinstance(error, OperationalError) and "integer overflow" in str(cause)
     is_unsent = isinstance(error, StatementError) and not isinstance(error, DBAPIError)
@@ -292,7 +299,7 @@ def _translated(error: Exception) -> GatewayError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """For what uses the database without a ledger: its errors as the gateway's, in one line."""
+    """Raise the database's errors as the gateway's, in one line, for code that has no ledger."""
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
@@ -328,7 +335,7 @@ def make_engine(
             pool_timeout=2,
             connect_args={
                 "connect_timeout": 3,
-                # To compile a drain's statements takes longer than to run them.
+                # Without `jit`: to compile a drain's statements takes longer than to run them.
                 "options": f"-c statement_timeout={statement_ms} -c timezone=UTC -c jit=off",
                 "tcp_user_timeout": statement_ms,
             },
@@ -346,8 +353,8 @@ def make_engine(
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    # A build may have another default. The journal forgets turns that the ledger has, so commits
-    # must be durable.
+    # Commits must be durable, because the journal forgets turns that the ledger has. A build of
+    # SQLite may have another default.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     try:
@@ -359,12 +366,15 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgers:
-    """Pools of one database, so that large reads delay neither the drain nor a revocation. `access`
-    is for keys and workspaces, `store` for what clients keep: batches, cached contents."""
+    """Pools of one database, so that large reads delay neither the drain nor a revocation."""
 
+    # For closed turns, out of the journal.
     drain: Ledger
+    # For keys and workspaces.
     access: Ledger
+    # For what clients store: batches, cached contents, responses.
     store: Ledger
+    # For the pages.
     reads: Ledger
 
 

@@ -1,8 +1,8 @@
-"""What engines' epochs told, put down once however many gateways tell it.
+"""What engines report of their epochs. However many gateways hear a report, it counts once.
 
-Counters of an epoch only grow. Of each the largest that any gateway has seen is kept, and what it
-has grown by is added to the interval in which that was seen. So the ends of leases add up over any
-intervals, and each lease ends in one of them.
+Counters of an epoch only grow. The ledger keeps the largest value that any gateway has seen. The
+growth is added to the interval in which it was seen. So each lease ends in one interval, and the
+ends add up over any intervals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ from gateway.ledger.schema import EpochReportRow, LeaseEndRow
 
 MINUTE_SECONDS = 60
 LEASE_WIDTHS_SECONDS = (86_400, 3_600, MINUTE_SECONDS)
-"""The intervals' lengths, the longest first. Those of minutes go with their turns."""
+"""The intervals' lengths, the longest first. Rows of minutes are deleted with their turns."""
 Row = Mapping[str, Any]
 _GROWING = ("granted", *LEASE_ENDS, "restored_leases", "lost_leases")
 
 
 async def record_epochs(connection: AsyncConnection, reports: Sequence[EpochReport]) -> None:
-    """Take reports in. All writers use one order, so that no two deadlock."""
+    """Add reports to the rows. All writers use one order, so that no two deadlock."""
     for report in sorted(reports, key=lambda report: (report.engine, report.epoch)):
         row = await _row_of(connection, report)
-        ended = {reason: report.ended.get(reason, 0) - row[reason] for reason in LEASE_ENDS}
+        new_ends = {reason: report.ended.get(reason, 0) - row[reason] for reason in LEASE_ENDS}
         rows = [
             {
                 "width_seconds": width,
@@ -38,7 +38,7 @@ async def record_epochs(connection: AsyncConnection, reports: Sequence[EpochRepo
                 "reason": reason,
                 "leases": leases,
             }
-            for reason, leases in ended.items()
+            for reason, leases in new_ends.items()
             if leases > 0
             for width in LEASE_WIDTHS_SECONDS
         ]
@@ -46,12 +46,12 @@ async def record_epochs(connection: AsyncConnection, reports: Sequence[EpochRepo
             await connection.execute(_ends(connection.dialect.name), rows)
         of_epoch = EpochReportRow.engine == report.engine, EpochReportRow.epoch == report.epoch
         await connection.execute(
-            sa.update(EpochReportRow).where(*of_epoch).values(_changed(row, report))
+            sa.update(EpochReportRow).where(*of_epoch).values(_with_report(row, report))
         )
 
 
 async def _row_of(connection: AsyncConnection, report: EpochReport) -> Row:
-    """The epoch's row, made where there was none, and locked until the transaction ends."""
+    """The epoch's row, locked until the transaction ends. A missing one is made."""
     table = EpochReportRow
     blank = dict.fromkeys(_GROWING, 0) | {
         "engine": report.engine,
@@ -69,47 +69,49 @@ async def _row_of(connection: AsyncConnection, report: EpochReport) -> Row:
     return dict((await connection.execute(query)).mappings().one())
 
 
-def _changed(row: Row, report: EpochReport) -> dict[str, Any]:
-    """The row's columns with the report."""
+def _with_report(row: Row, report: EpochReport) -> dict[str, Any]:
+    """The row's columns with the report taken in."""
     ends = report.ended | {
         "granted": report.granted,
         "restored_leases": report.restored_leases,
         "lost_leases": report.lost_leases,
     }
-    changed: dict[str, Any] = {name: max(row[name], ends.get(name, 0)) for name in _GROWING}
-    changed["model"] = report.model
-    changed["device"] = report.device
-    changed["kind"] = report.kind
-    changed["first_ms"] = min(row["first_ms"], report.first_ms)
-    changed["last_ms"] = max(row["last_ms"], report.heard_ms)
-    # What one gateway can't reach another may have heard since.
+    columns: dict[str, Any] = {name: max(row[name], ends.get(name, 0)) for name in _GROWING}
+    columns["model"] = report.model
+    columns["device"] = report.device
+    columns["kind"] = report.kind
+    columns["first_ms"] = min(row["first_ms"], report.first_ms)
+    columns["last_ms"] = max(row["last_ms"], report.heard_ms)
+    # Another gateway may have heard the engine since this one could not reach it.
     silent = report.silent_ms if report.silent_ms is not None else row["silent_ms"]
-    if silent is not None and silent < changed["last_ms"]:
+    if silent is not None and silent < columns["last_ms"]:
         silent = None
-    changed["silent_ms"] = silent
-    changed["prefill_times"] = row["prefill_times"]
+    columns["silent_ms"] = silent
+    columns["prefill_times"] = row["prefill_times"]
     times = report.prefill_times
     if times is not None and times.observations > observed(row["prefill_times"]).observations:
-        changed["prefill_times"] = msgspec.json.encode(times).decode()
-    return changed
+        columns["prefill_times"] = msgspec.json.encode(times).decode()
+    return columns
 
 
 def observed(times: str | None) -> PrefillSums:
-    """The sums that a row has; none where its engine told none."""
+    """The sums of a row. They are empty where the engine reported none."""
     return PrefillSums() if times is None else msgspec.json.decode(times, type=PrefillSums)
 
 
 def record_granted(connection: sa.Connection, records: Sequence[TurnRecord]) -> None:
-    """Take in how many leases the epochs of these turns had granted. A gateway and an engine that
-    were killed together told no more than their turns."""
-    most: dict[tuple[str, str], TurnRecord] = {}
+    """Record how many leases the epochs of these turns had granted.
+
+    Where a gateway and an engine were killed together, nothing but the turns tells it.
+    """
+    largest: dict[tuple[str, str], TurnRecord] = {}
     for record in records:
         if not record.leases_granted or record.engine is None or record.epoch is None:
             continue
         key = record.engine, record.epoch
-        if key not in most or most[key].leases_granted < record.leases_granted:
-            most[key] = record
-    if not most:
+        if key not in largest or largest[key].leases_granted < record.leases_granted:
+            largest[key] = record
+    if not largest:
         return
     rows = [
         dict.fromkeys(_GROWING, 0)
@@ -123,17 +125,17 @@ def record_granted(connection: sa.Connection, records: Sequence[TurnRecord]) -> 
             "last_ms": int(record.opened_at.timestamp() * 1000),
             "granted": record.leases_granted,
         }
-        for (engine, epoch), record in sorted(most.items())
+        for (engine, epoch), record in sorted(largest.items())
     ]
     insert = _insert(connection.dialect.name)(EpochReportRow)
-    new = insert.excluded
+    granted = insert.excluded.granted
     keys = [column.name for column in EpochReportRow.__table__.primary_key]
-    grown = insert.on_conflict_do_update(
+    upsert = insert.on_conflict_do_update(
         index_elements=keys,
-        set_={"granted": new.granted},
-        where=new.granted > EpochReportRow.granted,
+        set_={"granted": granted},
+        where=granted > EpochReportRow.granted,
     )
-    connection.execute(grown, rows)
+    connection.execute(upsert, rows)
 
 
 def _insert(dialect: str) -> Any:
@@ -141,7 +143,7 @@ def _insert(dialect: str) -> Any:
 
 
 def _ends(dialect: str) -> Any:
-    """Add leases to their intervals."""
+    """The statement that adds leases to their intervals."""
     insert = _insert(dialect)(LeaseEndRow)
     keys = [column.name for column in LeaseEndRow.__table__.primary_key]
     return insert.on_conflict_do_update(

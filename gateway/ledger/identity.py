@@ -1,7 +1,10 @@
-"""What tells of a database: how often its access has changed, whether it holds sample data, whether
-its schema is this version's, and whether a SQLite path still leads to the file that is open: rows
-in a deleted or replaced one are lost. A difference of the file stays until the operator puts the
-file back or starts the gateway again.
+"""What a gateway must know of its database before it uses it.
+
+- How often its keys and workspaces have changed.
+- Whether it holds sample data.
+- Whether its schema is this version's.
+- Whether a SQLite path still leads to the open file. Rows in a deleted or replaced file would be
+  lost. This stays a problem until the operator puts the file back or starts the gateway again.
 """
 
 import os
@@ -18,18 +21,19 @@ from gateway.ledger.schema import WatermarkRow
 
 _ACCESS = "access"
 _SAMPLE = "sample"
-# Every batch of turns asks this, so it is made once.
+# Every batch of turns asks this, so the statement is made once.
 _MARKS = select(WatermarkRow.value).where(WatermarkRow.name == _SAMPLE)
 
 
 async def count_change(connection: AsyncConnection) -> None:
-    """Count one change, as the first statement of its transaction. It takes the lock, so changes
-    are made one after another, and none has read stale rows."""
+    """Count one change of keys or workspaces. It must be the first statement of the transaction: it
+    takes the lock. So changes are made one after another, and none acts on stale rows."""
     statement = update(WatermarkRow).where(WatermarkRow.name == _ACCESS)
     await connection.execute(statement.values(value=WatermarkRow.value + 1))
 
 
 async def num_changes(connection: AsyncConnection) -> int:
+    """How often keys and workspaces have changed."""
     query = select(WatermarkRow.value).where(WatermarkRow.name == _ACCESS)
     return int((await connection.execute(query)).scalar_one())
 
@@ -43,7 +47,7 @@ def has_sample_mark(connection: Connection) -> bool:
 
 
 async def mark_sample(connection: AsyncConnection, now: datetime) -> None:
-    """Mark the database. The mark is permanent."""
+    """Mark the database as one of sample data. The mark is permanent."""
     row = {"name": _SAMPLE, "value": int(now.timestamp() * 1000)}
     await connection.execute(insert(WatermarkRow).values(row))
 
@@ -54,17 +58,16 @@ FileId = tuple[int, int]
 
 
 class Identity:
-    """The identity of one database, shared by all pools that lead to it. `problem` says in one line
-    why the database is not the ledger any more. None means no problem."""
+    """The identity of one database. All pools on it share it."""
 
     def __init__(self) -> None:
         self._path: str | None = None
         self._file: FileId | None = None
         self.is_damaged = False
-        # Why the database's schema is not this version's, as `revision.py` tells it.
+        # Why the database's schema is not this version's, in the words of `revision.py`.
         self.schema_problem: str | None = None
+        # Why the last look did not reach the database; None where it did.
         self.away: str | None = None
-        """Why the last look did not reach the database; None where it did."""
 
     def watch(self, engine: Engine) -> None:
         """Check every connection that the pool makes."""
@@ -74,12 +77,13 @@ class Identity:
             def connected(*_: Any) -> None:
                 self._file = self._file or _file_id(path)
 
-            # Before connecting: SQLite would make an empty file in place of a missing one.
+            # Checked before connecting: SQLite would make an empty file in place of a missing one.
             event.listen(engine, "do_connect", lambda *_: self.check_file())
             event.listen(engine, "connect", connected)
 
     @property
     def problem(self) -> str | None:
+        """Why the database is not the ledger any more, in one line; None where it is."""
         if self.is_damaged:
             return LedgerDamaged.default
         return LedgerReplaced.default if self.is_moved else self.schema_problem
@@ -90,8 +94,8 @@ class Identity:
             raise LedgerReplaced
 
     def check_schema(self) -> None:
-        """Raise LedgerNotMigrated where the schema is another version's: rows of this version
-        would lack what that one says of them."""
+        """Raise LedgerNotMigrated where the schema is another version's: its tables need other
+        columns than this version writes."""
         if self.schema_problem is not None:
             raise LedgerNotMigrated(self.schema_problem)
 

@@ -17,7 +17,7 @@ _decode = msgspec.json.Decoder(ModelIdentity).decode
 
 
 class ModelIdsTable:
-    """Every call raises the errors of `Ledger.transaction`."""
+    """The table of model ids. Every call raises the errors of `Ledger.transaction`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -35,35 +35,35 @@ class ModelIdsTable:
         }
 
     async def add(self, owned: Iterable[OwnedId]) -> None:
-        """Add these ids. One that is there keeps its model."""
+        """Add these ids. An id that is there already keeps its model."""
         rows = [_row(entry) for entry in owned]
         if rows:
             insert_into = postgresql.insert if self._ledger.is_postgres else sqlite.insert
             await self._ledger.run(insert_into(ModelIdRow).on_conflict_do_nothing(), rows)
 
     async def learn(self, before: OwnedId, after: OwnedId) -> None:
-        """Take `after` in the place of `before`, unless the id has changed meanwhile."""
-        known = _row(before)
+        """Put `after` in the place of `before`, unless the row has changed meanwhile."""
+        expected = _row(before)
         statement = update(ModelIdRow).where(
             ModelIdRow.id == before.id,
-            ModelIdRow.engine_model == known["engine_model"],
-            ModelIdRow.identity == known["identity"],
+            ModelIdRow.engine_model == expected["engine_model"],
+            ModelIdRow.identity == expected["identity"],
         )
         await self._ledger.run(statement.values(_row(after)))
 
     async def replace(self, ids: Iterable[str], owned: Iterable[OwnedId]) -> None:
-        """Forget these ids, and add those, in one transaction."""
+        """Delete `ids` and put `owned` in their place, in one transaction."""
         rows = [_row(entry) for entry in owned]
-        gone = {*ids, *(str(row["id"]) for row in rows)}
+        replaced = {*ids, *(str(row["id"]) for row in rows)}
         insert_into = postgresql.insert if self._ledger.is_postgres else sqlite.insert
         async with self._ledger.transaction() as connection:
-            await connection.execute(delete(ModelIdRow).where(ModelIdRow.id.in_(gone)))
-            # Another gateway may add one of them between the two.
+            await connection.execute(delete(ModelIdRow).where(ModelIdRow.id.in_(replaced)))
+            # Another gateway may add one of these ids between the two statements.
             for row in rows:
                 statement = insert_into(ModelIdRow).values(row)
-                changed = {name: value for name, value in row.items() if name != "id"}
+                columns = {name: value for name, value in row.items() if name != "id"}
                 await connection.execute(
-                    statement.on_conflict_do_update(index_elements=["id"], set_=changed)
+                    statement.on_conflict_do_update(index_elements=["id"], set_=columns)
                 )
 
 

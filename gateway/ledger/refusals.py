@@ -1,8 +1,8 @@
 """Requests that were refused before they were turns: counts by minute, key and reason.
 
-A refusal costs no row of its own. A gateway counts in memory, and puts its counts down every few
-seconds, off the path of any request. What it counted since then is lost where it is killed. A count
-is written as it stands, under the gateway's own name, so a repeated write changes nothing.
+A refusal costs no row of its own. A gateway counts in memory and writes its counts every few
+seconds, off the path of any request. Where it is killed, it loses what it counted since. A count is
+written as it stands, under the gateway's own name, so a repeated write changes nothing.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from gateway.structs.usage import RefusalCount, RefusalCounts
 MINUTE_MS = 60_000
 FLUSH_SECONDS = 5.0
 MAX_COUNTS = 10_000
-"""The most counts that are held in memory: those of this minute, and while the database is away
-those of the minutes before."""
+"""The most counts in memory: those of this minute, and those of earlier minutes while the database
+is away."""
 OTHERS = "others"
-"""The reason of what was counted beyond MAX_COUNTS, without workspace and key."""
+"""The reason of refusals beyond MAX_COUNTS. They have no workspace and no key."""
 REASON_CHARACTERS = 64
 
 
@@ -66,8 +66,9 @@ class RefusalsTable:
     async def read(
         self, since_ms: int, until_ms: int, workspace: str | None, limit: int
     ) -> RefusalCounts:
-        """The counts of minutes that begin from `since_ms` to before `until_ms`, the newest first,
-        at most `limit`; the sum is of all. `workspace` None is all, also requests without one."""
+        """The counts of minutes that begin in [since_ms, until_ms), the newest first, at most
+        `limit`, and the sum of all. Without a `workspace` all requests count, also those without a
+        key."""
         row = RefusalRow
         within: list[Any] = [row.minute_ms >= since_ms, row.minute_ms < until_ms]
         if workspace is not None:
@@ -92,7 +93,7 @@ class RefusalsTable:
 
 @dataclass(slots=True)
 class RefusalCounter:
-    """Counts refusals of this gateway, and puts them down in the background."""
+    """Counts refusals of this gateway, and writes the counts in the background."""
 
     table: RefusalsTable
     clock: Clock
@@ -111,21 +112,21 @@ class RefusalCounter:
         self._changed.add(place)
 
     async def flush(self) -> None:
-        """Put down what was counted since the last time. Raise LedgerUnavailable; then it is put
-        down the next time."""
+        """Write what was counted since the last time. Raise LedgerUnavailable: the next flush then
+        writes it."""
         async with self._flushing:
             minute_ms = self.clock.wall_ms() // MINUTE_MS * MINUTE_MS
-            written = self._changed
+            changed = self._changed
             self._changed = set()
             is_written = False
             try:
-                if written:
-                    counts = {place: self._counts[place] for place in written}
+                if changed:
+                    counts = {place: self._counts[place] for place in changed}
                     await self.table.put(self.gateway, counts)
                 is_written = True
             finally:
                 if not is_written:
-                    self._changed |= written
+                    self._changed |= changed
             over = [place for place in self._counts if place.minute_ms < minute_ms]
             for place in over:
                 if place not in self._changed:

@@ -1,7 +1,7 @@
 """Which revision of the schema a database has. A gateway works with its own revision alone.
 
-Revisions are only added since 2026-11-28, and a database of any of them can be upgraded. One of an
-earlier version, or of a newer one, is left as it is: the error says what it is, and the way on.
+Since 2026-11-28 revisions are only added, and a database of any of them can be upgraded. A database
+from before that day, or of a newer version, is left as it is. The error says so, and what to do.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _LOST = (
 
 
 def columns_of(connection: Connection) -> Columns:
-    """Of the tables that a version of the gateway may have made."""
+    """The columns of those tables that have the name of a table of the gateway."""
     reflected = inspect(connection)
     tables = [name for name in reflected.get_table_names() if name in Base.metadata.tables]
     return {
@@ -47,9 +47,11 @@ def revision_of(connection: Connection) -> str | None:
 def check_upgrade(
     connection: Connection, revisions: Sequence[str], made_by: Mapping[str, Columns]
 ) -> None:
-    """Raise SchemaRefused for a database that can't be upgraded. `revisions` are all that this
-    version knows, the first one first; `made_by` says what columns the first one makes, and the one
-    that the database says it has, if it is known."""
+    """Raise SchemaRefused for a database that can't be upgraded.
+
+    `revisions` are all that this version knows, in order. `made_by` has the columns that the first
+    one makes, and those that the database's own revision makes, if this version knows it.
+    """
     revision = revision_of(connection)
     columns = columns_of(connection)
     if revision is None and not columns:
@@ -57,19 +59,19 @@ def check_upgrade(
     if revision is not None and revision in made_by and columns == made_by[revision]:
         return
     first = made_by[revisions[0]]
-    # Later revisions add to the first one. What lacks a part of it is of before.
+    # Later revisions add to the first one. A database that lacks a part of it is from before.
     is_newer = revision not in revisions and all(
         table in columns and names <= columns[table] for table, names in first.items()
     )
-    said = f"revision {revision}" if revision is not None else "no revision"
+    name = f"revision {revision}" if revision is not None else "no revision"
     if is_newer and revision is not None:
         raise SchemaRefused(
-            f"the database has {said} of the schema, and the newest that this version knows is"
+            f"the database has {name} of the schema, and the newest that this version knows is"
             f" {revisions[-1]}: start the version that migrated it, or restore the backup from"
             " before that migration, which lacks what was recorded since; nothing was changed"
         )
     raise SchemaRefused(
-        f"the database says {said} of the schema and has other tables than that: it was made before"
+        f"the database says {name} of the schema and has other tables than that: it was made before"
         f" {_PROMISE}, and this version upgrades revision {revisions[0]} of that day and later ones"
         f" (to {revisions[-1]}): keep it with the version that made it, write its usage out with"
         " that version's `python -m gateway export`, and set HOLDFAST_DATA or HOLDFAST_DATABASE_URL"
@@ -110,16 +112,18 @@ def problem_of(revision: str | None, columns: Columns) -> str | None:
 
 
 class SchemaWatch:
-    """Looks again and again whether the database has this version's schema, and tells its
+    """Keeps looking whether the database has this version's schema, and tells the ledger's
     identity. A database that is away is no problem of the schema."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._found: str | None = None
+        self._last_revision: str | None = None
 
     async def look(self) -> None:
-        """Raise LedgerUnavailable while the database is away. Columns are looked at when the
-        revision is new: that takes many queries."""
+        """Look once. Raise LedgerUnavailable while the database is away.
+
+        Columns are read only when the revision has changed, because that takes many queries.
+        """
         try:
             revision, columns = await self._read()
         except LedgerUnavailable as error:
@@ -128,14 +132,14 @@ class SchemaWatch:
         self._ledger.identity.away = None
         if columns is None:
             return
-        self._found = revision
+        self._last_revision = revision
         self._ledger.identity.schema_problem = problem_of(revision, columns)
 
     async def _read(self) -> tuple[str | None, Columns | None]:
-        """The revision, and the columns where it is new."""
+        """The revision; where it has changed since the last look, its columns too."""
         async with self._ledger.transaction(is_any_schema=True) as connection:
             revision = await connection.run_sync(revision_of)
-            if revision is not None and revision == self._found:
+            if revision is not None and revision == self._last_revision:
                 return revision, None
             return revision, await connection.run_sync(columns_of)
 

@@ -1,17 +1,19 @@
 """Closed turns and the sums over them: each turn is inserted, and added to the sums, exactly once.
 
 The drain's transaction adds only turns that it really inserted, so a repeated batch adds nothing.
-Every definition is one SQL expression over the turns: for adding, for rebuilding, and for the parts
-of a range that no interval covers. Sums by engine know no keys, and the shortest no workspaces: so
-their number grows with the engines alone.
+Every sum is defined once, as one SQL expression over the turns. It serves to add turns, to rebuild
+the sums, and to read the parts of a range that no interval covers.
+
+Sums by engine are over all keys, and those of short intervals over all workspaces too. So their
+number grows with the engines alone.
 """
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, pairwise
 from math import exp, log
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any
 
 import msgspec
@@ -45,24 +47,23 @@ MINUTE_SECONDS = 60
 FIVE_MINUTES_SECONDS = 300
 HOUR_SECONDS = 3600
 DAY_SECONDS = 86_400
-# Upper edges of prompt-length buckets, in tokens; the last bucket has none.
 PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
-# The histogram's bins are 2 % wide, so a percentile is known to within 1 % of itself.
+"""The upper edges of the prompt-length buckets, in tokens. The last bucket has no edge."""
 _BIN_WIDTH = log(1.02)
+"""The histogram's bins are 2 % wide, so a percentile is known to within 1 % of itself."""
 _BIN_OF_ONE_SECOND = 1_000
 _SHORTEST_SECONDS = 1e-6
-_MOMENTS = ("first_ms", "last_ms")
 _GAPS = ("5m", "1h")
 _TOKENS = (*InputUsage.__struct_fields__, "output_tokens", "thinking_tokens")
 
 
 def written_tokens(of: Any) -> Any:
-    """Of a table's columns, or of a row that has them."""
-    first, *others = (getattr(of, name) for name in WRITE_FIELDS.values())
-    return sum(others, first)
+    """The tokens written under all TTLs: of a table's columns, or of a row that has them."""
+    return reduce(add, (getattr(of, name) for name in WRITE_FIELDS.values()))
 
 
 def prompt_tokens(of: Any) -> Any:
+    """The tokens of the prompt: of a table's columns, or of a row that has them."""
     return of.input_tokens + of.cache_read_tokens + written_tokens(of)
 
 
@@ -86,8 +87,11 @@ def dimensions() -> dict[str, sa.ColumnElement[Any]]:
 
 
 def measures() -> dict[str, sa.ColumnElement[int]]:
-    """The measures, as sums over many turns. Automatic reuse goes on where the read ends: what is
-    written comes first, and the rest is input that was reused from memory all the same."""
+    """The measures, as sums over many turns.
+
+    Automatic reuse begins where a read ends. It first covers what the turn writes. The rest of it
+    is input that was reused from memory (`automatic_input_tokens`).
+    """
     reused = TurnRow.automatic_tokens - written_tokens(TurnRow)
     return {
         "requests": sa.func.count(),
@@ -124,14 +128,13 @@ def has_read() -> sa.ColumnElement[int]:
 def ttft_bin() -> sa.ColumnElement[int]:
     """The bin of a turn's time to first token."""
     seconds = TurnRow.first_token_seconds
-    longer = sa.case((seconds > _SHORTEST_SECONDS, seconds), else_=_SHORTEST_SECONDS)
-    return (
-        sa.cast(sa.func.round(sa.func.ln(longer) / _BIN_WIDTH), sa.BigInteger) + _BIN_OF_ONE_SECOND
-    )
+    bounded = sa.case((seconds > _SHORTEST_SECONDS, seconds), else_=_SHORTEST_SECONDS)
+    bins_from_one_second = sa.func.round(sa.func.ln(bounded) / _BIN_WIDTH)
+    return sa.cast(bins_from_one_second, sa.BigInteger) + _BIN_OF_ONE_SECOND
 
 
 def seconds_of(number: int) -> float:
-    """The middle of a bin."""
+    """The middle of a bin, in seconds."""
     return exp((number - _BIN_OF_ONE_SECOND) * _BIN_WIDTH)
 
 
@@ -159,36 +162,42 @@ def _prefixes(where: sa.ColumnElement[bool]) -> Any:
 
 
 def _epochs(where: sa.ColumnElement[bool]) -> Any:
-    """Turns without an engine have no epoch."""
+    """When each epoch's first and last turn began. Turns without an engine have no epoch."""
     keys = TurnRow.engine, TurnRow.epoch, TurnRow.model
-    moments = sa.func.min(TurnRow.opened_ms), sa.func.max(TurnRow.opened_ms)
-    first, last = (moment.label(name) for moment, name in zip(moments, _MOMENTS, strict=True))
-    there = TurnRow.engine.is_not(None), TurnRow.epoch.is_not(None)
-    return sa.select(*keys, first, last).where(*there, where).group_by(*keys)
+    first_ms = sa.func.min(TurnRow.opened_ms).label("first_ms")
+    last_ms = sa.func.max(TurnRow.opened_ms).label("last_ms")
+    has_epoch = TurnRow.engine.is_not(None), TurnRow.epoch.is_not(None)
+    return sa.select(*keys, first_ms, last_ms).where(*has_epoch, where).group_by(*keys)
 
 
 def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
-    """Add `source` to the table. All writers use one order, so that no two deadlock."""
+    """Add the rows of `source` to those of the table. Counts are added up. Of texts and moments the
+    largest or the smallest stays.
+
+    All writers use one order of rows, so that no two deadlock.
+    """
     insert = postgresql.insert if on_postgres else sqlite.insert
     target = table.__table__
     keys = [column.name for column in target.primary_key]
     names = [column.name for column in source.selected_columns]
     statement = insert(table).from_select(names, source.order_by(*map(sa.text, keys)))
-    new = statement.excluded
     changes: dict[str, Any] = {}
     for name in names:
-        old = target.c[name]
         if name in keys:
             continue
-        changes[name] = old + new[name]
+        stored = target.c[name]
+        added = statement.excluded[name]
         if name in ("model", "ttl", "price"):
-            changes[name] = sa.case((new[name] > sa.func.coalesce(old, ""), new[name]), else_=old)
+            changes[name] = sa.case((added > sa.func.coalesce(stored, ""), added), else_=stored)
         elif name == "least_model":
-            least = sa.func.coalesce(old, target.c.model)
-            changes[name] = sa.case((new[name] < least, new[name]), else_=least)
-        elif name in _MOMENTS:
-            is_beyond = new[name] < old if name == "first_ms" else new[name] > old
-            changes[name] = sa.case((is_beyond, new[name]), else_=old)
+            least = sa.func.coalesce(stored, target.c.model)
+            changes[name] = sa.case((added < least, added), else_=least)
+        elif name == "first_ms":
+            changes[name] = sa.case((added < stored, added), else_=stored)
+        elif name == "last_ms":
+            changes[name] = sa.case((added > stored, added), else_=stored)
+        else:
+            changes[name] = stored + added
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 
@@ -199,13 +208,16 @@ WIDTHS_SECONDS: dict[IntervalTable, tuple[tuple[int, ...], tuple[int, ...]]] = {
     ReasonRollupRow: ((*_LONG, MINUTE_SECONDS), _LONG),
     LatencyRollupRow: ((*_LONG, FIVE_MINUTES_SECONDS), (DAY_SECONDS,)),
 }
-"""The intervals' lengths, the longest first: of sums over all engines, and of those by engine. What
-is shorter than an hour goes with its turns."""
+"""The lengths of intervals, the longest first: those of sums over all engines, and those of sums by
+engine. Sums of intervals shorter than an hour are deleted with their turns."""
 
 
 def interval_sums(where: sa.ColumnElement[bool]) -> dict[IntervalTable, Any]:
-    """By table, the select of its rows over the turns that `where` leaves. The turns are read once
-    for each table, and summed over its shortest interval; the rows are sums of these sums."""
+    """The select of each table's rows, over the turns that pass `where`.
+
+    The turns are read once for each table and summed over its shortest interval. The rows are sums
+    of these sums.
+    """
     keys = {name: dimensions()[name] for name in ("workspace_id", "engine", "model")}
     bins = {"prompt_bucket": prompt_bucket(), "has_read": has_read(), "bin": ttft_bin()}
     count = {"requests": sa.func.count()}
@@ -224,7 +236,8 @@ def _interval_rows(
     where: sa.ColumnElement[bool],
     kinds: dict[str, Any] | None = None,
 ) -> Any:
-    """`kinds` are columns of which each makes rows of its own, where it has a value."""
+    """The rows of one table. With `kinds` each of these columns makes rows of its own, of the turns
+    in which it has a value."""
     widths = [
         (by_engine, width)
         for by_engine, widths_of_rows in enumerate(WIDTHS_SECONDS[table])
@@ -236,8 +249,9 @@ def _interval_rows(
     totals = {name: sa.func.sum(short.c[name]) for name in sums}
     selects = []
     for by_engine, width in widths:
-        blank = ["key_id", "workspace_id"][: 1 + (width < HOUR_SECONDS)]
-        blank = blank if by_engine else ["engine"]
+        blank = ["engine"]
+        if by_engine:
+            blank = ["key_id", "workspace_id"] if width < HOUR_SECONDS else ["key_id"]
         columns = {
             "by_engine": sa.literal(by_engine),
             "width_seconds": sa.literal(width),
@@ -246,17 +260,17 @@ def _interval_rows(
         }
         for kind in kinds:
             value = short.c[kind]
-            named = {"kind": sa.literal(kind), "value": value}
-            selects.append(_grouped(columns | named, totals).where(value.is_not(None)))
+            kind_columns = {"kind": sa.literal(kind), "value": value}
+            selects.append(_grouped(columns | kind_columns, totals).where(value.is_not(None)))
         if not kinds:
             selects.append(_grouped(columns, totals))
     return sa.union_all(*selects)
 
 
 def _grouped(columns: dict[str, Any], sums: dict[str, Any]) -> sa.Select[Any]:
-    """Sums by columns."""
+    """The sums, grouped by the columns."""
     labelled = [column.label(name) for name, column in (columns | sums).items()]
-    # `GROUP BY 3, 4, …`: a label could be taken for a column of the same name.
+    # `GROUP BY 3, 4, …`: the database might take a label for a column of the same name.
     ordinals = (
         sa.text(str(number))
         for number, column in enumerate(columns.values(), 1)
@@ -275,23 +289,29 @@ def _start(ms: Any, width_seconds: int) -> sa.ColumnElement[int]:
 def intervals(
     table: IntervalTable, since_ms: int, until_ms: int, *, is_short: bool | None = None
 ) -> sa.ColumnElement[bool]:
-    """The rows of the intervals that begin in [since, until): all, those that are shorter than an
-    hour, or the others. The key's columns up to the start are named, so that its index serves."""
-    widths = set(chain.from_iterable(WIDTHS_SECONDS[table]))
-    wanted = [width for width in widths if is_short in (None, width < HOUR_SECONDS)]
+    """The condition of rows whose intervals begin in [since, until). `is_short` True leaves only
+    intervals shorter than an hour, False only the others.
+
+    It names the key's columns up to the start, so that the key's index serves.
+    """
+    all_widths = set(chain.from_iterable(WIDTHS_SECONDS[table]))
+    widths = [width for width in all_widths if is_short in (None, width < HOUR_SECONDS)]
     is_within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
-    return table.by_engine.in_((0, 1)) & table.width_seconds.in_(wanted) & is_within
+    return table.by_engine.in_((0, 1)) & table.width_seconds.in_(widths) & is_within
 
 
 MARK_KINDS = tuple(f"mark{number}" for number in range(1, MAX_BREAKPOINTS + 1))
 MIXED = "mixed"
-"""The kind of reasons of turns that are gone, with a read and without one."""
+"""The kind of reasons of deleted turns, of which it is not known whether they read something."""
 
 
 def reasons() -> dict[str, sa.ColumnElement[Any]]:
-    """By the kind of reason, a turn's own. A turn that read something missed in part: what its
-    later markers lacked is told apart from what turns without a read lacked. Each marker that was
-    not read has a reason, so the sum of `MARK_KINDS` is the number of such markers."""
+    """A turn's reasons, by their kind.
+
+    A turn that read something and has a miss reason missed in part. Its reason has a kind of its
+    own. Each marker that was not read has a reason, so the sum over `MARK_KINDS` is the number of
+    such markers.
+    """
     reason = TurnRow.miss_reason.expression
     has_read = TurnRow.cache_read_tokens > 0
     return {
@@ -311,7 +331,7 @@ def is_postgres(connection: AsyncConnection | sa.Connection) -> bool:
 
 
 def _are_new(turn_id: Any, on_postgres: bool) -> sa.ColumnElement[bool]:
-    """Whether a turn is one of the parameter `turn_ids`, a JSON array of any length."""
+    """Whether the turn is among those of the parameter `turn_ids`, a JSON array of any length."""
     ids: Any = sa.bindparam("turn_ids", type_=sa.Text)
     if on_postgres:
         ids = sa.func.json_array_elements_text(sa.cast(ids, postgresql.JSON)).column_valued()
@@ -323,15 +343,17 @@ def _are_new(turn_id: Any, on_postgres: bool) -> sa.ColumnElement[bool]:
 
 @cache
 def gap_changes(on_postgres: bool) -> Any:
-    """By prefix, how much its counts of gaps grow by the new turns, whatever their order: by the
-    gap to the turn before, and where there is a turn after it, by that one's new gap less its
-    former one."""
+    """How much each prefix's counts of gaps grow by the new turns, in whatever order they come.
+
+    A new turn adds the gap to the turn before it. Where there is a turn after it, that one's gap
+    changes: its new gap is added and its former one is taken off.
+    """
     other = aliased(TurnRow)
     place = sa.tuple_(TurnRow.opened_ms, TurnRow.id)
     there = sa.tuple_(other.opened_ms, other.id)
     backwards = other.opened_ms.desc(), other.id.desc()
-    # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
-    # each of its turns.
+    # `coalesce` keeps the database on the prefix's index. Without statistics SQLite might take the
+    # workspace's index, and look at each turn of the workspace.
     near = sa.select(other.opened_ms).where(
         sa.func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
         other.prefix == TurnRow.prefix,
@@ -342,11 +364,11 @@ def gap_changes(on_postgres: bool) -> Any:
     following = if_old.where(there > place).order_by(other.opened_ms, other.id)
     after = following.limit(1).scalar_subquery()
     earlier = near.where(there < place, sa.not_(is_new)).order_by(*backwards).limit(1)
-    changes_found = (
+    gaps = (
         sa.select(
             TurnRow.workspace_id,
             TurnRow.prefix,
-            (TurnRow.opened_ms - before).label("own"),
+            (TurnRow.opened_ms - before).label("added"),
             (after - TurnRow.opened_ms).label("next"),
             sa.case((after.is_not(None), after - earlier.scalar_subquery())).label("former"),
         )
@@ -356,25 +378,24 @@ def gap_changes(on_postgres: bool) -> Any:
         .subquery()
     )
 
-    def grown(above: int, up_to: int) -> sa.ColumnElement[int]:
-        counts = [
-            sa.case((gap.between(above + 1, up_to), sign), else_=0)
-            for gap, sign in (
-                (changes_found.c.own, 1),
-                (changes_found.c.next, 1),
-                (changes_found.c.former, -1),
-            )
-        ]
-        return sa.func.sum(counts[0] + counts[1] + counts[2])
+    def growth(above: int, up_to: int) -> sa.ColumnElement[int]:
+        """Of the count of gaps in (above, up_to]."""
+
+        def counted(gap: sa.ColumnElement[int], sign: int) -> sa.ColumnElement[int]:
+            return sa.case((gap.between(above + 1, up_to), sign), else_=0)
+
+        return sa.func.sum(
+            counted(gaps.c.added, 1) + counted(gaps.c.next, 1) + counted(gaps.c.former, -1)
+        )
 
     return (
         sa.select(
-            changes_found.c.workspace_id,
-            changes_found.c.prefix,
-            grown(-1, FIVE_MINUTES_MS).label("more_5m"),
-            grown(FIVE_MINUTES_MS, HOUR_MS).label("more_1h"),
+            gaps.c.workspace_id,
+            gaps.c.prefix,
+            growth(-1, FIVE_MINUTES_MS).label("more_5m"),
+            growth(FIVE_MINUTES_MS, HOUR_MS).label("more_1h"),
         )
-        .group_by(changes_found.c.workspace_id, changes_found.c.prefix)
+        .group_by(gaps.c.workspace_id, gaps.c.prefix)
         .subquery()
     )
 
@@ -389,8 +410,11 @@ def _with_gaps(changes: Any) -> Any:
 
 @cache
 def _adding(on_postgres: bool) -> list[Any]:
-    """The statements of every drain; to make them costs more than to run them. The prefixes'
-    statement locks their rows, so that the second of two writers sees the first one's turns."""
+    """The statements of every drain. They are made once: that costs more than to run them.
+
+    The prefixes' statement locks their rows, so that the second of two writers sees the first one's
+    turns.
+    """
     where = _are_new(TurnRow.id, on_postgres)
     gaps = _with_gaps(gap_changes(on_postgres))
     prefixes = _upsert(on_postgres, PrefixRow, _prefixes(where))
@@ -399,8 +423,8 @@ def _adding(on_postgres: bool) -> list[Any]:
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
-    """Replace the sums of whole days by those of the turns that are there. Writers wait meanwhile,
-    and then add turns that they have inserted already."""
+    """Replace the sums of whole days by sums of the turns that are there. Writers wait meanwhile:
+    what they insert is added afterwards."""
     await _lock(connection, *WIDTHS_SECONDS)
     for table in WIDTHS_SECONDS:
         await connection.execute(sa.delete(table).where(intervals(table, since_ms, until_ms)))
@@ -410,12 +434,12 @@ async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms:
 
 
 WHOLE = (EpochRow, PrefixRow)
-"""The tables of sums without intervals, in the order in which turns are added: so no two writers
-deadlock."""
+"""The tables of sums without intervals, in the order in which turns are added to them. The same
+order everywhere keeps writers from a deadlock."""
 
 
 async def rebuild_whole(connection: AsyncConnection) -> None:
-    """Replace the sums of all prefixes and epochs by those of the turns that are there."""
+    """Replace the sums of all prefixes and epochs by sums of the turns that are there."""
     await _lock(connection, *WHOLE)
     prefix_key = (TurnRow.workspace_id, TurnRow.prefix)
     on_postgres = is_postgres(connection)
@@ -438,13 +462,14 @@ async def rebuild_whole(connection: AsyncConnection) -> None:
 
 
 async def horizon_ms(connection: AsyncConnection) -> int:
-    """The moment from which the turns are complete. 0 if none were deleted."""
+    """The moment from which on no turn was deleted, in Unix ms; 0 where none ever was."""
     horizon = (await connection.execute(sa.select(HorizonRow.turns_ms))).scalar_one_or_none()
     return horizon or 0
 
 
 async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
-    """Lock the tables. SQLite has a single writer anyway, from the first changing statement on."""
+    """Lock the tables against other writers. SQLite has a single writer, from the first changing
+    statement on."""
     if is_postgres(connection):
         names = ", ".join(table.__tablename__ for table in tables)
         await connection.execute(sa.text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
@@ -464,16 +489,18 @@ _INSERTS = {
 
 
 def insert_closed(connection: sa.Connection, records: Sequence[TurnRecord]) -> None:
-    """Insert closed turns that are not there yet, and add them to the sums. Raise LedgerRefused for
-    a value that the database can't hold, and SampleData if it holds sample data."""
+    """Insert the closed turns that are not there yet, and add them to the sums.
+
+    Raise LedgerRefused for a value that the database can't hold, and SampleData where the database
+    holds sample data.
+    """
     rows = {record.id: row_of(record) for record in reversed(records)}
     ordered = [rows[turn_id] for turn_id in sorted(rows)]
     try:
         inserted = connection.execute(_INSERTS[connection.dialect.name], ordered).scalars().all()
     except (IntegrityError, OverflowError, ValueError) as error:
         raise LedgerRefused from error
-    # The check comes after the insert, which waits for a command that fills the database with
-    # samples.
+    # The insert waits for a command that fills the database with samples. So the check follows it.
     if identity.has_sample_mark(connection):
         raise SampleData
     if inserted:

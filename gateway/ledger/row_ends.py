@@ -1,6 +1,6 @@
 """Ends rows of batches: a row's result and its turn come into the database together, or not at all.
 
-So a row is charged once, however many tries gateways made. The first try that comes ends the row.
+The first try that comes ends the row. So a row is charged once, however many tries gateways made.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,22 @@ from gateway.ledger.schema import BatchItemRow, TurnRow
 
 
 async def end_rows(ledger: Ledger, records: Sequence[TurnRecord]) -> set[str]:
-    """End the rows of these turns. Return the turns of them that the ledger has from their own
-    gateway; those of the others it has from another gateway. Where a row ended without a turn, as
-    it was canceled, expired or deleted, the turn was not delivered. A second call changes nothing.
-    Raise the errors of `Ledger.insert_turns`."""
+    """End the rows of these turns; return the ids of the turns that the ledger has.
+
+    A turn that is not among them came second: the ledger has another gateway's turn for its row. A
+    row may have ended without a turn, because it was canceled, expired or deleted: then the turn is
+    inserted as not delivered. A second call changes nothing. Raise the errors of
+    `Ledger.insert_turns`.
+    """
     async with ledger.transaction() as connection:
-        kept = await connection.run_sync(_end_rows, records)
+        turn_ids = await connection.run_sync(_end_rows, records)
     ledger.identity.check_file()
-    return kept
+    return turn_ids
 
 
 def _end_rows(connection: sa.Connection, records: Sequence[TurnRecord]) -> set[str]:
     inserted: list[TurnRecord] = []
-    # In one order, so that no two gateways wait for each other.
+    # All gateways use one order, so that no two wait for each other.
     for record in sorted(records, key=lambda record: record.id):
         assert record.row is not None
         if _end_row(connection, record.row):
@@ -43,12 +46,12 @@ def _end_rows(connection: sa.Connection, records: Sequence[TurnRecord]) -> set[s
 
 
 def _end_row(connection: sa.Connection, attempt: RowTry) -> bool:
-    """End a row that is pending; return whether it was. Another gateway's end of it is waited
-    for."""
+    """End a row; return whether it was pending. Where another gateway is ending it, wait for
+    that."""
     place = BatchItemRow.batch_id == attempt.batch, BatchItemRow.position == attempt.position
     statement = sa.update(BatchItemRow).where(*place, BatchItemRow.status == PENDING)
-    ended = connection.execute(statement.values(status=attempt.status, result=attempt.result))
-    return ended.rowcount == 1
+    result = connection.execute(statement.values(status=attempt.status, result=attempt.result))
+    return result.rowcount == 1
 
 
 def _owner_of(connection: sa.Connection, turn_id: str) -> str | None:

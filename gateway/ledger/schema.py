@@ -9,7 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from gateway.base.record import MODEL_CHARACTERS
 
 REVISION = "0012"
-"""The revision that these tables are of: each new one in `migrations/versions` moves it."""
+"""The revision of these tables. Each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
     "ix": "ix_%(column_0_label)s",
@@ -45,10 +45,9 @@ class Base(DeclarativeBase):
 
 
 class WorkspaceRow(Base):
-    __tablename__ = "workspaces"
+    """One workspace. `gateway/base/grants.py` says what each limit counts; NULL is no limit."""
 
-    """NULL is no limit. `gateway/base/grants.py` says what each limit counts, and what `auto_cache`
-    holds; NULL there is the installation's setting."""
+    __tablename__ = "workspaces"
 
     id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     created_at: Mapped[datetime]
@@ -59,8 +58,10 @@ class WorkspaceRow(Base):
     max_concurrency: Mapped[int | None]
     monthly_spend_nano: Mapped[int | None]
     lease_share: Mapped[float | None]
+    # Also told in `grants.py`. NULL is the installation's setting.
     auto_cache: Mapped[str | None] = mapped_column(sa.String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(sa.String(4))
+    # For how many days prompts and answers are stored; NULL stores none.
     keep_days: Mapped[int | None]
     may_approximate: Mapped[bool] = mapped_column(server_default="0")
 
@@ -75,29 +76,33 @@ class SharedLimitsRow(Base):
 
 
 class ApiKeyRow(Base):
-    """`digest` is the SHA-256 of the key; the key itself is stored nowhere. `replaces` is the key
-    that this one was made for by a rotation: each is replaced at most once."""
+    """One key. The key itself is stored nowhere."""
 
     __tablename__ = "api_keys"
 
     id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(sa.ForeignKey("workspaces.id"))
     name: Mapped[str] = mapped_column(sa.String(64))
+    # The SHA-256 of the key.
     digest: Mapped[str] = mapped_column(sa.String(64), unique=True)
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
     scope: Mapped[str] = mapped_column(sa.String(16), server_default="inference")
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    # The key in whose place a rotation made this one. Each is replaced once at most.
     replaces: Mapped[str | None] = mapped_column(sa.String(32), unique=True)
     auto_cache: Mapped[str | None] = mapped_column(sa.String(16))
     auto_cache_ttl: Mapped[str | None] = mapped_column(sa.String(4))
 
 
 class WatermarkRow(Base):
-    """A number that grows with every change of what its name stands for. `access` stands for keys
-    and workspaces, which gateways read anew when it has grown. A row `sample` marks a database of
-    sample data; its value is the moment (ms) of the filling."""
+    """One number by its name.
+
+    - `access` grows with every change of keys and workspaces. Gateways then read them anew.
+    - `sample` marks a database of sample data. Its value is when it was filled, in Unix ms.
+    - `master` and `unsealed` are those of `sealed.py`.
+    """
 
     __tablename__ = "watermarks"
 
@@ -116,20 +121,15 @@ class CacheColumns:
 
 
 IS_ERROR = "outcome LIKE '%error'"
-"""Of a turn that ended in an error. An index is only used where a query says the very same."""
-
-
+"""The condition of turns that ended in an error. A query must have these very words: the index is
+used for no others."""
 IS_SAMPLED = "substr(id, 31) = '00'"
-"""Of one turn in 256, by the random end of its id. A sample takes these first, so a large range's
-is found among few. An index is only used where a query says the very same."""
+"""The condition of one turn in 256, by the random end of its id. A sample takes these turns first,
+so the sample of a large range is found among few. It has an index in the same way."""
 
 
 class TurnRow(CacheColumns, Base):
-    """One closed turn, field by field as `TurnRecord` explains it. `opened_ms` is `opened_at` in
-    milliseconds, for time buckets. `price` is the id of the price sheet with its version
-    (`name@date`). `fingerprint` and `prefix` hold keyed digests only. `checksum` is that of
-    `checksums.py`, NULL in rows of before revision 0005. `marks` are `TurnMark`s, NULL in rows of
-    before revision 0009 and where an engine told nothing of each."""
+    """One closed turn. `TurnRecord` explains the fields that it has too."""
 
     __tablename__ = "turns"
     __table_args__ = (
@@ -169,6 +169,7 @@ class TurnRow(CacheColumns, Base):
     epoch: Mapped[str | None] = mapped_column(sa.String(64))
     stream: Mapped[bool]
     opened_at: Mapped[datetime]
+    # `opened_at` in Unix ms, for intervals.
     opened_ms: Mapped[int]
     outcome: Mapped[str] = mapped_column(sa.String(32))
     miss_reason: Mapped[str | None] = mapped_column(sa.String(32))
@@ -179,10 +180,12 @@ class TurnRow(CacheColumns, Base):
     thinking_tokens: Mapped[int]
     first_token_seconds: Mapped[float | None]
     duration_seconds: Mapped[float | None]
+    # The id of the price sheet, with its version (`name@date`).
     price: Mapped[str | None] = mapped_column(sa.String(96))
     cost_nano: Mapped[int | None]
     cost_without_cache_nano: Mapped[int | None]
     num_removed: Mapped[int] = mapped_column(server_default="0")
+    # This and `prefix` have keyed digests only.
     fingerprint: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
     dialect: Mapped[str | None] = mapped_column(sa.String(16))
     prefix: Mapped[str | None] = mapped_column(sa.String(16))
@@ -199,16 +202,18 @@ class TurnRow(CacheColumns, Base):
     status: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(sa.String(300))
     approximate: Mapped[str | None] = mapped_column(sa.String(64))
+    # Of `checksums.py`. NULL in rows from before revision 0005.
     checksum: Mapped[int | None]
     content: Mapped[str | None] = mapped_column(sa.String(16))
+    # `TurnMark`s. NULL in rows from before revision 0009, and where an engine did not report them.
     marks: Mapped[list[dict[str, Any]] | None] = mapped_column(sa.JSON(none_as_null=True))
 
 
 class IntervalColumns:
-    """What sums of turns that began in one interval are told by. `rollups.py` defines them and says
-    how they are kept. Where `by_engine` is 0 they are of all engines, and `engine` is empty; where
-    it is 1 they are of all keys, and an empty `engine` is that of turns without one."""
+    """The keys of sums over the turns that began in one interval. `rollups.py` defines the sums."""
 
+    # 0: over all engines, and `engine` is empty. 1: over all keys, and an empty `engine` is that of
+    # turns without one.
     by_engine: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
     width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
     start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
@@ -218,7 +223,7 @@ class IntervalColumns:
 
 
 class TurnRollupRow(IntervalColumns, CacheColumns, Base):
-    """Sums by dimension. `price` is empty for turns without a price."""
+    """Sums by all dimensions. `price` is empty for turns without a price."""
 
     __tablename__ = "turn_rollups"
 
@@ -242,10 +247,12 @@ class TurnRollupRow(IntervalColumns, CacheColumns, Base):
 
 
 class ReasonRollupRow(IntervalColumns, Base):
-    """How many turns of one interval had each miss reason, without a read (`kind` `miss`) and with
-    one (`part`), each outcome (`outcome`), and each reason of their first marker to their last
-    (`mark1` and so on). `mixed` are of `miss` and `part` together: revision 0009 found them so,
-    without the turns that would tell them apart."""
+    """How many turns of one interval had each `value` of a kind of reasons.
+
+    The kinds are: `miss`, the miss reason of turns without a read; `part`, that of turns with one;
+    `outcome`; `mark1` and so on, the reason of the first marker to the last one. `mixed` is `miss`
+    and `part` together: revision 0009 met sums whose turns were deleted already.
+    """
 
     __tablename__ = "reason_rollups"
 
@@ -255,22 +262,21 @@ class ReasonRollupRow(IntervalColumns, Base):
 
 
 class LatencyRollupRow(IntervalColumns, Base):
-    """A histogram of one interval's times to first token; `bin` is that of `rollups.ttft_bin`.
-    `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a
-    cache."""
+    """A histogram of one interval's times to first token."""
 
     __tablename__ = "latency_rollups"
 
+    # How many of `rollups.PROMPT_EDGES` are below the prompt.
     prompt_bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # 1 for turns that read from a cache.
     has_read: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # Of `rollups.ttft_bin`.
     bin: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     requests: Mapped[int]
 
 
 class PrefixRow(CacheColumns, Base):
-    """One marked prefix over its whole life in the ledger, of all models. `model` is the last of
-    them by name and `least_model` the first: they are the same where it has one. `gaps_5m` of its
-    turns came at most five minutes after the one before, `gaps_1h` later but within an hour."""
+    """One marked prefix, over its whole life in the ledger and all models."""
 
     __tablename__ = "prefixes"
     # Most prefixes of growing conversations are sent once. The pages ask for the others.
@@ -287,6 +293,7 @@ class PrefixRow(CacheColumns, Base):
 
     workspace_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     prefix: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    # The last and the first of its models in the order of names: equal where it has one.
     model: Mapped[str] = mapped_column(sa.String(128))
     least_model: Mapped[str | None] = mapped_column(sa.String(128))
     ttl: Mapped[str | None] = mapped_column(sa.String(8))
@@ -298,6 +305,8 @@ class PrefixRow(CacheColumns, Base):
     unpriced: Mapped[int]
     cost_nano: Mapped[int]
     cost_without_cache_nano: Mapped[int]
+    # How many of its turns came at most five minutes after the one before, and how many later but
+    # within an hour.
     gaps_5m: Mapped[int]
     gaps_1h: Mapped[int]
 
@@ -315,21 +324,23 @@ class EpochRow(Base):
 
 
 class ModelIdRow(Base):
-    """The model that an id belongs to since then, by the name that its engine gave it first.
-    `identity` is JSON: all that engines said of it. The id of an adapter ends with its name; the id
-    `*` stands for those that name no model."""
+    """The model that an id belongs to.
+
+    An adapter's id ends with its name. The id `*` stands for requests that name no model.
+    """
 
     __tablename__ = "model_ids"
 
     id: Mapped[str] = mapped_column(sa.String(MODEL_CHARACTERS), primary_key=True)
+    # The name that the model's engine gave it first.
     engine_model: Mapped[str] = mapped_column(sa.String(256))
+    # All that engines said of the model, as JSON.
     identity: Mapped[str] = mapped_column(sa.Text)
     since: Mapped[datetime]
 
 
 class EpochReportRow(Base):
-    """What an engine last told of one epoch: `EpochReport`, field by field. `last_ms` is when it
-    was heard last. `prefill_times` are `PrefillSums` as JSON."""
+    """The largest counts that an engine reported of one epoch. The fields are `EpochReport`'s."""
 
     __tablename__ = "epoch_reports"
 
@@ -339,6 +350,7 @@ class EpochReportRow(Base):
     device: Mapped[str] = mapped_column(sa.String(128))
     kind: Mapped[str] = mapped_column(sa.String(256))
     first_ms: Mapped[int]
+    # When the engine was last heard.
     last_ms: Mapped[int]
     silent_ms: Mapped[int | None]
     granted: Mapped[int]
@@ -350,12 +362,15 @@ class EpochReportRow(Base):
     damaged: Mapped[int]
     restored_leases: Mapped[int]
     lost_leases: Mapped[int]
+    # `PrefillSums` as JSON.
     prefill_times: Mapped[str | None] = mapped_column(sa.Text)
 
 
 class LeaseEndRow(Base):
-    """How many leases of an engine ended in one interval, by how (`LEASE_ENDS`), while the engine
-    lived. Those that ended with it are in no row: `reads/leases.py` finds them."""
+    """How many leases of an engine ended in one interval for one reason (`LEASE_ENDS`).
+
+    The leases that ended with the engine itself are in no row: `reads/leases.py` finds them.
+    """
 
     __tablename__ = "lease_ends"
 
@@ -367,8 +382,8 @@ class LeaseEndRow(Base):
 
 
 class RefusalRow(Base):
-    """How many requests of one minute, key and reason one run of a gateway refused before they were
-    turns (`refusals.py`)."""
+    """How many requests one run of a gateway refused before they were turns, by minute, key and
+    reason (`refusals.py`)."""
 
     __tablename__ = "refusals"
 
@@ -391,7 +406,7 @@ class HorizonRow(Base):
 
 class TurnContentRow(Base):
     """The prompt and the answer of a turn that began at `at_ms`, compressed and encrypted
-    (`stored.py`), of a workspace with `keep_days`."""
+    (`contents.py`). Only workspaces with `keep_days` have any."""
 
     __tablename__ = "turn_contents"
     __table_args__ = (sa.Index("ix_turn_contents_workspace", "workspace_id", "at_ms"),)
@@ -403,7 +418,7 @@ class TurnContentRow(Base):
 
 
 class KeptResponseRow(Base):
-    """A response of the Responses API with its input, or a conversation; as `TurnContentRow`."""
+    """A response of the Responses API with its input, or a conversation. As `TurnContentRow`."""
 
     __tablename__ = "kept_responses"
     __table_args__ = (sa.Index("ix_kept_responses_workspace", "workspace_id", "at_ms"),)
@@ -415,9 +430,7 @@ class KeptResponseRow(Base):
 
 
 class CachedContentRow(Base):
-    """A prompt that a client named, to be held until `expires_at`. `body` is its JSON, compressed
-    and encrypted (`sealed.py`); `num_bytes` and `num_tokens` are those of the prompt. `prefix` is
-    its name, keyed by the workspace's scope. Engines were told to hold it until `held_until`."""
+    """A prompt that a client named, to be held until `expires_at`."""
 
     __tablename__ = "cached_contents"
     __table_args__ = (
@@ -429,20 +442,22 @@ class CachedContentRow(Base):
     workspace_id: Mapped[str] = mapped_column(sa.String(64))
     model: Mapped[str] = mapped_column(sa.String(256))
     display_name: Mapped[str] = mapped_column(sa.String(128))
+    # The request's JSON, compressed and encrypted (`sealed.py`).
     body: Mapped[bytes] = mapped_column(sa.LargeBinary)
+    # Of the prompt.
     num_bytes: Mapped[int]
     num_tokens: Mapped[int]
+    # The prompt's name, keyed by the workspace's scope.
     prefix: Mapped[str] = mapped_column(sa.String(16))
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+    # Engines were asked to hold it until then.
     held_until: Mapped[datetime]
 
 
 class BatchRow(Base):
-    """A batch of messages. A gateway runs it while it owns it: `owner` until `owned_until`.
-    `version` is the `anthropic-version` that it was sent with. `num_bytes` are those of its
-    rows."""
+    """A batch of messages."""
 
     __tablename__ = "batches"
     __table_args__ = (
@@ -453,21 +468,22 @@ class BatchRow(Base):
     id: Mapped[str] = mapped_column(sa.String(40), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(sa.String(64))
     key_id: Mapped[str] = mapped_column(sa.String(32))
+    # The `anthropic-version` of its request.
     version: Mapped[str] = mapped_column(sa.String(16))
     status: Mapped[str] = mapped_column(sa.String(16))
+    # Of its rows.
     num_bytes: Mapped[int]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     cancel_initiated_at: Mapped[datetime | None]
+    # The gateway that runs it, until `owned_until`.
     owner: Mapped[str] = mapped_column(sa.String(32))
     owned_until: Mapped[datetime]
 
 
 class BatchItemRow(Base):
-    """One request of a batch. Rows run in the order of `rank`; `prefix` names what they share.
-    `params` and `result` are JSON, compressed and encrypted (`sealed.py`). The status is `pending`
-    or the type of the result."""
+    """One request of a batch."""
 
     __tablename__ = "batch_rows"
     __table_args__ = (sa.Index("ix_batch_rows_rank", "batch_id", "status", "rank"),)
@@ -475,8 +491,12 @@ class BatchItemRow(Base):
     batch_id: Mapped[str] = mapped_column(sa.String(40), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     custom_id: Mapped[str] = mapped_column(sa.String(64))
+    # Rows run in this order.
     rank: Mapped[int]
+    # The name of what the rows share.
     prefix: Mapped[str] = mapped_column(sa.String(16))
+    # This and `result` are JSON, compressed and encrypted (`sealed.py`).
     params: Mapped[bytes] = mapped_column(sa.LargeBinary)
+    # `pending`, or the type of the result.
     status: Mapped[str] = mapped_column(sa.String(16))
     result: Mapped[bytes | None] = mapped_column(sa.LargeBinary)

@@ -1,9 +1,10 @@
 """Clients' texts in the database, encrypted: prompts, answers, batches and cached contents.
 
-AES-GCM, with keys derived from the master secret by HKDF: one for what a workspace keeps, one for
-each batch. A body is bound to its place: in another one's it can't be read. Rows of batches and
-cached contents were plain before revision 0003; such a body is a zlib stream, which begins with
-another byte than a sealed one. They are read as they are until they have been sealed.
+AES-GCM, with keys derived from the master secret by HKDF: one for each workspace's texts, one for
+each batch. A body is bound to its place, and can't be read in another one.
+
+Before revision 0003 rows of batches and cached contents were plain zlib streams, which begin with
+another byte than a sealed body. They are read as they are until they have been sealed.
 """
 
 import asyncio
@@ -26,13 +27,13 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.schema import BatchItemRow, CachedContentRow, WatermarkRow
 
 MASTER = "master"
-"""The watermark that tells one master secret from another: 48 bits that are derived from it."""
+"""The watermark by which master secrets are told apart: 48 bits derived from the secret."""
 OTHER_MASTER = (
     "HOLDFAST_MASTER_SECRET is another than this database was begun with: texts that it keeps can't"
     " be read, no cache entry and no prefix is found again; put the first one back"
 )
 UNSEALED = "unsealed"
-"""The watermark that revision 0003 sets: rows of before are to be sealed."""
+"""The watermark that revision 0003 sets: there are plain rows to be sealed."""
 PLAIN = b"\x78"
 """The first byte of a zlib stream (RFC 1950, 2.2) of any level."""
 
@@ -66,14 +67,14 @@ class Cipher:
 
 
 def mark_of(master: SecretStr) -> int:
-    """What the database keeps of a master secret. It does not lead back to it."""
+    """What the database stores of a master secret. The secret can't be found from it."""
     derived = HKDF(SHA256(), _MARK_BYTES, None, b"holdfast mark of the master secret")
     return int.from_bytes(derived.derive(master.get_secret_value().encode()), "big")
 
 
 async def is_known_master(ledger: Ledger, master: SecretStr) -> bool:
-    """Whether the database was begun with this master secret. The first one is kept as its own.
-    Raise LedgerUnavailable."""
+    """Whether this is the database's master secret. A new database takes the first one that it is
+    asked about. Raise LedgerUnavailable."""
     insert_into = postgresql.insert if ledger.is_postgres else sqlite.insert
     row = {"name": MASTER, "value": mark_of(master)}
     query = select(WatermarkRow.value).where(WatermarkRow.name == MASTER)
@@ -83,7 +84,7 @@ async def is_known_master(ledger: Ledger, master: SecretStr) -> bool:
 
 
 class Texts:
-    """Seals rows of batches and cached contents. What was plain before is opened as it is."""
+    """Seals rows of batches and cached contents. A plain body is opened as it is."""
 
     def __init__(self, master: SecretStr) -> None:
         self._master = master
@@ -103,7 +104,7 @@ class Texts:
 
 
 class BatchTexts:
-    """Seals what one batch asks and is answered. Raise NotFound for another master secret's."""
+    """Seals the rows of one batch. Opening raises NotFound for a body of another master secret."""
 
     def __init__(self, cipher: Cipher) -> None:
         self._cipher = cipher
@@ -122,7 +123,7 @@ class BatchTexts:
 
 
 def _result_place(position: int, status: str) -> str:
-    """Rows that never ran end together, with one result for all."""
+    """The place of a result. Rows that never ran end together, with one result for all."""
     return f"result {status}" if status in _SHARED_ENDS else f"result {position}"
 
 
@@ -142,12 +143,12 @@ class Sealing:
         self._ledger = ledger
         self._master = master
         self._texts = Texts(master)
+        # What is wrong with the master secret. It is known once the database was asked.
         self.problem: str | None = None
-        """What is wrong with the master secret, once the database was asked."""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until all is sealed. While the database is away it is tried again. Nothing is sealed
-        with another master secret than the database's."""
+        """Run until all rows are sealed. While the database is away, try again. With another master
+        secret than the database's nothing is sealed."""
         while not stopping.is_set():
             try:
                 if not await is_known_master(self._ledger, self._master):
@@ -168,7 +169,7 @@ class Sealing:
             if not await self._is_due(connection):
                 return False
             if not self._ledger.is_postgres:
-                # What is written over is zeroed in the file, and does not stay in free pages.
+                # Zeros overwrite the plain texts in the file, so that none stays in a free page.
                 await connection.execute(text("PRAGMA secure_delete = ON"))
             count = await self._seal_batches(connection)
             count += await self._seal_contents(connection)
@@ -211,8 +212,8 @@ class Sealing:
         return len(rows)
 
     async def _empty_log(self) -> None:
-        """SQLite's log still has the pages of before. PostgreSQL's rows of before go with its own
-        vacuum."""
+        """Empty SQLite's log, which still has the plain texts. PostgreSQL's own vacuum removes the
+        plain rows there."""
         if not self._ledger.is_postgres:
             async with self._ledger.transaction() as connection:
                 await connection.commit()  # not within a transaction

@@ -1,8 +1,8 @@
 """Long work on the ledger, safe beside a gateway that serves: sums, retention, and usage as CSV.
 
-Callers pass a ledger with long deadlines (`with_ledger`). Deleted turns remain in the sums. The
-*horizon* is the moment before which turns may be gone: sums of earlier days are never rebuilt, and
-ranges that begin earlier take whole hours.
+Callers pass a ledger with long deadlines (`with_ledger`). Deleted turns remain in the sums. Turns
+from before the *horizon* may have been deleted. So sums of earlier days are never rebuilt, and
+ranges that begin earlier are read in whole days.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from gateway.structs.usage import Totals, Turn
 
 _DAY_MS = rollups.DAY_SECONDS * 1000
 _BATCH = 2000
-# SQLite has a single writer. Between two batches others can write.
 _PAUSE_SECONDS = 0.05
+"""Others can write between two batches: SQLite has a single writer."""
 
 
 class Deleted(NamedTuple):
@@ -48,16 +48,21 @@ class Deleted(NamedTuple):
 
 
 async def rebuild(ledger: Ledger) -> int:
-    """Make all sums again from the turns, day by day; return the number of days. Days before the
-    horizon, wholly or in part, stay as they are. Prefixes and epochs with deleted turns begin anew
-    with the remaining turns."""
+    """Make all sums anew from the turns, day by day; return the number of days.
+
+    Days that begin before the horizon stay as they are. Prefixes and epochs are summed over the
+    turns that remain.
+    """
     async with ledger.transaction() as connection:
         moments = []
         for column in (schema.TurnRow.opened_ms, schema.TurnRollupRow.start_ms):
             ends = select(func.min(column), func.max(column))
             moments += [ms for ms in (await connection.execute(ends)).one() if ms is not None]
-        whole = round_up(await rollups.horizon_ms(connection), _DAY_MS)
-        days = list(rollups.days(max(min(moments), whole), max(moments) + 1)) if moments else []
+        first_whole_day = round_up(await rollups.horizon_ms(connection), _DAY_MS)
+        days: list[tuple[int, int]] = []
+        if moments:
+            since_ms = max(min(moments), first_whole_day)
+            days = list(rollups.days(since_ms, max(moments) + 1))
     for since, until in days:
         async with ledger.transaction() as connection:
             await rollups.rebuild_interval(connection, since, until)
@@ -68,12 +73,26 @@ async def rebuild(ledger: Ledger) -> int:
 
 
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
-    """Delete turns and sums that began before these moments, both cut to whole UTC days;
-    `rollups_ms` must not be later than `turns_ms`. Sums since `month_ms`, the beginning of the
-    calendar month, stay, because spend limits are counted from them."""
+    """Delete turns that began before `turns_ms`, and sums from before `rollups_ms`, which must not
+    be later. Both moments are cut to whole UTC days.
+
+    Sums since `month_ms`, the beginning of the calendar month, stay: spend limits need them.
+    """
     assert rollups_ms <= turns_ms
-    rollups_ms = min(rollups_ms, month_ms)
-    turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
+    rollups_ms = min(rollups_ms, month_ms) // _DAY_MS * _DAY_MS
+    turns_ms = turns_ms // _DAY_MS * _DAY_MS
+    await _move_horizon(ledger, turns_ms)
+    num_turns = await _delete_turns(ledger, turns_ms)
+    num_rollups = await _delete_intervals(ledger, turns_ms, rollups_ms)
+    num_rollups += await _delete_lease_ends(ledger, turns_ms, rollups_ms)
+    for table in (*rollups.WHOLE, schema.EpochReportRow):
+        async with ledger.transaction() as connection:
+            deletion = delete(table).where(table.last_ms < rollups_ms)
+            num_rollups += (await connection.execute(deletion)).rowcount
+    return Deleted(num_turns, num_rollups)
+
+
+async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
     # The horizon moves first, so that no reader takes half of the turns for all of them.
     insert = postgresql.insert if ledger.is_postgres else sqlite.insert
     moved = insert(schema.HorizonRow).values(id=1, turns_ms=turns_ms)
@@ -83,7 +102,11 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
         where=moved.excluded.turns_ms > schema.HorizonRow.turns_ms,  # it never moves back
     )
     await ledger.run(moved)
-    num_turns = num_rollups = 0
+
+
+async def _delete_turns(ledger: Ledger, turns_ms: int) -> int:
+    """Delete what is told of single turns from before `turns_ms`; return the number of turns."""
+    num_turns = 0
     batch = select(schema.TurnRow.id).where(schema.TurnRow.opened_ms < turns_ms).limit(_BATCH)
     while True:
         async with ledger.transaction() as connection:
@@ -96,27 +119,36 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) 
         await asyncio.sleep(_PAUSE_SECONDS)
     await ledger.run(delete(schema.TurnContentRow).where(schema.TurnContentRow.at_ms < turns_ms))
     await ledger.run(delete(schema.RefusalRow).where(schema.RefusalRow.minute_ms < turns_ms))
+    return num_turns
+
+
+async def _delete_intervals(ledger: Ledger, turns_ms: int, rollups_ms: int) -> int:
+    """Delete sums of intervals, day by day. Those shorter than an hour go with their turns."""
+    num_deleted = 0
     for table, is_short in product(rollups.WIDTHS_SECONDS, (True, False)):
-        # Those of less than an hour go with their turns.
         before = turns_ms if is_short else rollups_ms
-        old = rollups.intervals(table, 0, before, is_short=is_short)
-        ((first,),) = await ledger.rows(select(func.min(table.start_ms)).where(old))
-        for since, until in rollups.days(first, before) if first is not None else ():
+        expired = rollups.intervals(table, 0, before, is_short=is_short)
+        ((first_ms,),) = await ledger.rows(select(func.min(table.start_ms)).where(expired))
+        if first_ms is None:
+            continue
+        for since, until in rollups.days(first_ms, before):
             within = rollups.intervals(table, since, until, is_short=is_short)
             async with ledger.transaction() as connection:
-                num_rollups += (await connection.execute(delete(table).where(within))).rowcount
+                num_deleted += (await connection.execute(delete(table).where(within))).rowcount
             await asyncio.sleep(_PAUSE_SECONDS)
+    return num_deleted
+
+
+async def _delete_lease_ends(ledger: Ledger, turns_ms: int, rollups_ms: int) -> int:
+    """Delete ends of leases. Those by minute go with their turns."""
+    num_deleted = 0
+    ends = schema.LeaseEndRow
     for width in LEASE_WIDTHS_SECONDS:
         before = turns_ms if width == MINUTE_SECONDS else rollups_ms
-        ends = schema.LeaseEndRow
-        old = (ends.width_seconds == width) & (ends.start_ms < before)
+        expired = (ends.width_seconds == width) & (ends.start_ms < before)
         async with ledger.transaction() as connection:
-            num_rollups += (await connection.execute(delete(ends).where(old))).rowcount
-    for whole in (*rollups.WHOLE, schema.EpochReportRow):
-        async with ledger.transaction() as connection:
-            gone = delete(whole).where(whole.last_ms < rollups_ms)
-            num_rollups += (await connection.execute(gone)).rowcount
-    return Deleted(num_turns, num_rollups)
+            num_deleted += (await connection.execute(delete(ends).where(expired))).rowcount
+    return num_deleted
 
 
 _ROWS = 1000
@@ -129,17 +161,20 @@ Row = Mapping[str, Any]
 async def claim(
     ledger: Ledger, now: datetime, workspaces: Sequence[Row], keys: Sequence[Row]
 ) -> None:
-    """Mark an empty database as one of sample data, and make its workspaces and keys. Rows are
+    """Mark an empty database as one of sample data, and make its workspaces and keys, given as
     columns by name. Raise InvalidRequest where the database is not empty."""
     async with ledger.transaction() as connection:
         await identity.count_change(connection)
         if ledger.is_postgres:
-            # No other transaction inserts a turn until this one commits. Then it sees the mark.
+            # No other transaction inserts a turn before this one commits. Then it sees the mark.
             await connection.execute(text("LOCK TABLE turns IN SHARE ROW EXCLUSIVE MODE"))
         if await identity.is_sample(connection):
             raise InvalidRequest("the database holds sample data already")
-        others = select(schema.WorkspaceRow.id).where(schema.WorkspaceRow.id != DEFAULT_WORKSPACE)
-        for query in (select(schema.TurnRow.id), select(schema.TurnRollupRow.start_ms), others):
+        workspace = schema.WorkspaceRow.id
+        workspaces_made = select(workspace).where(workspace != DEFAULT_WORKSPACE)
+        turns = select(schema.TurnRow.id)
+        sums_of_turns = select(schema.TurnRollupRow.start_ms)
+        for query in (turns, sums_of_turns, workspaces_made):
             if (await connection.execute(query.limit(1))).first() is not None:
                 raise InvalidRequest(
                     "the database is not empty: sample data is never mixed with real data"
@@ -159,8 +194,8 @@ async def fill(
     total = 0
     epochs = dict[tuple[str, str], EpochReport]()
     observed = map(partial(_observe, epochs), records)
-    rows_made = map(rollups.row_of, observed)
-    while rows := list(islice(rows_made, _ROWS)):
+    inserts = map(rollups.row_of, observed)
+    while rows := list(islice(inserts, _ROWS)):
         async with ledger.transaction() as connection:
             if not await identity.is_sample(connection):
                 raise InvalidRequest("the database is not marked as one of sample data")
@@ -176,7 +211,7 @@ async def fill(
 
 
 def _observe(epochs: dict[tuple[str, str], EpochReport], record: TurnRecord) -> TurnRecord:
-    """Add a made-up turn to what the epoch of its engine told of prefills; return the turn."""
+    """Add a made-up turn's prefill to the report of its engine's epoch; return the turn."""
     if record.engine is None or record.epoch is None or record.prefill_seconds is None:
         return record
     opened_ms = int(record.opened_at.timestamp() * 1000)
@@ -199,8 +234,8 @@ def _observe(epochs: dict[tuple[str, str], EpochReport], record: TurnRecord) -> 
 
 
 _KEYS = ("workspace_id", "key_id", "model", "price")
-# What makes a cell a formula in some spreadsheet: at its beginning, and behind what begins another
-# cell where the list separator is not a comma. The full-width forms count as the others do.
+# In some spreadsheet each of these makes a cell a formula: at its beginning, or behind a character
+# that begins another cell where the list separator is no comma. So do the full-width forms.
 _FORMULA = re.compile("(^|[;\t\r\n])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 _PAGE = 1000
 EXPORT_SECONDS = 300.0
@@ -210,18 +245,22 @@ _SUMS = Totals.__struct_fields__
 
 
 def line(cells: Iterable[object]) -> str:
-    """A text gets an apostrophe in front of what could begin a formula; numbers stay numbers."""
-    written = io.StringIO()
+    """One line of CSV. In a text an apostrophe stands before what could begin a formula."""
+    output = io.StringIO()
     texts = ("" if cell is None else cell for cell in cells)
     safe = (_FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell for cell in texts)
-    csv.writer(written).writerow(safe)
-    return written.getvalue()
+    csv.writer(output).writerow(safe)
+    return output.getvalue()
 
 
-async def check_rows(ledger: Ledger, of: sums.Range, step_seconds: int | None, most: int) -> None:
-    """Raise InvalidRequest for an export that reads more than `most` rows. `step_seconds` is the
-    interval of the exported sums, None for single turns. No more rows than the bound are counted.
-    Sums of one engine are refused too: those by key are of all engines."""
+async def check_rows(
+    ledger: Ledger, of: sums.Range, step_seconds: int | None, max_rows: int
+) -> None:
+    """Raise InvalidRequest for an export that reads more than `max_rows` rows.
+
+    `step_seconds` is the interval of the exported sums; None exports single turns. No more rows
+    than the bound are counted. Sums of one engine are refused too: sums by key are of all engines.
+    """
     async with ledger.snapshot() as connection:
         parts = [sums.Part(None, of.since_ms, of.until_ms)]
         if step_seconds is not None:
@@ -229,14 +268,14 @@ async def check_rows(ledger: Ledger, of: sums.Range, step_seconds: int | None, m
             parts = sums.parts_of(
                 of.since_ms, of.until_ms, sums.widths_for(of, _KEYS, step_seconds)
             )
-        left = most
+        room = max_rows
         for part in parts:
-            read = sums.rows_of(of, part).limit(left + 1).subquery()
-            left -= (await connection.execute(select(func.count()).select_from(read))).scalar_one()
-            if left < 0:
+            rows = sums.rows_of(of, part).limit(room + 1).subquery()
+            room -= (await connection.execute(select(func.count()).select_from(rows))).scalar_one()
+            if room < 0:
                 raise InvalidRequest(
-                    f"since_ms, until_ms: the range has more than {most} rows to export; ask for a"
-                    " shorter one"
+                    f"since_ms, until_ms: the range has more than {max_rows} rows to export; ask"
+                    " for a shorter one"
                 )
 
 
@@ -251,8 +290,8 @@ async def turns_since_ms(ledger: Ledger, of: sums.Range) -> int | None:
 async def usage_lines(
     ledger: Ledger, of: sums.Range, step_seconds: int, seconds: float = EXPORT_SECONDS
 ) -> AsyncIterator[str]:
-    """One line for each interval, workspace, key, model and price, the header first, all of one
-    moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
+    """The header, and one line for each interval, workspace, key, model and price. All lines show
+    one moment. One week at a time is in memory. Raise LedgerUnavailable after `seconds`."""
     yield line(("starting_at", "workspace", "key", "model", "price", *_SUMS, "saved_nano"))
     async with ledger.snapshot(seconds) as connection:
         of = await _with_turns(connection, await sums.widen_to_days(connection, of))
@@ -260,8 +299,8 @@ async def usage_lines(
             part = replace(
                 of, since_ms=max(since, of.since_ms), until_ms=min(since + _WEEK_MS, of.until_ms)
             )
-            sums_found = await sums.totals_by(connection, part, _KEYS, step_seconds)
-            for (start, *keys), totals in sorted(sums_found.items()):
+            totals_by_group = await sums.totals_by(connection, part, _KEYS, step_seconds)
+            for (start, *keys), totals in sorted(totals_by_group.items()):
                 counts = [getattr(totals, name) for name in _SUMS]
                 yield line((moment(start), *keys, *counts, totals.saved_nano))
 
@@ -286,7 +325,7 @@ async def turn_lines(
 
 
 def _cell(value: object) -> object:
-    """What has parts is told as JSON."""
+    """A list is exported as JSON."""
     return msgspec.json.encode(value).decode() if isinstance(value, list) else value
 
 
@@ -296,14 +335,16 @@ async def _with_turns(connection: AsyncConnection, of: sums.Range) -> sums.Range
     query = select(func.min(table.start_ms), func.max(table.start_ms)).where(
         table.by_engine == 0, table.width_seconds == rollups.DAY_SECONDS
     )
-    first, last = tuple[Any, Any]((await connection.execute(query)).one())
-    if first is None:
+    first_ms, last_ms = tuple[Any, Any]((await connection.execute(query)).one())
+    if first_ms is None:
         return replace(of, until_ms=of.since_ms)
-    return replace(of, since_ms=max(of.since_ms, first), until_ms=min(of.until_ms, last + _DAY_MS))
+    return replace(
+        of, since_ms=max(of.since_ms, first_ms), until_ms=min(of.until_ms, last_ms + _DAY_MS)
+    )
 
 
 def moment(ms: int) -> str:
     """RFC 3339, UTC; whole seconds without a fraction."""
     kind = "seconds" if ms % 1000 == 0 else "milliseconds"
-    written = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec=kind)
-    return written.replace("+00:00", "Z")
+    timestamp = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec=kind)
+    return timestamp.replace("+00:00", "Z")

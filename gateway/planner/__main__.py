@@ -1,8 +1,7 @@
-"""`python -m gateway.planner`: one plan.
+"""`python -m gateway.planner`: makes one plan.
 
-Standard input is a Job in MessagePack, output lines of JSON.
-
-The gateway starts it as a process of its own, with a deadline, and ends its whole group.
+Standard input is a Job in MessagePack. Standard output is lines of JSON. The gateway starts it as a
+process of its own, with a deadline, and ends its whole group.
 """
 
 import os
@@ -18,12 +17,12 @@ from gateway.planner.plan import plan
 from gateway.planning.traffic import Job
 from gateway.structs.plan import Line, PlanFailed, Planned, Progress
 
-_TOLD_SECONDS = 0.2
+_PROGRESS_SECONDS = 0.2
 NICENESS = 15
 """Beside a gateway and an engine that want the processor, a plan gets a twentieth of it."""
 MAX_SECONDS = 200
 MAX_BYTES = 6 * 2**30
-"""Of each process. The gateway's own deadline is sooner; these hold when the gateway is gone."""
+"""The bounds of each process. The gateway's own deadline is sooner: these hold when it is gone."""
 
 
 def say(line: Line) -> None:
@@ -32,20 +31,20 @@ def say(line: Line) -> None:
 
 
 def main() -> int:
-    # The group is ended as a whole. It stays in the gateway's session: Linux shares a processor
-    # between sessions first, and only then by niceness.
+    # A group of its own can be ended as a whole. The session stays the gateway's: Linux shares a
+    # processor between sessions first, and only then by niceness.
     os.setpgid(0, 0)
     os.nice(NICENESS)
     signal.alarm(MAX_SECONDS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
-    told_at = 0.0
+    said_at = 0.0
 
     def tell(share: float) -> None:
-        nonlocal told_at
+        nonlocal said_at
         now = monotonic()
-        if now - told_at >= _TOLD_SECONDS:
-            told_at = now
+        if now - said_at >= _PROGRESS_SECONDS:
+            said_at = now
             say(Progress(share=round(share, 3)))
 
     try:

@@ -1,4 +1,4 @@
-"""Simulates fleets of one model: what each is made of, and what it gives; two at a time."""
+"""Fleets of one model: what each is made of, and what its simulation gives. Two run at a time."""
 
 import gc
 import multiprocessing
@@ -24,22 +24,26 @@ DEFAULT_MAX_RUNNING = 32
 MAX_STRETCH = 5_000
 """Turns of the busiest stretch, under which the curves' points are simulated."""
 _WARMING = 0.2
+"""The part of a stretch that only fills the memory and is not counted."""
 MAX_PROCESSES = 2
 T = TypeVar("T", bound=msgspec.Struct)
 Work = Callable[[int, Callable[[int], None]], T]
 
 
 def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], None]) -> list[T]:
-    """`work(number, tell)` of each number, two at a time. `tell` hears of turns that are done. The
-    processes are forks, so that the traffic is not copied."""
+    """The results of `work(number, tell)` for the numbers below `num`, two at a time.
+
+    `tell` is told how many more turns are done. The processes are forks: they share the traffic
+    with this one and nothing of it is copied. Raise RuntimeError where one of them ends early.
+    """
     context = multiprocessing.get_context("fork")
     processes = min(MAX_PROCESSES, os.cpu_count() or 1, num)
-    taken = context.Value("i", 0)
+    next_number = context.Value("i", 0)
     readers = []
     gc.freeze()
     for _ in range(processes):
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(num, work, taken, writer), daemon=True)
+        process = context.Process(target=_serve, args=(num, work, next_number, writer), daemon=True)
         process.start()
         writer.close()
         readers.append(reader)
@@ -61,13 +65,13 @@ def side_by_side(num: int, work: Work[T], kind: type[T], tell: Callable[[int], N
     return [results[number] for number in range(num)]
 
 
-def _serve(num: int, work: Work[T], taken: "Synchronized[int]", writer: Connection) -> None:
+def _serve(num: int, work: Work[T], next_number: "Synchronized[int]", writer: Connection) -> None:
     # Nothing of a simulation is garbage before its end, but collecting looks at all of it.
     gc.disable()
     while True:
-        with taken.get_lock():
-            number = taken.value
-            taken.value += 1
+        with next_number.get_lock():
+            number = next_number.value
+            next_number.value += 1
         if number >= num:
             return
         result = work(number, lambda count: writer.send((None, count)))
@@ -75,21 +79,22 @@ def _serve(num: int, work: Work[T], taken: "Synchronized[int]", writer: Connecti
         gc.collect()
 
 
-def stretch_of(turns: Sequence[Turn], most: int = MAX_STRETCH) -> Sequence[Turn]:
-    """The `most` turns in a row with the most tokens a second; all where they are fewer."""
-    if len(turns) <= most:
+def stretch_of(turns: Sequence[Turn], max_turns: int = MAX_STRETCH) -> Sequence[Turn]:
+    """The `max_turns` turns in a row with the most tokens a second; all where they are fewer."""
+    if len(turns) <= max_turns:
         return turns
-    tokens = sum(turn.ends[-1] for turn in turns[:most])
-    best = -1.0
+    tokens = sum(turn.ends[-1] for turn in turns[:max_turns])
+    highest = -1.0
     chosen = 0
-    for start in range(len(turns) - most + 1):
-        seconds = turns[start + most - 1].at - turns[start].at
-        if tokens / max(seconds, 1e-3) > best:
-            best = tokens / max(seconds, 1e-3)
+    for start in range(len(turns) - max_turns + 1):
+        seconds = turns[start + max_turns - 1].at - turns[start].at
+        rate = tokens / max(seconds, 1e-3)
+        if rate > highest:
+            highest = rate
             chosen = start
-        if start + most < len(turns):
-            tokens += turns[start + most].ends[-1] - turns[start].ends[-1]
-    return turns[chosen : chosen + most]
+        if start + max_turns < len(turns):
+            tokens += turns[start + max_turns].ends[-1] - turns[start].ends[-1]
+    return turns[chosen : chosen + max_turns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +106,7 @@ class Fleet:
     device_tokens: int
     host_tokens: int
     disk_tokens: int
-    # It gets all of the traffic; the others get the busiest stretch.
+    # Whether it gets all of the traffic. The others get the busiest stretch.
     is_whole: bool = False
 
     @classmethod
@@ -120,14 +125,14 @@ class Fleet:
 
 
 class Bench:
-    """Simulates fleets of one model. A `unit` of one token is exact."""
+    """Simulates fleets of one model, in units of `unit` tokens. A unit of one token is exact."""
 
     def __init__(self, job: Job, engine: EngineFacts, unit: int, distinct_tokens: int) -> None:
         self._request = job.request
         self._times = job.times
         self._engine = engine
         self._unit = unit
-        # A pool whose leases have room for everything that there is: more is the same.
+        # Such a pool has room for leases on all of the traffic: a larger one gives the same.
         share = max(job.request.lease_share, 0.05)
         self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
 
@@ -158,11 +163,12 @@ class Bench:
         )
 
     def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
-        """`is_warmed`: the first ones only fill the memory."""
+        """The turns as requests. With `is_warmed` the first ones only fill the memory."""
         model = Requests(self._unit, with_names=True)
         requests = [model.of(turn) for turn in turns]
-        for request in requests[: int(_WARMING * len(requests)) if is_warmed else 0]:
-            request.is_counted = False
+        if is_warmed:
+            for request in requests[: int(_WARMING * len(requests))]:
+                request.is_counted = False
         return requests
 
     def point(self, fleet: Fleet, requests: Sequence[PlannedRequest], tell: Tell) -> Point:
@@ -195,7 +201,7 @@ class Bench:
         )
 
     def about(self, fleet: Fleet) -> dict[str, Any]:
-        """What a point says of the fleet that it stands for: another may be equal to it."""
+        """What a point says of its fleet. A fleet that gives the same has another point."""
         return {
             "label": fleet.label,
             "device_tokens": fleet.device_tokens,

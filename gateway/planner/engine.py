@@ -1,8 +1,8 @@
 """One simulated engine: the engine's own loop, scheduler and memory, under a virtual clock.
 
-A time model stands in for the computation, and one *unit* of the traffic for a token. Units of one
-token are exact. Units of more tokens are for long traces: an answer takes part in a step only once
-it has a whole unit more, and the steps between are counted and not made.
+A time model stands in for the computation, and a *unit* of the traffic stands in for a token. A
+unit of one token is exact. Larger units are for long traces: an answer takes part in a step only
+when it has a whole unit more. The steps between are counted and not made.
 """
 
 import math
@@ -33,46 +33,55 @@ from gateway.base.rounding import ceil_div
 from gateway.planner.requests import ANSWERS, TAILS, PlannedRequest
 
 STEP_TOKENS = 2048
-"""The most tokens of a step, as engines have it on a GPU."""
+"""The most tokens of a step: the default of engines on a GPU."""
 SPARE_BLOCKS = 2
-"""What a prompt must leave of the pool, as engines refuse it."""
+"""A prompt must leave this many blocks of the pool free. Engines refuse a longer one."""
 _UNBOUNDED = 2**31
 _GREEDY = SampleParams(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 _PROMPT = protocol.Prompt(messages=[])
+_ROUNDED = 1e-6
+"""Decode steps. Sums of floats are equal within it."""
 At = Callable[[float, Callable[[float], None]], None]
+"""`at(time, call)` runs `call(time)` at this virtual time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds of the time model: `prefill`, `host` and `disk` for each token, `decode` a step.
-    `host` and `disk` are the ways back to the device. A step computes at most `step_tokens` of
-    prompts and one token of each answer, and takes a decode longer if there are answers. Before and
-    after an engine's work a first token takes `overhead` seconds."""
+    """The time model. All but `step_tokens` are seconds."""
 
+    # To compute one token of a prompt.
     prefill: float = 50e-6
+    # To compute one token of every running answer: once a step that has answers.
     decode: float = 20e-3
+    # To bring one token back to the device from the host and from disk.
     host: float = 0.0
     disk: float = 0.0
+    # The most tokens of prompts that a step computes.
     step_tokens: int = STEP_TOKENS
+    # Of a first token, before and after the engine's work.
     overhead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:
-    """Tokens of each tier of one engine, and what bounds leases and running requests. A block has
-    `block_units` units. Prefixes below `min_cache_tokens` are not cached."""
+    """What bounds one engine."""
 
+    # The tokens of each tier.
     device: int
     host: int = 0
     disk: int = 0
+    # The part of the device that leases may hold.
     lease_share: float = 0.5
+    # The requests that are computed together.
     max_running: int = _UNBOUNDED
+    # The units of a block.
     block_units: int = 1
+    # Shorter prefixes are not cached.
     min_cache_tokens: int = 1
 
 
 class UnitHasher(ChainHasher):
-    """A prefix's digest is its last unit's id, since that stands for all before it too."""
+    """A prefix's digest is its last unit's id. Equal ids have equal content and history."""
 
     def root(self, scope: str) -> Digest:
         return Digest(scope.encode())
@@ -93,7 +102,7 @@ class UnitHasher(ChainHasher):
 
 
 class Decoding:
-    """How many decode steps an engine has made, and the answers that it writes."""
+    """The decode steps that an engine has made, and the answers that it writes."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -101,19 +110,20 @@ class Decoding:
         self.answers: set[Answer] = set()
 
     def seconds_to_next(self) -> float | None:
-        """Until the first answer has a whole unit more."""
+        """Seconds until the first answer has a whole unit more; None without an unfinished unit."""
         dues = [answer.due for answer in self.answers if not answer.is_ready]
         if not dues:
             return None
         return math.ceil(min(dues) - self.num_made - _ROUNDED) * self.seconds
 
 
-_ROUNDED = 1e-6
-
-
 class Answer:
-    """Writes an answer of `num_units`, the first with the prompt. Its own mask: the next unit may
-    be taken when the decode steps of one unit were made since. `num_steps` are those of all."""
+    """Writes an answer of `num_units` units in `num_steps` decode steps. The first unit comes with
+    the prompt.
+
+    It is a parser and its own mask: the mask is ready when the decode steps of one unit were made
+    since the last unit.
+    """
 
     def __init__(self, decoding: Decoding, num_units: int, num_steps: int) -> None:
         self.finish: protocol.FinishReason | None = None
@@ -157,15 +167,19 @@ class _NoThreads(MaskPool):
 
 
 class Ahead(Speculation):
-    """Makes many decode steps as one where nothing else would happen between. Each token takes the
-    time of a step, also under speculation. `next_arrival` is the earliest time of another
-    request."""
+    """Makes many decode steps as one where nothing else would happen between them.
+
+    Each token takes the time of a step, also under speculation.
+    """
 
     def __init__(self, clock: ManualClock, step_seconds: float) -> None:
         self._clock = clock
         self._seconds = step_seconds
+        # When the next request may arrive, at the earliest.
         self.next_arrival: Callable[[], float] = lambda: 0.0
+        # When the next entry expires.
         self.next_expiry: Callable[[], float | None] = lambda: None
+        # The requests that the scheduler has not begun.
         self.waiting: Sized = ()
 
     def propose(self, sequences: Iterable[SequenceState]) -> None:
@@ -183,7 +197,7 @@ class Ahead(Speculation):
         return [replace(chunk, draft=draft) for chunk in chunks]
 
     def _num_steps(self, chunks: Sequence[PrefillChunk], pool: BlockPool) -> int:
-        """How many steps nothing but decodes happens in."""
+        """How many steps can be made in which nothing but decodes happens."""
         if not chunks or not self._seconds:
             return 1
         num_steps = self._steps_until(self.next_arrival())
@@ -207,7 +221,7 @@ class Ahead(Speculation):
 
 
 class TimedRunner:
-    """Computes nothing, and takes the time for it. `has_worked` since it was last set to False."""
+    """Computes nothing, and takes the time for it."""
 
     def __init__(
         self, costs: Costs, unit: int, block_tokens: int, clock: ManualClock, decoding: Decoding
@@ -218,16 +232,18 @@ class TimedRunner:
         self._clock = clock
         self._decoding = decoding
         self._ids = count(ANSWERS)
+        # Whether time was taken since the engine last set it to False.
         self.has_worked = False
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         costs = self._costs
         decoding = self._decoding
-        tokens = num_steps = 0
+        tokens = 0
+        num_steps = 0
         for work in works:
             ids = work.token_ids
             has_tail = TAILS <= ids[-1] < ANSWERS
-            # An engine takes one token alone for a decode.
+            # An engine takes a chunk of one token for a decode.
             is_decode = len(ids) == 1 + len(work.draft) and not has_tail
             if is_decode and (self._unit == 1 or ids[0] >= ANSWERS):
                 num_steps = len(ids)
@@ -235,7 +251,7 @@ class TimedRunner:
             else:
                 tokens += (len(ids) - has_tail) * self._unit
         if self._unit > 1:
-            # Other steps were made beside, and those of answers alone before.
+            # The answers took part in these steps. Steps of answers alone were counted before.
             num_steps = math.ceil(tokens / costs.step_tokens) if decoding.answers else 0
         decoding.num_made += num_steps
         self._take(tokens * costs.prefill + num_steps * costs.decode)
@@ -245,7 +261,7 @@ class TimedRunner:
         """Copies on the device take no time."""
 
     def clear_blocks(self, blocks: Sequence[BlockId]) -> None:
-        """Nor does this."""
+        """Clearing takes no time either."""
 
     def clear_from(self, places: Sequence[tuple[BlockId, int]]) -> None:
         """Nor this."""
@@ -253,7 +269,7 @@ class TimedRunner:
     clear_host = clear_from
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copies to the host are made beside."""
+        """Copies to the host are made beside the steps and take no time of theirs."""
 
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         if pairs:
@@ -271,7 +287,7 @@ class TimedRunner:
 
 
 class QuickStore:
-    """The store's work around a step: all that is wanted is written or read at once."""
+    """The store's work around a step. Every write and read is done at once."""
 
     max_loads = _UNBOUNDED
     is_reading = False
@@ -281,7 +297,7 @@ class QuickStore:
         self._runner = runner
 
     def before_step(self, now: float) -> None:
-        """Everything was done behind the step before."""
+        """The work was done behind the step before."""
 
     def after_step(self, now: float) -> None:
         store = self._store
@@ -299,9 +315,8 @@ class QuickStore:
 
 
 class SimulatedEngine:
-    """`at(time, call)` runs `call(time)` then. `started` and `ended` hear of requests. `tell` hears
-    of events; with `has_names` a gateway asks where a prefix is held. `leases_ended` counts leases
-    by why they ended."""
+    """One engine under virtual time. With `has_names` requests name their prefixes, as a gateway
+    needs it that asks where a prefix is held."""
 
     def __init__(
         self, capacities: Capacities, unit: int, at: At, costs: Costs, *, has_names: bool
@@ -342,13 +357,16 @@ class SimulatedEngine:
             store=QuickStore(store, self._runner) if store is not None else None,
         )
         self._inbox: deque[PlannedRequest] = deque()
+        # Of the step that is to come. A call for an earlier number is out of date.
         self._number = 0
         self._is_busy = False
         self._frames: list[tuple[PlannedRequest, protocol.Started | None]] = []
         self._events: list[protocol.Event] = []
+        # What hears of a request's first token, of its end, and of the engine's events.
         self.started: Callable[[PlannedRequest, protocol.Started, float], None] = lambda *_: None
         self.ended: Callable[[PlannedRequest, float], None] = lambda *_: None
         self.tell: Callable[[list[protocol.Event], float], None] | None = None
+        # How many leases ended, by the reason.
         self.leases_ended: Counter[str] = Counter()
         self.num_refused = 0
 
@@ -360,18 +378,16 @@ class SimulatedEngine:
         self._is_busy = True
         step = self._decoding.seconds
         if self._decoding.answers and step and self._unit > 1:
-            # The decode step in progress is made to its end.
+            # The decode step in progress goes on to its end.
             began = self._clock.now()
             now = began + math.ceil((now - began) / step - _ROUNDED) * step
         self._wake_at(now)
 
     def close(self, now: float) -> None:
-        """End what is over by now, and count it."""
+        """End the leases that are over by `now`, and count them."""
         self._go_on_to(now)
         self._accounting.expire(now)
         self._accounting.publish()
-
-    # Inside.
 
     def _wake_at(self, time: float) -> None:
         self._number += 1
@@ -408,17 +424,15 @@ class SimulatedEngine:
 
     def _submit(self, request: PlannedRequest) -> None:
         units = request.units
-        if (
-            len(units)
-            > max(self._cache.pool.num_blocks - SPARE_BLOCKS, 1) * self._cache.pool.block_size
-        ):
+        pool = self._cache.pool
+        if len(units) > max(pool.num_blocks - SPARE_BLOCKS, 1) * pool.block_size:
             self.num_refused += 1
             self._frames.append((request, None))
             return
         num_units = ceil_div(request.output_tokens, self._unit)
         num_steps = max(request.output_tokens - 1, 0)
         if num_steps and num_units == 1:
-            num_units = 2
+            num_units = 2  # the second unit takes the decode steps
         query = CacheQuery(
             scope=request.scope,
             tokens=units,
@@ -477,16 +491,17 @@ def _new_cache(capacities: Capacities, block_tokens: int) -> PrefixCache:
     size = capacities.block_units
     pool = BlockPool(max(capacities.device // block_tokens, 2), size)
     hasher = UnitHasher(b"simulation", size)
-    host = store = None
-    above = [pool]
-    num_blocks = capacities.host // block_tokens
-    if num_blocks:
-        # Copies are not bounded: a step of the simulation may be a whole prompt.
-        host = HostTier(pool, num_blocks, max_copies=num_blocks)
-        above.append(host.pool)
-    num_blocks = capacities.disk // block_tokens
-    if num_blocks:
-        store = StoreTier(num_blocks, size, hasher, bytes.hex, lower_than=above)
+    host = None
+    store = None
+    pools_above = [pool]
+    num_host_blocks = capacities.host // block_tokens
+    if num_host_blocks:
+        # A step of the simulation may copy a whole prompt, so copies have no bound.
+        host = HostTier(pool, num_host_blocks, max_copies=num_host_blocks)
+        pools_above.append(host.pool)
+    num_disk_blocks = capacities.disk // block_tokens
+    if num_disk_blocks:
+        store = StoreTier(num_disk_blocks, size, hasher, bytes.hex, lower_than=pools_above)
     entries = Entries(
         pool,
         lease_share=capacities.lease_share,

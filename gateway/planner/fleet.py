@@ -1,4 +1,4 @@
-"""The simulated fleet: engines, the gateway's own placement in front of them, and what came out."""
+"""The simulated fleet: its engines, the gateway's own placement before them, and the outcome."""
 
 import heapq
 import math
@@ -17,14 +17,15 @@ from gateway.routing.held import Ends, Holdings, PrefixIndex
 from gateway.routing.router import Load, PromptSizes, Weights, place
 
 EVENT_SECONDS = 0.02
-"""From an engine's event to a gateway that knows it."""
-_TOLD_EVERY = 256
+"""From an engine's event to the gateway that hears of it."""
+_PROGRESS_REQUESTS = 256
+"""Progress is told each time so many more were sent."""
 Tell = Callable[[int], None]
-Talk = Sequence[PlannedRequest]
+Conversation = Sequence[PlannedRequest]
 
 
 @dataclass(slots=True)
-class Known:
+class Candidate:
     """What a gateway knows of the engine with this number."""
 
     seed: int
@@ -40,7 +41,7 @@ class SimulatedGateway:
         index = PrefixIndex()
         fade = self.weights.fade_seconds
         self.candidates = [
-            Known(number, Holdings(index), Load(fade)) for number in range(num_engines)
+            Candidate(number, Holdings(index), Load(fade)) for number in range(num_engines)
         ]
         for candidate in self.candidates:
             candidate.holdings.epoch = "simulated"
@@ -80,30 +81,37 @@ def _turn(request: PlannedRequest) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """A request whose answer began: its tokens, its breakpoints, and its first token's seconds."""
+    """A request whose answer began."""
 
     request: PlannedRequest
     engine: int
+    # Tokens that a breakpoint's entry gave, and all that were not computed.
     read: int
     reused: int
+    # Seconds to the first token.
     wait: float
+    # How many breakpoints it had, and how many of them are leased.
     breakpoints: int
     leased: int
 
 
 @dataclass(slots=True)
 class Outcome:
-    """`served` are in the order in which their answers began. `leases` are those that ended."""
+    """What a simulation gave."""
 
+    # In the order in which the answers began.
     served: list[Served] = field(default_factory=list)
+    # How many leases ended, by the reason.
     leases: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     preempted: int = 0
+    # Virtual, to the last call.
     seconds: float = 0.0
 
 
 class Simulation:
-    """`gateway` None: requests go to the engines in turn. `tell` hears how many more were sent."""
+    """Runs requests on a fleet. Without a `gateway` they go to the engines in turn. `tell` is told
+    how many more were sent."""
 
     def __init__(
         self,
@@ -121,8 +129,8 @@ class Simulation:
         self._overhead = costs.overhead
         self._tell = tell
         self._num_sent = 0
-        self._waiting: deque[Talk] = deque()
-        self._following: dict[int, Talk] = {}
+        self._waiting: deque[Conversation] = deque()
+        self._following: dict[int, Conversation] = {}
         self._outcome = Outcome()
         self._engines = [
             SimulatedEngine(capacities, unit, self._at, costs, has_names=gateway is not None)
@@ -135,7 +143,7 @@ class Simulation:
                 engine.tell = partial(self._on_events, number)
 
     def replay(self, requests: Sequence[PlannedRequest]) -> Outcome:
-        """Send each at its time. They are in order of it."""
+        """Send each request at its time. They are in the order of their times."""
         for request in requests:
             self._at(request.at, partial(self._send, request))
         times = [*(request.at for request in requests), math.inf]
@@ -143,9 +151,9 @@ class Simulation:
             engine.ahead.next_arrival = lambda: times[self._num_sent]
         return self._run()
 
-    def talk(self, talks: Sequence[Talk], in_flight: int) -> Outcome:
-        """So many conversations at a time, each request behind the answer to the one before."""
-        self._waiting.extend(talks)
+    def converse(self, conversations: Sequence[Conversation], in_flight: int) -> Outcome:
+        """Run `in_flight` conversations at a time. A request follows the answer before it."""
+        self._waiting.extend(conversations)
         for _ in range(in_flight):
             self._go_on((), 0.0)
         return self._run()
@@ -167,33 +175,33 @@ class Simulation:
             outcome.preempted += engine.scheduler.num_preempted
         return outcome
 
-    def _go_on(self, talk: Talk, now: float) -> None:
-        """With the rest of a conversation, or with the next one."""
-        if not talk and self._waiting:
-            talk = self._waiting.popleft()
-        if talk:
-            request = talk[0]
+    def _go_on(self, conversation: Conversation, now: float) -> None:
+        """Send the conversation's next request; where it has none, the next conversation's."""
+        if not conversation and self._waiting:
+            conversation = self._waiting.popleft()
+        if conversation:
+            request = conversation[0]
             request.at = now
-            self._following[id(request)] = talk[1:]
+            self._following[id(request)] = conversation[1:]
             self._at(now, partial(self._send, request))
 
     def _send(self, request: PlannedRequest, now: float) -> None:
         engine = self._num_sent % len(self._engines)
         self._num_sent += 1
-        if self._num_sent % _TOLD_EVERY == 0:
-            self._tell(_TOLD_EVERY)
+        if self._num_sent % _PROGRESS_REQUESTS == 0:
+            self._tell(_PROGRESS_REQUESTS)
         if self._gateway is not None:
             engine = self._gateway.choose(request, now)
         self._engines[engine].take(request, now)
 
     def _on_started(self, engine: int, request: PlannedRequest, frame: Started, now: float) -> None:
-        num_known = len(request.units) - request.num_tail
+        num_shared = len(request.units) - request.num_tail
         reused = len(request.units) - (frame.usage.computed_tokens or 0)
         served = Served(
             request=request,
             engine=engine,
-            read=request.tokens_at(min(frame.usage.cache_read_tokens, num_known)),
-            reused=request.tokens_at(min(reused, num_known)),
+            read=request.tokens_at(min(frame.usage.cache_read_tokens, num_shared)),
+            reused=request.tokens_at(min(reused, num_shared)),
             wait=now - request.at + self._overhead,
             breakpoints=len(frame.breakpoints),
             leased=sum(entry.state == "leased" for entry in frame.breakpoints),
@@ -205,9 +213,9 @@ class Simulation:
     def _on_ended(self, engine: int, request: PlannedRequest, now: float) -> None:
         if self._gateway is not None:
             self._gateway.ended(engine, request)
-        rest = self._following.pop(id(request), None)
-        if rest is not None:
-            self._go_on(rest, now)
+        conversation = self._following.pop(id(request), None)
+        if conversation is not None:
+            self._go_on(conversation, now)
 
     def _on_events(self, engine: int, events: list[Event], now: float) -> None:
         assert self._gateway is not None

@@ -1,4 +1,4 @@
-"""A plan: one pass for the exact curve, then the simulated fleets beside the one that there is."""
+"""A plan: the exact curve, by one pass, and simulations of the fleet as it is and of others."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +27,18 @@ from gateway.structs.plan import Change, LruPoint, Plan, PlannedMemory, Point
 KNEE_SHARE = 0.95
 MEMORY_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _LRU_SIZES = 40
-# The part of the work that the exact curve is, roughly.
+# About this part of the work is the exact curve.
 _LRU_WORK = 0.15
 _LEAST_BLOCKS = 64
+_ENGINE_FIELDS = (
+    "engines",
+    "device_tokens",
+    "host_tokens",
+    "disk_tokens",
+    "max_running",
+    "min_cache_tokens",
+)
+"""What a request may set of the engines."""
 TellShare = Callable[[float], None]
 
 
@@ -37,14 +46,15 @@ TellShare = Callable[[float], None]
 class Fleets:
     """The fleets that one plan simulates."""
 
-    # Of the engines that there are, under all turns.
+    # The engines as they are, under all turns.
     whole: Fleet
-    # The same, under the busiest stretch, as all others.
+    # The engines as they are, under the busiest stretch. All below are simulated under it too.
     base: Fleet
+    # The engines as they are, but for their memory, their number or their tiers.
     memory: list[Fleet]
     engines: list[Fleet]
     tiers: list[Fleet]
-    # By the kind of the change.
+    # By the kind of the `Change`.
     changes: dict[str, Fleet]
 
     def all(self) -> list[Fleet]:
@@ -53,7 +63,10 @@ class Fleets:
 
 
 def plan(job: traffic.Job, tell: TellShare) -> Plan:
-    """Raise InvalidRequest with the field that is wrong. `tell` hears the share that is done."""
+    """The plan of a job. `tell` is told the share that is done, 0 to 1.
+
+    Raise InvalidRequest that names the wrong field.
+    """
     began = time.monotonic()
     turns = _turns_of(job)
     engine = engine_of(job)
@@ -103,32 +116,23 @@ def plan(job: traffic.Job, tell: TellShare) -> Plan:
 
 
 def engine_of(job: traffic.Job) -> traffic.EngineFacts:
-    """The engines that are planned: what they say of themselves, but for what is asked.
+    """The engines of the plan: as they describe themselves, but for what the request sets.
 
     Raise InvalidRequest where their memory is not known, or is too small.
     """
-    wanted = job.request
-    known = job.engine
-    if known is None:
-        if wanted.device_tokens is None:
+    request = job.request
+    engine = job.engine
+    if engine is None:
+        if request.device_tokens is None:
             raise InvalidRequest(
                 "device_tokens: no engine of the range's model answers, so its memory is not"
                 " known: give the tokens that an engine's memory holds"
             )
-        known = traffic.EngineFacts(engines=1, device_tokens=wanted.device_tokens)
-    changed = {
-        name: value
-        for name in (
-            "engines",
-            "device_tokens",
-            "host_tokens",
-            "disk_tokens",
-            "max_running",
-            "min_cache_tokens",
-        )
-        if (value := getattr(wanted, name)) is not None
-    }
-    engine = msgspec.structs.replace(known, **changed)
+        engine = traffic.EngineFacts(engines=1, device_tokens=request.device_tokens)
+    requested = {name: getattr(request, name) for name in _ENGINE_FIELDS}
+    engine = msgspec.structs.replace(
+        engine, **{name: value for name, value in requested.items() if value is not None}
+    )
     least = _LEAST_BLOCKS * 16
     if engine.device_tokens < least:
         raise InvalidRequest(
@@ -195,14 +199,16 @@ def _points(
     fleets: Sequence[Fleet],
     tell: TellShare,
 ) -> dict[Fleet, Point]:
-    """What is equal by its capacities, since more than enough is the same, is simulated once."""
+    """The point of each fleet. Fleets that give the same are simulated once: memory beyond what the
+    traffic fills changes nothing."""
     is_cut = len(stretch) < len(turns)
 
-    def like(fleet: Fleet) -> tuple[object, ...]:
+    def likeness(fleet: Fleet) -> tuple[object, ...]:
+        """Equal for fleets that give the same."""
         costs = bench.costs(fleet)
         return fleet.engines, bench.capacities(fleet), costs, fleet.is_whole and is_cut
 
-    chosen = list({like(fleet): fleet for fleet in reversed(fleets)}.values())[::-1]
+    chosen = list({likeness(fleet): fleet for fleet in reversed(fleets)}.values())[::-1]
     whole = bench.requests(turns, is_warmed=False)
     part = bench.requests(stretch, is_warmed=True) if is_cut else whole
     total = sum(len(whole if fleet.is_whole else part) for fleet in chosen)
@@ -218,9 +224,9 @@ def _points(
         return bench.point(fleet, whole if fleet.is_whole else part, tell_turns)
 
     simulated = side_by_side(len(chosen), simulate, Point, tell_done)
-    by_likeness = {like(fleet): point for fleet, point in zip(chosen, simulated, strict=True)}
+    by_likeness = {likeness(fleet): point for fleet, point in zip(chosen, simulated, strict=True)}
     return {
-        fleet: msgspec.structs.replace(by_likeness[like(fleet)], **bench.about(fleet))
+        fleet: msgspec.structs.replace(by_likeness[likeness(fleet)], **bench.about(fleet))
         for fleet in fleets
     }
 
@@ -318,8 +324,8 @@ def _warnings(job: traffic.Job) -> list[str]:
     return warnings
 
 
-def change(kind: str, what: str, before: Point, after: Point) -> Change:
-    """The two points as a sentence."""
+def change(kind: str, name: str, before: Point, after: Point) -> Change:
+    """What the change called `name` would do, with a sentence on the two points."""
     parts = [
         _difference("hit rate", _percent(before.hit_rate), _percent(after.hit_rate)),
         _difference("promise kept", _percent(before.promise_kept), _percent(after.promise_kept)),
@@ -331,7 +337,7 @@ def change(kind: str, what: str, before: Point, after: Point) -> Change:
         parts.append(_difference("first token p95", earlier, later))
     is_same = before.hit_rate == after.hit_rate and before.promise_kept == after.promise_kept
     lead = "changes nothing: " if is_same else ""
-    text = f"{what}: {lead}{', '.join(parts)}."
+    text = f"{name}: {lead}{', '.join(parts)}."
     return msgspec.convert({"kind": kind, "text": text, "before": before, "after": after}, Change)
 
 

@@ -1,7 +1,7 @@
 """Turns as requests of the simulated engines, in units of some tokens.
 
 A prefix of `n` tokens has `round(n / unit)` units, so the sizes of memory are right on average.
-What was read is told in exact tokens wherever it ends at a known prefix.
+What a request read is counted in exact tokens where it ends at a prefix of the turn.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,64 +14,75 @@ from gateway.planning.traffic import Turn, total_tokens
 from gateway.prompt.names import step_at
 
 BLOCK_TOKENS = 16
-"""Of an engine."""
+"""The tokens of an engine's block."""
 CHARACTERS_PER_TOKEN = 4
 TAILS = 2**30
+"""The first id of units that stand for no tokens."""
 ANSWERS = 2**31
-"""The first ids of units that stand for no tokens, and of those that engines write."""
+"""The first id of units that engines write."""
 _UNITS_A_TURN = 5
 _UNITS = 100_000
 EXACT_TOKENS = 2_000_000
+"""Up to so many tokens of all prompts a unit may be one token."""
 EXACT_OUTPUT = 200_000
-"""Of all prompts and of all answers together: up to so many, a unit is one token."""
+"""Up to so many tokens of all answers a unit may be one token."""
 _NO_END = Segment("text", None)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PlannedRequest:
-    """`units` are ids of consecutive pieces of the prompt: equal ids, equal content and history.
-    The last `num_tail` of them are nobody else's. `exact` has the tokens of the prefixes that are
-    known, by their units. The ends of `segments` and the depths of `names` are in units."""
+    """One turn, as a simulated engine gets it."""
 
+    # Seconds.
     at: float
     scope: str
+    # The tokens of a unit.
     unit: int
+    # Ids of consecutive pieces of the prompt. Equal ids have equal content and history.
     units: list[int]
+    # So many of the last units are in no other prompt.
     num_tail: int
+    # Of the prompt.
     tokens: int
     output_tokens: int
+    # The tokens of the turn's prefixes, by their number of units.
     exact: dict[int, int]
+    # Their ends, and the depths of the names, are in units.
     segments: list[Segment]
     breakpoints: list[Breakpoint]
     names: list[HeldName]
+    # Whether it is in the figures. One that is not only fills the memory.
     is_counted: bool = True
 
     @property
-    def known(self) -> Sequence[int]:
+    def shared_units(self) -> Sequence[int]:
         """The units that other prompts may have too."""
         return self.units[: len(self.units) - self.num_tail]
 
-    def tokens_at(self, units: int) -> int:
-        """How many tokens the first so many units have."""
-        tokens_found = self.exact.get(units)
-        return min(units * self.unit, self.tokens) if tokens_found is None else tokens_found
+    def tokens_at(self, num_units: int) -> int:
+        """The tokens of the first `num_units` units."""
+        tokens = self.exact.get(num_units)
+        return min(num_units * self.unit, self.tokens) if tokens is None else tokens
 
 
 def unit_for(turns: Sequence[Turn], *, may_be_exact: bool = False) -> int:
-    """Tokens of a unit: as few as the number of turns allows; one where the traffic is small enough
-    for that, if it may be."""
+    """The tokens of a unit: as few as the number of turns allows. With `may_be_exact` it is one
+    where the traffic is small enough."""
     prompts = total_tokens(turns)
     output = sum(turn.output for turn in turns)
     if may_be_exact and prompts <= EXACT_TOKENS and output <= EXACT_OUTPUT:
         return 1
-    wanted = max(_UNITS_A_TURN * len(turns), _UNITS)
-    return max(BLOCK_TOKENS, ceil_div(max(prompts, output), wanted))
+    num_units = max(_UNITS_A_TURN * len(turns), _UNITS)
+    return max(BLOCK_TOKENS, ceil_div(max(prompts, output), num_units))
 
 
 class Requests:
-    """`with_names`: more than one engine asks where a prefix is held. `with_tails`: at least one
-    unit stands behind, so that all before it can be read; one that the turn does not have takes no
-    time."""
+    """Turns as requests.
+
+    `with_names`: requests name their prefixes, as a gateway before several engines needs it.
+    `with_tails`: a prompt has at least one unit behind its prefixes, so that an engine can read all
+    of them. A unit that the turn does not have takes no time.
+    """
 
     def __init__(self, unit: int, *, with_names: bool, with_tails: bool = True) -> None:
         self._unit = unit
@@ -111,13 +122,14 @@ class Requests:
     def _names(
         self, units: Sequence[int], segments: Sequence[Segment], exact: dict[int, int]
     ) -> list[HeldName]:
-        """At the ends of segments, and inside texts where `gateway.prompt.names` sets them."""
+        """Names at the ends of segments, and inside texts where `gateway.prompt.names` has them."""
         depths = {segment.end for segment in segments if segment.end}
         step = self._unit * CHARACTERS_PER_TOKEN
-        depth = 0
-        while (depth := depth + max(step_at(depth * step) // step, 1)) < len(units):
+        depth = max(step_at(0) // step, 1)
+        while depth < len(units):
             if depth in exact:
                 depths.add(depth)
+            depth += max(step_at(depth * step) // step, 1)
         return [HeldName(f"{units[depth - 1]:x}", depth) for depth in sorted(depths)]
 
     def _units(self, turn: Turn) -> tuple[list[int], list[int], dict[int, int]]:
@@ -151,12 +163,17 @@ class Requests:
 
 
 def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[int, int]]:
-    """The segments, and the number of the segment at each place. Segments without an end stand for
-    positions that are walked between two places. Segments of one run are one position."""
+    """The segments, and the number of the segment at each place.
+
+    Segments without an end stand for the positions between two places. Segments of one run are one
+    position.
+    """
     segments = list[Segment]()
     segment_of = dict[int, int]()
     kind: SegmentKind = "tool_use" if turn.steps else "text"
-    walked = run = end = 0
+    walked = 0
+    run = 0
+    end = 0
     for place in turn.segments:
         depth = depths[place]
         step = turn.steps[place] if turn.steps else 1
@@ -173,11 +190,14 @@ def _segments(turn: Turn, depths: Sequence[int]) -> tuple[list[Segment], dict[in
 
 
 class Distances:
-    """`tokens[d]` were read at a distance of `d` units; `prompt` tokens are all that were asked."""
+    """How far back each token was used last: the sizes of memory at which it is read."""
 
     def __init__(self) -> None:
+        # The tokens that were used last `d` distinct units ago, by `d`.
         self.tokens: dict[int, int] = {}
+        # The tokens of all prompts.
         self.prompt = 0
+        # The units that differ.
         self.num_distinct = 0
 
     @property
@@ -199,17 +219,21 @@ class Distances:
 
     def size_for(self, share: float) -> int:
         """The fewest units that give this share of what unlimited memory would."""
-        wanted = share * self.read
+        least = share * self.read
         total = 0
         for distance, tokens in sorted(self.tokens.items()):
             total += tokens
-            if total >= wanted:
+            if total >= least:
                 return distance + 1
         return 1
 
 
 def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
-    """`num_uses` is the number of all prompts' units together, at least."""
+    """The distances of all requests. Their prompts have at most `num_uses` units together.
+
+    By Mattson's stack distances: an LRU memory of more than `d` units has what was used last `d`
+    distinct units ago. Olken's tree counts the distinct units in O(log n) a use.
+    """
     distances = Distances()
     tree = [0] * (num_uses + 2)
     used_at = dict[int, int]()
@@ -217,9 +241,10 @@ def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
     size = len(tree)
     for request in requests:
         distances.prompt += request.tokens
-        deepest = before = 0
-        known = request.known
-        for place, unit in enumerate(known):
+        deepest = 0
+        before = 0
+        units = request.shared_units
+        for place, unit in enumerate(units):
             at = used_at.get(unit)
             if at is None:
                 break
@@ -231,8 +256,8 @@ def distances(requests: Iterable[PlannedRequest], num_uses: int) -> Distances:
             tokens = request.tokens_at(place + 1)
             distances.tokens[deepest] = distances.tokens.get(deepest, 0) + tokens - before
             before = tokens
-        # The tail is forgotten first.
-        for unit in reversed(known):
+        # The deepest unit counts as used first, so it is forgotten first.
+        for unit in reversed(units):
             at = used_at.get(unit)
             if at is not None:
                 _add(tree, size, at, -1)

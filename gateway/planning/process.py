@@ -26,6 +26,7 @@ from gateway.structs.plan import Line, Plan, PlanFailed, Planned, Progress
 
 DEADLINE_SECONDS = 170.0
 _ALL_KEYS = ""
+"""Plans of all keys share their places."""
 _ROOT = Path(__file__).resolve().parents[2]
 _MAX_LINE = 16 * 2**20
 
@@ -37,20 +38,20 @@ class PlanTimeout(Overloaded):
 
 
 class Planners:
-    """Each plan runs in a place that `taken` gives to a key; it raises RateLimited where none gets
-    free."""
+    """Runs plans. Each takes a place of `place_for`, which raises RateLimited where none is free in
+    time."""
 
     def __init__(
         self,
-        taken: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+        place_for: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
-        self._taken = taken
+        self._place_for = place_for
 
     async def lines(self, job: Job) -> AsyncGenerator[Progress | Planned, None]:
         """Progress, and the plan as the last. Raise InvalidRequest, Overloaded or PlanTimeout."""
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(self._taken(_ALL_KEYS))
+                await stack.enter_async_context(self._place_for(_ALL_KEYS))
             except RateLimited:
                 raise Overloaded("too many plans are being made") from None
             packed = await asyncio.to_thread(msgspec.msgpack.encode, job)
@@ -74,6 +75,7 @@ class Planners:
                     return
 
     async def plan(self, job: Job) -> Plan:
+        """The plan alone. Raise as `lines` does."""
         async with aclosing(self.lines(job)) as lines:  # closing it ends the process
             async for line in lines:
                 if isinstance(line, Planned):
@@ -104,7 +106,7 @@ async def _process(job: bytes) -> AsyncIterator[asyncio.StreamReader]:
         yield process.stdout
     finally:
         feeding.cancel()
-        # It has a group of its own once it has begun. Before that it is alone.
+        # Its group is there once it has begun. Until then the process itself is all there is.
         with suppress(ProcessLookupError):
             process.kill()
         with suppress(ProcessLookupError):

@@ -78,14 +78,14 @@ class TraceGathering:
         tokens = printed.num_tokens
         if not tokens:
             return
-        known = printed.tokens or [0] * len(printed.points)
+        counted = printed.tokens or [0] * len(printed.points)
         whole = max(printed.num_bytes, 1)
         ends: list[int] = []
         last = 0
-        for exact, point in zip(known, printed.points, strict=True):
+        for exact, point in zip(counted, printed.points, strict=True):
             last = min(max(last, exact or point.num_bytes * tokens // whole), tokens)
             ends.append(last)
-        self.num_estimated += not all(known)
+        self.num_estimated += not all(counted)
         self._num_points += len(ends)
         self._turns.append(
             RecordedTurn(
@@ -130,9 +130,9 @@ def trace_of(turns: Sequence[RecordedTurn], block_tokens: int) -> Iterator[Trace
     for turn in turns:
         ids: list[int] = []
         for point, end in zip(reversed(turn.points), reversed(turn.ends), strict=True):
-            found = begun.get((turn.scope, point))
-            if found is not None:
-                ids = found[0][: min(found[1], end // block_tokens)]
+            beginning = begun.get((turn.scope, point))
+            if beginning is not None:
+                ids = beginning[0][: min(beginning[1], end // block_tokens)]
                 break
         count = ceil_div(turn.tokens, block_tokens)
         num_full = turn.tokens // block_tokens

@@ -1,6 +1,6 @@
 """Turns as the simulation needs them: where prompts are equal, how long they are, when they came.
 
-No content. A turn's prefixes have numbers: equal numbers are equal prefixes.
+They have no content. A turn's prefixes have numbers. Equal numbers are equal prefixes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ from gateway.base.rounding import ceil_div
 
 MAX_TURNS = 100_000
 DEFAULT_MIN_TOKENS = 1024
-"""Of engines whose setting says nothing else."""
+"""The shortest prefix that an engine caches by default."""
 MAX_TRACE_CHARACTERS = 8 * 2**20
 TRACE_UNIT = 512
-"""Tokens of a block in published traces."""
+"""The tokens of a block in published traces."""
 MAX_ENGINES = 64
 MAX_POOL_TOKENS = 2**40
 # PostgreSQL takes no NUL.
@@ -28,10 +28,10 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The traffic of a plan and what is to hold it: by default what holds it now.
+    """The traffic of a plan, and the engines that are to serve it.
 
-    The traffic is the turns of a range of the ledger, or a `trace`. What is left out of the memory
-    is as the engines of the range's model have it.
+    The traffic is a range of the ledger, or a `trace`. What is left out of the engines is as the
+    engines of the range's model have it.
     """
 
     # Tokens of one engine's memory for keys and values, in each tier.
@@ -58,33 +58,38 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, array_like=True):
-    """`ids` and `ends` (tokens) are of the prompt's prefixes, the shortest first; the last is the
-    whole prompt but for `tail` tokens, which no other prompt shares. `segments` are the places
-    among them where a content block ends, and `marks` those of breakpoints. `at` is in seconds,
-    `scope` a workspace. `steps` are the positions that a breakpoint's look-back walks to each place
-    from the one before, 0 inside a run of calls or of results; empty: one to each segment. `unheld`
-    are the places of breakpoints that ask for no lease."""
+    """One prompt by its prefixes, the shortest first. A *place* is a prefix's index among them."""
 
+    # Seconds.
     at: float
+    # A workspace's number.
     scope: int
+    # The number of each prefix, and its tokens.
     ids: list[int]
     ends: list[int]
+    # The places where a content block ends.
     segments: list[int]
+    # The places of breakpoints.
     marks: list[tuple[int, Ttl]]
+    # Tokens of the answer.
     output: int
+    # Tokens behind the last prefix, which no other prompt shares.
     tail: int = 0
+    # How many positions a breakpoint's look-back walks to each place from the one before: 0 inside
+    # a run of calls or of results. Empty: one to each segment.
     steps: list[int] = []
+    # The places of breakpoints that ask for no lease.
     unheld: list[int] = []
 
 
 class Numbers:
-    """Numbers of what is equal."""
+    """Numbers from 1. Equal keys have equal numbers."""
 
     def __init__(self) -> None:
-        self._of: dict[object, int] = {}
+        self._numbers: dict[object, int] = {}
 
-    def of(self, thing: object) -> int:
-        return self._of.setdefault(thing, len(self._of) + 1)
+    def of(self, key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers) + 1)
 
 
 class _TraceLine(msgspec.Struct):
@@ -95,8 +100,11 @@ class _TraceLine(msgspec.Struct):
 
 
 def of_trace(lines: Iterable[str], block_tokens: int = TRACE_UNIT) -> list[Turn]:
-    """Mooncake's format: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of
-    so many tokens. Every prompt is marked at its end. Raise InvalidRequest by the line."""
+    """The turns of a trace in Mooncake's format: `timestamp` (ms), `input_length`, `output_length`
+    and `hash_ids` of blocks of `block_tokens`. Every prompt is marked at its end.
+
+    Raise InvalidRequest that names the wrong line.
+    """
     decoder = msgspec.json.Decoder(_TraceLine)
     chains: dict[tuple[int, int], int] = {}
     turns: list[Turn] = []
@@ -131,17 +139,17 @@ def _of_line(
         )
     parent = 0
     ids = []
-    known = 0
+    num_shared = 0
     for place, piece in enumerate(row.hash_ids[:count]):
         chain = chains.get((parent, piece))
         if chain is None:
             chain = chains[parent, piece] = len(chains) + 1
-        elif known == place:
-            known = place + 1
+        elif num_shared == place:
+            num_shared = place + 1
         parent = chain
         ids.append(parent)
     ends = [min((n + 1) * block_tokens, row.input_length) for n in range(count)]
-    segments = sorted({max(known - 1, 0), count - 1})
+    segments = sorted({max(num_shared - 1, 0), count - 1})
     return Turn(
         at=row.timestamp / 1e3,
         scope=0,
@@ -162,7 +170,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     # How many of them there are.
     engines: int
-    # Tokens of one engine's memory in each tier; 0 is a tier that it has not.
+    # Tokens of one engine's memory in each tier; 0 where it has no such tier.
     device_tokens: int
     host_tokens: int = 0
     disk_tokens: int = 0
@@ -185,13 +193,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the planner's process is given. It makes the turns of a trace itself. `is_cut`: the
-    range has older turns, which are left out. `num_unknown` turns of the range are of an earlier
-    version and have no prefixes that could be planned."""
+    """The input of the planner's process. The process itself makes the turns of a trace."""
 
     request: PlanRequest
     turns: list[Turn] = []
+    # Whether the range has older turns, which are left out.
     is_cut: bool = False
+    # Turns of the range that are of an earlier version: they have no prefixes to plan with.
     num_unknown: int = 0
     # The range's models.
     models: list[str] = []

@@ -1,7 +1,7 @@
-"""What of a request's prompt may be anything else than exact, and what that changes of its plan.
+"""What of a request's prompt need not be exact, and how that changes the prompt's plan.
 
-Of a marked prefix a part is kept, or a sibling's entry may be read in its place. Or documents stand
-in the prompt that are read wherever they stand.
+A part of a marked prefix is kept, or a sibling's entry may be read in its place. Or the prompt has
+documents, which are read wherever they stand.
 """
 
 import re
@@ -27,38 +27,39 @@ from gateway.prompt.slots import MarkersBroken, Slot
 from gateway.prompt.wish import ApproximateMark
 
 HEADER = "holdfast-approximate"
-"""Of a request whose client can put nothing into a marker, and of each answer that is not exact."""
-# What the chain of names takes in, each behind a byte that nothing else there begins with.
+"""The header of a request whose client can write nothing into a marker, and of each answer that is
+not exact."""
+# Each begins what the chain of names takes in for one method. Nothing else in the chain does.
 _KEEP = b"\x05"
 _DOCUMENT = b"\x06"
 _SIBLING = b"\x07"
 _FIELD = re.compile(rf"{KEEP_FIELD}|{SIBLING_FIELD}|documents\[(\d{{1,6}})\]")
-"""What an engine's message about something of it begins with."""
+"""The beginning of an engine's message about an approximate part."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a request asks for."""
+    """One approximation that a request asks for."""
 
-    # Where the request says so.
+    # Where in the request it stands.
     path: str
     method: Method
     parameter: float
 
 
 class Approximate(msgspec.Struct, frozen=True, kw_only=True):
-    """What of one prompt may be no exact answer: a breakpoint's prefix, or documents."""
+    """What of one prompt need not be exact: a breakpoint's prefix, or documents."""
 
-    # The breakpoint of whose prefix a part is kept, or a sibling's entry may be read.
+    # A part of this breakpoint's prefix is kept, or a sibling's entry may be read for it.
     point: Breakpoint | None = None
     documents: list[Document] = []
-    # Where in the bytes of the content each document begins and ends.
+    # Where each document begins and ends, in bytes of the prompt's content.
     document_bytes: list[tuple[int, int]] = []
-    # The documents in order, or the one breakpoint.
+    # One for each of the documents, or one for the breakpoint.
     demands: list[Demand] = []
 
     @property
     def header(self) -> str:
-        """What the answer's header says of it."""
+        """The value of the answer's header."""
         point = self.point
         if point is None:
             recomputed = sorted({document.recompute for document in self.documents})
@@ -69,10 +70,10 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salts(self) -> Salts:
-        """What its names cover besides texts.
+        """What the prompt's names cover besides its content.
 
-        A document is in the chain from its beginning. What is kept of a prefix is in it behind the
-        segment that is marked so. That a sibling's entry may be read is in it from the first.
+        A document is salted before its segment. A prefix of which a part is kept is salted behind
+        its last segment. A prompt that may read a sibling's entry is salted before its first.
         """
         before = {
             document.segment: _DOCUMENT + b"%a" % document.recompute for document in self.documents
@@ -87,15 +88,15 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_names(self) -> int:
-        """How many names documents take, of those that a request may have."""
+        """How many of a request's names the documents take."""
         return len(self.documents)
 
     def is_meant(self, message: str) -> bool:
-        """Whether an engine's message is about something that was asked for."""
+        """Whether an engine's message is about one of the demands."""
         return self._number_of(message) is not None
 
     def in_request(self, message: str) -> str:
-        """The message by the place in the request. Something that was asked for must be meant."""
+        """The message with the place in the request. It must be about a demand (`is_meant`)."""
         number = self._number_of(message)
         match = _FIELD.match(message)
         assert number is not None and match is not None
@@ -107,8 +108,8 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
         return None if match is None or number >= len(self.demands) else number
 
     def can_hold(self, prefix: Prefix) -> bool:
-        """Whether an engine can hold this prefix: one that compresses a prefix holds nothing in
-        front of its end."""
+        """Whether an engine can hold this prefix. An engine that compresses a prefix holds nothing
+        that ends before the prefix does."""
         point = self.point
         if point is None or point.sibling:
             return True
@@ -116,7 +117,8 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
         return prefix.name.segment >= point.segment + is_inside
 
     def with_names(self, prompt: Prompt, scope: str, prefixes: Sequence[Prefix]) -> "Approximate":
-        """With the documents' names, and where each stands. `prefixes` are all of the prompt's."""
+        """A copy in which the documents have their names and their places. `prefixes` are all of
+        the prompt's."""
         if not self.documents:
             return self
         documents, places = name_documents(prompt, scope, self.documents, prefixes)
@@ -124,28 +126,29 @@ class Approximate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_wishes(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Breakpoint]:
-    """The breakpoints with what their slots' markers ask for. Raise MarkersBroken where several
-    do."""
+    """The breakpoints with the approximate marks of their slots. Raise MarkersBroken where several
+    slots have one."""
     asking = [slot for slot in slots if isinstance(slot.approximate, ApproximateMark)]
     if len(asking) > 1:
         raise MarkersBroken(
             f"{asking[1].path}.cache_control.holdfast: one marker of a request may have it"
         )
-    wished = list[Breakpoint]()
+    marked = list[Breakpoint]()
     for point in points:
         wish = slots[point.segment].approximate
-        wished.append(wish.asked_at(point) if isinstance(wish, ApproximateMark) else point)
-    return wished
+        marked.append(wish.on(point) if isinstance(wish, ApproximateMark) else point)
+    return marked
 
 
 def with_header(
     header_mark: ApproximateMark, points: Sequence[Breakpoint], num_head: int
 ) -> list[Breakpoint]:
-    """The header's wish on one breakpoint: the last of the `num_head` segments of tools and system
-    prompt, or the first of all where none is there.
+    """The breakpoints with the header's mark on one of them.
 
-    Those behind it move as a conversation grows: an entry that ends at one would be read by no
-    later turn. Raise InvalidRequest where there is nothing to ask it of.
+    It is the last one in the first `num_head` segments, which are tools and system prompt. Without
+    one there it is the first of all. Breakpoints in the messages move as a conversation grows: no
+    later turn would read an entry that ends at one. Raise InvalidRequest without a breakpoint, and
+    where a marker has an approximate mark already.
     """
     if any(point.is_approximate for point in points):
         raise InvalidRequest(f"{HEADER}: a marker of the request says already what is kept")
@@ -153,38 +156,39 @@ def with_header(
         raise InvalidRequest(f"{HEADER}: nothing of this request is marked")
     heads = [place for place, point in enumerate(points) if point.segment < num_head]
     place = max(heads, default=0)
-    wished = list(points)
-    wished[place] = header_mark.asked_at(wished[place])
-    return wished
+    marked = list(points)
+    marked[place] = header_mark.on(points[place])
+    return marked
 
 
 def approximate_of(
     slots: Sequence[Slot], points: Sequence[Breakpoint], *, has_header: bool
 ) -> Approximate | None:
-    """What is asked of the prompt of these slots, its documents without their names; None where all
-    is to be exact. Raise MarkersBroken where documents break a rule."""
+    """What of the prompt of these slots need not be exact; None where all must be. The documents
+    have no names yet. Raise MarkersBroken where documents break a rule."""
     point = next((point for point in points if point.is_approximate), None)
     documents: list[Document] = []
     demands: list[Demand] = []
     if point is not None:
-        path = f"{slots[point.segment].path}.cache_control.holdfast"
-        path = f"{path}.{'sibling' if point.sibling else 'keep'}"
-        where = HEADER if has_header else path
+        field = "sibling" if point.sibling else "keep"
+        path = f"{slots[point.segment].path}.cache_control.holdfast.{field}"
+        if has_header:
+            path = HEADER
         if point.keep is None:
-            demands.append(Demand(path=where, method="sibling", parameter=maxsize))
+            demands.append(Demand(path=path, method="sibling", parameter=maxsize))
         else:
-            demands.append(Demand(path=where, method=point.scorer, parameter=point.keep))
+            demands.append(Demand(path=path, method=point.scorer, parameter=point.keep))
     for segment, slot in enumerate(slots):
         document = slot.approximate
         if not isinstance(document, Document):
             continue
-        where = f"{slot.path}.cache_control.holdfast.block"
+        path = f"{slot.path}.cache_control.holdfast.block"
         if point is not None:
-            raise MarkersBroken(f"{where}: not beside `keep` or `sibling`")
+            raise MarkersBroken(f"{path}: not beside `keep` or `sibling`")
         if len(documents) == MAX_DOCUMENTS:
-            raise MarkersBroken(f"{where}: at most {MAX_DOCUMENTS} of a request")
+            raise MarkersBroken(f"{path}: at most {MAX_DOCUMENTS} of a request")
         documents.append(replace(document, segment=segment))
-        demands.append(Demand(path=where, method="blocks", parameter=document.recompute))
+        demands.append(Demand(path=path, method="blocks", parameter=document.recompute))
     if not demands:
         return None
     return Approximate(point=point, documents=documents, demands=demands)
@@ -193,20 +197,20 @@ def approximate_of(
 def name_documents(
     prompt: Prompt, scope: str, documents: Sequence[Document], prefixes: Sequence[Prefix]
 ) -> tuple[list[Document], list[tuple[int, int]]]:
-    """The documents with their names, and where in the bytes of the prompt's content each stands.
+    """The documents with their names, and where each stands, in bytes of the prompt's content.
 
     A name covers the scope and the document's text alone. `prefixes` are all of the prompt's.
     """
     chain = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"document")
     ends = {name.segment: num_bytes for name, num_bytes in prefixes if name.characters is None}
     texts = [segment.text.encode() for segment in segments_of(prompt)]
-    named: list[Document] = []
+    with_names: list[Document] = []
     places: list[tuple[int, int]] = []
     for document in documents:
         text = texts[document.segment]
         digest = chain.copy()
         digest.update(text)
-        named.append(replace(document, name=digest.hexdigest()))
+        with_names.append(replace(document, name=digest.hexdigest()))
         end = ends[document.segment]
         places.append((end - len(text), end))
-    return named, places
+    return with_names, places

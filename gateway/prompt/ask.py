@@ -8,6 +8,7 @@ import msgspec
 
 from engine.protocol import (
     TTLS,
+    Breakpoint,
     Capability,
     CountRequest,
     GenerateRequest,
@@ -28,14 +29,14 @@ AGENT_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`request_id` is the id in the response's `request-id` header; `user_agent` is the client's.
+    """The HTTP request of a turn. A turn of a batch has none of its own."""
 
-    A turn of a batch has the id that an error in its result would have, and no user agent.
-    `headers` are the request's, of which the caller's trace is read where turns are traced.
-    """
-
+    # The `request-id` header of the response. In a batch: the id that an error in the turn's result
+    # would have.
     request_id: str | None = None
+    # The client's.
     user_agent: str | None = None
+    # The request's. The caller's trace is read from them where turns are traced.
     headers: Iterable[tuple[bytes, bytes]] = ()
 
 
@@ -44,24 +45,25 @@ NO_ORIGIN = Origin()
 
 def agent_of(user_agent: str) -> str | None:
     """The client's own name for itself, without characters that can't be shown, cut to 64."""
-    return _shown(user_agent, AGENT_CHARACTERS)
+    return _printable(user_agent, AGENT_CHARACTERS)
 
 
 def name_of(metadata: Any) -> str | None:
     """The `name` of a request's metadata, cut to 64 characters; None where it has no such text."""
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    return _shown(name, NAME_CHARACTERS) if isinstance(name, str) else None
+    return _printable(name, NAME_CHARACTERS) if isinstance(name, str) else None
 
 
 def camel(name: str) -> str:
     """`system_instruction` as Google writes it: `systemInstruction`."""
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))
+    first_word, *words = name.split("_")
+    return first_word + "".join(word.capitalize() for word in words)
 
 
-def _shown(text: str, most: int) -> str | None:
-    head = text[: 4 * most]
-    return "".join(letter for letter in head if letter.isprintable()).strip()[:most] or None
+def _printable(text: str, max_characters: int) -> str | None:
+    head = text[: 4 * max_characters]
+    printable = "".join(letter for letter in head if letter.isprintable())
+    return printable.strip()[:max_characters] or None
 
 
 TurnId = NewType("TurnId", str)
@@ -79,37 +81,41 @@ SAMPLING_NAMES: dict[Api, dict[str, str]] = {
         "logprobs": "response_logprobs",
     },
 }
-"""What APIs call fields of Sampling, where they have other names."""
+"""The names of fields of Sampling in each API, where they differ from ours."""
 _BYTES_PER_TOKEN = 4
 _MAX_RESERVED_OUTPUT = 1024
+"""Tokens that are reserved for one answer at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
-
-    `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
-    None is no bound of its own. `auto_cache` is for requests without markers. `keeps_contents`: its
-    workspace keeps prompts and answers. `may_approximate`: it may ask for approximations.
-    """
+    """Who asks: a key of a workspace."""
 
     workspace: str
     key_id: str
+    # The workspace's cache salt.
     scope: str
     key_scope: KeyScope = "inference"
     limits: Limits = NO_LIMITS
+    # The part of an engine's lease budget that the workspace may take, 0 to 1. None is no bound of
+    # its own.
     lease_share: float | None = None
+    # For requests without markers.
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
+    # Whether the workspace's prompts and answers are stored.
     keeps_contents: bool = False
+    # Whether it may ask for approximations.
     may_approximate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a client wants its prompt compared with, and what shapes it besides its content."""
+    """The comparison with an earlier prompt that a client asks for."""
 
     is_wanted: bool = False
+    # The turn to compare with.
     previous: str | None = None
+    # What shapes the prompt besides its content.
     parameters: bytes = b""
 
 
@@ -117,7 +123,7 @@ NOT_COMPARED = Compared()
 
 
 def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
-    """Whether every call of an answer is held to its tool's schema (protocol, rules 10 and 11).
+    """Whether every call of an answer fits its tool's schema (protocol, rules 10 and 11).
 
     With `auto` and no output schema the model writes calls freely.
     """
@@ -125,32 +131,37 @@ def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """`arrived` is on the monotonic clock: the prompt's TTLs count from it. `thinking` means: if
-    the model can. Requests of a workspace with one `routing_key` go to one engine. `num_removed`
-    nonces were left out of the prompt. `include_usage`: a stream of OpenAI's dialect ends with the
-    usage. `output_schema` and `output_pattern` bind the text as in the engine protocol. `notes` are
-    the fields that only ask for better. `name` is what the client calls this request.
-    `custom_tools` are the functions of the prompt whose calls go out as a text."""
+    """One request for an answer, in no dialect."""
 
     principal: Principal
     model: Model
     plan: Plan
     sampling: Sampling
+    # On the monotonic clock. The prompt's TTLs count from it.
     arrived: float
     tool_choice: ToolChoice = ToolChoice()
+    # The model thinks, if it can.
     thinking: bool = False
+    # The answer has no thinking, though the model thought.
     omit_thinking: bool = False
     stream: bool = False
+    # A stream of OpenAI's dialect ends with the usage.
     include_usage: bool = False
+    # A workspace's requests with one key go to one engine.
     routing_key: str | None = None
     comparison: Compared = NOT_COMPARED
     dialect: Api = "anthropic"
+    # How many nonces were left out of the prompt.
     num_removed: int = 0
+    # These two bind the answer's text, as in the engine protocol.
     output_schema: dict[str, Any] | None = None
     output_pattern: str | None = None
     is_batch: bool = False
+    # The fields that engines may ignore.
     notes: Notepad = msgspec.field(default_factory=Notepad)
+    # What the client calls this request.
     name: str | None = None
+    # The functions whose calls go out as a text.
     custom_tools: frozenset[str] = frozenset()
 
     def path_of(self, name: str) -> str:
@@ -160,19 +171,18 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimated_tokens(self) -> int:
-        """The tokens to reserve for the turn: bytes / 4, and at most 1,024 of each answer.
-
-        Clients ask for far more output than models write.
-        """
+        """The tokens to reserve for the turn: bytes / 4 of the prompt, and at most 1,024 for each
+        answer, because clients ask for far more output than models write."""
         choices = self.sampling.num_choices
-        return self.prompt_tokens + min(self.most_output, _MAX_RESERVED_OUTPUT * choices)
+        return self.prompt_tokens + min(self.max_output, _MAX_RESERVED_OUTPUT * choices)
 
     @property
-    def most_output(self) -> int:
-        """The most tokens that may be written; without a bound 1,024 of each answer are assumed."""
-        longest = self.sampling.max_tokens
-        output = _MAX_RESERVED_OUTPUT if longest is None else longest
-        return output * self.sampling.num_choices
+    def max_output(self) -> int:
+        """The most tokens of all answers. Without a bound 1,024 are assumed for each."""
+        max_tokens = self.sampling.max_tokens
+        if max_tokens is None:
+            max_tokens = _MAX_RESERVED_OUTPUT
+        return max_tokens * self.sampling.num_choices
 
     @property
     def prompt_tokens(self) -> int:
@@ -198,8 +208,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         monotonic clock."""
         sampling = self.sampling
         can_wait = "service_class" in capabilities
+        # Where an engine without one of these two would be an error, routing has refused the turn.
         if sampling.logprobs is not None and "logprobs" not in capabilities:
-            # Where that is an error, routing has refused the turn. So it is with the next.
             sampling = msgspec.structs.replace(sampling, logprobs=None)
         if "own_template" not in capabilities:
             sampling = msgspec.structs.replace(sampling, top_k=None)
@@ -212,13 +222,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             scope=self.principal.scope,
             prompt=self.plan.prompt,
             sampling=sampling,
-            breakpoints=[
-                msgspec.structs.replace(point, ttl=held_as(point.ttl, ttls))
-                for point in self.plan.breakpoints
-            ],
+            breakpoints=[_held_at(point, ttls) for point in self.plan.breakpoints],
             documents=[] if approximate is None else approximate.documents,
             names=self.plan.names,
-            # A manual clock stands still while this one goes on: no time has passed on it.
+            # A manual clock stands still while this one goes on: on it no time has passed.
             age_seconds=0.0 if "manual_clock" in capabilities else max(0.0, now - self.arrived),
             min_cache_tokens=self.model.min_cache_tokens,
             tool_choice=choice,
@@ -234,13 +241,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def shortened(self, ttls: Collection[str]) -> list[Ignored]:
         """The markers that an engine with these TTL classes holds for a shorter time."""
-        paths = self.plan.paths
         shortened: list[Ignored] = []
         for point in self.plan.breakpoints:
             ttl = held_as(point.ttl, ttls)
             if ttl != point.ttl:
+                path = self.plan.slots[point.segment].path
                 reason = f"this engine holds nothing for longer than {TTLS[ttl].words}"
-                shortened.append(Ignored(paths[point.segment], reason))
+                shortened.append(Ignored(path, reason))
         return shortened
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
@@ -248,3 +255,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def _thinks(self, capabilities: Collection[Capability]) -> bool:
         return self.thinking and "thinking" in capabilities
+
+
+def _held_at(point: Breakpoint, ttls: Collection[str]) -> Breakpoint:
+    """The breakpoint as an engine with these TTL classes holds it."""
+    ttl = held_as(point.ttl, ttls)
+    return point if ttl == point.ttl else msgspec.structs.replace(point, ttl=ttl)

@@ -1,7 +1,6 @@
-"""Where two prompts first differ, to the character: of prompts whose contents are kept."""
+"""Where two prompts first differ, to the character. Their contents must be stored."""
 
-from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -13,53 +12,46 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Difference(NamedTuple):
-    """The earlier prompt's `segment` that the later one does not have as it is, and how many of the
-    first `characters` of its text are alike. `share` is the part of the earlier prompt's bytes
-    before that, from 0 to 1."""
+    """Where the later prompt stops being equal to the earlier one."""
 
+    # The first segment of the earlier prompt that differs.
     segment: int
+    # How many characters of that segment's text are still equal.
     characters: int
+    # The part of the earlier prompt's bytes that stand before, 0 to 1.
     share: float
 
 
 def first_difference(earlier: Prompt, later: Prompt) -> Difference | None:
-    """None where the later prompt begins with all of the earlier one."""
+    """The first difference; None where the later prompt begins with all of the earlier one."""
     segments = list(segments_of(earlier))
-    alike = 0
-    place: tuple[int, int] | None = None
-    pairs = zip_longest(segments, _as_many(later, len(segments)))
+    num_bytes = sum(_size(segment) for segment in segments)
+    equal_bytes = 0
+    # A later prompt that is shorter differs where it ends.
+    pairs = zip_longest(segments, islice(segments_of(later), len(segments)))
     for number, (before, after) in enumerate(pairs):
         if before == after:
-            alike += _size(before)
+            equal_bytes += _size(before)
             continue
         characters = 0
-        if after is not None and before[:4] == after[:4]:
+        if after is not None and before[:-1] == after[:-1]:
             characters = common_length(before.text, after.text)
-        alike += len(before.text[:characters].encode())
-        place = number, characters
-        break
-    if place is None:
-        return None
-    whole = sum(_size(segment) for segment in segments)
-    return Difference(*place, alike / whole if whole else 0.0)
+        equal_bytes += len(before.text[:characters].encode())
+        return Difference(number, characters, equal_bytes / num_bytes if num_bytes else 0.0)
+    return None
 
 
-def common_length(earlier: str, other: str) -> int:
+def common_length(earlier: str, later: str) -> int:
     """The characters of the longest common beginning of two texts."""
     low = 0
-    high = min(len(earlier), len(other))
+    high = min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2
-        if earlier[low:middle] == other[low:middle]:
+        if earlier[low:middle] == later[low:middle]:
             low = middle
         else:
             high = middle - 1
     return low
-
-
-def _as_many(prompt: Prompt, count: int) -> Iterator[Segment]:
-    for segment, _ in zip(segments_of(prompt), range(count), strict=False):
-        yield segment
 
 
 def _size(segment: Segment) -> int:

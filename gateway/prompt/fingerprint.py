@@ -1,8 +1,8 @@
-"""Fingerprints: what is kept of a prompt so that a later one can be compared with it.
+"""Fingerprints: what is stored of a prompt so that a later one can be compared with it.
 
-A fingerprint holds a bounded number of the prompt's prefixes, by their names: no content. Two of
-them tell where two prompts diverge first, in the order in which a prefix cache sees it: model,
-tools, system, messages. With it stands what advice needs besides.
+A fingerprint has a bounded number of the prompt's prefixes, by their names, and no content. Two
+fingerprints tell where two prompts first differ, in the order in which a prefix cache sees them:
+model, tools, system, messages. It also has what advice needs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,21 +27,23 @@ from gateway.structs.usage import DivergenceKind
 
 MAX_POINTS = 128
 STORED_STEP = 4096
-"""Of the names inside texts those at multiples of so many characters are kept."""
-# So many of the last points always stay: a breakpoint looks 20 positions back.
+"""Of the names inside texts, those at multiples of so many characters are stored."""
 _DENSE_POINTS = 24
-# A shorter text says nothing of where a prompt comes from.
+"""So many of the last points always stay: a breakpoint looks 20 positions back."""
 _TELLING_BYTES = 256
-# For prompts whose tokens were never counted: about what text has in a common vocabulary.
+"""A shorter text says nothing of where a prompt comes from."""
 _BYTES_PER_TOKEN = 4
+"""About as many as text has with common vocabularies: for prompts that no engine counted."""
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """A named prefix: after `characters` of the segment's text, or at its end; its bytes."""
+    """A named prefix."""
 
+    # The segment in which it ends, after so many characters of its text; None is the segment's end.
     segment: int
     characters: int | None
     digest: bytes
+    # Of its content.
     num_bytes: int
 
     @property
@@ -50,32 +52,37 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One turn's prompt. `is_shared`: the client asked for diagnostics, so it may compare with it.
-    `parameters` is the digest of what shapes the prompt besides its content. `num_tokens` is the
-    prompt's exact length, 0 until an engine has counted it. `tokens` (as the engine counted them, 0
-    where it did not tell) and `kinds` (the letters of `sketch.py`) go with the points. `marks` are
-    the breakpoints as they went to the engine. These and `sketch` are empty in turns of earlier
-    versions. `rule` is the version of the names. `unheld` are the segments of the breakpoints that
-    asked for no lease. `salt` is the beginning of what the names are narrowed by."""
+    """One turn's prompt. In turns of earlier versions `tokens` and the fields behind it are
+    empty."""
 
     model: str
+    # The digest of what shapes the prompt besides its content.
     parameters: bytes
+    # How many segments the tools and the system prompt have.
     num_tools: int
     num_system: int
     points: list[Point]
+    # The prompt's exact length, 0 until an engine has counted it.
     num_tokens: int = 0
+    # Whether the client may compare with it: it asked for diagnostics.
     is_shared: bool = False
+    # Tokens up to each point, as the engine counted them; 0 where it did not report them.
     tokens: list[int] = []
+    # The letter of `sketch.py` for each point.
     kinds: str = ""
+    # The breakpoints as they went to the engine.
     marks: list[tuple[int, Ttl]] = []
     sketch: Sketch | None = None
+    # The version of the rule of names.
     rule: int = 1
+    # The segments of breakpoints that asked for no lease.
     unheld: list[int] = []
+    # The beginning of what the names are narrowed by.
     salt: str = ""
 
     @property
     def basis(self) -> tuple[str, int, str]:
-        """Prompts whose bases differ have no name in common, whatever they say."""
+        """Prompts whose bases differ have no name in common, whatever their content."""
         return self.model, self.rule, self.salt
 
     @property
@@ -85,22 +92,25 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference. `segment` is where the earlier prompt stops being matched, from
-    `characters` of its text on, and `missed_tokens` (estimated by bytes) its tokens from there on;
-    None where the place is not known."""
+    """The first difference of a later prompt from an earlier one."""
 
     kind: DivergenceKind
+    # The segment in which the earlier prompt stops being matched. All below are None where the
+    # place is not known.
     segment: int | None = None
+    # The tokens of the earlier prompt from there on, estimated by bytes.
     missed_tokens: int | None = None
+    # How many characters of the segment's text still match.
     characters: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a comparison with an earlier prompt came to. It is "unfinished" while the earlier one is
-    still fetched. "compared" without a divergence: the prompt only grew."""
+    """The result of a comparison with an earlier prompt."""
 
+    # "unfinished" while the earlier prompt is still being fetched.
     result: Literal["compared", "not_found", "unfinished"]
+    # None with "compared": the prompt only grew.
     divergence: Divergence | None = None
 
 
@@ -109,6 +119,7 @@ _decoder = msgspec.msgpack.Decoder(Fingerprint)
 
 
 def points_of(prefixes: Iterable[Prefix]) -> list[Point]:
+    """The points of these prefixes."""
     return [
         Point(name.segment, name.characters, bytes.fromhex(name.digest), num_bytes)
         for name, num_bytes in prefixes
@@ -116,14 +127,14 @@ def points_of(prefixes: Iterable[Prefix]) -> list[Point]:
 
 
 def kinds_at(points: Iterable[Point], kinds: str) -> str:
-    """The letters that go with the points, of the letters of all segments."""
+    """The letters of the points. `kinds` has the letters of all segments."""
     return "".join(
         CHUNK if point.characters is not None else kinds[point.segment] for point in points
     )
 
 
 def digest_parameters(parameters: bytes, scope: str) -> bytes:
-    """Keyed by the scope, as names are: equal parameters of two workspaces don't look equal."""
+    """The digest of parameters, keyed by the scope: those of two workspaces never look equal."""
     return blake2b(
         parameters, digest_size=8, key=scope.encode()[:64], person=b"parameters"
     ).digest()
@@ -135,32 +146,34 @@ def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[
     if len(prefixes) <= MAX_POINTS:
         return prefixes
     places = [(prefix.name.segment, prefix.name.characters) for prefix in prefixes]
-    return [prefixes[ordinal] for ordinal in _kept(places, num_tools, num_system)]
+    return [prefixes[ordinal] for ordinal in _stored_ordinals(places, num_tools, num_system)]
 
 
 def pack(fingerprint: Fingerprint) -> bytes:
-    """At most MAX_POINTS points, every second one left out until they fit.
+    """The fingerprint as bytes, with at most MAX_POINTS points.
 
-    The ends of the tools and of the system prompt always stay, and the last points.
+    Every second point is left out until they fit. The ends of the tools and of the system prompt
+    always stay, and so do the last points.
     """
     points = fingerprint.points
     if len(points) > MAX_POINTS:
         places = [point.place for point in points]
-        kept = list(_kept(places, fingerprint.num_tools, fingerprint.num_system))
+        ordinals = list(_stored_ordinals(places, fingerprint.num_tools, fingerprint.num_system))
         tokens = fingerprint.tokens
         kinds = fingerprint.kinds
         fingerprint = msgspec.structs.replace(
             fingerprint,
-            points=[points[ordinal] for ordinal in kept],
-            tokens=[tokens[ordinal] for ordinal in kept] if tokens else [],
-            kinds="".join(kinds[ordinal] for ordinal in kept) if kinds else "",
+            points=[points[ordinal] for ordinal in ordinals],
+            tokens=[tokens[ordinal] for ordinal in ordinals] if tokens else [],
+            kinds="".join(kinds[ordinal] for ordinal in ordinals) if kinds else "",
         )
     return _encoder.encode(fingerprint)
 
 
-def _kept(
+def _stored_ordinals(
     places: Sequence[tuple[int, int | None]], num_tools: int, num_system: int
 ) -> Iterator[int]:
+    """Which of the points at these places are stored, by their ordinals."""
     stride = 1
     dense = len(places) - _DENSE_POINTS
     while ceil_div(dense, stride) > MAX_POINTS - 2 - _DENSE_POINTS:
@@ -181,12 +194,13 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
         return _divergence("model_changed", earlier, None)
     if earlier.basis != later.basis:
         return Divergence("unavailable")
-    known = {point.place: point for point in later.points}
+    later_digests = {point.place: point.digest for point in later.points}
     matched: Point | None = None
-    shared = [point for point in earlier.points if point.place in known]
     has_difference = False
-    for point in shared:
-        if known[point.place].digest != point.digest:
+    for point in earlier.points:
+        if point.place not in later_digests:
+            continue
+        if later_digests[point.place] != point.digest:
             has_difference = True
             break
         matched = point
@@ -204,40 +218,45 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
 
 
 def conversation(prompts: Sequence[Fingerprint], place: int) -> list[int]:
-    """The places of the prompts that are one conversation with the one at `place`: each has all of
-    the one before it. The prompts are in the order in which they came."""
+    """The places of the prompts that are in one conversation with the prompt at `place`.
+
+    In a conversation each prompt has all of the one before it. `prompts` are in the order in which
+    they came.
+    """
     digests = {point.digest for point in prompts[place].points}
-    shared = [at for at in range(place + 1) if prompts[at].points[-1].digest in digests]
-    last = prompts[place].points[-1].digest
+    places = [at for at in range(place + 1) if prompts[at].points[-1].digest in digests]
+    whole_digest = prompts[place].points[-1].digest
     for at in range(place + 1, len(prompts)):
         points = prompts[at].points
-        if any(point.digest == last for point in points):
-            last = points[-1].digest
-            shared.append(at)
-    return shared
+        if any(point.digest == whole_digest for point in points):
+            whole_digest = points[-1].digest
+            places.append(at)
+    return places
 
 
 def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
-    """How long a prefix both prompts have, as far as their points tell.
+    """The bytes of the longest prefix that both prompts have, as far as their points tell.
 
-    It is 0 for different models, and for names by different rules.
+    0 for different models, and for names by different rules.
     """
     if earlier.basis != later.basis:
         return 0
-    known = {point.place: point.digest for point in later.points}
+    later_digests = {point.place: point.digest for point in later.points}
     num_bytes = 0
     for point in earlier.points:
-        if known.get(point.place, point.digest) != point.digest:
+        if later_digests.get(point.place, point.digest) != point.digest:
             break
-        if point.place in known:
+        if point.place in later_digests:
             num_bytes = point.num_bytes
     return num_bytes
 
 
 def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
-    """Whether two prompts are versions of one, also where they begin otherwise: a text of both is
-    the same, or a block of the system prompt has half of its pieces in common with one of the
-    other. False for different models, and for names by different rules."""
+    """Whether two prompts are versions of one, even where their beginnings differ.
+
+    They are where they share a long text, or where a block of one system prompt shares half of its
+    pieces with a block of the other. Different models, or names by different rules, never are.
+    """
     if earlier.basis != later.basis:
         return False
     if _long_texts(earlier) & _long_texts(later):
@@ -249,10 +268,10 @@ def are_versions(earlier: Fingerprint, later: Fingerprint) -> bool:
 
 
 def _long_texts(fingerprint: Fingerprint) -> set[bytes]:
-    """The digests of sketched segments that are no tools, and long enough to tell something."""
+    """The digests of sketched segments that are no tools and at least _TELLING_BYTES long."""
     sketch = fingerprint.sketch or Sketch()
     return {
-        sketch.own[segment * DIGEST_BYTES : (segment + 1) * DIGEST_BYTES]
+        sketch.digests[segment * DIGEST_BYTES : (segment + 1) * DIGEST_BYTES]
         for segment, size in enumerate(sketch.sizes)
         if segment >= fingerprint.num_tools and size >= _TELLING_BYTES
     }
@@ -264,14 +283,19 @@ def _system_pieces(fingerprint: Fingerprint) -> list[tuple[bytes, ...]]:
     return [split_pieces(packed) for segment, packed in pieces if segment < head]
 
 
-def known_to_differ(earlier: Fingerprint, later: Fingerprint) -> Point | None:
-    """The first point of the earlier prompt by which the two surely differ: the difference stands
-    before it, and behind what they share. None where no point of both tells."""
+def first_differing_point(earlier: Fingerprint, later: Fingerprint) -> Point | None:
+    """The first point of the earlier prompt at which the later one has another digest.
+
+    The difference stands between what they share and this point. None where no place is a point of
+    both.
+    """
     if earlier.basis != later.basis:
         return None
-    known = {point.place: point.digest for point in later.points}
-    differing = (p for p in earlier.points if known.get(p.place, p.digest) != p.digest)
-    return next(differing, None)
+    later_digests = {point.place: point.digest for point in later.points}
+    for point in earlier.points:
+        if later_digests.get(point.place, point.digest) != point.digest:
+            return point
+    return None
 
 
 def _level(fingerprint: Fingerprint, level: int) -> tuple[int, bytes | None]:
@@ -289,7 +313,8 @@ def _divergence(kind: DivergenceKind, earlier: Fingerprint, matched: Point | Non
     else:
         tokens = missed // _BYTES_PER_TOKEN
     if matched is None:
-        segment = characters = 0
+        segment = 0
+        characters = 0
     else:
         segment = matched.segment + (matched.characters is None)
         characters = matched.characters or 0

@@ -14,14 +14,15 @@ from gateway.prompt.media import Media, image_size
 
 MAX_IMAGE_BYTES = 10 * 1024 * 1024
 _TYPES = {b"\x89PNG": "image/png", b"GIF8": "image/gif", b"RIFF": "image/webp"}
-# Coding agents look for these words, and go on without the image.
 REFUSED = "Could not process image"
+"""Coding agents look for these words, and go on without the image."""
 
 
 class ImagesNamed(InvalidRequest):
-    """A prompt has images by address alone: `places` say where each address stands first.
+    """A prompt has images by their addresses alone. Where nothing fetches them it is a refusal.
 
-    They have to be `fetched` before it is lowered once more. Elsewhere it is a refusal.
+    `places` says where each address stands first. Once the files are fetched, the request is
+    lowered again with them.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -30,22 +31,26 @@ class ImagesNamed(InvalidRequest):
 
 
 class ImageReader:
-    """The images of one request, by id, in the order in which they were `found`.
+    """Reads the images of one request. Equal images of one scope are one.
 
-    `paths` are where each of them stands first. Equal images of one scope are one. With `fetched`
-    None nothing is fetched; else it has the files by their addresses, and the others are `named`.
+    `fetched` has the files by their addresses. None refuses images by their addresses.
     """
 
     def __init__(self, scope: str, fetched: Mapping[str, bytes] | None = None) -> None:
-        self.named: dict[str, str] = {}
         self._fetched = fetched
-        self.found: dict[str, Image] = {}
+        # The images by their ids, in the order in which they stand in the request.
+        self.images: dict[str, Image] = {}
+        # Where each of them stands first.
         self.paths: dict[str, str] = {}
+        # The addresses that are still to be fetched, and where each stands first.
+        self.unfetched: dict[str, str] = {}
         self._scope = scope.encode()
-        self._num_shown = self._num_pixels = 0
+        self._num_shown = 0
+        self._num_pixels = 0
 
     def read(self, path: str, media: Media) -> str:
-        """The reference of the image. Raise InvalidRequest for one that can't be shown."""
+        """The image's reference for the prompt. Raise InvalidRequest for one that can't be
+        shown."""
         self._num_shown += 1
         if self._num_shown > MAX_IMAGES:
             raise InvalidRequest(f"{path}: at most {MAX_IMAGES} images. {REFUSED}")
@@ -53,7 +58,7 @@ class ImageReader:
         is_address = media.name.startswith(("http://", "https://"))
         if is_address and self._fetched is not None:
             if media.name not in self._fetched:
-                self.named.setdefault(media.name, path)
+                self.unfetched.setdefault(media.name, path)
                 return f"[image {'0' * 64}]"
             data = self._fetched[media.name]
         elif not media.data:
@@ -85,7 +90,7 @@ class ImageReader:
             width=width,
             height=height,
         )
-        if image.id not in self.found:
-            self.found[image.id] = image
+        if image.id not in self.images:
+            self.images[image.id] = image
             self.paths[image.id] = path
         return image.reference

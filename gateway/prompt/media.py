@@ -1,8 +1,8 @@
 """Images, sounds and files in a prompt of a model that can't read them: a placeholder or a refusal.
 
-Leaving such content out would change what the answer means. So it is either refused, or a text that
-says what is missing stands in its place, and the answer tells of it. Nothing is decoded: an image's
-size is read from the first bytes of its file.
+To leave such content out would change what the answer means. So the request is refused, or a text
+that says what is missing stands in the content's place, and the answer tells of it. Nothing is
+decoded: an image's size is read from the first bytes of its file.
 """
 
 import re
@@ -27,26 +27,27 @@ _REFUSALS: dict[Kind, str] = {
     "video": "this model reads no video. Could not process video",
     "file": "this server keeps no files. Could not process file",
 }
-"""Coding agents look for the last words. They then leave the image out and go on."""
+"""Coding agents look for the last words. Where they see them, they leave the image out and go
+on."""
 _HEAD_CHARACTERS = 48 * 1024
-"""As much base64 as is decoded of a file. A JPEG's size comes behind its metadata."""
+"""So much base64 of a file is decoded. A JPEG's size stands behind its metadata."""
 _MAX_NAME = 64
 _MAX_SEGMENTS = 1000
-"""Of a JPEG in front of its size, with bytes of padding. A colour profile takes 255."""
+"""The most segments and bytes of padding before a JPEG's size. A colour profile takes 255."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One piece of content that is no text.
-
-    `media_type` is as the client wrote it, `data` its base64, `name` a file's name or an address.
-    `detail` is how much of an image is wanted.
-    """
+    """One piece of content that is no text."""
 
     kind: Kind
+    # As the client wrote it.
     media_type: str = ""
+    # In base64.
     data: str = ""
+    # A file's name, or an address.
     name: str = ""
+    # How much detail of an image the client wants.
     detail: str | None = None
 
 
@@ -61,7 +62,7 @@ def stand_in(path: str, media: Media, unreadable: Unreadable, notepad: Notepad) 
 def placeholder(media: Media) -> str:
     """For example `[image: PNG, 640 × 480, not shown to this model]`.
 
-    It depends on the content alone, so that a prompt with it is the same each time.
+    It depends on the content alone, so equal prompts stay equal.
     """
     subtype = media.media_type.partition(";")[0].rpartition("/")[2].upper()
     form = subtype.removeprefix("X-").removesuffix("+XML")
@@ -89,8 +90,8 @@ def num_placeholders(prompt: Prompt) -> int:
 
 def _printable(text: str) -> str:
     """At most 64 printable characters. A bracket would end the placeholder."""
-    kept = text[: 2 * _MAX_NAME].replace("[", "(").replace("]", ")")
-    return "".join(c for c in kept if c.isprintable())[:_MAX_NAME]
+    head = text[: 2 * _MAX_NAME].replace("[", "(").replace("]", ")")
+    return "".join(letter for letter in head if letter.isprintable())[:_MAX_NAME]
 
 
 def image_size(head: bytes) -> tuple[int, int] | None:
@@ -99,9 +100,8 @@ def image_size(head: bytes) -> tuple[int, int] | None:
     None where it is none of these, or the size comes later. Sources: PNG 11.2.2 (IHDR), GIF89a 18,
     RFC 9649 2.3 to 2.7 (VP8X, VP8L, VP8), ITU-T T.81 B.2.2 (SOF).
 
-    The library `imagesize` (2.0.1) has no bound: it reads a JPEG of 10 MB of empty segments for
-    seconds, and a client may send one. It also takes the scale in a VP8 header for a part of the
-    width.
+    The library `imagesize` (2.0.1) has no bound: a JPEG of 10 MB of empty segments, which a client
+    may send, takes it seconds. It also takes the scale in a VP8 header for a part of the width.
     """
     try:
         if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR":

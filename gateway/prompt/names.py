@@ -1,12 +1,15 @@
 """Names: digests of prefixes, so that gateways and engines can speak of the same one.
 
-A name is the hash of the scope and of everything before it, in order, so every gateway gives one
-prefix the same name. Markers and the spelling of the JSON are not part of it; the order of keys in
-tool inputs and schemas is. A name stands at each segment's end, and inside texts at multiples of a
-step that grows with the *depth*, the characters of text before (`_STEPS`). A chain of BLAKE2b,
-which the scope begins, covers the headers and a digest (XXH3 of 128 bits, seeded by the scope) of
-each piece of text between two such places. Who does not know the scope, a secret, can't tell a text
-by its name.
+A name is the hash of the scope and of everything before it, in order. So every gateway gives one
+prefix the same name. The order of keys in tool inputs and schemas is part of it. Markers and the
+spelling of the JSON are not.
+
+A name stands at each segment's end, and inside texts at multiples of a step. The step grows with
+the *depth*, the characters of text before (`_STEPS`).
+
+The hash is a chain of BLAKE2b that begins with the scope. It takes in each segment's header, and a
+digest of each piece of text between two names (XXH3 of 128 bits, seeded by the scope). The scope is
+a secret: nobody without it can recognise a text by its name.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -35,12 +38,12 @@ SYSTEM = "s"
 RAW = "r"
 USER = "u"
 ASSISTANT = "a"
-# A text of a system message among the others.
-TOLD = "m"
+# A text of a system message among the other messages.
+LATER_SYSTEM = "m"
 THINKING = "h"
 CALL = "c"
 RESULT = "o"
-_TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": TOLD}
+_TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": LATER_SYSTEM}
 _HEADERS = {
     RAW: b"raw",
     TOOL: b"tool ",
@@ -58,22 +61,22 @@ _FRONT_NAMES = 64
 DIGEST_BYTES = 8
 SALT_BYTES = 32
 _MAX_KEY_BYTES = 64
-"""Of BLAKE2b."""
+"""The longest key of BLAKE2b."""
 PATCH_PIXELS = 28 * 28
-"""About so many pixels of an image are a token, and four bytes of a prompt."""
+"""About so many pixels of an image make a token, which counts as four bytes of a prompt."""
 _encode = msgspec.json.Encoder().encode
 
 
 class Segment(NamedTuple):
     """One segment of a prompt."""
 
-    # Its kind.
+    # The letter of its kind.
     letter: str
-    # The message in which it stands, and that message's role.
+    # The number and the role of the message in which it stands.
     begin: bytes
     # Whether it is its message's first part.
     is_first: bool
-    # What it has besides its text.
+    # What it has besides its text: a tool's fields, a call's id.
     values: list[Any] | None
     text: str
 
@@ -82,7 +85,7 @@ class Prefix(NamedTuple):
     """One prefix of a prompt."""
 
     name: Name
-    # Bytes of content.
+    # Of its content.
     num_bytes: int
 
 
@@ -94,7 +97,8 @@ _ADAPTER = b"\x04"
 
 
 class Salts(NamedTuple):
-    """What the chain takes in besides, by segment, each behind a byte of its own, above 4."""
+    """What else the chain takes in, by segment. Each salt begins with a byte of its own, above
+    4."""
 
     # In front of the segment.
     before: Mapping[int, bytes] = {}
@@ -106,8 +110,11 @@ _NO_SALTS = Salts()
 
 
 def salt_of(cache_salt: str | None, scope: str) -> str:
-    """What tells a client's salt apart in this scope, 32 bytes in hex; empty without a salt. It
-    only narrows the scope, whatever the client writes, and tells nobody the client's word."""
+    """What stands for a client's salt in this scope: 32 bytes in hex; empty without a salt.
+
+    Whatever the client writes, it can only narrow the scope. Nobody can read the client's word from
+    it.
+    """
     if cache_salt is None:
         return ""
     key = scope.encode()[:_MAX_KEY_BYTES]
@@ -124,11 +131,11 @@ def find_prefixes(
 ) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first.
 
-    A name covers what the keys and values of its prefix depend on. An `adapter`'s weights are in
-    the chain from the segment in which it begins to act, and so are the `salts`.
+    A name covers all that the keys and values of its prefix depend on. The chain takes in the
+    digest of the `adapter`'s weights before the segment in which the adapter begins to act.
     """
     adapter_begins = _begin_of(adapter, prompt)
-    # An image's share of the bytes, beside its reference. The engine alone knows tokens.
+    # Bytes that count for an image beside its reference. Only the engine knows its tokens.
     image_bytes = {
         image.id: 4 * image.width * image.height // PATCH_PIXELS for image in prompt.images
     }
@@ -141,7 +148,7 @@ def find_prefixes(
         header = segment.begin + _HEADERS.get(segment.letter, b"text")
         if segment.values is not None:
             header += _encode(segment.values)
-        # What the chain takes in next. Of a short text all goes in with one call.
+        # What the chain takes in next. A segment with a short text goes in with one call.
         pending = _HEADER + b"%d:%b" % (len(header), header)
         if adapter is not None and number == adapter_begins:
             pending = _ADAPTER + bytes.fromhex(adapter.digest) + pending
@@ -180,7 +187,8 @@ def _begin_of(adapter: AdapterInfo | None, prompt: Prompt) -> int | None:
     invocation = adapter.invocation
     if invocation is None:
         return 0
-    # As far as texts tell: else the template writes it behind them all, or nothing does.
+    # The last text that has the invocation. Where none has it, the template may write it behind
+    # all segments.
     invoking = [
         number for number, segment in enumerate(segments_of(prompt)) if invocation in segment.text
     ]
@@ -188,26 +196,31 @@ def _begin_of(adapter: AdapterInfo | None, prompt: Prompt) -> int | None:
 
 
 def trim_names(
-    prefixes: list[Prefix], keep: Collection[int] = (), most: int = MAX_NAMES
+    prefixes: list[Prefix], keep: Collection[int] = (), max_names: int = MAX_NAMES
 ) -> list[Prefix]:
-    """At most `most` of the prefixes, in their order.
+    """At most `max_names` of the prefixes, in their order.
 
-    The ends of segments in `keep` come first. Then come the first _FRONT_NAMES, which others likely
-    share, then the deepest ends of segments, then the deepest others.
+    The ends of the segments in `keep` are chosen first. Next are the first _FRONT_NAMES, which
+    other prompts likely share, then the deepest ends of segments, then the deepest names inside
+    texts.
     """
-    if len(prefixes) <= most:
+    if len(prefixes) <= max_names:
         return prefixes
 
-    kept: list[int] = []
+    required: list[int] = []
+    front: list[int] = []
     ends: list[int] = []
     inner: list[int] = []
     for position, (name, _) in enumerate(prefixes):
         if name.characters is None and name.segment in keep:
-            kept.append(position)
-        elif position >= _FRONT_NAMES:
-            (inner if name.characters is not None else ends).append(position)
-    front = [position for position in range(_FRONT_NAMES) if position not in kept]
-    chosen = [*reversed(kept), *front, *reversed(ends), *reversed(inner)][:most]
+            required.append(position)
+        elif position < _FRONT_NAMES:
+            front.append(position)
+        elif name.characters is None:
+            ends.append(position)
+        else:
+            inner.append(position)
+    chosen = [*reversed(required), *front, *reversed(ends), *reversed(inner)][:max_names]
     return [prefixes[position] for position in sorted(chosen)]
 
 

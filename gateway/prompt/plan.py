@@ -1,8 +1,8 @@
-"""The plan of a request: its prompt's segments, names, and where a prefix is held. Pure.
+"""The plan of a request: its prompt's segments, their names, and its breakpoints. Pure.
 
-Held is what the client marks, what the automatic marker marks, and what a key's policy adds. Broken
-rules are reported in the order count, explicit TTL order, automatic against explicit, automatic TTL
-order.
+Breakpoints are the client's markers, the automatic marker, and what a key's policy adds. The first
+broken rule is reported, in this order: the number of markers, the order of explicit TTLs, the
+automatic marker against an explicit one at its place, the order of the automatic TTL.
 """
 
 import re
@@ -47,14 +47,16 @@ _ORDER = (
     " block. Note that blocks are processed in the following order: `tools`, `system`, `messages`."
 )
 _SALT_DIGITS = 16
-"""Of a salt, in a fingerprint: enough that no two are taken for one."""
+"""So many digits of a salt are in a fingerprint: enough to tell salts apart."""
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
-_OWN = re.compile(r"tools[.\[](\d+)\]?$")
+"""The beginning of an engine's message about a tool."""
+_TOOL_PATH = re.compile(r"tools[.\[](\d+)\]?$")
+"""A tool's path in a request."""
 _CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 
 
 def section_of(segment: int, num_tools: int, num_system: int) -> tuple[Section, int]:
-    """The section of a prompt's segment, and its place there, from 0."""
+    """The section of a prompt's segment, and the segment's place there, from 0."""
     if segment < num_tools:
         return "tools", segment
     if segment < num_tools + num_system:
@@ -63,29 +65,29 @@ def section_of(segment: int, num_tools: int, num_system: int) -> tuple[Section, 
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's prompt, and what of it is held and looked for."""
+    """A request's prompt, its breakpoints and its names."""
 
     prompt: Prompt
     # The prompt's segments.
     slots: list[Slot]
     breakpoints: list[Breakpoint]
-    # A bounded choice of the names of the prefixes, and the bytes of content up to each.
+    # Names for the engine: a bounded choice. `name_bytes` are the bytes of content up to each.
     names: list[Name]
     name_bytes: list[int]
+    # All prefixes that have a name.
     prefixes: list[Prefix]
-    # The policy that made breakpoints. None where all are the client's.
+    # The policy that added breakpoints. None where all are the client's.
     automatic: AutoCache | None = None
-    # The letters of the segments' kinds, and the sketch of the prompt: `sketch.py`.
+    # The letters of the segments' kinds, and the prompt's sketch, both as in `sketch.py`.
     kinds: str = ""
     sketch: Sketch | None = None
-    # The segment to which entries are looked for over any number of positions. None is the rule of
-    # 20 positions.
+    # The look-back for entries goes as far as this segment. None is the rule of 20 positions.
     lookback_to: int | None = None
     # Where in the request each of the prompt's images stands first, by its id.
     image_paths: Mapping[str, str] = {}
-    # What of it may be no exact answer; None where all is exact.
+    # What of it need not be exact; None where all must be.
     approximate: Approximate | None = None
-    # What tells it apart within its scope: `salt_of`.
+    # What narrows the scope: `salt_of`.
     salt: str = ""
 
     @property
@@ -105,36 +107,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sure_bytes(self) -> int:
-        """How many UTF-8 bytes of texts and tool results become tokens with every template.
+        """UTF-8 bytes of texts and tool results that become tokens with any template.
 
-        A template may strip blanks, leave thinking out, and write tools in another way.
+        A template may strip blanks, leave thinking out, and write tools in its own way.
         """
         prompt = self.prompt
         if prompt.text is not None:
             return len(prompt.text.encode())
         texts = [block.text for block in prompt.system]
         for message in prompt.messages:
-            texts += [p.text for p in message.parts if isinstance(p, TextPart | ToolResultPart)]
+            for part in message.parts:
+                if isinstance(part, TextPart | ToolResultPart):
+                    texts.append(part.text)
         if prompt.images:
             texts = [IMAGE_REFERENCE.sub("", text) for text in texts]
         return sum(len(text.strip().encode()) for text in texts)
 
     def in_request(self, message: str) -> str:
-        """An engine's message about a tool, by the tool's number in the client's list, or about an
-        image or what is to be approximate, by its place.
+        """An engine's message, with the place in the client's request that it is about.
 
-        The prompt has fewer tools where some are left out.
+        That is a tool, an image or an approximate part. A tool's number may differ: where tools are
+        left out, the prompt has fewer than the request.
         """
         reference = IMAGE_REFERENCE.match(message)
         if reference is not None:
             return self.image_paths.get(reference[1], "messages") + message[reference.end() :]
         if self.approximate is not None and self.approximate.is_meant(message):
             return self.approximate.in_request(message)
-        said = _TOOL.match(message)
-        if said is None or int(said[1]) >= len(self.prompt.tools):
+        tool = _TOOL.match(message)
+        if tool is None or int(tool[1]) >= len(self.prompt.tools):
             return message
-        owner_path = _OWN.match(self.slots[int(said[1])].path)
-        return message if owner_path is None else f"tools[{owner_path[1]}]{message[said.end() :]}"
+        path = _TOOL_PATH.match(self.slots[int(tool[1])].path)
+        return message if path is None else f"tools[{path[1]}]{message[tool.end() :]}"
 
     def fingerprint(
         self,
@@ -145,10 +149,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         *,
         is_shared: bool,
     ) -> Fingerprint:
-        """The fingerprint of this prompt, which has `num_tokens`.
+        """The fingerprint of this prompt, which has `num_tokens` tokens.
 
-        `name_tokens` go with the names, as in an engine's receipt. It has all points where it is
-        shared: compared with an earlier one. Else it has those that are kept.
+        `name_tokens` are the tokens up to each name, as in an engine's receipt. A shared
+        fingerprint has all points, because it is compared at once. Any other has only those that
+        are stored.
         """
         num_tools = len(self.prompt.tools)
         num_system = len(self.prompt.system)
@@ -176,18 +181,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def marked_prefixes(self) -> Iterator[str]:
-        """Digests of the prefixes at which a breakpoint may find an entry, deepest first."""
+        """Digests of the prefixes at which the breakpoints may find an entry, the deepest first."""
         deepest = max((point.segment for point in self.breakpoints), default=-1)
         for name in reversed(self.names):
             if name.characters is None and name.segment <= deepest:
                 yield name.digest
 
     def deepest_marked(self) -> tuple[str, Ttl] | None:
-        """Name and TTL of the longest prefix that the client marked, None without a marker."""
+        """The name and the TTL of the deepest breakpoint; None without one."""
         if not self.breakpoints:
             return None
         point = max(self.breakpoints, key=lambda point: point.segment)
-        for name in self.names:
+        for name in reversed(self.names):
             if name.segment == point.segment and name.characters is None:
                 return name.digest, point.ttl
         return None
@@ -195,7 +200,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_plan(
     prompt: Prompt,
-    slots_given: Sequence[Slot],
+    all_slots: Sequence[Slot],
     automatic: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
@@ -203,16 +208,17 @@ def make_plan(
     wish: ApproximateMark | None = None,
     salt: str = "",
 ) -> Plan:
-    """Raise InvalidRequest where the markers of the `given` slots break a rule; `automatic` marks
-    the last one.
+    """The plan of a prompt. Raise InvalidRequest where the markers of its slots break a rule.
 
-    With a `policy` there may be more breakpoints than the client's (`add_automatic`). `adapter`
-    is the one that answers. `wish` is the header's. A `salt` narrows the scope: no name of the
-    prompt is one of a prompt with another salt, or with none.
+    - `automatic` is the TTL of a marker on the last slot that can carry one.
+    - A `policy` may add breakpoints to the client's (`add_automatic`).
+    - `adapter` is the one that answers.
+    - `wish` is the header's mark.
+    - `salt` narrows the scope. Prompts with different salts, or one without, share no name.
     """
-    slots = [slot for slot in slots_given if not slot.is_absent]
-    breakpoints = _on_segments(find_breakpoints(slots_given, automatic), slots_given)
-    num_given = len(breakpoints)
+    slots = [slot for slot in all_slots if not slot.is_absent]
+    breakpoints = _on_segments(find_breakpoints(all_slots, automatic), all_slots)
+    num_of_client = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(prompt, slots, breakpoints, policy)
     if wish is not None:
@@ -227,22 +233,22 @@ def make_plan(
         scope = f"{scope}/{salt}"
     if approximate is None:
         prefixes = find_prefixes(prompt, scope, adapter)
-        held = prefixes
-        most = MAX_NAMES
+        holdable = prefixes
+        max_names = MAX_NAMES
     else:
         prefixes = find_prefixes(prompt, scope, adapter, approximate.salts)
-        held = [prefix for prefix in prefixes if approximate.can_hold(prefix)]
-        most = MAX_NAMES - approximate.num_names
+        holdable = [prefix for prefix in prefixes if approximate.can_hold(prefix)]
+        max_names = MAX_NAMES - approximate.num_names
         approximate = approximate.with_names(prompt, scope, prefixes)
-    named = trim_names(held, {point.segment for point in breakpoints}, most)
+    chosen = trim_names(holdable, {point.segment for point in breakpoints}, max_names)
     return Plan(
         prompt=prompt,
         slots=slots,
         breakpoints=breakpoints,
-        names=[prefix.name for prefix in named],
-        name_bytes=[prefix.num_bytes for prefix in named],
+        names=[prefix.name for prefix in chosen],
+        name_bytes=[prefix.num_bytes for prefix in chosen],
         prefixes=prefixes,
-        automatic=policy if len(breakpoints) > num_given else None,
+        automatic=policy if len(breakpoints) > num_of_client else None,
         kinds=kinds_of(prompt),
         sketch=sketch_of(prompt, scope),
         approximate=approximate,
@@ -253,8 +259,9 @@ def make_plan(
 def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Breakpoint]:
     """The breakpoints by their segments, without the absent slots.
 
-    One on an absent slot moves to the segment before, which has the same prefix, unless that has
-    one already, of no shorter TTL. Without a segment before it is dropped.
+    A breakpoint on an absent slot moves to the segment before it, which has the same prefix. Where
+    that segment has one already, its own stays: its TTL is no shorter. Without a segment before it
+    the breakpoint is dropped.
     """
     segments = [count - 1 for count in accumulate(not slot.is_absent for slot in slots)]
     moved: dict[int, Breakpoint] = {}
@@ -266,7 +273,7 @@ def _on_segments(points: Sequence[Breakpoint], slots: Sequence[Slot]) -> list[Br
 
 
 def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> list[Breakpoint]:
-    """Return the breakpoints in prompt order, or raise for the first broken rule."""
+    """The breakpoints of the slots' markers, in prompt order. Raise for the first broken rule."""
     number = sum(slot.num_markers for slot in slots) + (automatic is not None)
     if number > MAX_BREAKPOINTS:
         raise MarkersBroken(
@@ -285,16 +292,16 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     target = find_target(slots)
     if target is None:
         return breakpoints
-    already = slots[target].marker
-    if already is not None:
-        if already != automatic:
+    explicit = slots[target].marker
+    if explicit is not None:
+        if explicit != automatic:
             raise InvalidRequest(
                 f"Top-level cache_control has ttl='{automatic}' but the target block already has"
-                f" cache_control with ttl='{already}'. When both are specified on the same block,"
+                f" cache_control with ttl='{explicit}'. When both are specified on the same block,"
                 " they must have matching TTLs."
             )
         return breakpoints
-    # A marker cannot sit after the last slot that can carry one, so the target is the last.
+    # No marker stands behind the last slot that can carry one, so the automatic one is the last.
     for _, _, ttl in marked:
         if outlives(automatic, ttl):
             order = _ORDER.format(longer=automatic, shorter=ttl)
@@ -303,18 +310,19 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
 
 
 def mark_latest(
-    slots: Sequence[Slot], wanted: Sequence[tuple[int, Ttl]], *, room: int
+    slots: Sequence[Slot], markers: Sequence[tuple[int, Ttl]], *, room: int
 ) -> list[Slot]:
-    """The slots with markers on the last of `wanted`, which are indices and TTLs in prompt order.
+    """The slots with the last of `markers`, which are indices and TTLs in prompt order.
 
-    The markers that are there already count: in all there are at most `room` of them. What one of
-    them holds is a part of what those behind it hold, so it has the longest of their TTLs: it costs
-    nothing more, and no longer TTL comes after a shorter one.
+    With the markers that are there already there are at most `room`. A marker gets the longest TTL
+    of those behind it. That costs nothing more, because what it holds is a part of what they hold.
+    And so no longer TTL comes after a shorter one.
     """
     room -= sum(slot.num_markers for slot in slots)
     marked = list(slots)
     longest: Ttl | None = None
-    for index, ttl in reversed(wanted[max(len(wanted) - max(room, 0), 0) :]):
+    first = max(len(markers) - max(room, 0), 0)
+    for index, ttl in reversed(markers[first:]):
         if longest is None or outlives(ttl, longest):
             longest = ttl
         marked[index] = replace(marked[index], marker=longest, num_markers=1)
@@ -322,7 +330,7 @@ def mark_latest(
 
 
 def find_target(slots: Sequence[Slot]) -> int | None:
-    """The last slot that can carry a marker; ineligible ones are passed over silently."""
+    """The index of the last slot that can carry a marker; None where no slot can."""
     for index in range(len(slots) - 1, -1, -1):
         if slots[index].can_carry:
             return index
@@ -332,9 +340,11 @@ def find_target(slots: Sequence[Slot]) -> int | None:
 def add_automatic(
     prompt: Prompt, slots: Sequence[Slot], marked: Sequence[Breakpoint], policy: AutoCache
 ) -> list[Breakpoint]:
-    """The client's breakpoints with those of the policy, in prompt order; `slots` are the prompt's
-    segments. Behind a client's own only the one after the last turn is added: a shorter TTL may not
-    come before a longer one."""
+    """The client's breakpoints with those of the policy, in prompt order.
+
+    `slots` are the prompt's segments. Where the client marked any, the policy adds only the one at
+    the prompt's end. It adds none where a shorter TTL would come before a longer one.
+    """
     if policy.mode == "off" or len(marked) >= MAX_BREAKPOINTS:
         return list(marked)
     by_segment = {point.segment: point for point in marked}

@@ -1,8 +1,8 @@
-"""Sketches: what is kept of a prompt's segments one by one, so that advice can say what changed.
+"""Sketches: digests of a prompt's segments one by one, so that advice can say what changed.
 
 A sketch has a digest of each of the first segments by itself, keyed by the scope, and no content.
-From two of them one can tell a list in another order, a changed order of keys, a text that grew or
-moved, and a text of which a part changes. Its sizes are bounded by the constants below. Pure.
+Two sketches tell a list in another order, a changed order of keys, a text that grew or moved, and a
+text of which a part changes. The constants below bound its size. Pure.
 """
 
 from collections import Counter
@@ -24,13 +24,13 @@ MAX_TEXTS = 6
 PIECES = 12
 PIECE_BYTES = 4
 _CHECKSUMS = 1 << 32
-# A shorter text is compared as a whole.
 _PIECED_CHARACTERS = 160
+"""A shorter text has no pieces: it is compared as a whole."""
 _PIECED_BYTES = 32 * 1024
 _MAX_KNOWN = 256
 _LINE_BYTES = 2047
-# A text has the same digest whoever says it, so that one that moves is known again.
 _TEXT_HEADER = b"x"
+"""A text has the same digest in every role, so that it is recognised where it moves."""
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
@@ -38,22 +38,22 @@ ALIKE = 0.5
 """Texts with this share of their pieces in common are versions of one text."""
 
 CHUNK = "."
-"""Stands for a prefix that ends inside a segment."""
+"""The letter of a prefix that ends inside a segment."""
 _HEADERS = {RAW: b"r", TOOL: b"t", THINKING: b"h", CALL: b"c", RESULT: b"o"}
 _OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
 
 
 class Sketch(msgspec.Struct, frozen=True, array_like=True):
-    """`own` has DIGEST_BYTES for each sketched segment, `sizes` its bytes of content.
+    """Digests of a prompt's first segments."""
 
-    `unordered` are digests of tools and calls with the keys in alphabetical order, by segment.
-    `pieces` has for a text's segment PIECE_BYTES of each of some of its lines or sentences, in
-    their order. The same lines are chosen in every text.
-    """
-
-    own: bytes = b""
+    # DIGEST_BYTES for each sketched segment, one behind the other.
+    digests: bytes = b""
+    # Each sketched segment's bytes of content.
     sizes: list[int] = []
+    # Of tools and calls: the segment, and its digest with the keys in alphabetical order.
     unordered: list[tuple[int, bytes]] = []
+    # Of texts: the segment, and PIECE_BYTES of each of some of its lines or sentences, in their
+    # order. From equal lines the same are chosen in every text.
     pieces: list[tuple[int, bytes]] = []
 
 
@@ -68,7 +68,7 @@ def kinds_of(prompt: Prompt) -> str:
 def sketch_of(prompt: Prompt, scope: str) -> Sketch:
     """The sketch of the prompt's first segments."""
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
-    contents = []
+    digests = []
     sketch = Sketch()
     room = SKETCHED_BYTES
     is_first_message = True
@@ -80,7 +80,7 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         room -= len(header) + len(content)
         if room < 0:
             break
-        contents.append(_digest(base, header, content))
+        digests.append(_digest(base, header, content))
         sketch.sizes.append(len(header) + len(content))
         if letter in (TOOL, CALL):
             sketch.unordered.append((index, _digest(base, kind, _encode_sorted(values))))
@@ -88,7 +88,7 @@ def sketch_of(prompt: Prompt, scope: str) -> Sketch:
         has_pieces = is_first_message and len(sketch.pieces) < MAX_TEXTS
         if has_pieces and len(text) >= _PIECED_CHARACTERS:
             sketch.pieces.append((index, _pieces(scope, content[:_PIECED_BYTES])))
-    return msgspec.structs.replace(sketch, own=b"".join(contents))
+    return msgspec.structs.replace(sketch, digests=b"".join(digests))
 
 
 def split_pieces(packed: bytes) -> tuple[bytes, ...]:
@@ -112,10 +112,10 @@ def forget_pieces() -> None:
     _pieces.cache_clear()
 
 
-# Most prompts begin as an earlier one did, and this is most of a plan's work.
+# Cached: most prompts begin as an earlier one did, and this is most of a plan's work.
 @lru_cache(_MAX_KNOWN)
 def _pieces(scope: str, content: bytes) -> bytes:
-    """Digests of the lines with the smallest checksums, so that two texts give the same lines.
+    """Digests of some lines: those with the smallest checksums, so that two texts give the same.
 
     A text of few lines is cut into sentences, one of few sentences into words. The first and the
     last piece are always there, since that is where texts change most.
@@ -124,13 +124,15 @@ def _pieces(scope: str, content: bytes) -> bytes:
     whole = [content[:1], content, content[-1:]]
     pieces = next((split for split in splits if len(split) >= PIECES // 2), whole)
     checksums = list(map(crc32, pieces))
-    wanted = PIECES - 2
+    num_inner = PIECES - 2
     inner = range(1, len(checksums) - 1)
-    # Sorting all of a long text's words would be most of a turn's plan. Of evenly spread ones
-    # about three times those that are wanted are below this bound.
-    bound = 3 * wanted * _CHECKSUMS // len(checksums)
-    few = [place for place in inner if checksums[place] < bound]
-    chosen = sorted(few if len(few) >= wanted else inner, key=checksums.__getitem__)[:wanted]
+    # To sort all of a long text's words would be most of a turn's plan. Checksums are spread
+    # evenly, so about three times as many as are needed are below this bound.
+    bound = 3 * num_inner * _CHECKSUMS // len(checksums)
+    candidates: Sequence[int] = [place for place in inner if checksums[place] < bound]
+    if len(candidates) < num_inner:
+        candidates = inner
+    chosen = sorted(candidates, key=checksums.__getitem__)[:num_inner]
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
     sketch = []
     for place in (0, *sorted(chosen), len(pieces) - 1):

@@ -1,4 +1,4 @@
-"""Where a request's segments stand, and the markers on them."""
+"""Where a request's content blocks stand, and the markers on them."""
 
 import msgspec
 
@@ -8,17 +8,19 @@ from gateway.prompt.wish import Wish
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment's place in the request, and the marker on it."""
+    """One content block's place in the request, and the marker on it."""
 
     path: str
+    # The TTL of the marker; None where the block has none.
     marker: Ttl | None = None
     num_markers: int = 0
+    # Whether a marker may stand here.
     can_carry: bool = True
     # The block is kept out of the prompt and makes no segment.
     is_absent: bool = False
-    # What else than an exact answer the marker asks for.
+    # What the marker asks for besides an exact answer.
     approximate: Wish | None = None
 
 
 class MarkersBroken(InvalidRequest):
-    """There are too many markers, or they stand in a wrong order."""
+    """There are too many markers, or they stand in the wrong order."""

@@ -76,22 +76,23 @@ class _Event(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class EndpointSlices:
-    """The endpoints of one service, by list and watch of `discovery.k8s.io/v1`. `port` is a port's
-    name, empty for the first. `token` and `authority` are a service account's files; the token is
-    read for each call, because it changes. Without them the API is asked as a proxy of kubectl
-    is."""
+    """The endpoints of one service, by list and watch of `discovery.k8s.io/v1`."""
 
     api: str
     namespace: str
     service: str
+    # The name of the port; empty for the first one.
     port: str = ""
+    # Of the engines' URLs.
     path: str = ""
+    # The folder of a service account's files. Without a token in it the API is asked as a proxy of
+    # kubectl is.
     account: Path = ACCOUNT
     _slices: dict[str, _Slice] = field(default_factory=dict)
 
     async def changes(self) -> AsyncGenerator[list[ListedEngine]]:
-        """Yield all that there are, at once and after each change, until the connection's end.
-        Raise SourceFailed where that can't be told."""
+        """Yield all engines, at once and after each change, until the connection's end. Raise
+        SourceFailed where the source can't be asked."""
         try:
             authority = self.account / "ca.crt"
             context = ssl.create_default_context(cafile=authority if authority.exists() else None)
@@ -99,43 +100,57 @@ class EndpointSlices:
             async with aiohttp.ClientSession(
                 connector=connector, read_bufsize=_MAX_LINE_BYTES
             ) as http:
-                async with self._get(http, _LIST) as response:
-                    listed = msgspec.json.decode(await response.read(), type=_Slices)
-                self._slices = {item.metadata["name"]: item for item in listed.items}
-                version = listed.metadata["resourceVersion"]
+                version = await self._list(http)
                 yield self._listed()
-                while True:  # the next watch goes on behind the last event
-                    more = {
-                        "watch": "1",
-                        "resourceVersion": version,
-                        "allowWatchBookmarks": "true",
-                        "timeoutSeconds": str(WATCH_SECONDS),
-                    }
-                    async with self._get(http, _WATCH, more) as response:
-                        async for line in response.content:
-                            event = msgspec.json.decode(line, type=_Event)
-                            if event.type == "ERROR":  # as where the version is too old: list anew
-                                text = bytes(event.object)[:160]
-                                raise SourceFailed(f"the watch ended: {text!r}")
-                            changed = msgspec.json.decode(event.object, type=_Slice)
-                            version = changed.metadata["resourceVersion"]
-                            if event.type == "DELETED":
-                                self._slices.pop(changed.metadata["name"], None)
-                            elif event.type != "BOOKMARK":
-                                self._slices[changed.metadata["name"]] = changed
-                            yield self._listed()
+                async with aclosing(self._watch(http, version)) as changes:
+                    async for _ in changes:
+                        yield self._listed()
         except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
             raise SourceFailed(f"{type(error).__name__}: {error}"[:200]) from None
+
+    async def _list(self, http: aiohttp.ClientSession) -> str:
+        """Take in all slices; return their version."""
+        async with self._get(http, _LIST) as response:
+            slices = msgspec.json.decode(await response.read(), type=_Slices)
+        self._slices = {item.metadata["name"]: item for item in slices.items}
+        return str(slices.metadata["resourceVersion"])
+
+    async def _watch(self, http: aiohttp.ClientSession, version: str) -> AsyncGenerator[None, None]:
+        """Take in the changes behind a version, and yield behind each."""
+        while True:  # one watch ends after a while, and the next goes on behind its last event
+            query = {
+                "watch": "1",
+                "resourceVersion": version,
+                "allowWatchBookmarks": "true",
+                "timeoutSeconds": str(WATCH_SECONDS),
+            }
+            async with self._get(http, _WATCH, query) as response:
+                async for line in response.content:
+                    version = self._take(line)
+                    yield
+
+    def _take(self, line: bytes) -> str:
+        """Take in one event; return its version. Raise SourceFailed where the watch has failed."""
+        event = msgspec.json.decode(line, type=_Event)
+        if event.type == "ERROR":  # for example because the version is too old: list anew
+            text = bytes(event.object)[:160]
+            raise SourceFailed(f"the watch ended: {text!r}")
+        piece = msgspec.json.decode(event.object, type=_Slice)
+        if event.type == "DELETED":
+            self._slices.pop(piece.metadata["name"], None)
+        elif event.type != "BOOKMARK":
+            self._slices[piece.metadata["name"]] = piece
+        return str(piece.metadata["resourceVersion"])
 
     def _get(
         self,
         http: aiohttp.ClientSession,
         timeout: aiohttp.ClientTimeout,
-        more: dict[str, str] | None = None,
+        options: dict[str, str] | None = None,
     ) -> Any:
-        token = self.account / "token"
+        token = self.account / "token"  # read for each call, because it changes
         headers = {"authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
-        query = {"labelSelector": f"kubernetes.io/service-name={self.service}", **(more or {})}
+        query = {"labelSelector": f"kubernetes.io/service-name={self.service}", **(options or {})}
         url = f"{self.api}/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
         return http.get(url, params=query, headers=headers, timeout=timeout, raise_for_status=True)
 
@@ -143,30 +158,38 @@ class EndpointSlices:
         """Each address once: an endpoint that moves between slices is in two for a moment."""
         places: dict[str, ListedEngine] = {}
         for piece in self._slices.values():
-            ports = [p for p in piece.ports or () if self.port in ("", p.get("name"))]
-            named = [p["port"] for p in ports if p.get("port")]
-            for endpoint in (piece.endpoints or ()) if named else ():
-                place = place_at(endpoint.addresses[0], named[0], self.path)
+            port = self._port_of(piece)
+            if port is None:
+                continue
+            for endpoint in piece.endpoints or ():
+                place = place_at(endpoint.addresses[0], port, self.path)
                 target = (endpoint.target_ref or {}).get("name", "")
                 if 0 < len(target) <= ENGINE_NAME_CHARACTERS:
                     place = EnginePlace(target, place.url)
                 is_leaving = (endpoint.conditions or {}).get("terminating") or False
-                known = places.get(place.url)
-                if known is None or known.is_leaving:
+                earlier = places.get(place.url)
+                if earlier is None or earlier.is_leaving:
                     places[place.url] = ListedEngine(place, is_leaving)
         return list(places.values())
+
+    def _port_of(self, piece: _Slice) -> int | None:
+        for port in piece.ports or ():
+            if self.port in ("", port.get("name")) and port.get("port"):
+                return int(port["port"])
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """All addresses of a name, asked for every five seconds: those of a headless service."""
+    """All addresses of a name, as a headless service has them. They are looked up every five
+    seconds."""
 
     host: str
     port: int
     path: str = ""
 
     async def changes(self) -> AsyncGenerator[list[ListedEngine]]:
-        """As those of EndpointSlices."""
+        """As `EndpointSlices.changes`."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -219,8 +242,8 @@ def source_of(entry: str) -> EndpointSlices | Addresses:
 
 
 class Follower:
-    """Keeps what one source tells of in the fleet. What an operator removes stays away as long as
-    the source still has it."""
+    """Keeps the engines of one source in the fleet. An engine that an operator removes stays away
+    for as long as the source still has it."""
 
     def __init__(self, fleet: Fleet, entry: str) -> None:
         self._fleet = fleet
@@ -231,7 +254,7 @@ class Follower:
         self._log = get_logger("discovery").bind(source=entry.partition("?")[0])
 
     async def follow(self, stopping: asyncio.Event) -> None:
-        """Take in what the source tells, and ask anew after every break."""
+        """Take in the source's engines, and ask it anew after every break."""
         seconds = _FIRST_RETRY_SECONDS
         while not stopping.is_set():
             try:
@@ -245,7 +268,7 @@ class Follower:
             seconds = min(seconds * 2, _MAX_RETRY_SECONDS)
 
     async def settle(self, stopping: asyncio.Event) -> None:
-        """Bring the fleet nearer to what was told last, again and again."""
+        """Bring the fleet nearer to the source's last list, again and again."""
 
         async def add(place: EnginePlace) -> None:
             try:
@@ -274,8 +297,8 @@ class Follower:
             here = {engine.url for engine in self._fleet.engines}
             self._ours &= here | listed.keys()
             self._leaving &= here
-            known = self._ours | here
-            new = [f.place for f in listed.values() if not (f.is_leaving or f.place.url in known)]
+            urls = self._ours | here
+            new = [f.place for f in listed.values() if not (f.is_leaving or f.place.url in urls)]
             await asyncio.gather(*map(add, new))
             await pause(stopping, _SETTLE_SECONDS)
 

@@ -7,7 +7,7 @@ typed error each.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
@@ -82,6 +82,29 @@ _PURGE = Timeouts(_PURGE_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
 _error = msgspec.json.Decoder(ErrorReply)
+
+
+class _EventLines:
+    """Puts the lines of an engine's events together from chunks."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines that end in this chunk, without empty ones. Raise EngineFailed for a line that
+        is too long."""
+        *ends, beginning = chunk.split(b"\n")
+        for end in ends:
+            line = b"".join([*self._parts, end])
+            self._parts = []
+            self._size = 0
+            if line.strip():
+                yield line
+        self._parts.append(beginning)
+        self._size += len(beginning)
+        if self._size > _MAX_EVENT_BYTES:
+            raise EngineFailed("the engine broke the protocol")
 
 
 class Engine:
@@ -292,28 +315,23 @@ class Engine:
         try:
             if response.status != 200:
                 await self._refuse(response)
-            parts: list[bytes] = []
-            size = 0
+            lines = _EventLines()
             async for chunk in response:
-                *ends, rest = chunk.split(b"\n")
-                for end in ends:
-                    line = b"".join([*parts, end])
-                    parts = []
-                    size = 0
+                for line in lines.feed(chunk):
                     if len(line) > WHOLE_BYTES:
                         await self.holdings.index.wait_turn()
-                    for frame in frames_of(line) if line.strip() else ():
+                    for frame in frames_of(line):
                         yield frame
-                        if isinstance(frame, SnapshotPart):
-                            await self.holdings.index.wait_turn()
-                parts.append(rest)
-                size += len(rest)
-                if size > _MAX_EVENT_BYTES:
-                    raise EngineFailed("the engine broke the protocol")
+                        await self._wait_behind(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
         finally:
             response.close()
+
+    async def _wait_behind(self, frame: EventFrame | SnapshotPart) -> None:
+        """Wait for this engine's turn before the next part of a snapshot, which is long work."""
+        if isinstance(frame, SnapshotPart):
+            await self.holdings.index.wait_turn()
 
     # What the turns at the engine say of it.
 

@@ -25,8 +25,7 @@ MAX_ENDED = 16
 
 @dataclass(slots=True)
 class EpochSeen:
-    """One epoch of an engine. Moments are of the gateway's monotonic clock. `granted` counts leases
-    as responses told them, which are ahead of `stats`."""
+    """One epoch of an engine. Moments are on the gateway's monotonic clock."""
 
     epoch: str
     model: str
@@ -35,6 +34,7 @@ class EpochSeen:
     first_at: float
     heard_at: float
     silent_at: float | None = None
+    # Leases, as responses told them. They are ahead of `stats`.
     granted: int = 0
     stats: Stats | None = None
 
@@ -83,10 +83,11 @@ class EpochsSeen:
 
 @dataclass(slots=True)
 class EpochRecorder:
-    """`engines` gives each engine's name and epochs. `record` writes to the ledger; a report that
-    it could not take is made again. Clocks: seconds, and the time of day."""
+    """Writes what engines report of their epochs."""
 
+    # Gives each engine's name and epochs.
     engines: Callable[[], Sequence[tuple[str, EpochsSeen]]]
+    # Writes to the ledger. A report that it could not take is made again.
     record: Callable[[Sequence[EpochReport]], Awaitable[None]]
     monotonic: Callable[[], float]
     wall: Callable[[], datetime]

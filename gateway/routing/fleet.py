@@ -160,8 +160,8 @@ class Fleet:
         elif engine.fault is not None:
             problem = f"what answers there is not taken for an engine: {engine.readiness['error']}"
         for other in self.engines:
-            known = other.last_description
-            if other is not engine and known and new and known.epoch == new.epoch:
+            description = other.last_description
+            if other is not engine and description and new and description.epoch == new.epoch:
                 problem = problem or f"this engine is there already, as {other.name}"
         if problem:
             self.engines.remove(engine)
@@ -219,20 +219,27 @@ class Fleet:
         """Follow the engine's events, and begin again after every break."""
         seconds = _FIRST_RETRY_SECONDS
         while not stopping.is_set():
-            try:
-                if engine.is_ready:
-                    # The next connection begins behind the last event that was taken in.
-                    holdings = engine.holdings
-                    async with aclosing(engine.events(holdings.epoch, holdings.seq)) as frames:
-                        async for frame in frames:
-                            if not holdings.apply(frame, engine.monotonic()):
-                                break  # an event is missing
-                            seconds = _FIRST_RETRY_SECONDS
-            except GatewayError as error:
-                self._log.info("events_lost", engine=engine.name, error=str(error))
+            if engine.is_ready and await self._take_events(engine):
+                seconds = _FIRST_RETRY_SECONDS
             await pause(stopping, seconds)
             longer = min(seconds * 2, _MAX_RETRY_SECONDS)
             seconds = longer if engine.is_ready else _FIRST_RETRY_SECONDS
+
+    async def _take_events(self, engine: Engine) -> bool:
+        """Take in the engine's events until the connection ends or an event is missing; return
+        whether there were any."""
+        holdings = engine.holdings
+        has_heard = False
+        try:
+            # A connection begins behind the last event that was taken in.
+            async with aclosing(engine.events(holdings.epoch, holdings.seq)) as frames:
+                async for frame in frames:
+                    if not holdings.apply(frame, engine.monotonic()):
+                        break  # an event is missing
+                    has_heard = True
+        except GatewayError as error:
+            self._log.info("events_lost", engine=engine.name, error=str(error))
+        return has_heard
 
 
 def engine_url(text: str) -> str:

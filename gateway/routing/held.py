@@ -393,8 +393,8 @@ class PrefixIndex:
         """Forget a third of a full shard: of equals those that were told first."""
         keys = list(shard)
         values = list(shard.values())
-        known = list(map(_known, values))
-        worths = [worth for worth, _ in known]
+        unpacked = list(map(_known, values))
+        worths = [worth for worth, _ in unpacked]
         order = sorted(range(len(keys)), key=worths.__getitem__)
         gone = order[: len(keys) // 3 + 1]
         # A dictionary of which much was deleted would keep its size.
@@ -404,7 +404,7 @@ class PrefixIndex:
         names = self.names
         forgotten = self.forgotten
         for place in gone:
-            for slot in known[place][1]:
+            for slot in unpacked[place][1]:
                 names[slot] -= 1
                 forgotten[slot] += 1
         self.num_forgotten += len(gone)

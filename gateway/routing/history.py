@@ -18,13 +18,13 @@ from gateway.structs.fleet import LoadPoint
 _LOOK_SECONDS = 1.0
 _MINUTE_MS = 60_000
 MAX_MINUTES = 1440
-MAX_KEPT = 100_000
+MAX_ENGINE_MINUTES = 100_000
 """The most minutes of single engines. With more than 69 engines a day does not fit."""
 MAX_POINTS = 120
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Sums:
     """One engine, or all together, in one minute: sums of blocks over all looks, and the most
     requests of a look."""
 
@@ -39,7 +39,7 @@ class _Seen:
 class _Minute:
     start_ms: int
     queued: int = 0
-    seen: dict[str | None, _Seen] = field(default_factory=dict)
+    sums: dict[str | None, _Sums] = field(default_factory=dict)
     """By engine; None is all together, so that no report adds up engines."""
 
 
@@ -61,7 +61,7 @@ class LoadHistory:
         start_ms = int(self.wall().timestamp() * 1000) // _MINUTE_MS * _MINUTE_MS
         if not self.minutes or self.minutes[-1].start_ms != start_ms:
             self.minutes.append(_Minute(start_ms))
-            most = max(MAX_KEPT // max(len(self.engines), 1), 1)
+            most = max(MAX_ENGINE_MINUTES // max(len(self.engines), 1), 1)
             while len(self.minutes) > most:
                 self.minutes.popleft()
         now = self.minutes[-1]
@@ -71,12 +71,12 @@ class LoadHistory:
         if newest:
             looks[None] = list(newest.values())
         for name, of in looks.items():
-            seen = now.seen.setdefault(name, _Seen())
-            seen.total += sum(stats.blocks.total for stats in of)
-            seen.active += sum(stats.blocks.active for stats in of)
-            seen.leased += sum(stats.blocks.leased for stats in of)
-            seen.running = max(seen.running, sum(stats.running for stats in of))
-            seen.waiting = max(seen.waiting, sum(stats.waiting for stats in of))
+            sums = now.sums.setdefault(name, _Sums())
+            sums.total += sum(stats.blocks.total for stats in of)
+            sums.active += sum(stats.blocks.active for stats in of)
+            sums.leased += sum(stats.blocks.leased for stats in of)
+            sums.running = max(sums.running, sum(stats.running for stats in of))
+            sums.waiting = max(sums.waiting, sum(stats.waiting for stats in of))
 
     def between(self, since_ms: int, until_ms: int, engine: str | None) -> list[LoadPoint]:
         """At most MAX_POINTS points and one, of one engine or of all together, in order of time."""
@@ -88,17 +88,17 @@ class LoadHistory:
                 parts.setdefault(minute.start_ms // width_ms * width_ms, []).append(minute)
         points = []
         for start_ms, part in sorted(parts.items()):
-            samples = [minute.seen[engine] for minute in part if engine in minute.seen]
+            samples = [minute.sums[engine] for minute in part if engine in minute.sums]
             total = sum(s.total for s in samples)
             leased = sum(s.leased for s in samples)
-            used = leased + sum(seen.active for seen in samples)
+            used = leased + sum(sums.active for sums in samples)
             points.append(
                 LoadPoint(
                     start_ms=start_ms,
                     in_use=used / total if total else None,
                     leased=leased / total if total else None,
-                    running=max((seen.running for seen in samples), default=0),
-                    waiting=max((seen.waiting for seen in samples), default=0),
+                    running=max((sums.running for sums in samples), default=0),
+                    waiting=max((sums.waiting for sums in samples), default=0),
                     queued=max(minute.queued for minute in part),
                 )
             )

@@ -49,9 +49,11 @@ class Table(Protocol):
 
 
 class Admitted(NamedTuple):
-    """`description` is without adapters whose ids belong to other ones. `notes` say so."""
+    """What of an engine is used."""
 
+    # Without adapters whose ids belong to other ones.
     description: Description
+    # What was left out, and why.
     notes: list[str]
 
 

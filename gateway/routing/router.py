@@ -416,8 +416,8 @@ class Router:
         covered = taking[0].holdings.index.cover(prompt.ends, now)
         route = place(prompt, taking, self.weights, now, covered)
         if len(taking) < len(serving):
-            known = [e.holdings for e in serving if not e.holdings.is_stale(now)]
-            coverages = (covered[holder.slot] for holder in known if holder.slot in covered)
+            fresh = [e.holdings for e in serving if not e.holdings.is_stale(now)]
+            coverages = (covered[holder.slot] for holder in fresh if holder.slot in covered)
             route = route._replace(available=reduce(_more, coverages, route.available))
         return route
 

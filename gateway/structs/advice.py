@@ -31,7 +31,10 @@ Verdict = Literal["fix", "prewarm", "mark", "unmark", "leave"]
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved, or lost where it is negative. `tokens` are those that need no prefill."""
+    """What is saved, or lost where it is negative.
+
+    - `tokens`: those that need no prefill
+    """
 
     tokens: int
     multiples: float
@@ -40,9 +43,12 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(CacheUsage, kw_only=True):
-    """The prompts' tokens and their cost under one way to place markers. `name` is `observed`,
-    `as_sent` or a placement; `saves` is against `as_sent`. All but `observed` are computed for a
-    cache that loses nothing before its time."""
+    """The prompts' tokens and their cost under one way to place markers. All but `observed` are
+    computed for a cache that loses nothing before its time.
+
+    - `name`: `observed`, `as_sent` or a placement
+    - `saves`: against `as_sent`
+    """
 
     name: str
     requests_with_read: int
@@ -61,10 +67,14 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on. `kind` is a fault's or one of
-    `too_short`, `too_many`, `order`, `unmarked`, `changing_end`, `suspect`. `path` is the block.
-    `num_turns` are all turns, `turns` some of them, `earlier` the turns that these were compared
-    with."""
+    """One sentence with its number, and the turns that it rests on.
+
+    - `kind`: a fault's, a near-duplicate's, or one of those about markers
+    - `path`: the block
+    - `num_turns`: all turns
+    - `turns`: some of them
+    - `earlier`: the turns that these were compared with
+    """
 
     kind: (
         FaultKind
@@ -84,10 +94,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NearDuplicate(Finding, frozen=True, kw_only=True):
-    """Prefixes (tools and system blocks) of a workspace's turns, of all its keys, that one
-    normalisation makes one: `kind` and `path` are of their first difference. What it would have
-    saved is computed as for markers, and `by_key` for each key's turns. `is_compared`: kept prompts
-    told what differs; elsewhere digests and times do."""
+    """Prefixes (tools and system blocks) that would be one after a normalisation. They are of a
+    workspace's turns, of all its keys.
+
+    What that would have saved is computed as for markers.
+
+    - `kind`, `path`: of their first difference
+    - `is_compared`: stored prompts told what differs; elsewhere digests and times do
+    - `by_key`: what each key's turns would have saved
+    """
 
     workspace: str
     model: str
@@ -97,10 +112,13 @@ class NearDuplicate(Finding, frozen=True, kw_only=True):
 
 
 class Prewarm(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether sending the shared prefix ahead (`max_tokens: 0`) pays. `num_races` turns wrote what
-    another turn was still writing. `saves` is what pre-warms before those would have saved beside
-    the best markers, their own cost taken off; `markers` are those that it needs, none where those
-    that are sent do."""
+    """Whether it pays to send the shared prefix ahead (`max_tokens: 0`).
+
+    - `num_races`: turns that wrote what another turn was still writing
+    - `saves`: what pre-warms before those would have saved beside the best markers, net of their
+      own cost
+    - `markers`: those that it needs; none where the markers that are sent do
+    """
 
     pays: bool
     num_races: int
@@ -117,13 +135,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """Advice for the turns of one key with one model. `shared_end` is where the stable prefix ends,
-    of `shared_tokens` on average. The verdict is what saves most: `fix` is to do what `fix` says,
-    the first of the `findings`, or a near-duplicate if `is_near`; `prewarm` is to send the prefix
-    ahead; the others are about markers. `saves` is what that would have saved over these turns,
-    which is no less than each finding would. Of a verdict `leave` it is 0, no finding saves
-    anything, and `next_best` says what the best other markers would have cost more. `lost` is what
-    the turns lost against a cache that loses nothing."""
+    """Advice for the turns of one key with one model.
+
+    The verdict is what saves most. `fix` is to do what `fix` says, `prewarm` to send the prefix
+    ahead, and the others are about markers.
+
+    - `shared_end`: where the stable prefix ends, of `shared_tokens` on average
+    - `fix`: the first of the `findings`, or a near-duplicate if `is_near`
+    - `saves`: what the verdict would have saved over these turns, no less than any finding would; 0
+      with `leave`, where no finding saves anything
+    - `next_best`: with `leave`: what the best other markers would have cost more
+    - `lost`: what the turns lost against a cache that loses nothing
+    """
 
     workspace: str
     key: str
@@ -150,7 +173,10 @@ class StreamAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of a request: its path, its tokens, and the TTL of the marker on it."""
+    """One block of a request.
+
+    - `marker`: the TTL of the marker on it
+    """
 
     path: str
     tokens: int
@@ -158,11 +184,17 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens` are estimated from bytes. `marked` is the request with the markers in place; None
-    where nothing is to be marked or the dialect has no markers, and then a policy of the key does
-    it. `blocks` are the first 200. `body` is what was read, `as_messages` the same as a body of the
-    Messages API; None where it has more than texts and tools. `num_images` are the images in it,
-    which a model sees only if it is listed with `sees`."""
+    """Advice for one pasted request.
+
+    - `tokens`: estimated from bytes
+    - `blocks`: the first 200
+    - `marked`: the request with the markers in place; null where nothing is to be marked, or where
+      the dialect has no markers and a policy of the key does it
+    - `body`: what was read
+    - `as_messages`: the same as a body of the Messages API; null where it has more than texts and
+      tools
+    - `num_images`: the images in it; only a model listed with `sees` is shown them
+    """
 
     dialect: str
     tokens: int
@@ -175,11 +207,16 @@ class RequestAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`streams` are the turns by key and model, those with the most tokens first, 50 at most.
-    `requests` go with those that were given; two or more are compared as one stream too. `text`
-    says what was looked at. `num_without_sketch` turns are of an earlier version and are left out.
-    `is_cut`: the range has more turns, which are older. `near_duplicates` come the dearest first.
-    `saves` is the sum of the streams'."""
+    """Advice for a range, or for requests.
+
+    - `text`: what was looked at
+    - `num_without_sketch`: turns of an earlier version, which are left out
+    - `is_cut`: the range has more turns, which are older
+    - `streams`: the turns by key and model, those with the most tokens first, 50 at most
+    - `requests`: advice for the requests that were sent; two or more are compared as one stream too
+    - `saves`: the sum of the streams'
+    - `near_duplicates`: the dearest first
+    """
 
     text: str
     num_turns: int
@@ -197,10 +234,15 @@ LineKind = Literal["ttl", "unpaid", "markers", "fault", "prewarm"]
 
 
 class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence with its number, and the turns that it rests on. `page` is the dashboard's page
-    that shows the same, filtered by `workspace` and `model` (None filters nothing). `multiples` is
-    what it is worth in input tokens. `nano` is that in nano-dollars, None where a turn has no
-    price. `num_turns` are all turns, `turns` some of them."""
+    """One sentence with its number, and the turns that it rests on.
+
+    - `page`: the dashboard's page that shows the same
+    - `workspace`, `model`: that page's filters; null filters nothing
+    - `multiples`: what it is worth in input tokens
+    - `nano`: the same in nano-dollars; null where a turn has no price
+    - `num_turns`: all turns
+    - `turns`: some of them
+    """
 
     kind: LineKind
     text: str
@@ -214,16 +256,21 @@ class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines that are worth most, six at most; `num_more` are left out. They come from the
-    newest 20,000 turns of the seven days before `until_ms`, from the workspaces' sums, and from the
-    100 most used prefixes. A workspace, or a group of key and model, with fewer than 20 requests
-    gives no line. An answer is kept for ten minutes."""
+    """The lines that are worth most, six at most.
+
+    They come from the newest 20,000 turns of the seven days before `until_ms`, from the workspaces'
+    sums, and from the 100 most used prefixes. A workspace, or a group of key and model, with fewer
+    than 20 requests gives no line. An answer is reused for ten minutes.
+
+    - `num_judged`: the turns of groups with enough requests to give a line
+    - `is_cut`: the seven days have more turns
+    - `num_more`: lines that are left out
+    """
 
     text: str
     since_ms: int
     until_ms: int
     num_turns: int
-    # Those of groups with enough requests to give a line.
     num_judged: int
     is_cut: bool
     lines: list[SummaryLine]

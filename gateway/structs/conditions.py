@@ -43,11 +43,16 @@ ConditionKind = Literal[
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """`about` is what it is about, as a sentence begins, and `engine` the engine's name where it is
-    an engine. `state` goes on with that sentence. `since_ms` is as this gateway saw it, since its
-    own start at the earliest. `ended_ms` is when it ended, None while it lasts: what happened at
-    once is told for some minutes more. `remedy` says what an operator does; it is empty for keys of
-    one workspace."""
+    """Something that is wrong now, or was a moment ago.
+
+    - `about`: what it is about, as a sentence begins
+    - `engine`: the engine's name where it is about an engine
+    - `state`: goes on with that sentence
+    - `since_ms`: as this gateway saw it, since its own start at the earliest
+    - `ended_ms`: when it ended; null while it lasts. What happened at once is told for some minutes
+      more
+    - `remedy`: what an operator does; empty for keys of one workspace
+    """
 
     kind: ConditionKind
     severity: Severity

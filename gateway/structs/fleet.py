@@ -10,7 +10,10 @@ from gateway.structs.usage import PrefixLook, PrefixReport
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """`formula` says how the number is computed, from fields of the ledger or of the engines."""
+    """What a number means.
+
+    - `formula`: how it is computed from fields of the ledger or of the engines
+    """
 
     title: str
     formula: str
@@ -18,9 +21,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """An id of `GET /v1/models`: of an adapter `root` is its name and `parent` its model, of an
-    alias `root` is what it stands for. A model that `sees` is shown images; others get a
-    placeholder, or their request is refused (`HOLDFAST_UNREADABLE`)."""
+    """An id of `GET /v1/models`.
+
+    - `root`: of an adapter its name, of an alias what it stands for
+    - `parent`: of an adapter its model
+    - `sees`: whether it is shown images; other models get a placeholder, or their request is
+      refused (`HOLDFAST_UNREADABLE`)
+    """
 
     id: str
     root: str | None
@@ -29,12 +36,19 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """`workspace` is the only workspace that this key sees; None is all. `workspaces`, `engines`
-    and `models` are the values of the filters: those that exist, and those of turns of the last 31
-    days. `first_ms`: the first turn in the ledger that this key may see. `served` are the models
-    that engines have now, `listed` the ids of `GET /v1/models`. `sample`: the ledger holds made-up
-    turns. `may_send`: this key can call the model APIs here. `may_change`: it can make the changes
-    of the admin API. `has_placeholder_prices`: money counts the shipped price."""
+    """What this gateway and this key are.
+
+    - `workspace`: the only workspace that this key sees; null is all
+    - `sample`: the ledger holds made-up turns
+    - `may_send`: this key can call the model APIs here
+    - `may_change`: this key can make the changes of the admin API
+    - `first_ms`: the first turn in the ledger that this key may see
+    - `has_placeholder_prices`: money counts the shipped price
+    - `workspaces`, `engines`, `models`: the values of the filters: those that exist, and those of
+      turns of the last 31 days
+    - `served`: the models that engines have now
+    - `listed`: the ids of `GET /v1/models`
+    """
 
     now_ms: int
     workspace: str | None
@@ -57,9 +71,12 @@ EngineStatus = Literal["starting", "ready", "unsure", "down", "refused"]
 
 
 class OwnedId(msgspec.Struct, frozen=True, kw_only=True):
-    """The id of a model or an adapter, or `*` for the ids that name no model. It is owned by the
-    model that served it first, or that an operator gave it to. `engine_model` is the name that its
-    engine gave it, `identity` all that engines said of it; of an adapter only `weights` are."""
+    """The id of a model or an adapter, or `*` for the ids that name no model. The model that served
+    it first owns it, or the one that an operator gave it to.
+
+    - `engine_model`: the name that the model's engine gave it
+    - `identity`: all that engines said of the model; of an adapter only its `weights`
+    """
 
     id: str
     engine_model: str
@@ -68,9 +85,13 @@ class OwnedId(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway knows of an engine for routing. `names` counts the prefixes that it holds
-    by its events; `is_stale`: it was silent for so long that these no longer count.
-    `waiting_tokens` belong to turns without an answer yet. `recent_tokens` fade."""
+    """What this gateway knows of an engine for routing.
+
+    - `names`: prefixes that the engine holds by its events
+    - `is_stale`: the engine was silent for so long that these no longer count
+    - `waiting_tokens`: of turns without an answer yet
+    - `recent_tokens`: they fade
+    """
 
     is_stale: bool
     names: int
@@ -81,8 +102,12 @@ class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`ids` are those of `/v1/models` that the engine answers. `notes` say what of it is not used,
-    and why. `description` is of the model that it had when it was taken last."""
+    """One engine.
+
+    - `ids`: those of `/v1/models` that it answers
+    - `notes`: what of it is not used, and why
+    - `description`: of its model, as it last described itself
+    """
 
     name: str
     url: str
@@ -105,9 +130,12 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose blocks of the device are: an engine's `Holding` with names. `key_id` is of the newest
-    request that wrote this prefix, None where none of the ledger ended with just this one, and for
-    content without an entry. `workspace` None: a scope of no workspace known here."""
+    """Whose blocks of the device these are.
+
+    - `workspace`: null: a scope of no workspace known here
+    - `key_id`: of the newest request that wrote this prefix; null where no request of the ledger
+      ended with just this one, and for content without an entry
+    """
 
     workspace: str | None
     key_id: str | None
@@ -117,9 +145,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory` and `stats` are None where the engine does not answer; `held` has the holdings of
-    `memory`. `state_blocks`: the blocks of one recurrent state; 0 for a model without linear
-    layers."""
+    """The memory of one engine.
+
+    - `state_blocks`: the blocks of one recurrent state; 0 for a model without linear layers
+    - `stats`, `memory`: null where the engine does not answer
+    - `held`: the holdings of `memory`, with names
+    """
 
     name: str
     status: EngineStatus
@@ -140,8 +171,12 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """One restart of an engine, between `last_ms`, the last turn of the old process, and
-    `first_ms`, the first turn of the new one. `lost` counts until the next restart."""
+    """One restart of an engine.
+
+    - `last_ms`: the last turn of the old process
+    - `first_ms`: the first turn of the new one
+    - `lost`: up to the next restart
+    """
 
     engine: str
     epoch: str
@@ -151,9 +186,14 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the prompts of `turns` sampled turns; `engine` None is all engines.
-    `available_tokens` were held by some engine, `captured_tokens` by the chosen one,
-    `delivered_tokens` were reused; reuse that was not foreseen counts as all three."""
+    """Tokens of the prompts of `turns` sampled turns. Reuse that was not foreseen counts as
+    available, captured and delivered.
+
+    - `engine`: null is all engines
+    - `available_tokens`: held by some engine
+    - `captured_tokens`: held by the chosen engine
+    - `delivered_tokens`: reused
+    """
 
     engine: str | None
     turns: int
@@ -164,8 +204,13 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """`restarts` are those between turns of the range. `attribution` is of all its answered turns
-    where `is_whole`, else of a sample of them that the turns' ids decide; `num_turns` are all."""
+    """The engines in a range.
+
+    - `num_turns`: all turns of the range
+    - `is_whole`: `attribution` is of all its answered turns; else of a sample that the turns' ids
+      decide
+    - `restarts`: those between turns of the range
+    """
 
     since_ms: int
     until_ms: int
@@ -176,9 +221,12 @@ class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval from `start_ms` on, as this gateway saw it. `in_use` and `leased` are shares of
-    the pools' blocks on average, None where no engine answered. `running` and `waiting` are the
-    most requests at engines in any minute, `queued` the most turns that waited at this gateway."""
+    """One interval from `start_ms` on, as this gateway saw it.
+
+    - `in_use`, `leased`: shares of the pools' blocks on average; null where no engine answered
+    - `running`, `waiting`: the most requests at engines in any minute
+    - `queued`: the most turns that waited at this gateway
+    """
 
     start_ms: int
     in_use: float | None
@@ -189,18 +237,20 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine. Whether it is leased says `entry.state`."""
+    """One live entry of one engine. `entry.state` says whether it is leased.
+
+    - `workspace`: null: a scope of no workspace known here
+    - `model`: the engine's
+    - `prefix`: what the ledger knows of this prefix over its whole life, on all engines and of all
+      models; null where it came only once, or the engine does not know its name
+    - `cached_content`: the name of the cached content (Google's dialect) that it is held for
+    """
 
     engine: str
-    # None: a scope of no workspace known here.
     workspace: str | None
     entry: EntryInfo
-    # The engine's model.
     model: str | None = None
-    # What the ledger knows of this prefix over its whole life, on all engines and of all models.
-    # None where it came only once, or the engine does not know its name.
     prefix: PrefixReport | None = None
-    # The name of the cached content (Google's dialect) that it is held for.
     cached_content: str | None = None
 
 
@@ -217,16 +267,22 @@ ENDED_EARLY = {
 
 
 class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of leases in a range, of all workspaces, by the ledger. `expired` ones lived
-    to their end. `released` ones ended before it since their own workspace let go of them: no
-    promise was broken, so they count in no share. `lost` ones ended before it, by why:
-    `sacrificed` for running requests, `yielded` to another workspace, `dropped` by an operator,
-    `damaged` in the store, with the process in a `restart`, from the store that should have
-    brought them back (`store_lost`), or with an engine that is in the fleet no more
-    (`engine_lost`). A lease that ended with its process ended when the engine was last heard.
-    `not_known` were granted by engines that have not answered since `not_known_since_ms`, the
-    earliest of them, or whose end no gateway saw. `held` live now. Ranges are widened to whole
-    minutes, and to hours or days where turns are gone."""
+    """What became of leases in a range, of all workspaces, by the ledger. Ranges are widened to
+    whole minutes, and to hours or days where turns are deleted.
+
+    - `expired`: lived to their end
+    - `released`: ended before, because their own workspace let go of them. No promise was broken,
+    so
+      they count in no share
+    - `lost`: ended before, by why: `sacrificed` for running requests; `yielded` to another
+      workspace; `dropped` by an operator; `damaged` in the store; with the process in a `restart`;
+      from the store that should have brought them back (`store_lost`); with an engine that is in
+      the fleet no more (`engine_lost`). A lease that ended with its process ended when the engine
+      was last heard
+    - `not_known`: granted by engines that have not answered since, or whose end no gateway saw
+    - `not_known_since_ms`: the earliest moment of these
+    - `held`: live now
+    """
 
     since_ms: int
     until_ms: int
@@ -297,10 +353,13 @@ AutoCacheTtl = Literal["5m", "1h"]
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A null limit is no limit. Money is in nano-dollars, months are in UTC. `auto_cache` says what
-    is leased of requests without markers; null is the installation's setting, which leases none.
-    Prompts and answers are kept for `keep_days`, encrypted; with null none is. Requests of one that
-    `may_approximate` may ask that only a part of a prefix is kept."""
+    """A null limit is no limit. Money is in nano-dollars, months are in UTC.
+
+    - `auto_cache`: what is leased of requests without markers; null is the installation's setting,
+      which leases none
+    - `keep_days`: for so many days prompts and answers are stored, encrypted; null stores none
+    - `may_approximate`: its requests may ask that only a part of a prefix is kept
+    """
 
     id: str
     display_name: str
@@ -318,8 +377,13 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`spent_nano` is what this month's turns in the ledger cost, those without a price nothing. A
-    change counts on every gateway within `effective_within_seconds`, on this one at once."""
+    """A workspace and its spending.
+
+    - `spent_nano`: what this month's turns in the ledger cost; turns without a price cost nothing
+      here
+    - `effective_within_seconds`: a change counts on this gateway at once, and on every other one
+      within this time
+    """
 
     workspace: Workspace
     month: datetime
@@ -328,8 +392,12 @@ class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_used_at` is known to about a minute. `replaces` is the id of the key before it in a
-    rotation. A null `auto_cache` is the workspace's."""
+    """An API key.
+
+    - `last_used_at`: to about a minute
+    - `replaces`: the id of the key before it in a rotation
+    - `auto_cache`: null is the workspace's
+    """
 
     id: str
     workspace: str
@@ -349,7 +417,10 @@ class KeyInfo(Key, frozen=True, kw_only=True):
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
-    """`key` is shown this once."""
+    """A new key.
+
+    - `key`: shown this once
+    """
 
     key: str
     info: KeyInfo

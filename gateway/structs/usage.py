@@ -1,6 +1,8 @@
 """Usage, savings, latency, prefixes and turns, as the admin API answers with them.
 
 Tokens are counts, money is nano-dollars, times are milliseconds since 1970 or seconds.
+
+OpenAPI shows the docstrings of these structs, so they tell the fields, a line each.
 """
 
 from typing import Any, Literal
@@ -14,11 +16,21 @@ NOT_DELIVERED = "not delivered"
 are the engine's work, which sums by price tell apart."""
 
 
+# What a new measure of these sums must touch:
+# - its expression over turns, in `ledger/rollups.py` (`measures`);
+# - its column in `ledger/schema.py` (`TurnRollupRow`), with a revision in `migrations/versions`;
+# - its field here;
+# - where it has a tile: its line in `admin/meanings.toml`, and the tile in `dashboard/views`.
+# A measure over a new fact of turns needs that too: a field of `TurnRecord`, and of `TurnRow`.
+# Drains, rebuilds, reads, exports and the API follow these.
 class Totals(InputUsage, kw_only=True):
-    """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
-    `automatic_input_tokens` are those of `input_tokens` that were reused from memory all the same.
-    `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was
-    timed."""
+    """Sums over turns.
+
+    - `automatic_input_tokens`: those of `input_tokens` that were reused from memory
+    - `unpriced`: turns without a price; their cost is in no sum of money
+    - `cost_without_cache_nano`: the cost of the same tokens without a cache
+    - `prefill_tokens`: computed in `prefill_us` microseconds, by turns whose prefill was timed
+    """
 
     requests: int = 0
     requests_with_read: int = 0
@@ -49,7 +61,10 @@ class Totals(InputUsage, kw_only=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval, from `start_ms` on. `is_partial`: the interval is not over."""
+    """One interval.
+
+    - `is_partial`: the range has only a part of it
+    """
 
     start_ms: int
     is_partial: bool
@@ -58,7 +73,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HitRates(msgspec.Struct, frozen=True, kw_only=True):
-    """None where there is nothing to divide by."""
+    """Null where there is nothing to divide by."""
 
     token_hit_rate: float | None
     cacheable_hit_rate: float | None
@@ -66,11 +81,13 @@ class HitRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A range, the period of the same length before it, and its intervals. `miss_reasons` are of
-    requests without a read, `part_reasons` of those that read less than what they marked.
-    `mixed_reasons` are of both, where turns are gone that were summed before the two were told
-    apart. `mark_reasons` are of markers: their sum is the number of markers that were not read, of
-    turns whose engines told of each."""
+    """A range, the period of the same length before it, and its intervals.
+
+    - `miss_reasons`: of requests without a read
+    - `part_reasons`: of requests that read less than what they marked
+    - `mixed_reasons`: of both together, where turns were deleted whose sums did not tell them apart
+    - `mark_reasons`: of markers that were not read; engines must report each marker
+    """
 
     since_ms: int
     until_ms: int
@@ -102,9 +119,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices. It
-    contains the turns whose price is still in the file. `undelivered` counts requests whose client
-    got an error in place of an answer: they cost nothing. `unexplained` counts the others."""
+    """counterfactual + write premium − read discount = actual, in nano-dollars of own prices, over
+    the turns whose price is still in the file.
+
+    - `undelivered`: requests whose client got an error in place of an answer: they cost nothing
+    - `unexplained`: requests whose price is no longer in the file
+    """
 
     counterfactual_nano: int
     write_premium_nano: int
@@ -127,10 +147,13 @@ class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Avoided(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill that reads avoided, on one engine for one model: `prefill_tokens` were read, and
-    `seconds_per_token` is the marginal time of a token, by a fit over all steps that the engine has
-    told of. It and the time are None where too little was seen. `gpu_hours` counts the engine as
-    one GPU; None where it does not say that it computes on one."""
+    """Prefill that reads avoided, on one engine for one model.
+
+    - `prefill_tokens`: tokens that were read
+    - `seconds_per_token`: the marginal time of a token, by a fit over all steps that the engine has
+      reported; this and the times are null where these were too few
+    - `gpu_hours`: the engine counts as one GPU; null where it does not say that it computes on one
+    """
 
     engine: str | None
     model: str
@@ -141,10 +164,15 @@ class Avoided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
-    """`own` is what this traffic cost and saved here. `hosted` is what it would have cost there.
-    `prefill_seconds_avoided` adds up the engines whose time of a token is known, and
-    `gpu_hours_avoided` those of them that compute on a GPU; None where there is none.
-    `unmeasured_tokens` were read on engines whose time of a token is not known."""
+    """What caching saved.
+
+    - `own`: what this traffic cost and saved here
+    - `hosted`: what it would have cost there
+    - `prefill_seconds_avoided`: of the engines whose time of a token is known; null where there is
+      none
+    - `gpu_hours_avoided`: of those among them that compute on a GPU; null where there is none
+    - `unmeasured_tokens`: read on engines whose time of a token is not known
+    """
 
     since_ms: int
     until_ms: int
@@ -158,11 +186,15 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix by its last request. `num_tools`, `num_system` and `num_messages` count the blocks
-    up to its end; None where the request's fingerprint does not have that place. `tokens` are the
-    marked ones of that request, `ttl` is what its marker asked for. `name` is what the client
-    called the request in its metadata. `content` is what became of that request's prompt and answer
-    (`KEPT_CONTENTS`)."""
+    """A prefix by its last request.
+
+    - `tokens`: the marked tokens of that request
+    - `ttl`: what its marker asked for
+    - `name`: what the client called the request in its metadata
+    - `num_tools`, `num_system`, `num_messages`: the blocks up to the prefix's end; null where the
+      request's fingerprint does not have that place
+    - `content`: what became of the request's prompt and answer (`KEPT_CONTENTS`)
+    """
 
     last_turn: str
     last_ms: int
@@ -182,16 +214,21 @@ JUDGED_TTLS = ("5m", "1h")
 
 
 class PrefixReport(CacheUsage, kw_only=True):
-    """One prefix over its whole life in the ledger, of all models. `model` and `ttl` are those of
-    its last request, where that is there. `models` names two of its models where it has several,
-    else the one: then no TTL is judged, since each model holds the prefix for itself and the gaps
-    are those between requests of all. `saved_nano` is net of the write premium, None if a turn had
-    no price; `is_paid_back`: it is positive. `gaps_5m` of its turns came at most 5 minutes after
-    the one before, `gaps_1h` later but within an hour; `nano_with_5m` and `nano_with_1h` are the
-    costs of its marked tokens with each TTL, given those gaps. `better_ttl` is the cheaper one, and
-    `better_ttl_saves_nano` what it would have saved, 0 if the prefix has it already; both are None
-    for a TTL that the gaps do not judge. `reads_to_pay_back` is the fewest reads whose discount
-    exceeds the premium of one write. `look` is None where its turns are gone."""
+    """One prefix over its whole life in the ledger, of all models.
+
+    - `model`, `ttl`: those of its last request, where that is still there
+    - `models`: its one model, or two of several. Of several no TTL is judged: each model holds the
+      prefix for itself, and the gaps are those between requests of all
+    - `saved_nano`: net of the write premium; null if a turn had no price
+    - `is_paid_back`: whether `saved_nano` is positive
+    - `gaps_5m`, `gaps_1h`: turns that came at most 5 minutes after the one before, and later but
+      within an hour
+    - `nano_with_5m`, `nano_with_1h`: the costs of its marked tokens with each TTL, given those gaps
+    - `better_ttl`: the cheaper one; null where the prefix's own TTL can't be judged by the gaps
+    - `better_ttl_saves_nano`: what the better TTL would have saved; 0 where the prefix has it
+    - `reads_to_pay_back`: the fewest reads whose discount exceeds the premium of one write
+    - `look`: null where its turns are deleted
+    """
 
     workspace: str
     prefix: str
@@ -218,8 +255,12 @@ Section = Literal["tools", "system", "messages"]
 
 
 class TurnMark(msgspec.Struct, frozen=True, kw_only=True):
-    """One marker of a turn, on a `block` of a section, counted from 0. `tokens` stand up to it;
-    None without a boundary. `missed` is why they were not read in full; None where they were."""
+    """One marker of a turn.
+
+    - `block`: of the section, counted from 0
+    - `tokens`: of the prompt up to the marker; null without a boundary
+    - `missed`: why they were not read in full; null where they were
+    """
 
     section: Section
     block: int
@@ -229,10 +270,15 @@ class TurnMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(InputUsage, kw_only=True):
-    """One row of the turns table. `saved_nano` is None where the model has no price. `price` is
-    `not delivered` where the client got an error in place of an answer. `miss_reason` is that of
-    the last marker; None where that was read, or where the prompt merely grew. `marks` are None in
-    turns of earlier versions, and of engines that do not tell of each marker."""
+    """One turn.
+
+    - `miss_reason`: that of the last marker; null where it was read, or where the prompt merely
+      grew
+    - `price`: the price sheet's id; `not delivered` where the client got an error in place of an
+      answer
+    - `saved_nano`: null where the model has no price
+    - `marks`: null in turns of earlier versions, and where the engine did not report each marker
+    """
 
     id: str
     opened_ms: int
@@ -296,7 +342,12 @@ where there are none."""
 
 
 class AnswerPart(msgspec.Struct, kw_only=True):
-    """A text, a thought or a call (`name` is its tool's, `text` its input) of one choice."""
+    """A part of one choice.
+
+    - `kind`: a text, a thought or a call
+    - `text`: of a call its input
+    - `name`: of a call its tool
+    """
 
     choice: int
     kind: str
@@ -305,14 +356,20 @@ class AnswerPart(msgspec.Struct, kw_only=True):
 
 
 class KeptContent(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt` is what the engine got: tools, system blocks and messages, whatever the dialect."""
+    """The stored prompt and answer of a turn.
+
+    - `prompt`: what the engine got, in no dialect: tools, system blocks and messages
+    """
 
     prompt: Any
     answer: list[AnswerPart]
 
 
 class TurnContent(KeptContent, frozen=True, kw_only=True):
-    """It is deleted at `until_ms`, or earlier where its workspace keeps for fewer days then."""
+    """The stored prompt and answer of a turn.
+
+    - `until_ms`: when they are deleted; earlier where the workspace then stores them for fewer days
+    """
 
     turn: str
     until_ms: int
@@ -327,8 +384,12 @@ class TurnBeginning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`next` is the cursor of the following page; None on the last page. `num_searched`: the page
-    ends behind so many turns, since its filters have to look at each. There may be more."""
+    """One page of turns.
+
+    - `next`: the cursor of the following page; null on the last page
+    - `num_searched`: the page ends behind so many turns, because its filters must look at each;
+      there may be more
+    """
 
     turns: list[Turn]
     next: str | None
@@ -336,8 +397,11 @@ class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """One error answer. `workspace` and `key` are None where the request had no valid key. `limit`
-    is the one of the workspace that refused it."""
+    """One error answer.
+
+    - `workspace`, `key`: null where the request had no valid key
+    - `limit`: the workspace's limit that refused it
+    """
 
     at_ms: int
     request_id: str
@@ -352,9 +416,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one key that were refused for one reason in the minute that begins at
-    `minute_ms`, before they were turns. `workspace` and `key` are None where they had no valid
-    key."""
+    """The requests of one key that were refused for one reason in one minute, before they were
+    turns.
+
+    - `minute_ms`: when the minute began
+    - `workspace`, `key`: null where they had no valid key
+    """
 
     minute_ms: int
     workspace: str | None
@@ -364,7 +431,11 @@ class RefusalCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests` were refused in all, of which `counts` tell the newest."""
+    """Refused requests.
+
+    - `requests`: how many there were
+    - `counts`: the newest of them
+    """
 
     requests: int
     counts: list[RefusalCount]
@@ -386,21 +457,28 @@ DivergenceKind = Literal[
 
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
-    Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
-    longest prefix, or else the latest whose tools and system blocks are as many and as long; None
-    where there is none. `segment` counts the earlier prompt's tools, system and message blocks from
-    0; `section` and `block` are the same place within one of these. `missed_tokens`, estimated by
-    bytes, are the earlier prompt's from there on. `missed_nano` is what reading them would have
-    saved; None without a price, or where the prompts share no prefix. With `shared_tokens` both
-    prompts begin.
+    """Where a turn's prompt first differs from an earlier one's.
 
-    `is_exact` where the workspace keeps the contents of both: the first `characters` of the block's
-    text are alike, and the next one is not. Else the place is known by names that stand at the ends
-    of blocks and at multiples of `grid_characters` within them, of which a long prompt keeps some:
-    `characters` and `shared_tokens` are the least, and the difference stands before
-    `characters_below` of the same block, or before `shared_tokens_below` tokens; None where nothing
-    bounds it."""
+    Without `from` the earlier turn is one of the workspace's 200 turns before: the one that shares
+    the longest prefix, or else the latest with as many tools and system blocks of the same length.
+
+    Where the workspace stores the contents of both, the place is exact. Else it is known by names.
+    These stand at the ends of blocks and at multiples of `grid_characters` within them, and a long
+    prompt stores only some.
+
+    - `earlier`: null where there is no such turn
+    - `kind`: null where the prompt only grew
+    - `segment`: counts the earlier prompt's tools, system and message blocks from 0
+    - `section`, `block`: the same place within one of these
+    - `missed_tokens`: the earlier prompt's tokens from there on, estimated by bytes
+    - `missed_nano`: what reading them would have saved; null without a price, or where the prompts
+      share no prefix
+    - `shared_tokens`: both prompts begin with so many; the least where the place is not exact
+    - `is_exact`: the first `characters` of the block's text are equal, and the next one is not
+    - `characters`: the least where the place is not exact
+    - `characters_below`, `shared_tokens_below`: the difference stands before these; null where
+      nothing bounds it
+    """
 
     turn: str
     earlier: str | None = None
@@ -446,9 +524,13 @@ class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """`bucket_seconds` is the width of the series' intervals: a minute to an hour in ranges of up
-    to two days, a day in longer ones. Models of which engines of several kinds answered are
-    `mixed`: their turns with a read and without one may not be of the same engines."""
+    """Times to the first token.
+
+    - `bucket_seconds`: the width of the series' intervals: a minute to an hour in ranges of up to
+      two days, a day in longer ones
+    - `mixed`: models whose turns were answered by engines of several kinds: turns with a read and
+      without one may be of different engines
+    """
 
     hits: Percentiles
     misses: Percentiles
@@ -459,8 +541,11 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn whose answer began. `overhead_seconds` is the time that gateway and network added to
-    the engine's queue and prefill. None if the engine sent no times."""
+    """One turn whose answer began.
+
+    - `overhead_seconds`: the time that gateway and network added to the engine's queue and prefill;
+      null where the engine reported no times
+    """
 
     id: str
     opened_ms: int
@@ -490,9 +575,13 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
-    """The answered turns of the range where it has at most as many as were asked for, `is_whole`;
-    else those of a sample that the turns' ids decide, so it is the same each time. `num_turns` are
-    all turns of the range. `overhead_p50` and `overhead_p95` (seconds) are of all `samples`."""
+    """Answered turns of the range: all, or a sample that the turns' ids decide, so that it is the
+    same each time.
+
+    - `is_whole`: whether all are there
+    - `num_turns`: all turns of the range
+    - `overhead_p50`, `overhead_p95`: seconds, of all `samples`
+    """
 
     since_ms: int
     until_ms: int

@@ -189,12 +189,13 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A response with its own input, the `items`, or a conversation. `chain` are the responses
-    before it, or in it, the oldest first."""
+    """A response with its own input, or a conversation."""
 
+    # The input's items.
     items: list[Raw] = []
     response: Raw = Raw(b"null")
     output: list[Raw] = []
+    # The responses before it, or in it, the oldest first.
     chain: list[Link] = []
     metadata: dict[str, str] = {}
     created_at: int = 0
@@ -207,12 +208,13 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class StoredResponses:
-    """Responses and conversations of OpenAI's API, and Google's interactions, by id. `keeps_all`:
-    those of workspaces that say no days too. Each may have `most_bytes`."""
+    """Responses and conversations of OpenAI's API, and Google's interactions, by id."""
 
     contents: Contents
     clock: Clock
+    # Also those of workspaces that set no days.
     keeps_all: bool
+    # Of each response.
     most_bytes: int
     # The bytes that are kept of a workspace, and when the database was asked for them.
     num_bytes: Counter[str] = field(default_factory=Counter)

@@ -185,14 +185,15 @@ class _Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastHolders:
-    """Which engines were last known to hold prefixes, by this gateway's own responses, until an
-    entry's TTL is over: why a turn missed. Routing does not use it. `epoch_of` gives an engine's
-    epoch by its name, None if unknown. `holders` are by model and prefix, `models` has the model
-    that a prefix came with last."""
+    """The engines that last held prefixes, as this gateway's own responses told, until an entry's
+    TTL is over. It tells why a turn missed. Routing does not use it."""
 
+    # An engine's epoch by its name; None where it is not known.
     epoch_of: Callable[[str], str | None]
     max_names: int = MAX_NAMES_KNOWN
+    # By model and prefix.
     holders: OrderedDict[tuple[str, str], _Holder] = field(default_factory=OrderedDict)
+    # The model that a prefix last came with.
     models: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def learn(

@@ -88,21 +88,22 @@ class Dispatcher:
     def check_length(self, ask: Ask) -> None:
         """Raise PromptTooLong if no ready engine could hold the prompt even if each of its tokens
         were the longest of the model. An engine that does not tell its bounds refuses nothing."""
-        longest = 0
-        most = 0
+        longest_token = 0
+        max_tokens = 0
         for engine in self.fleet.ready:
             description = engine.description
             if description is None or not ask.model.is_served_at(description):
                 continue
             if not description.longest_token_bytes:
                 return
-            if description.max_context_tokens * description.longest_token_bytes > longest * most:
-                longest = description.longest_token_bytes
-                most = description.max_context_tokens
-        if longest and ask.plan.num_bytes > longest * most:
-            least = ceil_div(ask.plan.sure_bytes, longest)
-            if least > most:
-                raise PromptTooLong(least, most)
+            max_bytes = description.max_context_tokens * description.longest_token_bytes
+            if max_bytes > longest_token * max_tokens:
+                longest_token = description.longest_token_bytes
+                max_tokens = description.max_context_tokens
+        if longest_token and ask.plan.num_bytes > longest_token * max_tokens:
+            least_tokens = ceil_div(ask.plan.sure_bytes, longest_token)
+            if least_tokens > max_tokens:
+                raise PromptTooLong(least_tokens, max_tokens)
 
     async def send(self, turn: Turn) -> None:
         """Return when an engine has accepted the turn, which `assign` gave an engine. Raise the
@@ -136,11 +137,7 @@ class Dispatcher:
             assert generation is not None
             try:
                 async for frames in generation:
-                    for frame in frames:
-                        if isinstance(frame, Started):
-                            self._started(turn, frame)
-                        elif isinstance(frame, Done):
-                            turn.engine.breaker.reset()
+                    self._hear(turn, frames)
                     if turn.leg is None:
                         yield over_legs(frames, turn.prefilled)
                         continue
@@ -159,6 +156,14 @@ class Dispatcher:
                     self.metrics.count("ignored_frames", amount=generation.num_ignored)
             await self.assign(turn)
             await self.send(turn)
+
+    def _hear(self, turn: Turn, frames: Sequence[Frame]) -> None:
+        """Tell what a turn's frames say of its engine."""
+        for frame in frames:
+            if isinstance(frame, Started):
+                self._started(turn, frame)
+            elif isinstance(frame, Done):
+                turn.engine.breaker.reset()
 
     async def count(self, ask: Ask) -> int:
         """The prompt's exact tokens, from the engine that would serve it or from the next best.

@@ -24,23 +24,25 @@ _UNABLE = ("below_minimum", "no_boundary")
 
 
 class Missed(NamedTuple):
-    """`request`: why the last breakpoint was not read; None where it was, or where the prompt
-    merely grew. `marks` has the reason of each breakpoint by its segment, None where it was read.
-    Those of which the engine told nothing are not in it."""
+    """Why breakpoints were not read."""
 
+    # The reason of the last breakpoint; None where it was read, or where the prompt merely grew.
     request: str | None
+    # The reason of each breakpoint by its segment; None where it was read. Breakpoints that the
+    # engine did not report are not in it.
     marks: dict[int, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """Explains one answer. `engine` computed the prompt, in its `epoch`, for `model`. `arrived` is
-    on the monotonic clock."""
+    """Explains one answer."""
 
     holders: LastHolders
+    # The engine that computed the prompt, for this model and in this epoch.
     engine: str
     model: str
     epoch: str
+    # On the monotonic clock.
     arrived: float
     plan: Plan
     started: Started

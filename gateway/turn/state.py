@@ -1,5 +1,7 @@
-"""`Turn`: the state of one turn, from its admission to its close, and what its attempts' failures
-mean. Pure."""
+"""The state of one turn, from its admission to its close, and what failures of its attempts mean.
+
+Pure.
+"""
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -40,8 +42,8 @@ ERROR_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An engine has accepted the turn, which may still move to another one. What fails before this
-    is the response's status, what fails later its stream's end."""
+    """An engine has accepted the turn, which may still move to another one. A failure before this
+    is the response's status. A later failure is the end of its stream."""
 
     turn_id: TurnId
     findings: Findings
@@ -49,7 +51,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The engine works, and nothing of the answer has come."""
+    """The engine is working, and nothing more of the answer has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All frames of an answer in one piece. They are told together at the end, because until then
+    """All frames of an answer in one piece. They come together at the end, because until then
     another engine may begin the answer anew."""
 
     frames: Sequence[Frame]
@@ -75,24 +77,25 @@ HEARTBEAT = Heartbeat()
 class Attempts:
     """The engines that one turn, or one count, was sent to.
 
-    An engine whose connection broke is asked once more when it has answered a poll since: the fleet
-    may have no other, and its new process knows nothing of the turn. On vLLM a start takes minutes,
-    so nobody waits for one."""
+    An engine whose connection broke is asked once more after it has answered a poll: the fleet may
+    have no other, and its new process knows nothing of the turn. On vLLM a start takes minutes, so
+    no turn waits for one.
+    """
 
-    # By the engine's URL the attempts that it took or may have taken.
+    # The attempts that an engine took or may have taken, by its URL.
     sent: dict[str, int] = field(default_factory=dict)
-    # By the engine's URL when its connection broke last, and when the first of all broke.
+    # When an engine's connection last broke, by its URL, and when the first of all broke.
     lost: dict[str, float] = field(default_factory=dict)
     first_lost: float = math.inf
     # How many connections broke over the turn, and how many engines did not accept it in time.
     num_lost: int = 0
     num_silent: int = 0
-    # By the engine's URL until when it takes others' turns, and not this one.
+    # Until when an engine is not asked because it put this turn off, by its URL.
     until: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_last(self) -> bool:
-        """Whether there was the last attempt."""
+        """Whether no further attempt is made."""
         is_its_fault = self.num_lost + self.num_silent >= MAX_LOST
         return is_its_fault or sum(self.sent.values()) >= MAX_ATTEMPTS
 
@@ -115,7 +118,7 @@ class Attempts:
         return [url for url, until in self.until.items() if until > now]
 
     def failed(self, url: str, error: GatewayError, now: float) -> None:
-        """Note why the last attempt ended. A refused connection is none."""
+        """Note why the last attempt ended. A refused connection counts as no attempt."""
         if isinstance(error, EngineLost):
             self.lost[url] = now
             self.first_lost = min(self.first_lost, now)
@@ -126,8 +129,10 @@ class Attempts:
 
     def tried(self, ready: Iterable[Engine]) -> list[str]:
         """URLs of engines that are not asked again, or not yet. `ready` are those that answer."""
-        back = {e.url for e in ready if self._is_awaited(e) and e.answered_at > self.lost[e.url]}
-        return [url for url in self.sent if url not in back]
+        returned = {
+            e.url for e in ready if self._is_awaited(e) and e.answered_at > self.lost[e.url]
+        }
+        return [url for url in self.sent if url not in returned]
 
     def may_return(self, engines: Iterable[Engine], now: float, seconds: float) -> bool:
         """Whether a lost engine may be waited for, for `seconds` after the first loss."""
@@ -143,10 +148,11 @@ class Attempts:
 
 @dataclass(slots=True)
 class FirstLeg:
-    """A running first leg. `started` is its first frame, once that has come."""
+    """A running first leg."""
 
     route: Route[Engine]
     began: float
+    # Its first frame, once that has come.
     started: Started | None = None
 
 
@@ -170,7 +176,7 @@ class Turn:
     """The state of one turn."""
 
     ask: Ask
-    # What the journal keeps.
+    # As the journal has it.
     record: TurnRecord
     permit: Permit
     trace: TurnTrace
@@ -183,26 +189,26 @@ class Turn:
     # Those of the last attempt.
     route: Route[Engine] | None = None
     generation: Generation | None = None
-    # The engine may have its request.
+    # Whether the engine may have its request.
     may_run: bool = False
-    # Some engine may have had one of its requests.
+    # Whether any engine may have had one of its requests.
     was_taken: bool = False
-    # No engine had, for want of room: the turn has no record.
+    # Whether all engines refused it for want of room. It has no record then.
     is_refused: bool = False
-    # The engine's first frame has come.
+    # Whether the engine's first frame has come.
     has_started: bool = False
-    # What ended the attempt before.
+    # What ended the last attempt.
     failure: GatewayError | None = None
-    # The first leg while it runs, and what came of it (`dispatch.py`).
+    # The first leg while it runs, and its result (`dispatch.py`).
     leg: FirstLeg | None = None
     prefilled: Started | None = None
     prefilled_by: str = ""
     outcome: str = GatewayError.type
     stop_reason: str | None = None
-    # The head of a stream went out.
+    # Whether the head of a stream has gone out.
     is_streaming: bool = False
     is_closed: bool = False
-    # The frames of an answer in one piece, or of one that is kept.
+    # The frames of an answer in one piece, or of one that is stored.
     whole: list[Frame] = field(default_factory=list)
 
     @property
@@ -216,7 +222,7 @@ class Turn:
         return self.has_started and self.ask.stream
 
     def note(self, frame: Frame, seconds: float) -> None:
-        """Count a frame that came `seconds` after the turn did. Raise for an end that is none."""
+        """Count a frame that came `seconds` after the turn did. Raise where it is a failure."""
         record = self.record
         match frame:
             case Started():
@@ -244,7 +250,8 @@ class Turn:
             case Done():
                 record.output_tokens = frame.output_tokens
                 record.decode_seconds = frame.decode_seconds
-                record.outcome = record.stop_reason = self.stop_reason or "stop"
+                record.stop_reason = self.stop_reason or "stop"
+                record.outcome = record.stop_reason
         if not self.ask.stream or self.ask.principal.keeps_contents:
             self.whole.append(frame)
 
@@ -256,8 +263,8 @@ class Turn:
         return "tools" if self.ask.output_schema is None else "output_schema"
 
     def fail(self, error: GatewayError) -> None:
-        """The turn ends by an error, which the client is told and the record keeps. A refused
-        schema is named by its place alone: the reason quotes the client."""
+        """End the turn by an error, which the client and the record get. Of a refused schema the
+        record gets the place alone, because the reason quotes the client."""
         text = str(error)
         if type(error) is DemandRefused:
             text = f"{text.split(' ', 1)[0].rstrip(':')}: output can't be held to it"
@@ -274,7 +281,7 @@ class Turn:
         self.is_refused = isinstance(error, Overloaded) and not self.was_taken and end is None
 
     def end_row(self, end: RowEnd) -> None:
-        """This try ends its row: the record has its result from now on."""
+        """End the row by this try: the record has the row's result from now on."""
         attempt = self.record.row
         assert attempt is not None
         attempt.status, attempt.result = end
@@ -291,12 +298,12 @@ def is_breakdown(error: GatewayError) -> bool:
 
 
 def is_retried(error: GatewayError) -> bool:
-    """Whether another engine may succeed. An error of the prompt itself would come from it too."""
+    """Whether another engine may succeed. An error of the prompt itself would come from any."""
     return is_breakdown(error) or isinstance(error, Overloaded)
 
 
 def for_client(error: GatewayError) -> GatewayError:
-    """The error for a client that has had nothing of the answer."""
+    """The error for a client that has got nothing of the answer."""
     return NotServed() if isinstance(error, EngineLost) else error
 
 

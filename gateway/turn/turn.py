@@ -1,9 +1,10 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
 `serve` is the whole of it: admit (limits, then the queue), choose an engine, open in the journal,
-send (`dispatch.py`), close. What is refused before the opening has no record, and what engines
-refuse for want of room loses it: refusals are counted. Every other turn's record is closed: before
-its last frame is passed on, or else by the reconciler, with the engine's counts.
+send (`dispatch.py`), close. A turn that is refused before the opening has no record. One that
+engines refuse for want of room loses its record. Both are counted as refusals. Every other turn's
+record is closed: before its last frame is passed on, or else by the reconciler, with the engine's
+counts.
 """
 
 import asyncio
@@ -49,6 +50,8 @@ TurnEvents = AsyncGenerator[TurnEvent, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnService:
+    """Serves turns."""
+
     dispatcher: Dispatcher
     journal: Journal
     reconciler: Reconciler
@@ -66,7 +69,7 @@ class TurnService:
     cut: asyncio.Event = field(default_factory=asyncio.Event)
 
     def new_id(self) -> TurnId:
-        """A new id. It begins with this journal's id: each gateway recognizes its own turns."""
+        """A new id. It begins with this journal's id, so each gateway recognizes its own turns."""
         return TurnId(f"msg_{self.journal.instance}{os.urandom(10).hex()}")
 
     def run(
@@ -76,7 +79,7 @@ class TurnService:
         origin: Origin = NO_ORIGIN,
         row: RowTurn | None = None,
     ) -> TurnEvents:
-        """As `serve`, in a trace that ends when the turn does, in whatever way."""
+        """As `serve`, in a trace that ends with the turn, in whatever way."""
         trace = self.begin_trace(ask, turn_id, origin)
         return trace.around(self.serve(ask, turn_id, origin, trace, row))
 
@@ -88,8 +91,8 @@ class TurnService:
         trace: TurnTrace,
         row: RowTurn | None = None,
     ) -> TurnEvents:
-        """Yield Accepted. Then yield what arrives of a stream, and heartbeats; or Whole, at the end
-        of an answer in one piece. With `row` the turn is a batch's row, which ends with it."""
+        """Yield Accepted. Of a stream then yield what arrives, and heartbeats. Of an answer in one
+        piece yield Whole at its end. With `row` the turn is a batch's row, which ends with it."""
         self.dispatcher.check_length(ask)
         with Permit(turn_id=turn_id, ask=ask, admission=self.admission) as permit:
             await self.admission.admit(permit, self.journal.backlog)
@@ -159,14 +162,14 @@ class TurnService:
             row=None if row is None else row.attempt,
             content=UNFINISHED if ask.principal.keeps_contents else None,
         )
-        marked = ask.plan.deepest_marked()
-        if marked is not None:
-            record.prefix, record.prefix_ttl = marked
+        breakpoint = ask.plan.deepest_marked()
+        if breakpoint is not None:
+            record.prefix, record.prefix_ttl = breakpoint
         return record
 
     async def _open(self, turn: Turn) -> None:
-        """Give the turn an engine, then open it durably. A turn that no engine can take, or that
-        the journal has no room for, is refused without a row."""
+        """Give the turn an engine, then open it durably. A turn is refused without a record where
+        no engine can take it, or the journal has no room."""
         try:
             await self.dispatcher.assign(turn)
             await self.journal.open(turn.record)
@@ -176,10 +179,12 @@ class TurnService:
                 self.dispatcher.leave(turn)
 
     async def _close(self, turn: Turn) -> None:
-        """Close the turn durably, before its last event goes out. Where that fails the event never
-        goes out, and the row says what the client got, also where the close works later. A batch's
-        row has a client that waits: its result is written with the close, and it has no
-        deadline."""
+        """Close the turn durably, before its last event goes out.
+
+        Where that fails, the event never goes out. The record then says what the client got, even
+        if the close works later. A batch's row can wait: its result is written with the close,
+        which has no deadline.
+        """
         record = turn.record
         content = await self._content_of(turn)
         record.duration_seconds = self._seconds(turn)
@@ -203,7 +208,7 @@ class TurnService:
             self.billing.count(record)
 
     async def _content_of(self, turn: Turn) -> Content | None:
-        """The content that is kept of a whole turn, if its workspace keeps any."""
+        """The content to store of a whole turn; None where its workspace stores none."""
         if not turn.ask.principal.keeps_contents:
             return None
         content = await self.content_writer.sealed(turn)
@@ -225,27 +230,28 @@ class TurnService:
         seconds = record.first_token_seconds or 0.0
         self.metrics.count_first_token(cache, record.model, seconds)
         findings.engine = engine.name
-        findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
+        findings.ignored = ask.notes.ignored_by(engine.capabilities, started.unheld)
         findings.ignored += ask.shortened(engine.ttls)
         findings.ttls = engine.ttls
         findings.is_isolated = engine.is_isolated
-        marked = ask.plan.deepest_marked()
-        if marked is not None:
-            record.prefix_ttl = held_as(marked[1], engine.ttls)
-        described = engine.description
-        most = ask.sampling.max_tokens or 0
-        # With probabilities the bound of a gathered answer may stand here.
-        is_asked = ask.sampling.logprobs is None
-        if described is not None and is_asked and most > described.max_context_tokens:
-            said = f"an answer ends where the context of {described.max_context_tokens} is full"
-            findings.ignored.append(Ignored(ask.path_of("max_tokens"), said))
+        breakpoint = ask.plan.deepest_marked()
+        if breakpoint is not None:
+            record.prefix_ttl = held_as(breakpoint[1], engine.ttls)
+        description = engine.description
+        max_tokens = ask.sampling.max_tokens or 0
+        # With log probabilities `max_tokens` may be the bound of a gathered answer.
+        is_of_client = ask.sampling.logprobs is None
+        if description is not None and is_of_client and max_tokens > description.max_context_tokens:
+            reason = f"an answer ends where the context of {description.max_context_tokens} is full"
+            findings.ignored.append(Ignored(ask.path_of("max_tokens"), reason))
         findings.auto_cache = ask.plan.automatic
         tokens = started.receipt.name_tokens
         fingerprint = ask.fingerprint(started.usage.prompt_tokens, tokens)
         if turn.comparison is not None:
             findings.diagnosis = turn.comparison.diagnosis(fingerprint)
         missed = self._missed(turn, started, fingerprint)
-        record.miss_reason = findings.miss_reason = missed.request
+        record.miss_reason = missed.request
+        findings.miss_reason = missed.request
         findings.missed = missed.marks
         record.marks = marks_of(ask.plan, started, missed)
         record.fingerprint = self.diagnostics.remember(
@@ -256,8 +262,8 @@ class TurnService:
         self.last_holders.learn(engine.name, model, started, ask.plan.names, now)
 
     async def _recall(self, turn: Turn) -> None:
-        """Ask the ledger who held a prefix that nothing here knows, for a moment at most: engine
-        and gateway may both have been started again."""
+        """Where nothing here knows the prefix, ask the ledger who held it, for a moment at most:
+        engine and gateway may both have been restarted."""
         prefixes = list(turn.ask.plan.marked_prefixes())
         if not prefixes or self.last_holders.knows(prefixes):
             return
@@ -268,10 +274,9 @@ class TurnService:
     def _missed(self, turn: Turn, started: Started, fingerprint: Fingerprint) -> Missed:
         """Why the turn's breakpoints were not read."""
         record = turn.record
-        computed_by = turn.prefilled_by or turn.engine.name
         misses = Misses(
             holders=self.last_holders,
-            engine=computed_by,
+            engine=turn.prefilled_by or turn.engine.name,
             model=record.engine_model or "",
             epoch=turn.prefilled.epoch if turn.prefilled is not None else started.epoch,
             arrived=turn.ask.arrived,
@@ -287,8 +292,7 @@ class TurnService:
         return misses.explain(change)
 
     def _leave(self, turn: Turn) -> None:
-        """Handle every other end of a turn. This never awaits: it may run while the client's task
-        is cancelled."""
+        """End a turn that was not closed. This never awaits: the client's task may be cancelled."""
         self.dispatcher.leave(turn)
         if turn.is_closed:
             return

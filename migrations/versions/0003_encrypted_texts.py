@@ -1,5 +1,7 @@
-"""Rows of batches and cached contents are encrypted. A gateway seals those of before, at its start:
-only it has the master secret. The watermark says that there may be some.
+"""Rows of batches and cached contents are encrypted.
+
+The watermark says that there may be plain rows. A gateway seals them at its start: only a gateway
+has the master secret.
 """
 
 import sqlalchemy as sa
@@ -18,5 +20,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What was sealed stays so, and an earlier version can't read it."""
+    """Sealed rows stay sealed. An earlier version can't read them."""
     op.execute(_WATERMARKS.delete().where(_WATERMARKS.c.name == "unsealed"))

@@ -1,4 +1,4 @@
-"""A checksum of each turn over what is billed. Rows of before have none."""
+"""Each turn has a checksum over what is billed. Earlier rows have none."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What engines told of leases and of prefills, epoch by epoch, and how leases ended over time."""
+"""What engines report of leases and prefills, by epoch, and how leases ended over time."""
 
 import sqlalchemy as sa
 from alembic import op

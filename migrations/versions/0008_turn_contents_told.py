@@ -1,4 +1,4 @@
-"""Whether a turn's prompt and answer were kept, or why not."""
+"""Whether a turn's prompt and answer were stored, or why not."""
 
 import sqlalchemy as sa
 from alembic import op

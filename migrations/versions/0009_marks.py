@@ -1,7 +1,8 @@
 """Each turn's markers, and reasons of misses apart from those of partial reads.
 
-Earlier versions summed the reasons of turns with a read and without one together, as `miss`. Where
-the turns are there their sums are made again. Where they are gone, the sums are called `mixed`.
+Earlier versions summed the reasons of turns with a read and of turns without one together, as
+`miss`. Where the turns are still there, their sums are made anew. Where they are deleted, the sums
+are called `mixed`.
 """
 
 import sqlalchemy as sa
@@ -13,9 +14,9 @@ branch_labels = None
 depends_on = None
 
 _WIDTHS = ((0, 86_400), (0, 3600), (0, 60), (1, 86_400), (1, 3600))
-"""Of the sums over all engines (0) and of those by engine (1), in seconds."""
+"""The intervals, in seconds: of sums over all engines (0) and of sums by engine (1)."""
 
-_KEPT = """
+_CALL_MIXED = """
 UPDATE reason_rollups SET kind = 'mixed' WHERE kind = 'miss' AND start_ms < :horizon
 """
 _FORGET = """
@@ -42,9 +43,9 @@ DO UPDATE SET requests = reason_rollups.requests + excluded.requests
 def upgrade() -> None:
     op.add_column("turns", sa.Column("marks", sa.JSON(), nullable=True))
     connection = op.get_bind()
-    found = connection.execute(sa.text("SELECT turns_ms FROM horizon")).scalar_one_or_none()
-    values = {"horizon": found or 0}
-    connection.execute(sa.text(_KEPT), values)
+    horizon = connection.execute(sa.text("SELECT turns_ms FROM horizon")).scalar_one_or_none()
+    values = {"horizon": horizon or 0}
+    connection.execute(sa.text(_CALL_MIXED), values)
     connection.execute(sa.text(_FORGET), values)
     for by_engine, width in _WIDTHS:
         statement = _SUM.format(

@@ -1,6 +1,7 @@
 """Whether the sums of a prefix are of several models.
 
-Earlier versions kept one model of each prefix. Where the turns are there, they tell the others.
+Earlier versions stored one model of each prefix. Where the turns are still there, they tell the
+others.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""Writes for 12 hours, a TTL class of its own. Nothing of before was held for so long."""
+"""Writes for 12 hours are a TTL class of their own. Nothing was held for so long before."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,13 +10,13 @@ depends_on = None
 
 _TABLES = ("turns", "turn_rollups", "prefixes")
 _COLUMN = "cache_write_12h_tokens"
-# The earlier version's longest class has them, so that its sums stay whole. Its checksum does not
-# know the column.
+# In the earlier version these writes count as those of an hour, its longest class, so that its sums
+# stay whole. Its checksum does not cover the column.
 _AS_HOURS = """
 UPDATE {table} SET cache_write_1h_tokens = cache_write_1h_tokens + cache_write_12h_tokens
 WHERE cache_write_12h_tokens > 0
 """
-# From 2^32 on: the bits above a CRC's 32 are the version of the checksum.
+# A checksum of a later version is 2^32 or more: the bits above a CRC's 32 are the version.
 _FORGET_CHECKSUMS = "UPDATE turns SET checksum = NULL WHERE checksum >= 4294967296"
 
 

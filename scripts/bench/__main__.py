@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
     name, *more = arguments or [""]
     if name not in BENCHMARKS:
         print(__doc__)
-        for known, about in (BENCHMARKS | ELSEWHERE).items():
-            print(f"  {known:12} {about}")
+        for benchmark, about in (BENCHMARKS | ELSEWHERE).items():
+            print(f"  {benchmark:12} {about}")
         return 0 if name in ("", "-h", "--help") else 2
     try:
         install(NEEDS)

@@ -1,13 +1,14 @@
-"""Time to first token where a base model, an adapter and the base model again take turns.
+"""Time to first token of a base model, then of an adapter, then of the base model again.
 
 A real engine serves a Llama-style model with random weights and two adapters of it: LoRA, which
 acts on the whole prompt, and activated LoRA, which acts from its invocation in the question on. The
-official SDK asks a real gateway. Every figure is measured; the usage is what the API returned.
+official SDK asks a real gateway. Every figure is measured. The usage is what the API returned.
 """
 
 import json
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -49,14 +50,13 @@ def main() -> int:
         render = renderer_of(model)
         with running_stack(Path(data, "gateway"), engine_settings=settings) as stack:
             client = Anthropic(base_url=stack.gateway, api_key=API_KEY, timeout=600)
-            for number in range(1, options.rounds + 1):
-                for kind, name in KINDS.items():
-                    text = text_of_tokens(render, f"Round {number}, {name}", options.tokens)
-                    row = [str(number), kind]
-                    for side in (model.name, f"{model.name}:{name}", model.name):
-                        seconds, usage = ask(client, text, f"a lease?{INVOCATION} is it so", side)
-                        row += [f"{seconds:.3f}", usage]
-                    rows.append(tuple(row))
+            for number, (kind, name) in product(range(1, options.rounds + 1), KINDS.items()):
+                text = text_of_tokens(render, f"Round {number}, {name}", options.tokens)
+                row = [str(number), kind]
+                for side in (model.name, f"{model.name}:{name}", model.name):
+                    seconds, usage = ask(client, text, f"a lease?{INVOCATION} is it so", side)
+                    row += [f"{seconds:.3f}", usage]
+                rows.append(tuple(row))
     print(f"{options.threads} threads; usage is (input, written, read)\n")
     turns = ["base", "usage", "adapter", "usage", "base again", "usage"]
     print(table(("round", "adapter", *turns), rows))

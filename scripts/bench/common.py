@@ -36,15 +36,15 @@ MODEL_OPTIONS = {"hidden": (512, "size of the model's hidden states"), "layers":
 
 
 def new_settings(**changes: object) -> Settings:
-    """The engine's defaults but for `changes`; the environment's ENGINE_* count as ever."""
-    # Nothing listens.
+    """The engine's defaults but for `changes`. The environment's ENGINE_* count as ever."""
+    # The secret protects nothing: nothing listens.
     fixed = {"secret": "none-for-benchmarks", "log_level": "warning", "block_size": BLOCK_SIZE}
     return Settings.model_validate(fixed | changes)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """What an engine answered, and when."""
+    """An engine's answer, with its times."""
 
     usage: protocol.InputUsage
     output_tokens: int
@@ -73,20 +73,21 @@ def _crash(error: BaseException) -> None:
 
 
 async def ask(backend: LocalBackend, request: protocol.GenerateRequest) -> EngineAnswer:
-    """Run a request to its end. Raises RuntimeError where it fails."""
+    """Run a request to its end. Raise RuntimeError where it fails."""
     begun = time.perf_counter()
-    first = 0.0
+    first_seconds = 0.0
     usage = None
     async for frame in await backend.open(request):
         match frame:
             case protocol.Started():
                 usage = frame.usage
-                first = time.perf_counter() - begun
+                first_seconds = time.perf_counter() - begun
             case protocol.Failed():
                 raise RuntimeError(f"{request.request_id}: {frame.message}")
             case protocol.Done():
                 assert usage is not None
-                return EngineAnswer(usage, frame.output_tokens, first, time.perf_counter() - begun)
+                seconds = time.perf_counter() - begun
+                return EngineAnswer(usage, frame.output_tokens, first_seconds, seconds)
     raise RuntimeError(f"{request.request_id}: the frames ended early")
 
 
@@ -108,14 +109,14 @@ Render = Callable[[protocol.GenerateRequest], list[int]]
 
 
 def renderer_of(model: Path | None) -> Render:
-    """What makes token ids of a request's prompt; None: the synthetic engine's."""
+    """What makes token ids of a request's prompt. Without a model it is the synthetic engine's."""
     renderer = SyntheticRenderer() if model is None else ChatRenderer.from_model(str(model))
     render = partial(renderer.render, thinking=False, scope="bench")
     return lambda request: render(request.prompt).token_ids
 
 
 def text_of_tokens(render: Render, label: str, num_tokens: int) -> str:
-    """Lines of prose that no other label's text begins with: so many tokens, or a line more."""
+    """Lines of prose of `num_tokens` tokens, or a line more. No text of another label begins so."""
 
     def lines(number: int) -> str:
         line = f"{label}: a policy that the reader may quote but not change, item "

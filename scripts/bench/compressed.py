@@ -1,11 +1,17 @@
 """What approximate prefixes cost in quality, on a model of your own, beside what they save.
 
-The prompts are RULER's generated tasks and documents (`tasks.py`). Each is made an entry before any
-question is known. Told are, with 95 % intervals: how often every token of the answer is the most
-likely one, the answer's mean log-probability, and the divergence of its first token's distribution
-from exact; and how long the question takes behind the prefix, and the prefix's memory. `random` and
-`sinks`, which keeps the most recent tokens and the first four, are controls. `blocks` are computed
-apart and stand anywhere: of each the first k tokens or the share r are computed where it stands.
+The prompts are RULER's generated tasks and documents (`tasks.py`). Each becomes an entry before any
+question is known. These are printed, with 95 % intervals:
+
+- how often every token of the answer is the most likely one
+- the answer's mean log-probability
+- the divergence of its first token's distribution from exact
+- how long the question takes behind the prefix
+- the prefix's memory
+
+`random` and `sinks` are controls: `sinks` keeps the most recent tokens and the first four. `blocks`
+are computed apart and stand anywhere. Of each block the first k tokens, or the share r of it, are
+computed where it stands.
 """
 
 import math
@@ -58,13 +64,13 @@ class Entry(NamedTuple):
 Way = tuple[str, str]
 """A technique and its parameter."""
 Family = Callable[[list[list[int]], Entry, list[BlockId]], Iterator[tuple[Way, Entry]]]
-"""Makes every entry that its techniques make of a prefix, one after the other in the spare blocks.
-It is given the tokens of the prefix's beginning and of each document, and the exact entry."""
+"""Makes the entries of some techniques, one after the other in the spare blocks. It gets the tokens
+of the prefix's beginning and of each document, and the exact entry."""
 
 
 @dataclass
 class Results:
-    """Of one way."""
+    """The measurements of one way."""
 
     exact: list[float] = field(default_factory=list)
     logprob: list[float] = field(default_factory=list)
@@ -92,8 +98,10 @@ def main() -> int:
     check_compressible(loaded)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     runner = loaded.runner(1024, BLOCK_SIZE)
-    said = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
-    texts = Instructions(*(tokenizer.encode(part, add_special_tokens=False) for part in said))
+    instructions = (REPEAT, REPEAT_PART, "<|im_end|>\n<|im_start|>assistant\n")
+    texts = Instructions(
+        *(tokenizer.encode(text, add_special_tokens=False) for text in instructions)
+    )
     compressor = KvCompressor(runner, texts, find_turns(loaded))
     families = [compressed(compressor, options.scorers)] if options.scorers else []
     if compressor.turns is not None:
@@ -116,17 +124,17 @@ def main() -> int:
 
 
 def overall(results_by_way: ResultsByWay, block_kib: float) -> tuple[list[str], list[list[str]]]:
-    """Of all tasks together."""
+    """The table over all tasks together."""
     rows = []
     for (technique, parameter), tasks in results_by_way.items():
-        every = {
+        by_name = {
             name: [*chain.from_iterable(getattr(results, name) for results in tasks.values())]
             for name in Results.__dataclass_fields__
         }
-        exact, logprob, kl = (interval(every[name]) for name in ("exact", "logprob", "kl"))
-        costs = 1000 * fmean(every["seconds"]), fmean(every["blocks"]) * block_kib
+        exact, logprob, kl = (interval(by_name[name]) for name in ("exact", "logprob", "kl"))
+        costs = 1000 * fmean(by_name["seconds"]), fmean(by_name["blocks"]) * block_kib
         measured = [exact, logprob, kl, *(f"{cost:.0f}" for cost in costs)]
-        rows.append([technique, parameter, str(len(every["exact"])), *measured])
+        rows.append([technique, parameter, str(len(by_name["exact"])), *measured])
     heads = ["exact match", "log-prob", "KL", "first token, ms", "memory, KiB"]
     return ["technique", "parameter", "n", *heads], rows
 
@@ -154,12 +162,13 @@ def compressed(compressor: KvCompressor, scorers: list[Scorer]) -> Family:
         prefix = [*chain.from_iterable(parts)]
         for scorer in scorers:
             for keep in KEEPS:
-                how = new_compression(scorer, keep, len(prefix), BLOCK_SIZE)
-                assert how is not None, "the prompts are too short"
-                move = Move([(0, how.kept)], exact.blocks, spare)
-                for _ in compressor.compress(how, prefix, move):
+                compression = new_compression(scorer, keep, len(prefix), BLOCK_SIZE)
+                assert compression is not None, "the prompts are too short"
+                move = Move([(0, compression.kept)], exact.blocks, spare)
+                for _ in compressor.compress(compression, prefix, move):
                     pass
-                yield (scorer, f"keep {keep:g}"), Entry(spare, how.kept, how.cut)
+                entry = Entry(spare, compression.kept, compression.cut)
+                yield (scorer, f"keep {keep:g}"), entry
 
     return entries
 
@@ -194,24 +203,24 @@ def play(
     questions: list[tuple[list[int], ...]],
     families: list[Family],
 ) -> Iterator[tuple[Way, Result]]:
-    """One sample: exact first, then every way."""
+    """Measure one sample: exact first, then every way."""
     prefix = [*chain.from_iterable(parts)]
     num_blocks = math.ceil(len(prefix) / BLOCK_SIZE) + BEHIND_BLOCKS
     blocks = [BlockId(block) for block in range(num_blocks)]
     spare = [BlockId(block) for block in range(num_blocks, 2 * num_blocks)]
     runner.execute([Work(token_ids=prefix, start=0, block_table=blocks)])
     exact = Entry(blocks, len(prefix))
-    wanted = list[torch.Tensor]()
+    exact_logprobs = list[torch.Tensor]()
     for question, answer in questions:
         logprobs, seconds = behind(runner, exact, question, answer)
-        wanted.append(logprobs)
+        exact_logprobs.append(logprobs)
         yield EXACT, (logprobs, logprobs, answer, seconds, num_blocks - BEHIND_BLOCKS)
     for family in families:
         for way, entry in family(parts, exact, spare):
             size = math.ceil(entry.start / BLOCK_SIZE)
-            for (question, answer), right in zip(questions, wanted, strict=True):
+            for (question, answer), expected in zip(questions, exact_logprobs, strict=True):
                 logprobs, seconds = behind(runner, entry, question, answer)
-                yield way, (logprobs, right, answer, seconds, size)
+                yield way, (logprobs, expected, answer, seconds, size)
 
 
 def behind(
@@ -222,10 +231,10 @@ def behind(
     blocks, start, cut = entry
     begun = time.perf_counter()
     ask = Work(token_ids=question, start=start, block_table=blocks, sample=GREEDY, cut=cut)
-    first = runner.logits([ask])
+    first_logits = runner.logits([ask])
     seconds = time.perf_counter() - begun
     start += len(question)
-    answered = Work(
+    answer_work = Work(
         token_ids=answer,
         start=start,
         block_table=blocks,
@@ -233,28 +242,30 @@ def behind(
         draft=answer[1:],
         cut=cut,
     )
-    rest = runner.logits([answered])[:-1]
-    return torch.cat([first, rest]).float().log_softmax(-1), seconds
+    later_logits = runner.logits([answer_work])[:-1]
+    return torch.cat([first_logits, later_logits]).float().log_softmax(-1), seconds
 
 
 def note(
     results: Results,
     logprobs: torch.Tensor,
-    wanted: torch.Tensor,
+    exact_logprobs: torch.Tensor,
     answer: list[int],
     seconds: float,
     num_blocks: int,
 ) -> None:
+    """Add one measurement to the results."""
     tokens = torch.tensor(answer)
     results.exact.append(float((logprobs.argmax(-1) == tokens).all()))
     results.logprob.append(float(logprobs.gather(1, tokens[:, None]).mean()))
-    results.kl.append(float((wanted[0].exp() * (wanted[0] - logprobs[0])).sum()))
+    expected = exact_logprobs[0]
+    results.kl.append(float((expected.exp() * (expected - logprobs[0])).sum()))
     results.seconds.append(seconds)
     results.blocks.append(num_blocks)
 
 
 def interval(values: list[float]) -> str:
-    """The mean and half of its 95 % interval, as if values were drawn apart."""
+    """The mean and half of its 95 % interval, as if the values were independent."""
     half = 1.96 * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return f"{fmean(values):.2f} ± {half:.2f}"
 

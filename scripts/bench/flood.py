@@ -1,12 +1,16 @@
-"""A prefix of 10k tokens and then other traffic of ten times the pool: what is left of it?
+"""A prefix of 10k tokens, and then other traffic of ten times the pool: how much of it stays?
 
 Three runs, each in a fresh engine with the same pool, the same prefix and the same flood:
-`leased` (marked, leases may hold half of the pool), `best-effort` (marked, leases may hold
-nothing, so the entry is readable only while its blocks happen to be in memory) and `unmarked` (no
-breakpoint: least recently used goes first). Before the flood the prefix is sent once; after it,
-again with another question, and the usage says what was read. The flood's prompts share nothing
-with each other. They answer long enough to be in memory together, and together they want more than
-the pool has beside the prefix, so that every block is taken that may be taken.
+
+- `leased`: marked, and leases may hold half of the pool.
+- `best-effort`: marked, and leases may hold nothing. The entry is readable only while its blocks
+  happen to be in memory.
+- `unmarked`: no breakpoint, so what was used least recently goes first.
+
+The prefix is sent once before the flood. After it the prefix is sent again with another question,
+and the usage says what was read. The flood's prompts share nothing with each other. They answer for
+long enough to be in memory together, and together they need more than the pool has beside the
+prefix. So every block is taken that may be taken.
 
 `synthetic` has the real pool, entries and scheduler and no model; `native` computes.
 """
@@ -31,8 +35,8 @@ from scripts.bench.common import (
 from scripts.bench.report import machine_line, table
 from scripts.setup.options import parse
 
-# Name -> is the prefix marked, and the part of the pool that leases may hold.
 KINDS = {"leased": (True, 0.5), "best-effort": (True, 0.0), "unmarked": (False, 0.5)}
+"""Whether the prefix is marked, and the part of the pool that leases may hold."""
 HEADINGS = (
     "prefix",
     "prompt",
@@ -88,26 +92,30 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> tuple[lis
     )
     render = renderer_of(None if backend == "synthetic" else DEMO_MODEL)
     prefix = text_of_tokens(render, "The prefix that matters", options.prefix)
-    first = new_request("before", prefix, "First?", max_tokens=1, is_marked=is_marked)
+    request = new_request("before", prefix, "First?", max_tokens=1, is_marked=is_marked)
     again = new_request("after", prefix, "And now?", max_tokens=1, is_marked=is_marked)
     async with running_backend(settings) as engine:
-        before = await ask(engine, first)
+        before = await ask(engine, request)
         begun = time.perf_counter()
         flood_tokens = await flood(engine, render, options)
         seconds = time.perf_counter() - begun
         after = await ask(engine, again)
         stats = await engine.stats()
     usage = after.usage
-    written = before.usage.prompt_tokens - before.usage.input_tokens
+    written_tokens = before.usage.prompt_tokens - before.usage.input_tokens
     counts = usage.cache_read_tokens, usage.automatic_tokens, usage.computed_tokens
     times = before.first_seconds, after.first_seconds
     row = [kind, f"{before.usage.prompt_tokens:,}", f"{flood_tokens:,}", f"{seconds:.1f}"]
     row += [f"{number:,}" for number in (stats.counters.evicted_blocks, *counts)]
-    return [*row, *(f"{time * 1e3:.0f}" for time in times)], usage.cache_read_tokens == written > 0
+    return [
+        *row,
+        *(f"{time * 1e3:.0f}" for time in times),
+    ], usage.cache_read_tokens == written_tokens > 0
 
 
 async def flood(engine: LocalBackend, render: Render, options: argparse.Namespace) -> int:
-    """Unmarked prompts of equal length, `--at-once` of them at any time; the tokens of all."""
+    """Send unmarked prompts of equal length, `--at-once` of them at any time. Return the tokens of
+    all."""
     model = "Flood 100000"
     tokens = 0
     index = 100_000
@@ -118,8 +126,8 @@ async def flood(engine: LocalBackend, render: Render, options: argparse.Namespac
         while tokens < options.times * options.pool:
             index += 1
             name = f"f{index}"
-            pages_text = text.replace(model, f"Flood {index}")
-            request = new_request(name, pages_text, "?", max_tokens=options.output, is_marked=False)
+            flood_text = text.replace(model, f"Flood {index}")
+            request = new_request(name, flood_text, "?", max_tokens=options.output, is_marked=False)
             answer = await ask(engine, request)
             await engine.acknowledge([name])
             assert answer.usage.computed_tokens > 0.9 * answer.usage.prompt_tokens

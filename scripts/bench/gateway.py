@@ -2,16 +2,16 @@
 
 The stub (`gateway_engine.py`) answers at once from bytes that were made before; it is no
 engine. Our gateway runs as shipped: keys, journal (synced), ledger and metrics. Whatever is
-measured has core 0 to itself, stub and load share core 1. CPU time is user and system time of the
-measured process and its children from /proc, which neighbours hardly change; ours counts until the
-ledger has every turn. Thread switches are how often one of its threads waited, for each turn.
+measured has core 0 to itself, and stub and load share core 1. CPU time is the user and system time
+of the measured process and its children, from /proc. Neighbours hardly change it. Our gateway's
+counts until its ledger has every turn. Thread switches are how often one of its threads waited, for
+each turn.
 
-- *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON; over 32
-  connections and over one. What a turn adds is its p50 over one connection less that of the stub
-  alone. Ours has a row on the machine's disk and one on tmpfs, whose syncs cost nothing: the
-  difference is what the disk's syncs take.
-- *chunks*: 64 streams at once of 200 deltas, each sent by itself; 32,000 a second are offered.
-- *100k*: 400 KB, a system prompt and 100 messages of which all but the last question came before.
+- *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON, over 32
+  connections and over one. A turn adds its p50 over one connection less that of the stub alone.
+  Ours has a row on the machine's disk and one on tmpfs, whose syncs cost nothing.
+- *chunks*: 64 streams at once of 200 deltas, each sent by itself. 32,000 a second are offered.
+- *100k*: 400 KB: a system prompt and 100 messages, of which only the last question is new.
 """
 
 import argparse
@@ -45,7 +45,7 @@ NUM_CHUNKS = 200
 MODEL = "holdfast-demo"
 SENTENCE = "Leases end when their time is over, and no sooner. "
 Rounds = list[dict[str, float]]
-"""A subject's measurements, a value a round; CPU in seconds, rates by second."""
+"""A subject's figures, by their names, for each round. CPU is in seconds, rates are a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,18 @@ class RawRequest:
     """A request that is ready to be sent."""
 
     data: bytes
-    # Must be in the answer.
+    # The answer must have the mark so many times.
     mark: bytes
-    # So many times.
     num_marks: int
 
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds of every answer in the order of their ends, and of the whole measurement."""
+    """One measurement."""
 
+    # Of every answer, in the order of their ends.
     seconds: list[float] = field(default_factory=list)
+    # Of the whole measurement.
     wall_seconds: float = 0.0
     # How often a thread of the server waited, and another one went on.
     switches: int = 0
@@ -126,7 +127,7 @@ class RawConnection(asyncio.Protocol):
 async def drive(
     port: int, requests: Sequence[RawRequest], num_connections: int, num_requests: int
 ) -> Measured:
-    """Ask so many times over so many connections, each again as soon as it has its answer."""
+    """Ask `num_requests` times. Each connection asks again as soon as it has its answer."""
     loop = asyncio.get_running_loop()
     measured = Measured()
     numbers = iter(range(num_requests))
@@ -248,10 +249,12 @@ def main() -> int:
     command = [*python("scripts.bench.gateway_engine"), str(port)]
     engine = Subject(name="direct", command=command, port=port, core=OTHER_CORE)
     places = {"disk": options.data, "tmpfs": Path("/dev/shm")}
-    with ExitStack() as held:
-        held.enter_context(engine.running())
+    with ExitStack() as contexts:
+        contexts.enter_context(engine.running())
         folders = {
-            name: Path(held.enter_context(TemporaryDirectory(prefix="bench-gateway-", dir=place)))
+            name: Path(
+                contexts.enter_context(TemporaryDirectory(prefix="bench-gateway-", dir=place))
+            )
             for name, place in places.items()
             if place is None or place.is_dir()
         }
@@ -265,11 +268,16 @@ def main() -> int:
             if options.only is None or options.only in subject.name:
                 with subject.running() as pid:
                     rounds = uvloop.run(_measure(subject, pid, options))
-                    seen = {name: median(figures[name] for figures in rounds) for name in rounds[0]}
-                    seen["added"] = seen["p50"] - p50
-                floor = floor or seen
-                seen["of floor"] = seen["cpu"] / floor["cpu"]
-                cells = (f"{seen[key] * by:,.{places}f}" for key, by, places in COLUMNS.values())
+                    medians = {
+                        name: median(figures[name] for figures in rounds) for name in rounds[0]
+                    }
+                    medians["added"] = medians["p50"] - p50
+                floor = floor or medians
+                medians["of floor"] = medians["cpu"] / floor["cpu"]
+                cells = (
+                    f"{medians[figure] * factor:,.{decimals}f}"
+                    for figure, factor, decimals in COLUMNS.values()
+                )
                 print(f"| {subject.name} | {' | '.join(cells)} |", flush=True)
     return 0
 
@@ -288,8 +296,8 @@ COLUMNS = {
     "chunks/s, 64": ("chunks", 1, 0),
     "ms CPU, 100k": ("large", 1e3, 2),
 }
-"""What is printed of each subject's medians: its figure, times what, with how many decimals. A
-number behind a comma in a heading is that of connections; the floor is the first subject."""
+"""By heading: a figure, a factor for it, and how many decimals are printed. A number behind a comma
+in a heading is that of connections. The floor is the first subject."""
 
 
 def _subjects(engine: str, folders: dict[str, Path]) -> Iterator[Subject]:
@@ -328,30 +336,30 @@ async def _measure(subject: Subject, pid: int, options: argparse.Namespace) -> R
     rounds = Rounds()
     small = subject.questions(8 << 10)
     streams = subject.questions(512, stream=True, max_tokens=200)
-    # As a long session sends them; only the last message is another one each time.
+    # As a long session sends them: only the last message is new each time.
     turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
     conversations = ([*turns, f"Question {number}: and then?"] for number in range(50))
     large = [subject.request(text(100_000), conversation) for conversation in conversations]
     await drive(subject.port, small, CONNECTIONS, 512)
     for _ in range(options.rounds):
-        seen: dict[str, float] = {}
-        load, used = await subject.watched(pid, small, CONNECTIONS, options.requests)
-        seen["cpu"] = used / len(load.seconds)
-        seen["switches"] = load.switches / len(load.seconds)
-        seen["rate"] = load.rate
-        seen["many_p50"] = load.percentile(0.5)
-        seen["many_p99"] = load.percentile(0.99)
+        figures: dict[str, float] = {}
+        load, cpu = await subject.watched(pid, small, CONNECTIONS, options.requests)
+        figures["cpu"] = cpu / len(load.seconds)
+        figures["switches"] = load.switches / len(load.seconds)
+        figures["rate"] = load.rate
+        figures["many_p50"] = load.percentile(0.5)
+        figures["many_p99"] = load.percentile(0.99)
         await drive(subject.port, small, 1, 50)
-        load, used = await subject.watched(pid, small, 1, 600)
-        seen["single"] = used / len(load.seconds)
-        seen["p50"] = load.percentile(0.5)
-        seen["p99"] = load.percentile(0.99)
+        load, cpu = await subject.watched(pid, small, 1, 600)
+        figures["single"] = cpu / len(load.seconds)
+        figures["p50"] = load.percentile(0.5)
+        figures["p99"] = load.percentile(0.99)
         load, _ = await subject.watched(pid, streams, STREAMS, 640)
-        seen["chunks"] = load.rate * NUM_CHUNKS
+        figures["chunks"] = load.rate * NUM_CHUNKS
         await drive(subject.port, large, 1, 5)
-        load, used = await subject.watched(pid, large, 1, 50)
-        seen["large"] = used / len(load.seconds)
-        rounds.append(seen)
+        load, cpu = await subject.watched(pid, large, 1, 50)
+        figures["large"] = cpu / len(load.seconds)
+        rounds.append(figures)
     return rounds
 
 

@@ -2,14 +2,15 @@
 
     python -m scripts.bench.gateway_engine PORT
 
-It is no engine: no pool, no leases, no model, no tokens. It speaks as much of the engine protocol
-as a gateway calls, and of OpenAI's API as other gateways call, from bytes that were made before:
+It is no engine: it has no pool, no leases, no model and no tokens. It answers the calls of the
+engine protocol that a gateway makes, and those of OpenAI's API that other gateways make. The bytes
+of its answers were made before:
 
 - one delta of 1 KB, in the same write as everything else;
 - with `max_tokens` 200, 200 deltas of one word, each written by itself, 2 ms after the one before.
 
-It says of every prompt that its marked part was read from memory, holds every name that it is told,
-and publishes one event for each generation, as an engine does.
+It says of every prompt that the marked part was read from memory. It holds every name that it is
+told. As an engine does, it publishes one event for each generation.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ _EPOCH = "fixed"
 _encode = msgspec.json.encode
 
 
-class Asked(msgspec.Struct):
-    """What the stub reads of a `GenerateRequest`; the prompt is skipped over."""
+class EngineRequest(msgspec.Struct):
+    """What the stub reads of a `GenerateRequest`. The prompt is skipped."""
 
     request_id: str
     sampling: protocol.Sampling
@@ -43,14 +44,14 @@ class Asked(msgspec.Struct):
     names: list[protocol.Name] = []
 
 
-class AskedByPeer(msgspec.Struct):
-    """The same of an OpenAI request."""
+class OpenAIRequest(msgspec.Struct):
+    """What the stub reads of an OpenAI request."""
 
     stream: bool = False
 
 
-_asked = msgspec.json.Decoder(Asked).decode
-_asked_by_peer = msgspec.json.Decoder(AskedByPeer).decode
+_decode_engine = msgspec.json.Decoder(EngineRequest).decode
+_decode_openai = msgspec.json.Decoder(OpenAIRequest).decode
 
 
 class Ticker:
@@ -114,10 +115,9 @@ class Connection(asyncio.Protocol):
         path = self._url.decode().partition("?")[0]
         body = b"".join(self._body)
         if path == "/v1/generate":
-            self._generate(_asked(body))
+            self._generate(_decode_engine(body))
         elif path == "/v1/chat/completions":
-            peer_request = _asked_by_peer(body)
-            if peer_request.stream:
+            if _decode_openai(body).stream:
                 self._stream(_SSE_HEAD, list(_WORD_DELTAS))
             else:
                 self._transport.write(_COMPLETION)
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(_FIXED.get(path, _reply({})))
 
-    def _generate(self, request: Asked) -> None:
+    def _generate(self, request: EngineRequest) -> None:
         is_slow = request.sampling.max_tokens == NUM_DELTAS
         done = protocol.Done(request_id=request.request_id, output_tokens=NUM_DELTAS)
         pieces = [_frame(_started(request)), *(_WORD_FRAMES if is_slow else [_ANSWER_FRAME])]
@@ -163,7 +163,7 @@ def _head(media: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n" % media
 
 
-def _started(request: Asked) -> protocol.Started:
+def _started(request: EngineRequest) -> protocol.Started:
     num_names = len(request.names)
     reports = [
         protocol.BreakpointReport(
@@ -176,12 +176,14 @@ def _started(request: Asked) -> protocol.Started:
         )
         for point in request.breakpoints
     ]
-    read = PROMPT_TOKENS if reports else 0
+    read_tokens = PROMPT_TOKENS if reports else 0
     return protocol.Started(
         request_id=request.request_id,
         epoch=_EPOCH,
         usage=protocol.InputUsage(
-            input_tokens=PROMPT_TOKENS + 16 - read, cache_read_tokens=read, computed_tokens=16
+            input_tokens=PROMPT_TOKENS + 16 - read_tokens,
+            cache_read_tokens=read_tokens,
+            computed_tokens=16,
         ),
         breakpoints=reports,
         receipt=protocol.Receipt(

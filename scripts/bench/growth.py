@@ -2,14 +2,15 @@
 
     python -m scripts.bench.growth [--engines N] [--prefixes N] [--turns N] [--only choice index …]
 
-*choice*: the CPU time of one choice of an engine. *index*: engines' snapshots are taken in as a
-gateway does after a restart, from their JSON, without HTTP; then turns that continue prefixes of
-which the engines hold the beginnings are placed, with the whole index and with a tenth of its
-names. The engines are stand-ins that hold what the product placed on them. Names of prefixes that
-are not asked for are random. *ledger*: every call of the dashboard's pages, by a real gateway over
-a ledger of made-up turns of the last hours, 200 a second or what `--rate` says, on SQLite or
-`--database-url`. *engines*: a gateway in front of real synthetic engines under load; one comes, one
-is stopped (SIGSTOP); at the end the client's count and the ledger's are compared.
+- *choice*: the CPU time of one choice of an engine.
+- *index*: a gateway takes in engines' snapshots as after a restart, from their JSON, without HTTP.
+  Then turns are placed that continue prefixes of which engines hold the beginnings, with the whole
+  index and with a tenth of its names. The engines are stand-ins: they hold what the product placed
+  on them. Names of prefixes that are not asked for are random.
+- *ledger*: every call of the dashboard's pages, by a real gateway over a ledger of made-up turns of
+  the last hours, 200 a second or what `--rate` says, on SQLite or `--database-url`.
+- *engines*: a gateway in front of real synthetic engines under load. One comes, and one is stopped
+  (SIGSTOP). At the end the client's count and the ledger's are compared.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ from gateway.dialects.openai.lower import chat_ask_of
 from gateway.dialects.openai.request import decode_chat
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.upkeep import claim, fill
+from gateway.prompt.approximate import Approximate, Demand
 from gateway.prompt.ask import Ask, Principal
 from gateway.routing.breaker import Breaker
 from gateway.routing.held import (
@@ -95,7 +97,7 @@ DESCRIPTION = Description(
 
 @dataclass
 class StandIn:
-    """What routing knows of an engine, and which prompts it holds (`truth`), by their own names."""
+    """What routing knows of an engine, and what it holds."""
 
     number: int
     holdings: Holdings
@@ -105,6 +107,7 @@ class StandIn:
     is_draining: bool = False
     load: Load = field(default_factory=lambda: Load(600.0))
     breaker: Breaker = field(default_factory=Breaker)
+    # The tokens up to each name that it holds.
     truth: dict[str, int] = field(default_factory=dict)
     seed: int = 0
 
@@ -118,8 +121,8 @@ class StandIn:
 
 def fleet(num: int, index: PrefixIndex, truth: Sequence[dict[str, int]] = ()) -> list[StandIn]:
     engines = [StandIn(n, Holdings(index), url=f"http://e{n}") for n in range(num)]
-    for engine, known in zip(engines, truth, strict=False):
-        engine.truth = known
+    for engine, names in zip(engines, truth, strict=False):
+        engine.truth = names
     return engines
 
 
@@ -132,15 +135,33 @@ def ask_of(digests: Sequence[str], template: list[Ask], num_documents: int = 0) 
     names = [Name(digest, 0, number) for number, digest in enumerate(digests)]
     lengths = [4 * NAME_TOKENS * (number + 1) for number in range(len(digests))]
     num_prefixes = len(names) - num_documents
-    begins = [0, *lengths][num_prefixes:-1] if num_documents else []
+    approximate = None
+    if num_documents:
+        documents = [Document(0, name=name.digest) for name in names[num_prefixes:]]
+        begins = [0, *lengths][num_prefixes:-1]
+        approximate = Approximate(
+            documents=documents,
+            document_bytes=[(begin, begin + 4 * NAME_TOKENS) for begin in begins],
+            demands=[Demand(path="", method="blocks", parameter=0) for _ in documents],
+        )
     plan = msgspec.structs.replace(
         template[0].plan,
         names=names[:num_prefixes],
         name_bytes=lengths[:num_prefixes],
-        documents=[Document(0, name=name.digest) for name in names[num_prefixes:]],
-        document_bytes=[(begin, begin + 4 * NAME_TOKENS) for begin in begins],
+        approximate=approximate,
     )
     return msgspec.structs.replace(template[0], plan=plan)
+
+
+def fleet_holding(num_engines: int, num_holders: int, names: Sequence[str]) -> list[StandIn]:
+    """Engines with a turn each, of which the first `num_holders` hold these names."""
+    engines = fleet(num_engines, PrefixIndex())
+    for engine in engines:
+        held = [HeldName(name, 16) for name in names] if engine.number < num_holders else []
+        chain = ChainHeld(seq=1, names=held, num_leased=len(held))
+        engine.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
+        engine.load.assign("t", 1000 + engine.number, 0.0)
+    return engines
 
 
 def bench_choice(num_engines: int) -> None:
@@ -150,16 +171,10 @@ def bench_choice(num_engines: int) -> None:
         names = [f"{n:016x}" for n in range(num_names)]
         cells = []
         num_prefixes = num_names - num_documents
-        for holders, share in ((0, 0.0), (1, 1.0), (num_engines, 0.5)):
-            engines = fleet(num_engines, PrefixIndex())
-            for engine in engines:
-                held = list[HeldName]()
-                for some in (names[:num_prefixes], names[num_prefixes:]):
-                    depth = int(share * len(some)) if engine.number < holders else 0
-                    held += [HeldName(name, 16) for name in some[:depth]]
-                chain = ChainHeld(seq=1, names=held, num_leased=len(held))
-                engine.holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain]), 0.0)
-                engine.load.assign("t", 1000 + engine.number, 0.0)
+        for num_holders, share in ((0, 0.0), (1, 1.0), (num_engines, 0.5)):
+            prefixes = names[: int(share * num_prefixes)]
+            documents = names[num_prefixes:][: int(share * num_documents)]
+            engines = fleet_holding(num_engines, num_holders, [*prefixes, *documents])
             ask = ask_of(names, template, num_documents)
             seconds = []
             for _ in range(400):
@@ -181,7 +196,8 @@ def prompt_of(number: int, turn: int) -> list[str]:
 
 
 def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -> tuple[int, int]:
-    """Place one turn as the dispatcher does, and say what its engine held; both in names."""
+    """Place one turn as the dispatcher does. Return how many of its names its engine held, and how
+    many it has."""
     names = prompt_of(number, turn)
     now = float(number % 1_000_000) / 200
     router = Router()
@@ -195,19 +211,20 @@ def serve(engines: list[StandIn], number: int, turn: int, template: list[Ask]) -
     if likely:
         route = router.choose(ask, engines, now)
     chosen = route.engine
-    read = next((n for n, name in enumerate(names) if name not in chosen.truth), len(names))
-    computed = (len(names) - read) * NAME_TOKENS
+    num_read = next((n for n, name in enumerate(names) if name not in chosen.truth), len(names))
+    computed = (len(names) - num_read) * NAME_TOKENS
     turn_id = f"{number} {turn}"
     chosen.load.assign(turn_id, route.to_prefill, now)
     chosen.load.started(turn_id, computed, now)
     chosen.load.ended(turn_id)
     chosen.truth.update({name: NAME_TOKENS * (n + 1) for n, name in enumerate(names)})
     chosen.holdings.index.hold(chosen.holdings.slot, chosen.held(names))
-    return read, len(names)
+    return num_read, len(names)
 
 
 def snapshot_line(engine: StandIn, num_prefixes: int) -> bytes:
-    """What the engine holds, and prefixes that nobody asks for, up to so many."""
+    """A snapshot of what the engine holds, filled up to `num_prefixes` with prefixes that nobody
+    asks for."""
     draw = random.Random(engine.number)
     chains = [engine.held([name]) for name in engine.truth]
     for _ in range(max(num_prefixes - len(engine.truth) // OWN_NAMES, 0)):
@@ -252,11 +269,11 @@ async def take_in(engines: list[StandIn], num_prefixes: int) -> tuple[float, flo
 
 def bench_index(num_engines: int, num_prefixes: int, num_asked: int) -> None:
     template = list[Ask]()
-    first = fleet(num_engines, PrefixIndex(1 << 40))
+    engines = fleet(num_engines, PrefixIndex(1 << 40))
     for number in range(num_asked):
-        serve(first, number, 0, template)
-    truth = [engine.truth for engine in first]
-    del first
+        serve(engines, number, 0, template)
+    truth = [engine.truth for engine in engines]
+    del engines
     rows = list[list[str]]()
     whole = 0
     for label in ("forgets nothing", "default bound", "a tenth of the names"):
@@ -283,15 +300,15 @@ def one_index(
     template = list[Ask]()
     seconds, pause = asyncio.run(take_in(engines, num_prefixes // len(engines)))
     gc.collect()
-    taken = psutil.Process().memory_info().rss - before
+    num_bytes = psutil.Process().memory_info().rss - before
     num_names = len(index)
     forgotten = index.num_forgotten
     order = list(range(num_asked))
     random.Random(1).shuffle(order)
     reads = [serve(engines, number, 1, template) for number in order]
-    share = sum(read for read, _ in reads) / sum(num for _, num in reads)
-    cells = [label, f"{num_names:,}", f"{forgotten:,}", f"{taken / 1e6:,.0f} MB"]
-    cells += [f"{taken / max(num_names, 1):.0f}", f"{share:.4f}", f"{seconds:.1f} s"]
+    share = sum(num_read for num_read, _ in reads) / sum(num for _, num in reads)
+    cells = [label, f"{num_names:,}", f"{forgotten:,}", f"{num_bytes / 1e6:,.0f} MB"]
+    cells += [f"{num_bytes / max(num_names, 1):.0f}", f"{share:.4f}", f"{seconds:.1f} s"]
     return [*cells, f"{1e3 * pause:.0f} ms"], num_names
 
 
@@ -302,7 +319,7 @@ def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecor
     for turn in range(number):
         workspace = min(int(draw.expovariate(0.3)), 19)
         prefix = draw.randrange(max(number // 20, 1))
-        read = draw.choice((0, 4000, 8000))
+        read_tokens = draw.choice((0, 4000, 8000))
         yield TurnRecord(
             id=f"msg_{turn:028x}",
             instance="bench",
@@ -315,10 +332,10 @@ def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecor
             stream=True,
             opened_at=now - timedelta(seconds=(number - turn) / rate),
             outcome="api_error" if draw.random() < 1e-4 else "stop",
-            miss_reason=None if read else "cold",
+            miss_reason=None if read_tokens else "cold",
             input_tokens=draw.randrange(10, 4000),
-            cache_read_tokens=read,
-            cache_write_5m_tokens=0 if read else 4000,
+            cache_read_tokens=read_tokens,
+            cache_write_5m_tokens=0 if read_tokens else 4000,
             computed_tokens=100,
             output_tokens=draw.randrange(1, 500),
             first_token_seconds=draw.expovariate(2.0),
@@ -331,7 +348,7 @@ def made_turns(number: int, rate: float, num_engines: int) -> Iterator[TurnRecor
 
 
 async def fill_ledger(ledger: Ledger, number: int, rate: float, num_engines: int) -> None:
-    """As sample data is: the turns, then their sums."""
+    """Fill the ledger as sample data is filled in: the turns, then their sums."""
     now = datetime.now(UTC)
     workspaces = [{"id": f"team-{n}", "created_at": now, "keep_days": None} for n in range(1, 20)]
     key = {"id": "key_1_0", "workspace_id": "team-1", "name": "one", "digest": "0" * 64}
@@ -366,7 +383,6 @@ def bench_ledger(number: int, rate: float, num_engines: int, url: str) -> None:
                 time_calls(http, newest // 5 * 5 + 5)
 
 
-# What the dashboard's pages ask for.
 PAGE_CALLS = (
     "about",
     "usage",
@@ -393,6 +409,7 @@ PAGE_CALLS = (
     "latency?engine=engine-0",
     "export.csv?rows=hours",
 )
+"""What the dashboard's pages ask for."""
 
 
 def time_calls(http: httpx.Client, now: int) -> None:
@@ -420,7 +437,7 @@ def time_calls(http: httpx.Client, now: int) -> None:
 
 
 def wait(turns: Sequence[Future[None]]) -> None:
-    """Raises what one of them raised."""
+    """Wait for all. Raise the error of the first that failed."""
     for turn in turns:
         turn.result()
 
@@ -445,52 +462,55 @@ def bench_engines(num_engines: int, minutes: float) -> None:
         idle = (cpu_seconds(server.process.pid) - busy) / 10
         print(f"\n{num_engines} engines; idle, a gateway takes {idle:.2%} of a core")
         http = stack.enter_context(httpx.Client(base_url=gateway, headers=headers_of(API_KEY)))
-        seen = list[tuple[float, str, int]]()
+        # When each answer came, its engine and its status.
+        answers = list[tuple[float, str, int]]()
 
         def send(number: int) -> None:
             body = body_of("synthetic", f"Prefix {number % 2000} " * 300, "q", max_tokens=2)
             reply = http.post("/v1/messages", json=body, timeout=120)
             name = reply.json()["holdfast"]["engine"] if reply.status_code == 200 else ""
-            seen.append((time.monotonic(), name, reply.status_code))
+            answers.append((time.monotonic(), name, reply.status_code))
 
         threads = stack.enter_context(ThreadPoolExecutor(8))
-        sent = [threads.submit(send, number) for number in range(200)]
+        turns = [threads.submit(send, number) for number in range(200)]
         command = [*python("engine"), "--backend", "synthetic"]
         environment = engine_environment(late, quiet)
         comes = stack.enter_context(serving(command, environment, late, log=folder / "late.log"))
         comes.wait()
         ready = time.monotonic()
-        sent += [threads.submit(send, number) for number in range(200, 600)]
-        wait(sent)
-        first = next((at for at, name, _ in sorted(seen) if name == f"engine-{num_engines}"), None)
-        first_note = "none came" if first is None else f"{first - ready:.2f} s"
+        turns += [threads.submit(send, number) for number in range(200, 600)]
+        wait(turns)
+        new_name = f"engine-{num_engines}"
+        first_at = next((at for at, name, _ in sorted(answers) if name == new_name), None)
+        first_note = "none came" if first_at is None else f"{first_at - ready:.2f} s"
         print(f"a new engine's first turn, after it was ready: {first_note} (1 wanted)", flush=True)
-        before = len(seen)
+        num_before = len(answers)
         os.kill(engines[0].process.pid, signal.SIGSTOP)
         try:
             wait([threads.submit(send, number) for number in range(600, 1100)])
         finally:
             os.kill(engines[0].process.pid, signal.SIGCONT)
-        failed = sum(status != 200 for _, _, status in seen[before:])
-        print(
-            f"a hung engine among {num_engines + 1}: {failed} of {len(seen) - before} turns failed"
-        )
+        failed = sum(status != 200 for _, _, status in answers[num_before:])
+        num_turns = len(answers) - num_before
+        print(f"a hung engine among {num_engines + 1}: {failed} of {num_turns} turns failed")
         until = time.monotonic() + 60 * minutes
         while time.monotonic() < until:
-            numbers = range(len(seen), len(seen) + 400)
+            numbers = range(len(answers), len(answers) + 400)
             wait([threads.submit(send, number) for number in numbers])
-        print_ledger_count(http, began_ms, [status for _, _, status in seen])
+        print_ledger_count(http, began_ms, [status for _, _, status in answers])
 
 
 def print_ledger_count(http: httpx.Client, since_ms: int, statuses: Sequence[int]) -> None:
-    """Compare what clients were answered with what the ledger has, once the journal is empty."""
+    """Once the journal is empty, compare the answers that clients got with the ledger's turns."""
     while http.get("/readyz").json()["journal"]["backlog"]:
         time.sleep(0.1)
     period = {"since_ms": since_ms, "until_ms": int(time.time() * 1000) + 1}
     reply = http.get("/admin/v1/usage", params=period, headers={"x-api-key": ADMIN_KEY})
     totals = reply.json()["totals"]
-    answered = statuses.count(200)
-    print(f"{len(statuses):,} turns were sent, {answered:,} answered; in the ledger are", end=" ")
+    num_answered = statuses.count(200)
+    print(
+        f"{len(statuses):,} turns were sent, {num_answered:,} answered; in the ledger are", end=" "
+    )
     print(f"{totals['requests']:,}, {totals['requests'] - totals['errors']:,} without an error")
 
 

@@ -1,4 +1,4 @@
-"""One request, and what came of it: the client of the benchmarks, the fault runs and the tests."""
+"""One request and its answer: the client of the benchmarks, the fault runs and the tests."""
 
 import json
 import time
@@ -13,7 +13,7 @@ MESSAGES = "/v1/messages"
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as far as it came. Times are seconds from its beginning."""
+    """An answer, or as much of it as came. Times are seconds from its beginning."""
 
     # By `time.perf_counter`.
     begun: float = field(default_factory=time.perf_counter)
@@ -27,13 +27,13 @@ class Answer:
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)
     is_whole: bool = False
-    # Empty for a whole answer. Else it is what the gateway said, or, where the connection broke,
-    # the exception's name.
+    # Empty for a whole answer. Else the gateway's words or, where the connection broke, the name of
+    # the exception.
     error: str = ""
 
     @property
     def id(self) -> str:
-        """The turn's, whatever the dialect; empty where nothing of it came."""
+        """The turn's id, in no dialect's form; empty where nothing of the answer came."""
         name = str(self.message.get("id", ""))
         return "msg_" + name.removeprefix("chatcmpl-") if name.startswith("chatcmpl-") else name
 
@@ -95,7 +95,8 @@ class Answer:
 def body_of(
     model: str, system: str | list[dict[str, Any]], question: str, **changes: Any
 ) -> dict[str, Any]:
-    """A body of the Messages API: one question behind a system prompt; a text is marked."""
+    """A body of the Messages API: one question behind a system prompt, which is marked if it is a
+    text."""
     return {
         "model": model,
         "max_tokens": 8,
@@ -110,7 +111,7 @@ def marked(text: str, ttl: str = "5m") -> list[dict[str, Any]]:
 
 
 def headers_of(key: str) -> dict[str, str]:
-    """Of the Messages API; Chat Completions takes them too."""
+    """Headers of the Messages API. Chat Completions takes them too."""
     return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
 
@@ -120,7 +121,8 @@ async def ask(
     url: str = MESSAGES,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send a body and read what comes to its end; a connection's fault is the answer's `error`."""
+    """Send a body and read the answer to its end. A fault of the connection is the answer's
+    `error`."""
     answer = Answer()
     try:
         async with http.stream("POST", url, json=body, headers=headers) as reply:

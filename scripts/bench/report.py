@@ -1,4 +1,4 @@
-"""What every benchmark prints by: a table, percentiles, and the machine it ran on."""
+"""What benchmarks print with: tables, percentiles, and the machine's line."""
 
 import os
 import platform
@@ -12,9 +12,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they need to be; the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
-    for first, *others in (headings, *rows):
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    for label, *figures in (headings, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True)]
+        lines.append("  ".join([label.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
@@ -24,16 +24,19 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The quantile at `share` (0 to 1); not a number where there is no value. It is the median
-    unbiased estimate, number 8 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", who
-    recommend it: the p95 of 13 values or fewer is the largest."""
+    """The quantile at `share` (0 to 1); not a number where there is no value.
+
+    It is the median-unbiased estimate that Hyndman and Fan recommend, number 8 of "Sample Quantiles
+    in Statistical Packages". The p95 of 13 values or fewer is the largest.
+    """
     if not values:
         return float("nan")
     return float(np.quantile(values, share, method="median_unbiased"))
 
 
 def machine_line() -> str:
-    """Torch's threads and version too, where the benchmark has loaded it."""
+    """The machine and Python; torch's version and threads too, where the benchmark has loaded
+    it."""
     parts = [platform.machine(), f"{os.cpu_count()} CPUs", f"Python {platform.python_version()}"]
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -1,9 +1,9 @@
 """Prompts whose answers are known: RULER's generated tasks (arXiv 2404.06654), and documents.
 
-Each prompt is written before any question is known, and has one or several. RULER's words, lengths
-and templates are made smaller here, for small models. Where RULER takes a list in any order
-(`vt`, `cwe`, `fwe`, queries) the order is fixed by the text: that of the chain, of the question or
-of the frequencies, which all differ. So an answer has one right wording.
+Each prompt is written before any question is known, and has one question or several. RULER's words,
+lengths and templates are smaller here, for small models. RULER takes some lists in any order (`vt`,
+`cwe`, `fwe`, queries). Here the text fixes the order: that of the chain, of the question, or of the
+frequencies, which all differ. So an answer has one right wording.
 """
 
 import math
@@ -43,7 +43,8 @@ class Sample:
 
     @property
     def parts(self) -> list[str]:
-        """The beginning, and the documents behind it. A text without any has four of its words."""
+        """The beginning, and the documents behind it. The words of a text without documents are cut
+        into four."""
         _, body = self.text.split(HEAD)
         documents = body.split("\n\n")[1:]
         if documents:
@@ -54,9 +55,10 @@ class Sample:
         return [HEAD, quarters[0], *(f" {quarter}" for quarter in quarters[1:])]
 
 
-def _asked(question: str, begun: str, answer: str) -> tuple[str, str]:
-    """`begun` is how the answer begins; what is measured comes behind."""
-    return f"\n\n{question}<|im_end|>\n<|im_start|>assistant\n{begun}", f" {answer}."
+def _question(question: str, beginning: str, answer: str) -> tuple[str, str]:
+    """A question and its answer. The answer's `beginning` belongs to the question: only what
+    follows is measured."""
+    return f"\n\n{question}<|im_end|>\n<|im_start|>assistant\n{beginning}", f" {answer}."
 
 
 def _hidden(rng: random.Random, needles: list[str], size: int) -> str:
@@ -74,7 +76,7 @@ def _needles(rng: random.Random, num: int, size: int) -> tuple[str, dict[str, st
 
 def _number_of(word: str, value: str) -> tuple[str, str]:
     question = f"What is the special magic number for {word} mentioned in the text?"
-    return _asked(question, f"The special magic number for {word} is:", value)
+    return _question(question, f"The special magic number for {word} is:", value)
 
 
 def niah_single(rng: random.Random, size: int) -> Sample:
@@ -89,11 +91,12 @@ def niah_multikey(rng: random.Random, size: int) -> Sample:
 
 def niah_multiquery(rng: random.Random, size: int) -> Sample:
     text, values = _needles(rng, 4, size)
-    (first_name, first), (second_name, second) = list(values.items())[1:3]
-    names = f"{first_name} and {second_name}"
+    pairs = list(values.items())[1:3]
+    names = " and ".join(name for name, _ in pairs)
     question = f"What are the special magic numbers for {names} mentioned in the text?"
-    begun = f"The special magic numbers for {names} are:"
-    return Sample(text, [_asked(question, begun, f"{first} and {second}")])
+    beginning = f"The special magic numbers for {names} are:"
+    answer = " and ".join(value for _, value in pairs)
+    return Sample(text, [_question(question, beginning, answer)])
 
 
 def vt(rng: random.Random, size: int) -> Sample:
@@ -107,21 +110,22 @@ def vt(rng: random.Random, size: int) -> Sample:
     for place, line in zip(sorted(rng.sample(range(size), len(lines))), lines, strict=True):
         text[place] += f" {line}"
     question = f"Find all variables that are assigned the value {values[0]} in the text above."
-    begun = f"The variables that are assigned the value {values[0]} are:"
-    return Sample(HEAD + " ".join(text), [_asked(question, begun, ", ".join(names[:3]))])
+    beginning = f"The variables that are assigned the value {values[0]} are:"
+    answer = ", ".join(names[:3])
+    return Sample(HEAD + " ".join(text), [_question(question, beginning, answer)])
 
 
 def cwe(rng: random.Random, size: int) -> Sample:
     words = rng.sample(WORDS, 15)
-    often = zip(words, (9, 7, 5, *(1 for _ in words[3:])), strict=True)
+    frequencies = (9, 7, 5, *(1 for _ in words[3:]))
     text: list[str] = []
-    for word, frequency in often:
+    for word, frequency in zip(words, frequencies, strict=True):
         text += [word] * (frequency * size // 20)
     rng.shuffle(text)
-    listed = " ".join(f"{number}. {word}" for number, word in enumerate(text, 1))
+    numbered = " ".join(f"{number}. {word}" for number, word in enumerate(text, 1))
     question = "What are the 3 most common words in the above list, the most common first?"
-    answer = _asked(question, "The 3 most common words are:", ", ".join(words[:3]))
-    return Sample(HEAD + listed, [answer])
+    answer = _question(question, "The 3 most common words are:", ", ".join(words[:3]))
+    return Sample(HEAD + numbered, [answer])
 
 
 def fwe(rng: random.Random, size: int) -> Sample:
@@ -131,12 +135,12 @@ def fwe(rng: random.Random, size: int) -> Sample:
         text += [word] * (3 * size // (4 * rank))
     rng.shuffle(text)
     question = "What are the 3 most frequent words in the above coded text, most frequent first?"
-    answer = _asked(question, "The 3 most frequent words are:", ", ".join(words[:3]))
+    answer = _question(question, "The 3 most frequent words are:", ", ".join(words[:3]))
     return Sample(f"{HEAD}{' '.join(text)}", [answer])
 
 
 def documents(rng: random.Random, size: int) -> Sample:
-    """Four documents with a code each, of which that of every second one is asked for."""
+    """Four documents with a code each. The questions ask for every second one's."""
     codes = {city: str(rng.randrange(1000, 10_000)) for city in rng.sample(CITIES, 4)}
     text = HEAD
     for city, code in codes.items():
@@ -146,7 +150,7 @@ def documents(rng: random.Random, size: int) -> Sample:
     return Sample(
         text,
         [
-            _asked(
+            _question(
                 f"What is the access code of the {city} office?",
                 f"The access code of the {city} office is",
                 code,
@@ -163,8 +167,8 @@ TASKS: Mapping[str, Callable[[random.Random, int], Sample]] = {
 
 
 def samples(names: list[str], num: int, size: int) -> Iterator[tuple[str, Sample]]:
-    """`num` prompts of each task, by turns. Those of noise have `size` sentences of it, and lists
-    are about as long."""
+    """`num` prompts of each task, by turns. Prompts with noise have `size` sentences of it, and
+    lists are about as long."""
     rngs = {name: random.Random(name) for name in names}
     for _ in range(num):
         for name in names:

@@ -1,10 +1,10 @@
 """Throughput on a shared prefix, of ours and of vLLM's CPU build, in one run.
 
-Makes a Llama-style model with random weights (`common.py`). Clients ask at the same time, each one
-question after the other behind one marked prefix. Before the clock starts, one request has brought
-the prefix into memory. Both engines run in a process without HTTP, with the same token ids,
-threads, sequences at once and KV memory (see peers.py). CPU seconds are the engine's process's,
-without those of its workers.
+The model is of Llama's kind with random weights (`common.py`). Clients ask at the same time, each
+one question after the other behind one marked prefix. Before the clock starts, one request has
+brought the prefix into memory. Both engines run in a process without HTTP. They have the same token
+ids, threads, sequences at once and KV memory (see peers.py). CPU seconds are those of the engine's
+process, without its workers.
 
     python -m scripts.bench.throughput --threads 1 --rounds 1 --vllm-python PYTHON
 """
@@ -132,7 +132,7 @@ async def measure(
     first: GenerateRequest,
     lists: list[list[GenerateRequest]],
 ) -> dict[str, Any]:
-    """`lists` are the requests by the client that sends them; the result is as of peers.py."""
+    """`lists` are the requests of each client. The result has the fields of peers.py."""
     async with running_backend(settings) as backend:
 
         async def client(requests: list[GenerateRequest]) -> list[EngineAnswer]:
@@ -154,7 +154,8 @@ async def measure(
 
 
 def measure_vllm(python: str, task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Empty, and what it said is printed, where the other engine is not here or fails."""
+    """The result of vLLM. Where it is not installed or fails, its output is printed and the list is
+    empty."""
     command = [python, str(Path(__file__).with_name("peers.py"))]
     done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True)
     if done.returncode:

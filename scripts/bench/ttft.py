@@ -2,9 +2,10 @@
 
 A real engine serves a Llama-style model with random weights around the demo model's tokenizer. The
 official SDK asks a real gateway, streaming: a cold prompt, then the same one again with another
-question. Every figure is measured; the usage beside it is what the API returned.
+question. Every figure is measured. The usage beside it is what the API returned.
 """
 
+import math
 import statistics
 import sys
 import tempfile
@@ -63,15 +64,15 @@ def ask(
 ) -> tuple[float, str]:
     """Seconds to the first content block, and the usage."""
     begun = time.perf_counter()
-    first = float("nan")
+    first_seconds = float("nan")
     with client.messages.stream(
         **body_of(model, system, f"What is {question}?", max_tokens=4)
     ) as stream:
         for event in stream:
-            if event.type == "content_block_start" and first != first:
-                first = time.perf_counter() - begun
+            if event.type == "content_block_start" and math.isnan(first_seconds):
+                first_seconds = time.perf_counter() - begun
         usage = stream.get_final_message().usage
-    return first, str(tuple(getattr(usage, name) for name in CLASSES))
+    return first_seconds, str(tuple(getattr(usage, name) for name in CLASSES))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What a model's answers lose that reads the entries of a sibling: of a copy trained further.
+"""What a model's answers lose when it reads the entries of a sibling: a copy that was trained
+further.
 
-The copy is trained on this project's own pages for some steps, of all weights or of a LoRA that is
-merged. Then both ways are profiled, as `python -m engine profile-variant` does: the copy reads the
-base's entries, and the base the copy's.
+The copy is trained on this project's own pages for some steps, in all weights or by a LoRA that is
+merged. Then both directions are profiled, as `python -m engine profile-variant` does: the copy
+reads the base's entries, and the base reads the copy's.
 """
 
 import random
@@ -46,8 +47,8 @@ def main() -> int:
     if options.rank:
         from peft import LoraConfig, get_peft_model
 
-        wanted = LoraConfig(task_type="CAUSAL_LM", r=options.rank, target_modules="all-linear")
-        copy = get_peft_model(copy, wanted)
+        lora = LoraConfig(task_type="CAUSAL_LM", r=options.rank, target_modules="all-linear")
+        copy = get_peft_model(copy, lora)
     weights = [weight for weight in copy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=options.rate)
     rng = random.Random(1)
@@ -62,7 +63,7 @@ def main() -> int:
     if options.rank:
         copy = copy.merge_and_unload()
     if options.save:
-        # With the base's own files beside: its tokenizer and template stay as they are.
+        # The base's tokenizer and template go with the copy.
         shutil.copytree(options.model, options.save)
         copy.save_pretrained(options.save)
     print(

@@ -47,9 +47,10 @@ ENVIRONMENT = {
 
 
 class Stopwatch:
-    """Processor time of this thread inside callables, nested ones counted once per watch.
+    """Processor time of this thread inside some callables.
 
-    The model is computed in the same thread, so another program's turns are in neither.
+    The model is computed in the same thread, so other programs' turns on the processor do not
+    count.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,10 @@ class VllmWorker:
         from vllm import LLM
         from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-        self.steps, self.hooks, self.inner, self.outer = (Stopwatch() for _ in range(4))
+        self.steps = Stopwatch()
+        self.hooks = Stopwatch()
+        self.inner = Stopwatch()
+        self.outer = Stopwatch()
         KVCacheManager.allocate_slots = self.inner.wrap(KVCacheManager.allocate_slots)
         self._llm = LLM(
             model=model,
@@ -112,26 +116,26 @@ class VllmWorker:
         params = []
         for index in range(requests):
             self._num += 1
-            which = index % len(prefixes)
-            key = f"{seed}-{which}"
-            ours = {
+            conversation = index % len(prefixes)
+            key = f"{seed}-{conversation}"
+            directive = {
                 "request_id": str(self._num),
                 "scope": "bench",
                 "token": TOKEN,
                 "wants": [{"key": key, "tokens": PREFIX_TOKENS, "expires_at": float(seed)}],
                 "read": key if index >= len(prefixes) else None,
             }
-            inputs.append({"prompt_token_ids": prefixes[which] + draw(rng, TAIL_TOKENS)})
+            inputs.append({"prompt_token_ids": prefixes[conversation] + draw(rng, TAIL_TOKENS)})
             params.append(
                 SamplingParams(
                     max_tokens=OUTPUT_TOKENS,
                     temperature=0,
                     ignore_eos=True,
-                    extra_args={"kv_transfer_params": {"holdfast": ours}},
+                    extra_args={"kv_transfer_params": {"holdfast": directive}},
                 )
             )
         self._llm.generate(inputs, params, use_tqdm=False)
-        self._core.holdfast_release([f"{seed}-{which}" for which in range(len(prefixes))])
+        self._core.holdfast_release([f"{seed}-{number}" for number in range(len(prefixes))])
 
     def share(self, requests: int) -> dict[str, float]:
         """Time inside hooks and wraps, as shares of the steps' time, over one round."""

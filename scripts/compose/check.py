@@ -321,8 +321,8 @@ class Clients:
 
     def wait_for_more(self, count: int = 2 * CLIENTS) -> None:
         """Wait until so many further requests have been answered whole."""
-        wanted = self.so_far()["done"] + count
-        wait_for("requests to be answered again", lambda: self.so_far()["done"] >= wanted)
+        target = self.so_far()["done"] + count
+        wait_for("requests to be answered again", lambda: self.so_far()["done"] >= target)
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Clients"]:

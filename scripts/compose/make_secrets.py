@@ -20,10 +20,10 @@ READABLE = 0o444
 EXAMPLE = "scripts/compose/example-request.json"
 
 
-def secret_of(path: Path, wanted: str, beginning: str = "", mode: int = OWNER_ONLY) -> str:
+def secret_of(path: Path, value: str, beginning: str = "", mode: int = OWNER_ONLY) -> str:
     """The secret of this file, which is `wanted` where that is not empty, else made once."""
     stored = path.read_text("utf-8") if path.exists() else ""
-    secret = wanted or stored or beginning + secrets.token_hex(32)
+    secret = value or stored or beginning + secrets.token_hex(32)
     if secret != stored:
         write(path, secret, mode)
     return secret

@@ -1,9 +1,9 @@
 """Write gateway/LICENCES.md: every package that an installation brings, and its licence.
 
-What needs what stands in requirements.lock, and the licences are what the installed packages say of
-themselves. Run it after a change of dependencies, where all extras but vLLM are installed;
-tests/scripts/test_lock.py fails when it was forgotten. Ends with 1 when a package names no
-licence, or is not installed.
+The packages of each extra are those of requirements.lock. The installed packages name their own
+licences. Run it after a change of dependencies, where all extras but vLLM are installed:
+tests/scripts/test_lock.py fails until then. It ends with 1 when a package names no licence or is
+not installed.
 """
 
 import sys
@@ -35,10 +35,9 @@ def packages_of(need: str) -> set[str]:
     """Canonical names of all that the base or an extra brings on this platform."""
     pins = [entry.partition(" \\")[0] for entry in read_lock()[need]]
     pins += [text for text in requirements_of(need, read_project()) if is_unhashed(text)]
-    wanted = map(Requirement, pins)
     return {
         canonicalize_name(requirement.name)
-        for requirement in wanted
+        for requirement in map(Requirement, pins)
         if not requirement.marker or requirement.marker.evaluate()
     }
 
@@ -61,15 +60,15 @@ def licence_of(name: str) -> str:
 
 
 def text() -> str:
-    parts: dict[str, set[str]] = {}
-    for part in ("base", *EXTRAS):
-        for name in packages_of(part):
-            parts.setdefault(name, set()).add(part)
-    rows = [
-        f"- {name}: {licence_of(name)}"
-        + ("\n" if "base" in needed else f" ({', '.join(sorted(needed))})\n")
-        for name, needed in sorted(parts.items())
-    ]
+    """The page."""
+    extras_of: dict[str, set[str]] = {}
+    for extra in ("base", *EXTRAS):
+        for name in packages_of(extra):
+            extras_of.setdefault(name, set()).add(extra)
+    rows = []
+    for name, extras in sorted(extras_of.items()):
+        note = "" if "base" in extras else f" ({', '.join(sorted(extras))})"
+        rows.append(f"- {name}: {licence_of(name)}{note}\n")
     return HEAD + "".join(rows)
 
 

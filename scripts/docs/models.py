@@ -3,10 +3,10 @@
     python -m scripts.docs.models > engine/MODELS.md
     VLLM_PYTHON=.venv-vllm/bin/python python -m scripts.docs.models > engine/MODELS.md
 
-Each is made tiny, with random weights. The native engine checks it as at every start: its logits
-through our paged attention, chunk by chunk, against transformers' own forward. vLLM loads it with
-our connector, which leases an entry at a mark and must read all of it behind another prompt. Takes
-a minute, and ten more with vLLM.
+Each model is tiny, with random weights. The native engine checks it as at every start: it compares
+its logits, through our paged attention and chunk by chunk, with transformers' own forward. vLLM
+loads it with our connector, which leases an entry at a mark and must read all of it behind another
+prompt. This takes a minute, and ten more with vLLM.
 """
 
 import os
@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,7 +108,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
 _SETTINGS = {name: dict[str, Any]() for name in _ALIKE.split()} | _OTHERS
 ARCHITECTURES = sorted(_SETTINGS)
 _VLLM_BLOCKS = 384
-_TOLD = 100
+_MAX_ERROR = 100
 _ERROR = re.compile(
     r"^(?:\[rank0\]: )?[A-Za-z_.]+(?:Error|Exception|Refused): "
     r"(?:.* validation errors? for .*\n  )?(.+)$",
@@ -134,17 +134,21 @@ def tiny_model(architecture: str) -> PreTrainedModel:
 
 
 def natively(model: PreTrainedModel, attention: Attention) -> str:
-    """`served`, or why not."""
+    """How the native engine serves the model, or why not."""
     try:
         layout = prepare_model(model, attention).layout
     except ModelRefused as refusal:
         return f"refused: {refusal}"
-    words = ["served", "latents" * bool(layout.latent_rank), "state" * bool(layout.state_parts)]
-    return ", ".join(word for word in words if word)
+    words = ["served"]
+    if layout.latent_rank:
+        words.append("latents")
+    if layout.state_parts:
+        words.append("state")
+    return ", ".join(words)
 
 
 def on_vllm(folders: Sequence[Path], python: str) -> Iterator[str]:
-    """Of each model `served` and where entries end, or why not, by a Python that has vLLM."""
+    """How vLLM serves each model, or why not, by a Python that has vLLM."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -154,16 +158,16 @@ def on_vllm(folders: Sequence[Path], python: str) -> Iterator[str]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     command = [python, "-m", "scripts.docs.models", *map(str, folders)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as ran:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
         for folder in folders:
-            outcome_file = folder / "told"
-            while not outcome_file.exists() and ran.poll() is None:
+            outcome_file = folder / "outcome"
+            while not outcome_file.exists() and process.poll() is None:
                 time.sleep(1)
             yield outcome_file.read_text("utf-8")
 
 
 def try_each(folders: Sequence[Path]) -> None:
-    """In a fork of this process each: vLLM is imported once."""
+    """Try each model in a fork of this process: vLLM is imported once."""
     import vllm  # noqa: F401
 
     for folder in folders:
@@ -176,12 +180,13 @@ def try_each(folders: Sequence[Path]) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         answer_file = folder / "answer"
         if answer_file.exists():
-            said = answer_file.read_text("utf-8")
+            outcome = answer_file.read_text("utf-8")
         else:
             errors = _ERROR.findall((folder / "log").read_text("utf-8", "replace"))
-            said = f"refused: {errors[-1][:_TOLD] if errors else f'ended with {status}'}"
-        (folder / "part").write_text(said, "utf-8")
-        (folder / "part").rename(folder / "told")
+            outcome = f"refused: {errors[-1][:_MAX_ERROR] if errors else f'ended with {status}'}"
+        # Renamed when it is whole: another process waits for the file.
+        (folder / "part").write_text(outcome, "utf-8")
+        (folder / "part").rename(folder / "outcome")
 
 
 def try_inside(folder: str) -> str:
@@ -218,8 +223,8 @@ def try_inside(folder: str) -> str:
     prefix = [3 + 7 * place % 190 for place in range(2 * size)]
 
     def ask(name: str, prompt: list[int], wants: list[str], read: str | None = None) -> Any:
-        wanted = [{"key": key, "tokens": len(prefix), "expires_at": 1.0} for key in wants]
-        fields = {"request_id": name, "token": token, "scope": "s", "wants": wanted, "read": read}
+        leases = [{"key": key, "tokens": len(prefix), "expires_at": 1.0} for key in wants]
+        fields = {"request_id": name, "token": token, "scope": "s", "wants": leases, "read": read}
         params = {"kv_transfer_params": {directive.PARAM_KEY: fields}}
         sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args=params)
         return engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
@@ -250,9 +255,11 @@ def main() -> int:
     outcome_by_name: dict[str, tuple[str, str]] = {}
     with TemporaryDirectory() as home:
         folders = [Path(home, name) for name in ARCHITECTURES]
-        for folder in folders if python else ():
-            tiny_model(folder.name).save_pretrained(folder)
-        vllm = on_vllm(folders, python) if python else repeat("not tried")
+        vllm: Iterable[str] = repeat("not tried")
+        if python:
+            for folder in folders:
+                tiny_model(folder.name).save_pretrained(folder)
+            vllm = on_vllm(folders, python)
         for name, vllm_outcome in zip(ARCHITECTURES, vllm, strict=False):
             outcome_by_name[name] = natively(tiny_model(name), "sdpa"), vllm_outcome
             print(name, *outcome_by_name[name], sep=": ", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""Write into alerts and Grafana's board what stands elsewhere.
+"""Write into the alerts and Grafana's board what is declared elsewhere.
 
-The classes of written tokens are those of `TTLS`, one for each lifetime. Severity and resolution of
-the alert of each kind of condition are those of gateway/conditions/kinds.toml. Run it after a
-change of them; tests/gateway/monitoring fails when it was forgotten.
+The classes of written tokens are those of `TTLS`, one for each lifetime. The severity and the
+resolution of an alert are those of its kind of condition in gateway/conditions/kinds.toml. Run it
+after a change of either: tests/gateway/monitoring fails until then.
 """
 
 import re
@@ -24,15 +24,15 @@ _WIDTH = 112
 
 
 def with_classes(text: str) -> str:
-    """The text, with every class of written tokens where it names one of them."""
+    """The text, in which all classes of written tokens stand wherever it names any."""
     return _WRITTEN.sub(WRITES, text)
 
 
 def with_conditions(text: str) -> str:
-    """The rules, with severity and resolution of the kind of condition that each is of."""
+    """The rules, each with the severity and the resolution of its kind of condition."""
     kinds = {kind.alert: kind for kind in KINDS.values()}
 
-    def written(match: re.Match[str]) -> str:
+    def rewrite(match: re.Match[str]) -> str:
         (rule,) = yaml.safe_load(match[0])
         kind = kinds.get(rule["alert"])
         if kind is None:
@@ -47,7 +47,7 @@ def with_conditions(text: str) -> str:
         dumped = yaml.safe_dump([rewritten], sort_keys=False, width=_WIDTH, allow_unicode=True)
         return "".join(f"  {line}\n" for line in dumped.splitlines())
 
-    return _RULE.sub(written, text)
+    return _RULE.sub(rewrite, text)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Check every page as it is drawn: 4 widths, 2 themes, and each state that its data can be in.
+"""Check every page as it is drawn: in 4 widths, 2 themes, and each state of its data.
 
-The states are: no data and no engine, one request, traffic on two and on four engines, and the
-sample month with its four. Why and Requests are looked at with a request picked, too. Prints the
-problems.
+The states are: no data and no engine; one request; traffic on two and on four engines; the sample
+month with its four engines. Why and Requests are also looked at with a request picked. The problems
+are printed.
 
     python -m scripts.docs.page_matrix [--states empty,two] [--pages a,b] [--widths 480,1440]
         [--themes dark]
@@ -45,7 +45,7 @@ from scripts.stack import (
 )
 
 CHECKS = (Path(__file__).parent / "dashboard_checks.js").read_text("utf-8")
-# The grid writes what a screen reader finds a moment after it is drawn.
+# The grid writes its text for screen readers a moment after it is drawn.
 TABLES_HAVE_TEXT = """() => [...document.querySelectorAll('[data-testid=stDataFrame]')]
     .every(frame => !frame.checkVisibility() || frame.querySelector('canvas table td'))"""
 # Where everything stands; null while the script runs or a chart has not been drawn.
@@ -68,7 +68,7 @@ MAX_HEIGHT = 3000
 
 
 def listen(page: Page, address: str) -> list[str]:
-    """What goes wrong outside the picture, as it happens."""
+    """The list to which problems outside the picture are added as they happen."""
     heard: list[str] = []
     chromium.listen(page, heard)
 
@@ -82,7 +82,7 @@ def listen(page: Page, address: str) -> list[str]:
 
 
 def show_whole(page: Page, width: int) -> None:
-    """Make the window so high that all of the page is drawn."""
+    """Make the window high enough for all of the page."""
     page.set_viewport_size({"width": width, "height": 1000})
     page.mouse.move(1, 1)
     wait_until_still(page)
@@ -92,12 +92,12 @@ def show_whole(page: Page, width: int) -> None:
         if page.viewport_size != {"width": width, "height": height}:
             page.set_viewport_size({"width": width, "height": height})
             wait_until_still(page)
-    with suppress(TimeoutError):  # then the checks say which table has none
+    with suppress(TimeoutError):  # the checks then say which table has no text
         page.wait_for_function(TABLES_HAVE_TEXT, timeout=6000)
 
 
 def wait_until_still(page: Page) -> None:
-    """Charts are drawn after the script has ended: wait until nothing changes its size any more."""
+    """Wait until nothing changes its size any more: charts are drawn after the script has ended."""
     before = None
     num_equal = 0
     deadline = time.monotonic() + STILL_SECONDS
@@ -111,7 +111,7 @@ def wait_until_still(page: Page) -> None:
 PAGES = tuple(entry.name for entry in entries())
 IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 WAIT_MS = 180_000
-# A table that a closed tab or expander has is there too, unseen.
+# A table in a closed tab or expander is there too, but not visible.
 SHOWN = ":is([data-testid=stMetric], [data-testid=stDataFrame], [data-testid=stAlert], textarea)"
 SHOWN += ":visible"
 
@@ -127,8 +127,8 @@ class DashboardStack:
 def running(
     data: Path, *, num_engines: int = 0, is_sample: bool = False
 ) -> Iterator[DashboardStack]:
-    """A gateway over `data`, a dashboard, and as many synthetic engines as are wanted; of the
-    sample month they are kept busy."""
+    """A gateway over `data`, a dashboard, and synthetic engines. With the sample month the engines
+    are kept busy."""
     settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
     with ExitStack() as stack:
         models = [
@@ -171,9 +171,9 @@ def send_traffic(gateway: str, num_turns: int) -> None:
             keys.append(reply.json()["key"])
         for number in range(num_turns):
             key = chance.choice(keys)
-            which = chance.randrange(6)
-            text = f"{which} " + "The lamp is lit at dusk. " * (240 + 150 * which)
-            system = marked(text, "1h" if which % 2 else "5m")
+            prefix = chance.randrange(6)
+            text = f"{prefix} " + "The lamp is lit at dusk. " * (240 + 150 * prefix)
+            system = marked(text, "1h" if prefix % 2 else "5m")
             limit = chance.randrange(1, 8)
             question = f"{number} " * chance.randrange(10, 900)
             body = body_of("synthetic", system, question, max_tokens=limit)
@@ -183,7 +183,7 @@ def send_traffic(gateway: str, num_turns: int) -> None:
 def signed_in(
     browser: Browser, stack: DashboardStack, key: str = ADMIN_KEY, **options: Any
 ) -> Page:
-    """A page in a context of its own; `options` are the context's."""
+    """A signed-in page, in a context of its own with these `options`."""
     page = new_page(browser, **options)
     sign_in(page, stack.dashboard, key)
     page.wait_for_load_state(timeout=WAIT_MS)
@@ -197,7 +197,7 @@ def open_page(
     time_range: str,
     query: Mapping[str, str] | None = None,
 ) -> float:
-    """Go there; return the seconds until it shows its numbers and its script has ended."""
+    """Open a page; return the seconds until it shows its numbers and its script has ended."""
     parameters = urlencode({"range": time_range, **(query or {})})
     started = time.perf_counter()
     page.goto(f"{stack.dashboard}/{name}?{parameters}", wait_until="domcontentloaded")
@@ -206,7 +206,7 @@ def open_page(
 
 
 def switch_page(page: Page, name: str) -> float:
-    """Go there by the sidebar; return the seconds, as `open_page` does."""
+    """Go to a page by the sidebar; return the seconds as `open_page` does."""
     title = next(entry.title for entry in entries() if entry.name == name)
     started = time.perf_counter()
     page.get_by_test_id("stSidebarNavLink").filter(has_text=title).first.click()
@@ -222,7 +222,7 @@ def _wait_for_numbers(page: Page) -> None:
 
 
 STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 4}
-"""By state how many engines run."""
+"""How many engines run in each state."""
 SAMPLE_SECONDS = 30.0
 """How long the sample's applications ask before a page is looked at."""
 NUM_TURNS = {"one": 1, "two": 60, "four": 60}
@@ -231,7 +231,7 @@ PHONE = 480
 """A window of this width is opened anew: its menu is folded from the start."""
 THEMES = ("light", "dark")
 PICKED = {"why": ("miss", "any"), "requests": ("request", None)}
-"""The pages that show one request: its name in their URL, and which miss reasons are asked for."""
+"""The pages that show one request: its parameter in their URL, and the miss reason to look for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,8 @@ def main() -> int:
     )
     pages = [name for name in options.pages.split(",") if name in PAGES]
     widths = [int(width) for width in options.widths.split(",")]
-    num_problems = num_drawn = 0
+    num_problems = 0
+    num_drawn = 0
     for state in options.states.split(","):
         with stack_in(state, options.turns) as stack:
             for sight in look(stack, state, options.themes.split(","), pages, widths):
@@ -278,7 +279,7 @@ def main() -> int:
 
 @contextmanager
 def stack_in(state: str, num_turns: int) -> Iterator[DashboardStack]:
-    """Servers whose data are in that state."""
+    """The servers of a state."""
     with TemporaryDirectory() as folder:
         data = Path(folder)
         if state == "month":
@@ -296,7 +297,8 @@ def look(
     pages: Sequence[str],
     widths: Sequence[int],
 ) -> Iterator[Drawn]:
-    """Every page at every width in every theme; those of one request with the newest, too."""
+    """Every page at every width in every theme. The pages of one request also with the newest one
+    picked."""
     sights: list[tuple[str, dict[str, str]]] = [(page, {}) for page in pages]
     with httpx.Client(base_url=stack.gateway, headers={"x-api-key": ADMIN_KEY}, timeout=60) as http:
         for picked, (name, reason) in PICKED.items():
@@ -304,23 +306,24 @@ def look(
             turns = http.get("/admin/v1/turns/search", params=parameters).raise_for_status().json()
             if picked in pages and turns["turns"]:
                 sights.append((picked, {name: turns["turns"][0]["id"]}))
-    phone, wide = ([w for w in widths if (w == PHONE) is is_phone] for is_phone in (True, False))
+    phone = [width for width in widths if width == PHONE]
+    wide = [width for width in widths if width != PHONE]
     groups = itertools.product(themes, filter(None, (phone, wide)), (ADMIN_KEY, API_KEY))
     time_range = "30d" if state == "month" else "1h"
     with browsing() as browser:
-        for theme, wanted, key in groups:
+        for theme, group_widths, key in groups:
             key_sights = [
                 sight for sight in sights if (sight[0] == "playground") is (key == API_KEY)
             ]
             if not key_sights:
                 continue
-            size: Any = {"width": wanted[0], "height": 1000}
+            size: Any = {"width": group_widths[0], "height": 1000}
             page = signed_in(browser, stack, key, viewport=size, color_scheme=theme)
             heard = listen(page, urlsplit(stack.dashboard).netloc)
             for name, query in key_sights:
                 page.set_viewport_size(size)
                 open_page(page, stack, name, time_range, query)
-                for width in wanted:
+                for width in group_widths:
                     give_input(page, name)
                     show_whole(page, width)
                     problems = [*page.evaluate(CHECKS), *heard]

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,40 +64,54 @@ def ask(url: str, word: str, *, is_marked: bool = True) -> dict[str, int]:
 
 
 def tiers() -> Iterator[tuple[str, str]]:
-    """Raises AssertionError where a lease that the tier holds was not read."""
+    """Check that leases stay readable. Raise AssertionError where one that the tier holds was not
+    read."""
     if find_spec("vllm") is None:
         yield "vLLM's tiers", "skipped: no vLLM"
         return
     import torch
 
     is_gpu = torch.cuda.is_available()
-    wanted = 0
+    lease_tokens = 0
     wrong = list[str]()
     with TemporaryDirectory() as name:
         transfer = beside(Path(name), is_gpu=is_gpu)
-        arguments = {"max_model_len": 4096, "kv_transfer_config": transfer}
-        settings = {
-            "ENGINE_NUM_BLOCKS": "256",
-            "ENGINE_BLOCK_SIZE": "32",
-            "ENGINE_VLLM_ARGS": json.dumps(arguments),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "0",
-        }
         for event in ("the flood", "a restart", "kill -9"):
-            with serving_engine("vllm", settings, Path(name, "log")) as server:
+            with serving_engine("vllm", _settings(transfer), Path(name, "log")) as server:
                 server.wait()
-                if not wanted:
+                if event == "the flood":
                     written = ask(server.url, "first")
-                    wanted = ask(server.url, "first")["cache_read_tokens"]
-                    yield "written, and read at once", f"{written}; {wanted} tokens"
-                    for number in range(LEASES + PROMPTS):
-                        ask(server.url, f"other{number}", is_marked=number < LEASES)
+                    lease_tokens = ask(server.url, "first")["cache_read_tokens"]
+                    yield "written, and read at once", f"{written}; {lease_tokens} tokens"
+                    _flood(server.url)
                 usage = ask(server.url, "first")
-                if usage["cache_read_tokens"] != wanted and (is_gpu or event == "the flood"):
+                is_held = is_gpu or event == "the flood"
+                if usage["cache_read_tokens"] != lease_tokens and is_held:
                     wrong.append(event)
-                read = "{cache_read_tokens} tokens, and {automatic_tokens} automatic"
-                yield f"{transfer['kv_connector']}: read after {event}", read.format_map(usage)
+                result = "{cache_read_tokens} tokens, and {automatic_tokens} automatic"
+                yield f"{transfer['kv_connector']}: read after {event}", result.format_map(usage)
                 time.sleep(SETTLE_SECONDS)
-                for pid in family(server.pid) if event == "a restart" else ():
-                    os.kill(pid, signal.SIGKILL)
-    assert wanted and not wrong, f"not read after {wrong}"
+                if event == "a restart":
+                    _kill(family(server.pid))
+    assert lease_tokens and not wrong, f"not read after {wrong}"
+
+
+def _settings(transfer: dict[str, Any]) -> dict[str, str]:
+    arguments = {"max_model_len": 4096, "kv_transfer_config": transfer}
+    return {
+        "ENGINE_NUM_BLOCKS": "256",
+        "ENGINE_BLOCK_SIZE": "32",
+        "ENGINE_VLLM_ARGS": json.dumps(arguments),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+    }
+
+
+def _flood(url: str) -> None:
+    for number in range(LEASES + PROMPTS):
+        ask(url, f"other{number}", is_marked=number < LEASES)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

@@ -224,9 +224,9 @@ def _engine_arg(text: str) -> tuple[str, str]:
         raise UsageError(f"`--engine-arg` must have the form K=V: {text}")
     if key in ("host", "port", "secret", "backend"):
         raise UsageError(f"`--engine-arg {key}` is set by scripts/run itself")
-    known = [name[7:].lower() for name in known_settings() if name.startswith("ENGINE_")]
-    if key not in known:
-        nearest = get_close_matches(key, known, 1)
+    names = [name[7:].lower() for name in known_settings() if name.startswith("ENGINE_")]
+    if key not in names:
+        nearest = get_close_matches(key, names, 1)
         meant = f": did you mean `{nearest[0]}`?" if nearest else ";"
         raise UsageError(
             f"`--engine-arg {key}` is no engine setting{meant} engine/SETTINGS.md lists all"
@@ -432,15 +432,15 @@ def seconds_of(name: str, environment: Mapping[str, str], default: float) -> flo
 
 def check_ports(programs: list[Program], options: Options) -> None:
     """Raises StartError, with a base port that is free, where a port can't be had."""
-    wanted = {program.name: program.port for program in programs if program.port is not None}
-    errors = {name: refusal(port) for name, port in wanted.items()}
+    ports = {program.name: program.port for program in programs if program.port is not None}
+    errors = {name: refusal(port) for name, port in ports.items()}
     refused = [name for name, number in errors.items() if number]
     if not refused:
         return
     if errno.EACCES in errors.values():
         raise StartError("ports below 1024 are the system's; name a higher --port")
-    taken = ", ".join(f"{wanted[name]} (for the {name})" for name in refused)
-    above = [port - options.port for port in wanted.values()]
+    taken = ", ".join(f"{ports[name]} (for the {name})" for name in refused)
+    above = [port - options.port for port in ports.values()]
     others = (
         base for base in range(9080, 60_080, 1000) if not any(refusal(base + a) for a in above)
     )

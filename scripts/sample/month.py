@@ -223,10 +223,11 @@ _INSTANCE = "5a3b1e00"
 
 @dataclass(slots=True)
 class SampleEntry:
-    """An entry, readable from `ready_ms` until `until_ms`."""
+    """An entry."""
 
     tokens: int
     ttl: Ttl
+    # It is readable in between.
     ready_ms: int
     until_ms: int
 
@@ -335,9 +336,9 @@ class SampleCache:
         return "in_progress_race" if held.ready_ms > ms else "ttl_expired"
 
     def write(self, mark: MarkedPrefix, ms: int, ready_ms: int) -> None:
-        known = self._entries.get(mark.key)
-        if known is not None and ms < known.until_ms:
-            known.refresh(ms)
+        entry = self._entries.get(mark.key)
+        if entry is not None and ms < entry.until_ms:
+            entry.refresh(ms)
             return
         if known is not None:
             self._end_leases([known], ms)
@@ -698,8 +699,8 @@ class Month:
         """Mostly the engine that holds most of the prompt; None while no engine is up."""
         app = arrival.app
         ms = arrival.ms
-        wanted = ENGINE_MODEL[arrival.app.model]
-        up = [cache for cache in engines if cache.machine.serves == wanted and cache.is_up(ms)]
+        model = ENGINE_MODEL[arrival.app.model]
+        up = [cache for cache in engines if cache.machine.serves == model and cache.is_up(ms)]
         if not up:
             return None
         holder = max(up, key=lambda engine: engine.holds(prompt.keys, ms))

@@ -87,8 +87,8 @@ def show(folder: Path, needs: list[str]) -> None:
     for need in ("base", *needs):
         for entry in lock.get(need, ()):
             owners.setdefault(entry, []).append(need)
-    written = [f"{FOR}{' '.join(owners[entry])}\n{entry}\n" for entry in sorted(owners)]
-    (folder / LOCK).write_text("".join(written), "utf-8")
+    parts = [f"{FOR}{' '.join(owners[entry])}\n{entry}\n" for entry in sorted(owners)]
+    (folder / LOCK).write_text("".join(parts), "utf-8")
 
 
 def digest(requirements: list[str]) -> str:
@@ -111,48 +111,52 @@ def index_options(needs: list[str]) -> list[str]:
 
 
 def run(*arguments: str) -> None:
-    """Run a module of Python, its output in LOG, and say now and then that it goes on.
+    """Run a module of Python, with its output in LOG, and say now and then that it goes on.
 
-    Raises InstallError with its reason where it fails. It ends with us.
+    The module ends with this process. Raise InstallError with its reason where it fails.
     """
-    began = time.monotonic()
-    last_line = began
     with LOG.open("a+") as log:
         begin = log.seek(0, os.SEEK_END)
         command = [sys.executable, "-m", *arguments]
         with subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT) as process:
             try:
-                while process.poll() is None:
-                    time.sleep(0.25)
-                    if time.monotonic() - last_line >= LINE_SECONDS:
-                        last_line = time.monotonic()
-                        print(
-                            f"    {last_line - began:.0f} s; what pip says is in {LOG}", flush=True
-                        )
+                _wait(process)
             finally:
                 process.terminate()
         log.seek(begin)
         lines = log.read().splitlines()
     if process.returncode != 0:
         errors = [line.partition("ERROR: ")[2] for line in lines if "ERROR: " in line]
-        said = " ".join(errors[:1] or lines[-1:]) or "it said nothing"
+        reason = " ".join(errors[:1] or lines[-1:]) or "it said nothing"
         raise InstallError(
-            f"pip could not install: {said[:200]}; look for room on the disk and whether the "
+            f"pip could not install: {reason[:200]}; look for room on the disk and whether the "
             f"package index is reached, and run again (all it said: {LOG})"
         )
 
 
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the process, with a line now and then."""
+    began = time.monotonic()
+    last_line = began
+    while process.poll() is None:
+        time.sleep(0.25)
+        if time.monotonic() - last_line >= LINE_SECONDS:
+            last_line = time.monotonic()
+            print(f"    {last_line - began:.0f} s; what pip says is in {LOG}", flush=True)
+
+
 def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = True) -> None:
-    """Install the base, if wanted, and `needs` unless the stamp says that they are here."""
+    """Install the base, if it is wanted, and `needs`, unless the stamp says that they are here."""
     project = read_project()
     lock = read_lock() if is_locked else {}
     names = ["base", *needs] if is_base_wanted else needs
-    wanted = {need: requirements_of(need, project) + lock.get(need, []) for need in names}
+    requirements = {need: requirements_of(need, project) + lock.get(need, []) for need in names}
     # Two starts at the same time must not install over each other.
     with (Path(sys.prefix) / "holdfast-install.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         stamp = json.loads(STAMP.read_text("utf-8")) if STAMP.exists() else {}
-        missing = [n for n, requirements in wanted.items() if stamp.get(n) != digest(requirements)]
+        digests = {need: digest(lines) for need, lines in requirements.items()}
+        missing = [need for need in names if stamp.get(need) != digests[need]]
         if not missing:
             return
         size = "; with PyTorch some 250 MB are downloaded" if "engine" in missing else ""
@@ -161,18 +165,19 @@ def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = 
         if importlib.util.find_spec("pip") is None:
             run("ensurepip", "--upgrade")
         install_all(names, project, lock)
-        stamp.update({need: digest(wanted[need]) for need in missing})
+        stamp.update({need: digests[need] for need in missing})
         STAMP.write_text(json.dumps(stamp, indent=1), "utf-8")
 
 
 def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[str]]) -> None:
-    """First what has hashes, each file checked; then the rest, which must agree with it."""
+    """First install what has hashes, with each file checked. Then install the other requirements,
+    which must agree with it."""
     hashed_entries: set[str] = set()
-    rest: set[str] = set()
+    unhashed: set[str] = set()
     for need in needs:
         hashed_entries.update(lock.get(need, ()))
         requirements = requirements_of(need, project)
-        rest.update(r for r in requirements if need not in lock or is_unhashed(r))
+        unhashed.update(line for line in requirements if need not in lock or is_unhashed(line))
     entries = sorted(hashed_entries)
     pip = ["pip", "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
@@ -181,12 +186,12 @@ def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[
         if entries:
             hashed.write_text("\n".join(entries), "utf-8")
             run(*pip, "--require-hashes", "--no-deps", "-r", str(hashed))
-        if rest:
+        if unhashed:
             if lock:
-                names = ", ".join(sorted(re.split(r"[^\w.-]", r)[0] for r in rest))
+                names = ", ".join(sorted(re.split(r"[^\w.-]", line)[0] for line in unhashed))
                 print(f"    not in {LOCK}, so without a hash: {names}", flush=True)
             pins.write_text("\n".join(entry.partition(" \\")[0] for entry in entries), "utf-8")
-            run(*pip, *index_options(needs), "-c", str(pins), *sorted(rest))
+            run(*pip, *index_options(needs), "-c", str(pins), *sorted(unhashed))
 
 
 def is_unhashed(requirement: str) -> bool:

@@ -55,11 +55,11 @@ def main() -> None:
     project = read_project()
     needs = {need: requirements_of(need, project) for need in NEEDS}
     with tempfile.TemporaryDirectory() as name:
-        known = Path(name, "all.txt")
+        all_pins = Path(name, "all.txt")
         if not options.upgrade and (ROOT / LOCK).exists():
-            known.write_text((ROOT / LOCK).read_text("utf-8"), "utf-8")
-        everything = compile_pins([*chain.from_iterable(needs.values())], known)
-        names = {need: set(compile_pins(pinned, known, known)) for need, pinned in needs.items()}
+            all_pins.write_text((ROOT / LOCK).read_text("utf-8"), "utf-8")
+        everything = compile_pins([*chain.from_iterable(needs.values())], all_pins)
+        names = {need: set(compile_pins(pins, all_pins, all_pins)) for need, pins in needs.items()}
     lines = [HEAD]
     for pin, entry in everything.items():
         owners = [need for need in NEEDS if pin in names[need]]

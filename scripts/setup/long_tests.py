@@ -33,14 +33,14 @@ def jobs() -> dict[str, dict[str, Any]]:
 
 
 def main(arguments: list[str]) -> int:
-    wanted, *extra = arguments or [""]
-    known = jobs()
-    if wanted not in known:
+    name, *extra = arguments or [""]
+    job_by_name = jobs()
+    if name not in job_by_name:
         print(__doc__)
-        for name, job in known.items():
-            print(f"  {name:14}{job['minutes']:>4} min  {job['about']}")
-        return 0 if wanted in ("", "-h", "--help") else 2
-    job = known[wanted]
+        for job_name, job in job_by_name.items():
+            print(f"  {job_name:14}{job['minutes']:>4} min  {job['about']}")
+        return 0 if name in ("", "-h", "--help") else 2
+    job = job_by_name[name]
     environment = {**job.get("numbers", {}), **os.environ}
     seed = ""
     tests = job.get("tests")
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         command = job.get("command") or python(job["module"])
     if "vllm_tests" not in command[0]:
         install(["gateway", "engine", "test"])
-    print(f"==> {wanted}: about {job['minutes']} minutes on two cores{seed}", flush=True)
+    print(f"==> {name}: about {job['minutes']} minutes on two cores{seed}", flush=True)
     try:
         return subprocess.run([*command, *extra], cwd=ROOT, env=environment).returncode
     except KeyboardInterrupt:

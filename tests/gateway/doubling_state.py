@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from engine.places import Connections
 from engine.protocol import ChainHeld, HeldName, Snapshot
-from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.accounts import TurnClaim, WorkspaceLimits
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.base.grants import Limits
 from gateway.http.query import query_problems
@@ -75,7 +75,7 @@ def _admitted(size: int) -> Work:
 
     def turn(workspace: str) -> None:
         principal = Principal(workspace, "k", "s", limits=Limits(requests_per_minute=10**9))
-        limits.take(Wanted("t", principal, 1))
+        limits.take(TurnClaim("t", principal, 1))
         limits.leave("t", workspace, is_open=True)
         limits.count_used(turn_record("t", workspace=workspace))
 

@@ -262,10 +262,25 @@ class _MessagesLowering(Lowering):
             self.mark(f"tools.{index}", tool.cache_control, is_absent=lowered is None)
             if lowered is not None:
                 self.tools.append(lowered)
-        system = request.system or []
-        for index, block in enumerate(
-            [wire.Text(text=system)] if isinstance(system, str) else system
-        ):
+        self._add_system(request.system or [])
+        self._add_messages(request.messages)
+        if not self.messages:
+            raise InvalidRequest("messages: at least one message is required")
+        automatic = automatic_ttl(request.cache_control) if request.cache_control else None
+        if automatic or any(slot.num_markers for slot in self.slots):
+            policy = None
+        plan = self.plan(
+            policy,
+            automatic,
+            list(islice(self._named.values(), MAX_NAMED)),
+            cache_salt=request.cache_salt,
+        )
+        _check_turns(self.messages, has_calls=plan.has_calls)
+        return plan
+
+    def _add_system(self, system: str | Sequence[wire.Text]) -> None:
+        blocks = [wire.Text(text=system)] if isinstance(system, str) else system
+        for index, block in enumerate(blocks):
             path = f"system.{index}"
             if not block.text and block.cache_control:
                 raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
@@ -275,7 +290,9 @@ class _MessagesLowering(Lowering):
             self.mark(path, block.cache_control, is_absent=text is None)
             if text is not None:
                 self.system.append(TextPart(text))
-        for index, message in enumerate(request.messages):
+
+    def _add_messages(self, messages: Sequence[wire.Message]) -> None:
+        for index, message in enumerate(messages):
             path = f"messages.{index}"
             content = message.content
             if message.only_sets_effort:
@@ -292,19 +309,6 @@ class _MessagesLowering(Lowering):
                 for position, block in enumerate(content or [])
             ]
             self.add(message.role, parts)
-        if not self.messages:
-            raise InvalidRequest("messages: at least one message is required")
-        automatic = automatic_ttl(request.cache_control) if request.cache_control else None
-        if automatic or any(slot.num_markers for slot in self.slots):
-            policy = None
-        plan = self.plan(
-            policy,
-            automatic,
-            list(islice(self._named.values(), MAX_NAMED)),
-            cache_salt=request.cache_salt,
-        )
-        _check_turns(self.messages, has_calls=plan.has_calls)
-        return plan
 
     def _tool(self, path: str, tool: wire.Tool, *, defers: bool) -> Tool | None:
         """The tool as the prompt begins with it; None for one that is not in its beginning."""
@@ -339,9 +343,9 @@ class _MessagesLowering(Lowering):
 
     def _part(self, path: str, role: str, block: wire.Block) -> Part:
         kind = str(block.__struct_config__.tag)
-        wanted = _ROLE_OF.get(kind, role)
-        if wanted != role or (role == "system" and not isinstance(block, _IN_SYSTEM)):
-            where = f"`{wanted}`" if wanted != role else "`user` and `assistant`"
+        expected_role = _ROLE_OF.get(kind, role)
+        if expected_role != role or (role == "system" and not isinstance(block, _IN_SYSTEM)):
+            where = f"`{expected_role}`" if expected_role != role else "`user` and `assistant`"
             raise InvalidRequest(f"{path}: `{kind}` blocks can only be in {where} messages")
         match block:
             case wire.Thinking(thinking=thought):

@@ -37,9 +37,13 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Approximate(Strict):
-    """Our own: either of the marked prefix the part `keep` is kept in each layer, chosen by
-    `scorer`, or the marked block is read wherever it stands, some of its tokens computed anew, or
-    what a `sibling` model wrote of the prefix may be read."""
+    """Our own: what of a prompt need not be exact. One of three is asked for.
+
+    - `keep`, `scorer`: of the marked prefix this part is kept in each layer; the scorer chooses it
+    - `block`, `recompute`: the marked block is read wherever it stands, and some of its tokens are
+      computed anew
+    - `sibling`: what a sibling model wrote of the prefix may be read
+    """
 
     keep: Annotated[float, msgspec.Meta(ge=LEAST_KEEP, lt=1)] | None = None
     scorer: Scorer | None = None
@@ -534,9 +538,9 @@ def _decode(
 
 def _foreign(tool: Raw) -> Tool:
     declared = declared_tool(tool)
-    known = described(declared.type)
-    if known is not None:
-        about, schema = known
+    description = described(declared.type)
+    if description is not None:
+        about, schema = description
         fields = {n: v for n, v in _open.decode(tool).items() if n not in ("type", *_OPTIONS)}
         return _tool.decode(_encode({**fields, "description": about, "input_schema": schema}))
     marker = declared.cache_control

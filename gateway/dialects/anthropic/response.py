@@ -305,7 +305,11 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """`request_counts` add up to the rows. `results_url` is there once the batch has ended."""
+    """A batch of messages.
+
+    - `request_counts`: they add up to the rows
+    - `results_url`: it is there once the batch has ended
+    """
 
     id: str
     type: Literal["message_batch"] = "message_batch"

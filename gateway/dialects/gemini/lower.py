@@ -59,7 +59,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldContent:
     """A cached content behind which a request stands: it lives `seconds` more."""
 
     prompted: wire.Prompted
@@ -72,7 +72,7 @@ def ask_of(
     context: RequestContext,
     *,
     stream: bool,
-    held: Held | None = None,
+    held: HeldContent | None = None,
     is_count: bool = False,
 ) -> Ask:
     """The request, behind what is `held` of a cached content, whose end is marked; without one the
@@ -83,32 +83,14 @@ def ask_of(
     config = request.generation_config
     notepad = lowering.notepad
     thoughts = config.thinking_config
-    if not request.contents:
-        raise InvalidRequest("contents: contents are required")
-    if request.contents[-1].role == "model" and not is_count:
-        raise InvalidRequest("contents: the last content must be of role 'user'")
-    field = request.system_instruction or request.tools or request.tool_config
-    if request.cached_content is not None and field:
-        raise InvalidRequest(
-            "cachedContent: excludes systemInstruction, tools and toolConfig: they belong to the"
-            " cached content"
-        )
-    if held is not None and request.cache_salt is not None:
-        raise InvalidRequest("cacheSalt: excludes cachedContent, which was written without it")
+    _check(request, held, is_count=is_count)
     wire.FIELDS.note(request, notepad)
-    _check_supported(config)
     choice = tool_choice_of(request if held is None else held.prompted, notepad)
     if held is not None:
         lowering.add_held(held, "cachedContent.")
     lowering.add_prompted(request, "")
     lowering.check_answered()
     plan = lowering.plan_behind(held, request.cache_salt)
-    if not all(config.stop_sequences):
-        raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
-    if config.max_output_tokens == 0 and config.candidate_count > 1:
-        raise InvalidRequest("generationConfig.candidateCount: must be 1 without output tokens")
-    if config.logprobs and not config.response_logprobs:
-        raise InvalidRequest("generationConfig.logprobs: only allowed with responseLogprobs")
     if config.top_k:
         why = "the model's server can't be told it"
         notepad.wish("generationConfig.topK", why, "own_template")
@@ -126,7 +108,23 @@ def ask_of(
     )
 
 
-def _check_supported(config: wire.GenerationConfig) -> None:
+def _check(
+    request: wire.GenerateRequest, held: HeldContent | None, *, is_count: bool
+) -> None:
+    """Raise InvalidRequest for fields that exclude each other, and for what no engine can do."""
+    config = request.generation_config
+    if not request.contents:
+        raise InvalidRequest("contents: contents are required")
+    if request.contents[-1].role == "model" and not is_count:
+        raise InvalidRequest("contents: the last content must be of role 'user'")
+    field = request.system_instruction or request.tools or request.tool_config
+    if request.cached_content is not None and field:
+        raise InvalidRequest(
+            "cachedContent: excludes systemInstruction, tools and toolConfig: they belong to the"
+            " cached content"
+        )
+    if held is not None and request.cache_salt is not None:
+        raise InvalidRequest("cacheSalt: excludes cachedContent, which was written without it")
     for name in wire.REFUSED:
         if getattr(config, name) is not None:
             raise InvalidRequest(
@@ -134,15 +132,21 @@ def _check_supported(config: wire.GenerationConfig) -> None:
             )
     if any(modality.upper() != "TEXT" for modality in config.response_modalities):
         raise InvalidRequest("generationConfig.responseModalities: only TEXT is supported")
+    if not all(config.stop_sequences):
+        raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
+    if config.max_output_tokens == 0 and config.candidate_count > 1:
+        raise InvalidRequest("generationConfig.candidateCount: must be 1 without output tokens")
+    if config.logprobs and not config.response_logprobs:
+        raise InvalidRequest("generationConfig.logprobs: only allowed with responseLogprobs")
 
 
-def _thinks_by(wanted: wire.ThinkingConfig | None, notepad: Notepad) -> str | None:
+def _thinks_by(thinking: wire.ThinkingConfig | None, notepad: Notepad) -> str | None:
     """A budget of 0 is the wish not to think; any other setting is a wish to."""
-    if wanted is None or wanted.thinking_budget == 0:
+    if thinking is None or thinking.thinking_budget == 0:
         return None
     path = "generationConfig.thinkingConfig"
-    budget = wanted.thinking_budget
-    if not (wanted.include_thoughts or budget is not None or wanted.thinking_level):
+    budget = thinking.thinking_budget
+    if not (thinking.include_thoughts or budget is not None or thinking.thinking_level):
         return None
     if budget is not None and budget > 0:
         notepad.ignore(f"{path}.thinkingBudget", "thinking has no budget of its own")
@@ -277,14 +281,14 @@ class GeminiLowering(Lowering):
                     parts.append(segment)
             self.add(role, parts)
 
-    def add_held(self, held: Held, where: str) -> None:
+    def add_held(self, held: HeldContent, where: str) -> None:
         """The prompt of a cached content, which stands first. Its end is marked."""
         self.add_prompted(held.prompted, where)
         target = find_target(self.slots)
         if target is not None:
             self.slots[target] = replace(self.slots[target], marker=held.ttl, num_markers=1)
 
-    def plan_behind(self, held: Held | None, cache_salt: str | None) -> Plan:
+    def plan_behind(self, held: HeldContent | None, cache_salt: str | None) -> Plan:
         """The plan. Its breakpoint lives as long as the cached content; without one the key's
         policy marks the prompt."""
         if held is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from engine.protocol import Part, TextPart, ThinkingPart, ToolChoice
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.gemini import request as gemini
-from gateway.dialects.gemini.lower import GeminiLowering, Held, json_schema, tool_choice_of
+from gateway.dialects.gemini.lower import GeminiLowering, HeldContent, json_schema, tool_choice_of
 from gateway.dialects.interactions.request import (
     CONTENTS,
     FIELDS,
@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
     ask: Ask
 
 
-def prepare(decoded: Decoded, context: RequestContext, held: Held | None) -> Prepared:
+def prepare(decoded: Decoded, context: RequestContext, held: HeldContent | None) -> Prepared:
     """The request, behind what is `held` of a cached content. Raise InvalidRequest for content that
     no engine takes."""
     request = decoded.request
@@ -94,12 +94,14 @@ def _thinks_by(decoded: Decoded) -> str | None:
     return None
 
 
-def _choice_of(lowering: "_InteractionLowering", decoded: Decoded, held: Held | None) -> ToolChoice:
-    wanted = decoded.request.generation_config.tool_choice
+def _choice_of(
+    lowering: "_InteractionLowering", decoded: Decoded, held: HeldContent | None
+) -> ToolChoice:
+    tool_choice = decoded.request.generation_config.tool_choice
     path = "generation_config.tool_choice"
-    if wanted is None:
+    if tool_choice is None:
         return ToolChoice() if held is None else tool_choice_of(held.prompted, lowering.notepad)
-    choice = wanted.allowed_tools
+    choice = tool_choice.allowed_tools
     names = {tool.name for tool in lowering.tools}
     allowed = names if choice.tools is None else set(choice.tools)
     for name in sorted(allowed - names):
@@ -188,10 +190,10 @@ class _InteractionLowering(GeminiLowering):
         elif hosted and kind.removesuffix(hosted) in _HOSTED_STEPS:
             self.notepad.ignore(path, HOSTED)
         else:
-            shown = f"; '{kind[:64]}' is none of them" if kind else ""
+            note = f"; '{kind[:64]}' is none of them" if kind else ""
             raise InvalidRequest(
                 f"{path}.type: must be user_input, model_output, thought, function_call,"
-                f" function_result, or a content's: {', '.join(CONTENTS)}{shown}"
+                f" function_result, or a content's: {', '.join(CONTENTS)}{note}"
             )
 
     def _begin_answer(self) -> None:

@@ -148,14 +148,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Decoded(NamedTuple):
-    """A request and its input as it came. `left_out` are the paths of unknown fields, `num_earlier`
-    of its steps were kept, and `num_lost` interactions before it are kept no longer."""
+    """A request and its input as it came."""
 
     request: InteractionRequest
     input: Any
     output_schema: dict[str, Any] | None
+    # The paths of unknown fields.
     left_out: Sequence[str]
+    # So many of its steps are from stored interactions.
     num_earlier: int = 0
+    # So many interactions before it are stored no longer.
     num_lost: int = 0
 
     @property

@@ -49,10 +49,10 @@ class ModalityTokens(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """`total_input_tokens` has the whole prompt, what was read of it included.
+    """Tokens. Output and thoughts do not overlap.
 
-    `total_cached_tokens` are the tokens that are billed as read, from a cached content or from any
-    other lease. Output and thoughts do not overlap.
+    - `total_input_tokens`: the whole prompt, what was read of it included
+    - `total_cached_tokens`: tokens billed as read, from a cached content or from any other lease
     """
 
     total_input_tokens: int
@@ -147,8 +147,8 @@ class InteractionWriter(Writer[Event, Interaction]):
         if isinstance(holdfast, Holdfast):
             before = holdfast.ignored if holdfast.ignored is not UNSET else []
             ignored = [*before, Ignored("store", NOT_KEPT)]
-            told = msgspec.structs.replace(holdfast, ignored=ignored)
-            self.interaction = msgspec.structs.replace(self.interaction, holdfast=told)
+            changed_holdfast = msgspec.structs.replace(holdfast, ignored=ignored)
+            self.interaction = msgspec.structs.replace(self.interaction, holdfast=changed_holdfast)
 
     def _begin_stream(self) -> Iterator[Event]:
         begun = msgspec.structs.replace(self.interaction, holdfast=self.extension)

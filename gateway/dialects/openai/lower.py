@@ -48,56 +48,18 @@ _MAX_TOKEN_DIGITS = 9
 
 
 def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
-    """Without a limit the answer may take the rest of the context.
+    """The Ask of a chat request. Without a limit the answer may take the rest of the context.
 
     Raise InvalidRequest for content that no engine could be sent.
     """
-    max_tokens = request.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = request.max_tokens
-    elif request.max_tokens not in (None, max_tokens):
-        raise InvalidRequest(
-            "max_tokens: must not differ from max_completion_tokens, which replaces it"
-        )
+    max_tokens = _chat_max_tokens(request)
     request = msgspec.structs.replace(request, messages=with_tools(request.messages))
-    # The messages right behind a tool call answer it, and answer no other call.
-    pending: Counter[str] = Counter()
-    num_pending = 0
-    for index, turn in enumerate([*request.messages, None]):
-        path = "messages" if turn is None else f"messages[{index}]"
-        if isinstance(turn, wire.ToolMessage):
-            if not pending[turn.tool_call_id]:
-                raise InvalidRequest(
-                    f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
-                    " preceding message with 'tool_calls'"
-                )
-            pending[turn.tool_call_id] -= 1
-            num_pending -= 1
-            continue
-        if num_pending:
-            missing = ", ".join(call[:64] for call in islice(pending.elements(), 8))
-            raise InvalidRequest(
-                f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
-                f" responding to each 'tool_call_id'. Missing: {missing}"
-            )
-        if isinstance(turn, wire.AssistantMessage):
-            pending = Counter(call.id for call in turn.tool_calls or [])
-            num_pending = pending.total()
+    _check_answered(request.messages)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: only allowed with logprobs")
-    automatic: Ttl | None = None
-    options = request.prompt_cache_options
-    if request.cache_control:
-        automatic = automatic_ttl(request.cache_control)
     lowering = _ChatLowering(context)
     wire.CHAT.note(request, lowering.notepad)
-    lowering.lay_out(request)
-    is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
-    policy = None if is_marked else context.principal.auto_cache
-    is_implicit = options is not None and options.mode == "implicit" and automatic is None
-    plan = lowering.plan(policy, automatic, cache_salt=request.cache_salt, adds_native=is_implicit)
-    if not plan.prompt.num_segments:
-        raise InvalidRequest("messages: there must be more than a client's billing line")
+    plan = _chat_plan(request, lowering)
     sampling = _sampling(request, max_tokens, request.top_logprobs if request.logprobs else None)
     choice = _tool_choice(request, lowering)
     bound = _bound(request, request.response_format)
@@ -112,6 +74,57 @@ def chat_ask_of(request: wire.ChatRequest, context: RequestContext) -> Ask:
     custom_tools = {tool.name for tool in request.tools if tool.type == "custom"}
     thinks_by = _thinks_by(request)
     return _ask(lowering, request, plan, sampling, bound, choice, thinks_by, custom_tools)
+
+
+def _chat_max_tokens(request: wire.ChatRequest) -> int | None:
+    if request.max_completion_tokens is None:
+        return request.max_tokens
+    if request.max_tokens not in (None, request.max_completion_tokens):
+        raise InvalidRequest(
+            "max_tokens: must not differ from max_completion_tokens, which replaces it"
+        )
+    return request.max_completion_tokens
+
+
+def _check_answered(messages: Sequence[wire.Message]) -> None:
+    """Check that the messages right behind a tool call answer it, and answer no other call."""
+    pending: Counter[str] = Counter()
+    num_pending = 0
+    for index, message in enumerate([*messages, None]):
+        path = "messages" if message is None else f"messages[{index}]"
+        if isinstance(message, wire.ToolMessage):
+            if not pending[message.tool_call_id]:
+                raise InvalidRequest(
+                    f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
+                    " preceding message with 'tool_calls'"
+                )
+            pending[message.tool_call_id] -= 1
+            num_pending -= 1
+            continue
+        if num_pending:
+            unanswered = ", ".join(call[:64] for call in islice(pending.elements(), 8))
+            raise InvalidRequest(
+                f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
+                f" responding to each 'tool_call_id'. Missing: {unanswered}"
+            )
+        if isinstance(message, wire.AssistantMessage):
+            pending = Counter(call.id for call in message.tool_calls or [])
+            num_pending = pending.total()
+
+
+def _chat_plan(request: wire.ChatRequest, lowering: "_ChatLowering") -> Plan:
+    automatic: Ttl | None = None
+    if request.cache_control:
+        automatic = automatic_ttl(request.cache_control)
+    lowering.lay_out(request)
+    options = request.prompt_cache_options
+    is_marked = automatic or options or any(slot.num_markers for slot in lowering.slots)
+    policy = None if is_marked else lowering.context.principal.auto_cache
+    is_implicit = options is not None and options.mode == "implicit" and automatic is None
+    plan = lowering.plan(policy, automatic, cache_salt=request.cache_salt, adds_native=is_implicit)
+    if not plan.prompt.num_segments:
+        raise InvalidRequest("messages: there must be more than a client's billing line")
+    return plan
 
 
 def completion_ask_of(request: wire.CompletionRequest, context: RequestContext) -> Ask:

@@ -349,8 +349,11 @@ class StructuredOutputs(Strict):
 
 
 class GenerationRequest(Strict):
-    """The fields of both calls. `top_k` 0 and -1 are off. Those named `guided_` are older names of
-    what is in `structured_outputs`."""
+    """The fields of both calls. Those named `guided_` are older names of what is in
+    `structured_outputs`.
+
+    - `top_k`: 0 and -1 are off
+    """
 
     model: fields.Name
     allowed_token_ids: AllowedTokenIds | None = None

@@ -168,8 +168,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_model_len`, in tokens, is for clients of vLLM; so are `root`, an adapter's own name or
-    the model that an alias stands for, and `parent`, the model that an adapter is on."""
+    """A model, an adapter or an alias.
+
+    - `max_model_len`: in tokens, for clients of vLLM, as are the next two
+    - `root`: an adapter's own name, or the model that an alias stands for
+    - `parent`: the model that an adapter is on
+    """
 
     id: str
     object: Literal["model"] = "model"

@@ -62,11 +62,11 @@ def action_of(kind: str, written: str) -> dict[str, Any]:
     value = partial_json(written)
     if kind == TOOL_SEARCH:
         return value if isinstance(value, dict) else {}
-    known = _TOOLS[kind][1]
+    types = _TOOLS[kind][1]
     fields: dict[str, Any] = {
         name: item
         for name, item in (value.items() if isinstance(value, dict) else ())
-        if name in known and isinstance(item, _TYPES[known[name].get("type", "string")])
+        if name in types and isinstance(item, _TYPES[types[name].get("type", "string")])
     }
     match kind:
         case "shell":

@@ -1,13 +1,14 @@
 """From a Responses request to an Ask: prompt, slots, demands.
 
-Tools come first, then `instructions` and the system and developer messages at the beginning, then
-everything else in order; later system messages stay where they are. The request's tools become
-functions of the prompt: those in a namespace get its name in front, a custom tool has one string,
-`input`, and what only the vendor runs is left out. Where two names would be equal, the later one
-gets a number.
+The prompt has the tools first, then `instructions` and the system and developer messages at the
+beginning, then everything else in order. Later system messages stay where they are.
 
-Reasoning comes back from a client in `encrypted_content`. Its text is signed with the workspace's
-scope, so that only what this installation wrote for this workspace is read as the model's own.
+The request's tools become functions of the prompt. A tool of a namespace has the namespace's name
+before its own. A custom tool has one string, `input`. Tools that only the vendor runs are left out.
+Where two names would be equal, the later one gets a number.
+
+A client sends reasoning back in `encrypted_content`. Its text is signed with the workspace's scope.
+So only what this installation wrote for this workspace is read as the model's own.
 """
 
 import hmac
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -38,17 +39,18 @@ from gateway.dialects.lowering import (
     text_in,
     uncallable,
 )
-from gateway.dialects.openai.request import JsonObjectFormat, Refusal
+from gateway.dialects.openai.request import JsonObjectFormat, Refusal, TextFormat
 from gateway.dialects.responses import request as wire
 from gateway.dialects.responses.client_tools import TOOL_SEARCH, arguments_in, described
 from gateway.dialects.responses.response import MAX_ECHO_BYTES, Origin, unechoed
 from gateway.prompt.ask import Ask, Compared, name_of
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.media import Kind, Media
+from gateway.prompt.plan import Plan
 
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
 _PREFIX = "resp_"
-_MAX_SAID = 200
+_MAX_ERROR_CHARACTERS = 200
 _SEALED = "hf1."
 _DIGEST_BYTES = 16
 _THOUGHT = b"thought"
@@ -71,68 +73,29 @@ _SUMMARY = "Summary of the conversation up to here:"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An Ask, its request, and the tools behind the functions of its prompt."""
+    """An Ask, and what its answer is written with."""
 
     ask: Ask
     decoded: wire.Decoded
+    # The request's tools, by the names of the prompt's functions.
     origins: dict[str, Origin]
 
 
 def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
+    """The Ask of a request. Raise InvalidRequest for what can't be asked of an engine."""
     request = decoded.request
-    notepad = decoded.notepad
-    added = [item.tools for _, item in decoded.items() if isinstance(item, wire.AdditionalTools)]
-    declared = chain(request.tools, *added)
-    has_search = any(isinstance(tool, wire.ToolSearch) for tool in declared)
-    lowering = _ResponsesLowering(context, notepad, defers=has_search)
-    lowering.add_tools("tools", request.tools)
-    form = request.text.format if request.text else None
-    effort = request.reasoning.effort if request.reasoning else None
-    for path, item in decoded.items():
-        match item:
-            case wire.AdditionalTools():
-                lowering.add_tools(f"{path}.tools", item.tools)
-            case wire.ToolSearchOutput():
-                lowering.load(f"{path}.tools", item.tools)
-            case wire.ConfigurationUpdate(reasoning=reasoning, text=text):
-                form = form if text is None else text.format
-                effort = effort if reasoning is None else reasoning.effort
+    lowering = _lowering_of(decoded, context)
+    settings = _settings_of(decoded)
     choice = _tool_choice(request, lowering)
-    schema = form.schema if isinstance(form, wire.JsonSchemaFormat) else None
-    if isinstance(form, JsonObjectFormat):
-        schema = {"type": "object"}
-    if request.is_prewarm:  # nothing is generated
+    schema = _schema_of(settings.form)
+    options = request.prompt_cache_options
+    if request.is_prewarm:
+        # Nothing is generated.
         choice = ToolChoice()
         schema = None
-    options = request.prompt_cache_options
-    if options is None and request.is_prewarm:
-        options = wire.CacheOptions(prewarm=True)
-    if options is not None:
-        lowering.native_ttl = options.ttl
-    lowering.lay_out(decoded)
-    if not lowering.messages:
-        raise InvalidRequest("input: must have at least one message")
-    if lowering.messages[-1].role == "assistant":
-        raise InvalidRequest(
-            "input: must not end with an item of the assistant, which is not continued"
-        )
-    is_implicit = options is not None and options.mode == "implicit"
-    policy = context.principal.auto_cache if options is None else None
-    named = list(islice(lowering.loaded.values(), MAX_NAMED))
-    plan = lowering.plan(
-        policy, None, named, cache_salt=request.cache_salt, adds_native=is_implicit
-    )
-    if wire.LOGPROBS in request.include:
-        notepad.wish("include", "this model tells no log probabilities", "logprobs")
-    wire.FIELDS.note(request, notepad)
-    if request.store and not context.keeps_responses:
-        notepad.ignore("store", "this server keeps no responses")
-    if request.reasoning is not None and request.reasoning.wants_summary:
-        notepad.ignore("reasoning.summary", "thinking is given whole")
-    for name in unechoed(decoded.fields):
-        notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
-    thinks = effort not in (None, "none")
-    # A response's id is its turn's, in OpenAI's form.
+        options = options or wire.CacheOptions(prewarm=True)
+    plan = _plan_of(decoded, lowering, options)
+    _note_ignored(decoded, keeps_responses=context.keeps_responses)
     previous = options.comparison_response_id if options else None
     ask = lowering.ask(
         "responses",
@@ -143,18 +106,100 @@ def prepare(decoded: wire.Decoded, context: RequestContext) -> Prepared:
             max_tokens=0 if request.is_prewarm else request.max_output_tokens,
             logprobs=request.top_logprobs if wire.LOGPROBS in request.include else None,
         ),
-        "reasoning.effort" if thinks else None,
+        "reasoning.effort" if settings.effort not in (None, "none") else None,
         tool_choice=choice,
         output_schema=schema,
         stream=request.stream,
         routing_key=request.prompt_cache_key,
         comparison=Compared(
             is_wanted=True,
+            # A response's id is its turn's, in OpenAI's form.
             previous=None if previous is None else f"msg_{previous.removeprefix(_PREFIX)}",
         ),
         name=name_of(request.metadata),
     )
     return Prepared(ask, decoded, lowering.origins)
+
+
+def _lowering_of(decoded: wire.Decoded, context: RequestContext) -> "_ResponsesLowering":
+    """A lowering that knows the request's tools, those of its input too."""
+    request = decoded.request
+    items = list(decoded.items())
+    added = [item.tools for _, item in items if isinstance(item, wire.AdditionalTools)]
+    declared = chain(request.tools, *added)
+    has_search = any(isinstance(tool, wire.ToolSearch) for tool in declared)
+    lowering = _ResponsesLowering(context, decoded.notepad, defers=has_search)
+    lowering.add_tools("tools", request.tools)
+    for path, item in items:
+        if isinstance(item, wire.AdditionalTools):
+            lowering.add_tools(f"{path}.tools", item.tools)
+        elif isinstance(item, wire.ToolSearchOutput):
+            lowering.load(f"{path}.tools", item.tools)
+    return lowering
+
+
+class _Settings(NamedTuple):
+    """What an item of the input may set anew."""
+
+    form: TextFormat | JsonObjectFormat | wire.JsonSchemaFormat | None
+    effort: str | None
+
+
+def _settings_of(decoded: wire.Decoded) -> _Settings:
+    """The request's settings, as the last item leaves them."""
+    request = decoded.request
+    form = request.text.format if request.text else None
+    effort = request.reasoning.effort if request.reasoning else None
+    for _, item in decoded.items():
+        if isinstance(item, wire.ConfigurationUpdate):
+            form = form if item.text is None else item.text.format
+            effort = effort if item.reasoning is None else item.reasoning.effort
+    return _Settings(form, effort)
+
+
+def _schema_of(
+    form: TextFormat | JsonObjectFormat | wire.JsonSchemaFormat | None,
+) -> dict[str, Any] | None:
+    """The schema that binds the answer's text; None where nothing does."""
+    if isinstance(form, wire.JsonSchemaFormat):
+        return form.schema
+    return {"type": "object"} if isinstance(form, JsonObjectFormat) else None
+
+
+def _plan_of(
+    decoded: wire.Decoded, lowering: "_ResponsesLowering", options: wire.CacheOptions | None
+) -> Plan:
+    if options is not None:
+        lowering.native_ttl = options.ttl
+    lowering.lay_out(decoded)
+    if not lowering.messages:
+        raise InvalidRequest("input: must have at least one message")
+    if lowering.messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "input: must not end with an item of the assistant, which is not continued"
+        )
+    return lowering.plan(
+        lowering.context.principal.auto_cache if options is None else None,
+        None,
+        list(islice(lowering.loaded.values(), MAX_NAMED)),
+        cache_salt=decoded.request.cache_salt,
+        adds_native=options is not None and options.mode == "implicit",
+    )
+
+
+def _note_ignored(decoded: wire.Decoded, *, keeps_responses: bool) -> None:
+    """Note the fields that are read and not carried out."""
+    request = decoded.request
+    notepad = decoded.notepad
+    if wire.LOGPROBS in request.include:
+        notepad.wish("include", "this model tells no log probabilities", "logprobs")
+    wire.FIELDS.note(request, notepad)
+    if request.store and not keeps_responses:
+        notepad.ignore("store", "this server keeps no responses")
+    if request.reasoning is not None and request.reasoning.wants_summary:
+        notepad.ignore("reasoning.summary", "thinking is given whole")
+    for name in unechoed(decoded.fields):
+        notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
 
 
 def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering") -> ToolChoice:
@@ -169,13 +214,13 @@ def _tool_choice(request: wire.ResponsesRequest, lowering: "_ResponsesLowering")
     if not isinstance(choice, dict):
         return ToolChoice(choice, parallel=parallel)
     if choice.get("type") != "allowed_tools":
-        wanted = _converted(choice, wire.NamedTool)
-        names_of_tool = lowering.find(wanted)
-        if not names_of_tool:
-            tool_name = (wanted.name or wanted.type)[:64]
+        tool = _converted(choice, wire.NamedTool)
+        function_names = lowering.find(tool)
+        if not function_names:
+            tool_name = (tool.name or tool.type)[:64]
             why = f"tool_choice: '{tool_name}' is not in tools that the model may call here"
             raise InvalidRequest(why, "tool_choice")
-        return ToolChoice("tool", names_of_tool[0], parallel=parallel)
+        return ToolChoice("tool", function_names[0], parallel=parallel)
     allowed = _converted(choice, wire.AllowedTools)
     names = {name for tool in allowed.tools for name in lowering.find(tool)}
     names &= lowering.callable_names
@@ -190,8 +235,8 @@ def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
     try:
         return msgspec.convert(choice, kind)
     except msgspec.ValidationError as error:
-        said = str(error)[:_MAX_SAID].replace("`", "'")
-        raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
+        message = str(error)[:_MAX_ERROR_CHARACTERS].replace("`", "'")
+        raise InvalidRequest(f"tool_choice: {message}", "tool_choice") from None
 
 
 def _origin_of(tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> Origin:
@@ -199,72 +244,89 @@ def _origin_of(tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> Orig
     return Origin(tool.name, namespace.name if namespace else None, kind)
 
 
-def _listed(
-    path: str, tools: Sequence[wire.Tool]
-) -> list[tuple[str, wire.OwnTool, wire.NamespaceTool | None]]:
-    """The tools that become functions, those of namespaces among them, each with its path."""
-    listed: list[tuple[str, wire.OwnTool, wire.NamespaceTool | None]] = []
+class _PlacedTool(NamedTuple):
+    """A tool that becomes a function."""
+
+    path: str
+    tool: wire.OwnTool
+    namespace: wire.NamespaceTool | None
+
+
+def _own_tools(path: str, tools: Sequence[wire.Tool]) -> list[_PlacedTool]:
+    """The tools that become functions, those of namespaces among them."""
+    own_tools: list[_PlacedTool] = []
     for index, entry in enumerate(tools):
-        where = f"{path}[{index}]"
+        entry_path = f"{path}[{index}]"
         if isinstance(entry, wire.OwnTool):
-            listed.append((where, entry, None))
+            own_tools.append(_PlacedTool(entry_path, entry, None))
         elif isinstance(entry, wire.NamespaceTool):
-            listed += [(f"{where}.tools[{n}]", tool, entry) for n, tool in enumerate(entry.tools)]
-    return listed
+            for number, tool in enumerate(entry.tools):
+                own_tools.append(_PlacedTool(f"{entry_path}.tools[{number}]", tool, entry))
+    return own_tools
+
+
+def _may_be_renamed(place: tuple[str, wire.OwnTool, wire.NamespaceTool | None]) -> bool:
+    """Whether the tool's function may have another name: the client's own functions never do."""
+    _, tool, namespace = place
+    return namespace is not None or isinstance(tool, _VENDORS)
 
 
 def _joined(namespace: str, name: str) -> str:
-    """The namespace's name in front, unless the name has it there."""
+    """The name with its namespace's before it, unless it begins so already."""
     if name.startswith(namespace):
         return name
     return f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}"
 
 
 class _ResponsesLowering(Lowering):
-    """`functions` are those at the prompt's beginning, each with its path, `origins` the tools
-    behind all functions. Where the client searches for tools itself, those with `defer_loading`
-    are not at the beginning: `loaded` are the tools that a search came to."""
+    """Lowers one request. With `defers` the client searches for tools itself: those with
+    `defer_loading` are then not at the prompt's beginning."""
 
     lookback = NATIVE_LOOKBACK
 
     def __init__(self, context: RequestContext, notepad: Notepad, *, defers: bool) -> None:
         super().__init__(context)
         self.notepad = notepad
+        # The functions at the prompt's beginning, each with its tool's path.
         self.functions: list[tuple[str, Tool]] = []
+        # The functions that searches found, by their names.
         self.loaded: dict[str, Tool] = {}
-        self._defers = defers
-        self._first_names: set[str] = set()
-        # What each search came to, by the path of its tools.
-        self._results: dict[str, list[Tool]] = {}
+        # The tools behind all functions, by the functions' names.
         self.origins: dict[str, Origin] = {}
+        self._defers = defers
+        # The names of `functions`.
+        self._first_names: set[str] = set()
+        # What each search found, by the path of its tools.
+        self._results: dict[str, list[Tool]] = {}
+        # The function's name of each tool.
         self._names: dict[Origin, str] = {}
+        # The functions' names by a tool's name and kind.
         self._by_name: dict[tuple[str, str], list[str]] = {}
 
     def add_tools(self, path: str, tools: Sequence[wire.Tool]) -> None:
-        """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
-        be sent to an engine."""
-        listed = _listed(path, tools)
-        # Functions without a namespace keep their names, whatever comes before them.
+        """Add tools of the prompt's beginning. Raise InvalidRequest for a name that is empty or
+        there twice, and for schemas that can't be sent to an engine."""
+        own_tools = _own_tools(path, tools)
+        # The client's functions without a namespace are named first, so they keep their names.
         names: dict[str, str] = {}
-        for is_own in (True, False):
-            for where, tool, namespace in listed:
-                if is_own == (namespace is None and not isinstance(tool, _VENDORS)):
-                    names[where] = self._reserve(where, tool, namespace)
-        for where, tool, namespace in listed:
-            if self._defers and tool.defer_loading:
+        for place in sorted(own_tools, key=_may_be_renamed):
+            names[place.path] = self._reserve(*place)
+        for place in own_tools:
+            if self._defers and place.tool.defer_loading:
                 continue
-            self.functions.append((where, self._function(where, names[where], tool, namespace)))
-            self._first_names.add(names[where])
+            name = names[place.path]
+            self.functions.append((place.path, self._function(name, place)))
+            self._first_names.add(name)
 
     def load(self, path: str, tools: Sequence[wire.Tool]) -> None:
-        """Add the tools that a search came to. The latest definition of a tool counts, unless it is
+        """Add the tools that a search found. The latest definition of a tool counts, unless it is
         at the prompt's beginning. Raise InvalidRequest as `add_tools` does."""
         results = self._results.setdefault(path, [])
-        for where, tool, namespace in _listed(path, tools):
-            name = self._names.get(_origin_of(tool, namespace))
+        for place in _own_tools(path, tools):
+            name = self._names.get(_origin_of(place.tool, place.namespace))
             if name is None:
-                name = self._reserve(where, tool, namespace)
-            function = self._function(where, name, tool, namespace)
+                name = self._reserve(*place)
+            function = self._function(name, place)
             results.append(function)
             if name not in self._first_names:
                 self.loaded.pop(name, None)
@@ -275,39 +337,40 @@ class _ResponsesLowering(Lowering):
         """The functions that the model may call: at the beginning, or loaded."""
         return self._first_names | self.loaded.keys()
 
-    def find(self, wanted: wire.NamedTool) -> list[str]:
-        """The prompt's names of the functions that a choice names, in the order of the tools."""
-        name = wanted.name or wanted.type
-        namespace = wanted.namespace
+    def find(self, tool: wire.NamedTool) -> list[str]:
+        """The names of the functions behind a tool that a choice names, in the tools' order."""
+        name = tool.name or tool.type
+        namespace = tool.namespace
         return [
             function_name
-            for function_name in self._by_name.get((name, wanted.type), ())
+            for function_name in self._by_name.get((name, tool.type), ())
             if namespace is None or self.origins[function_name][:2] == (name, namespace)
         ]
 
     def _reserve(self, path: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None) -> str:
+        """Give a tool the name of its function. Raise InvalidRequest where that can't be done."""
         if not tool.name:
             raise InvalidRequest(f"{path}.name: must not be empty", f"{path}.name")
         origin = _origin_of(tool, namespace)
         kind = origin.kind
         joined = _joined(namespace.name, tool.name) if namespace else tool.name
-        is_free = namespace is not None or isinstance(tool, _VENDORS)
-        if origin in self._names or (not is_free and joined in self.origins):
+        is_doubled = joined in self.origins and not _may_be_renamed((path, tool, namespace))
+        if origin in self._names or is_doubled:
             raise InvalidRequest(f"{path}.name: tool names must be unique", f"{path}.name")
-        first = joined
+        unique = joined
         number = 1
-        while joined in self.origins:
+        while unique in self.origins:
             number += 1
-            joined = f"{first}_{number}"
-        for name in {origin.name, joined}:
-            self._by_name.setdefault((name, kind), []).append(joined)
-        self.origins[joined] = origin
-        self._names[origin] = joined
-        return joined
+            unique = f"{joined}_{number}"
+        for name in {origin.name, unique}:
+            self._by_name.setdefault((name, kind), []).append(unique)
+        self.origins[unique] = origin
+        self._names[origin] = unique
+        return unique
 
-    def _function(
-        self, path: str, name: str, tool: wire.OwnTool, namespace: wire.NamespaceTool | None
-    ) -> Tool:
+    def _function(self, name: str, place: _PlacedTool) -> Tool:
+        """The function of a tool, under its name in the prompt."""
+        path, tool, namespace = place
         if tool.defer_loading and not self._defers:
             self.notepad.ignore(f"{path}.defer_loading", "this server searches no tools")
         if tool.allowed_callers and "direct" not in tool.allowed_callers:
@@ -357,14 +420,15 @@ class _ResponsesLowering(Lowering):
             case wire.CustomToolCall():
                 origin = Origin(item.name, item.namespace, "custom")
                 self._add_call(path, item.call_id, origin, {INPUT: item.input})
-            case wire.ClientCall(kind=kind, input=asked):
+            case wire.ClientCall(kind=kind, input=action_input):
                 origin = Origin(kind, None, kind)
-                action = input_of(arguments_in(kind, asked))
+                action = input_of(arguments_in(kind, action_input))
                 self._add_call(path, item.call_id, origin, action)
-            case wire.ToolSearchCall(arguments=asked) if path in ids:
+            case wire.ToolSearchCall(arguments=arguments) if path in ids:
                 origin = Origin(TOOL_SEARCH, None, TOOL_SEARCH)
-                written = asked if isinstance(asked, str) else _encode(asked).decode()
-                self._add_call(path, ids[path], origin, arguments_of(written))
+                if not isinstance(arguments, str):
+                    arguments = _encode(arguments).decode()
+                self._add_call(path, ids[path], origin, arguments_of(arguments))
             case wire.ToolSearchCall():
                 self.notepad.ignore(path, "a search that came to nothing")
             case wire.ToolSearchOutput():
@@ -376,8 +440,9 @@ class _ResponsesLowering(Lowering):
                 self._add_call(path, item.call_id, origin, arguments_of(item.arguments))
                 self._add_output(path, item.call_id, item.output)
             case wire.FunctionCallOutput(call_id=None):
-                said = self._output_text(path, item.output)
-                text = f"{item.name}:\n{said}" if item.name else said
+                text = self._output_text(path, item.output)
+                if item.name:
+                    text = f"{item.name}:\n{text}"
                 self.add("user", [self._text(path, text)])
             case wire.CustomToolCallOutput() | wire.FunctionCallOutput():
                 self._add_output(path, item.call_id or "", item.output)

@@ -178,8 +178,11 @@ class HostedCall(Strict, tag="hosted_call", kw_only=True):
 
 
 class ToolSearchCall(_FromResponse, tag="tool_search_call", kw_only=True):
-    """A search for tools, by the client or by the vendor's servers. Theirs may have no `call_id`.
-    `arguments` are an object, or its JSON."""
+    """A search for tools, by the client or by the vendor's servers.
+
+    - `arguments`: an object, or its JSON
+    - `call_id`: a search by the vendor's servers may have none
+    """
 
     arguments: Annotated[Any, _client_input]
     call_id: fields.Name | None = None
@@ -410,17 +413,16 @@ class ResponsesRequest(Strict):
 
 
 class Decoded(NamedTuple):
-    """A decoded body.
-
-    `fields` are those of the body as they came, for the response's echo. `notepad` has what was
-    found to have no effect. The first `num_earlier` items of the input are those of kept responses,
-    and those of `named` stand for references to them.
-    """
+    """A decoded body."""
 
     request: ResponsesRequest
+    # The body's fields as they came, for the response's echo.
     fields: Mapping[str, Raw]
+    # What was found to have no effect.
     notepad: Notepad
+    # So many first items of the input are those of stored responses.
     num_earlier: int = 0
+    # The items that stand for references to them.
     named: Mapping[str, Raw] = {}
 
     @property

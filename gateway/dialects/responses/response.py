@@ -164,9 +164,9 @@ class AppliedCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     ttl: CacheTtl
     comparison_response_id: str | UnsetType = UNSET
 
-    def by(self, known: Collection[str]) -> "AppliedCacheOptions":
+    def by(self, ttls: Collection[str]) -> "AppliedCacheOptions":
         """What an engine with these TTL classes makes of them."""
-        return self if self.ttl in known else replace(self, ttl="30m")
+        return self if self.ttl in ttls else replace(self, ttl="30m")
 
 
 class InputTokens(msgspec.Struct, frozen=True):
@@ -306,18 +306,19 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of item: its id's prefix, and the names of its events.
-
-    `part` is what its text is made into, `index` the field that counts such parts. A call of the
-    client's own `tool` has an `action`.
-    """
+    """A kind of item."""
 
     item: type[OutputItem]
+    # Of its id.
     prefix: str
+    # The names of its events.
     text_events: str = ""
     part_events: str = ""
+    # The field that counts its parts.
     index: str = ""
+    # What its text is made into.
     part: type[OutputText] | type[ReasoningText] | type[SummaryText] = OutputText
+    # A call of this tool of the client has the field `action`.
     tool: str = ""
     action: str = "action"
 

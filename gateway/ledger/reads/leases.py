@@ -1,18 +1,20 @@
-"""What became of leases in a range of time: a fact of the ledger, not of engines that answer.
+"""What became of leases in a range of time. The ledger tells it, also of engines that are gone.
 
-Each lease that an epoch granted has ended while its engine lived, and is in a row of `lease_ends`;
-or it ended with its process; or it is held. Which of the latter two follows from what came next:
+A lease that ended while its engine lived is in a row of `lease_ends`. Any other lease of an epoch
+is still held, or ended with the engine's process. What is known of the engine decides:
 
-- The engine answers, in that epoch: its leases are held.
-- The engine is silent: of its leases nothing is known since it was heard last.
-- A newer epoch of the engine is known: the old process is gone. Of its leases those that the store
-  brought back are held by the new one, and the others are lost.
+- The engine answers in that epoch: its leases are held.
+- The engine is silent: nothing is known of its leases since it was last heard.
+- The engine has a newer epoch: the old process is gone. The leases that the store brought back are
+  held by the new one. The others are lost.
 - The engine is in no fleet: its leases are lost with it.
 
-An end that no gateway saw, since none was running, is not known either: a lease may have lived to
-its end meanwhile.
+Where no gateway ran while a process ended, its leases are not known either: they may have lived to
+their ends.
 """
 
+import functools
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +31,7 @@ from gateway.ledger.schema import EpochReportRow, LeaseEndRow
 from gateway.structs.fleet import LeasesKept
 
 SEEN_MS = 60_000
-"""A newer epoch that began so soon after the old one was heard ended it: some gateway was there."""
+"""Where a newer epoch began so soon after the old one was last heard, a gateway was running."""
 _MINUTE_MS = MINUTE_SECONDS * 1000
 
 Answering = Mapping[str, str | None]
@@ -39,17 +41,19 @@ silent."""
 
 @dataclass(slots=True)
 class LeaseFates:
-    """What became of one engine's leases. `ended` counts them by how they ended, `expired` among
-    them; nothing is known of `not_known` since `since_ms`, the earliest moment; `held` live now."""
+    """What became of one engine's leases, as numbers of them."""
 
+    # By how they ended; `expired` is one way.
     ended: Counter[str] = field(default_factory=Counter)
+    # Nothing is known of so many, since `since_ms` at the earliest.
     not_known: int = 0
     since_ms: int | None = None
+    # They live now.
     held: int = 0
 
 
 async def leases_kept(ledger: Ledger, of: Range, answering: Answering) -> LeasesKept:
-    """What became of all workspaces' leases in the range, on one engine or on all."""
+    """What became of leases in the range, of all workspaces, on the range's engine or on all."""
     ended = Counter[str]()
     not_known = 0
     held = 0
@@ -75,7 +79,7 @@ async def leases_kept(ledger: Ledger, of: Range, answering: Answering) -> Leases
 
 
 async def lease_fates(ledger: Ledger, of: Range, answering: Answering) -> dict[str, LeaseFates]:
-    """The same by engine."""
+    """What became of leases in the range, by engine."""
     fates = defaultdict[str, LeaseFates](LeaseFates)
     async with ledger.snapshot() as connection:
         wide = await widen_to_days(connection, of)
@@ -89,8 +93,7 @@ async def lease_fates(ledger: Ledger, of: Range, answering: Answering) -> dict[s
 
 
 def _take(fates: LeaseFates, row: Mapping[str, Any], of: Range, answering: Answering) -> None:
-    """Take in the leases of one epoch whose end no engine told, by what its engine's next one
-    told."""
+    """Add those leases of one epoch whose end its engine did not report."""
     untold = row["granted"] - sum(row[reason] for reason in LEASE_ENDS)
     if untold <= 0:
         return
@@ -98,28 +101,28 @@ def _take(fates: LeaseFates, row: Mapping[str, Any], of: Range, answering: Answe
     heard_ms = row["last_ms"]
     is_in_range = of.since_ms <= heard_ms < of.until_ms
     if row["next_ms"] is not None:
-        gone = untold - min(untold, row["next_restored"])
+        num_gone = untold - min(untold, row["next_restored"])
         was_seen = row["silent_ms"] is not None or row["next_ms"] - heard_ms <= SEEN_MS
         if not is_in_range:
             return
         if not was_seen:
-            _forget(fates, gone, heard_ms)
+            _forget(fates, num_gone, heard_ms)
             return
-        in_store = min(gone, row["next_lost"])
-        fates.ended["store_lost"] += in_store
-        fates.ended["restart"] += gone - in_store
+        num_in_store = min(num_gone, row["next_lost"])
+        fates.ended["store_lost"] += num_in_store
+        fates.ended["restart"] += num_gone - num_in_store
     elif engine not in answering:
         if is_in_range:
             fates.ended["engine_lost"] += untold
     elif answering[engine] == row["epoch"]:
         fates.held += untold
     elif heard_ms < of.until_ms:
-        # It lasts, so it is also of ranges that begin later.
+        # The silence lasts, so it is also in ranges that begin later.
         _forget(fates, untold, heard_ms)
 
 
 def _forget(fates: LeaseFates, leases: int, since_ms: int) -> None:
-    """Nothing is known of them from that moment on."""
+    """Nothing is known of these leases from that moment on."""
     if leases:
         fates.not_known += leases
         fates.since_ms = since_ms if fates.since_ms is None else min(fates.since_ms, since_ms)
@@ -144,7 +147,7 @@ def _ends(of: Range) -> list[Any]:
 
 
 def _epochs(engine: str | None) -> sa.Select[Any]:
-    """Every epoch with leases whose end was not told, and what its engine's next epoch told."""
+    """Every epoch with leases whose end it did not report, and what the next epoch reported."""
     table = EpochReportRow
     order: dict[str, Any] = {
         "partition_by": table.engine,
@@ -154,16 +157,15 @@ def _epochs(engine: str | None) -> sa.Select[Any]:
     def following(column: Any, name: str) -> Any:
         return sa.func.lead(column).over(**order).label(name)
 
-    num_ended = sum(
-        (getattr(table, reason) for reason in LEASE_ENDS[1:]), getattr(table, LEASE_ENDS[0])
-    )
+    ends = [getattr(table, reason) for reason in LEASE_ENDS]
+    num_ended = functools.reduce(operator.add, ends)
     query = sa.select(
         table.engine,
         table.epoch,
         table.last_ms,
         table.silent_ms,
         table.granted,
-        *(getattr(table, reason) for reason in LEASE_ENDS),
+        *ends,
         following(table.first_ms, "next_ms"),
         following(table.restored_leases, "next_restored"),
         following(table.lost_leases, "next_lost"),
@@ -171,5 +173,5 @@ def _epochs(engine: str | None) -> sa.Select[Any]:
     )
     if engine is not None:
         query = query.where(table.engine == engine)
-    ended = query.subquery()
-    return sa.select(*ended.c).where(ended.c.untold > 0)
+    epochs = query.subquery()
+    return sa.select(*epochs.c).where(epochs.c.untold > 0)

@@ -1,7 +1,7 @@
 """What a token of a prompt costs in time on each engine, by a fit over its own steps.
 
-It is of all that the engine has told of the model. So no filter of a page changes it, and the time
-of a whole is the sum of those of its parts.
+The fit is over everything that the engine has reported of the model. So no filter of a page changes
+it, and the time of a whole is the sum of its parts' times.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,16 @@ from gateway.structs.usage import Avoided
 
 
 class TokenTime(NamedTuple):
-    """`seconds` of a token, and whether they are a GPU's, as the engine says."""
+    """The time of one token."""
 
     seconds: float
+    # Whether the engine says that a GPU took it.
     is_gpu: bool
 
 
-class _Told(NamedTuple):
+class _EpochTimes(NamedTuple):
+    """What one epoch of an engine reported."""
+
     model: str
     device: str
     sums: PrefillSums
@@ -33,13 +36,13 @@ class _Told(NamedTuple):
 class TokenTimes:
     """The time of a token by engine and model."""
 
-    def __init__(self, by_engine: dict[str, list[_Told]]) -> None:
-        self._told = by_engine
+    def __init__(self, by_engine: dict[str, list[_EpochTimes]]) -> None:
+        self._by_engine = by_engine
 
     def of(self, engine: str | None, model: str) -> TokenTime | None:
-        """None where it is not known. A name that is no engine's model is an alias of its only
-        one."""
-        epochs = self._told.get(engine or "", [])
+        """None where it is not known. A name that is no model of the engine stands for the
+        engine's only one."""
+        epochs = self._by_engine.get(engine or "", [])
         of_model = [epoch for epoch in epochs if epoch.model == model]
         if not of_model and len({epoch.model for epoch in epochs}) == 1:
             of_model = epochs
@@ -51,14 +54,16 @@ class TokenTimes:
 
 
 async def token_times(ledger: Ledger, name_of: Callable[[str], str]) -> TokenTimes:
-    """What all engines told. `name_of` gives the one name of an engine's model."""
+    """The times of all engines. `name_of` gives the one name of an engine's model."""
     table = EpochReportRow
     columns = table.engine, table.model, table.device, table.prefill_times
     query = select(*columns).where(table.prefill_times.is_not(None))
-    by_engine: dict[str, list[_Told]] = {}
+    by_engine: dict[str, list[_EpochTimes]] = {}
     for row in await ledger.rows(query):
         sums = observed(row.prefill_times)
-        by_engine.setdefault(row.engine, []).append(_Told(name_of(row.model), row.device, sums))
+        by_engine.setdefault(row.engine, []).append(
+            _EpochTimes(name_of(row.model), row.device, sums)
+        )
     return TokenTimes(by_engine)
 
 

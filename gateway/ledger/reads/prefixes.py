@@ -17,15 +17,16 @@ from gateway.prices.price import PriceSheets, cost_with_ttl
 from gateway.prompt.fingerprint import unpack
 from gateway.structs.usage import PrefixLook, PrefixReport
 
-# Parts of one statement, and parameters of one.
 _LOOKS = 100
+"""The most parts of one statement."""
 _BATCH = 500
+"""The most parameters of one statement."""
 
 
 async def _reports(
     connection: AsyncConnection, rows: Sequence[Any], prices: PriceSheets
 ) -> list[PrefixReport]:
-    """Prefixes with what their last requests tell."""
+    """The prefixes, each with what its last request tells."""
     # By the prefix's index alone, as `rollups.gap_changes`.
     newest = (
         select(TurnRow.id)
@@ -53,10 +54,12 @@ async def _reports(
 
 
 def _look(row: Any) -> PrefixLook:
-    tools = system = messages = None
+    tools = None
+    system = None
+    messages = None
     whole = None if row.fingerprint is None else unpack(row.fingerprint)
     points = [] if whole is None else whole.points
-    # The number of whole blocks up to the prefix's end.
+    # How many whole segments the prefix has.
     ends = (p.segment + (p.characters is None) for p in points if p.digest.hex() == row.prefix)
     end = next(ends, None)
     if whole is not None and end is not None:
@@ -81,23 +84,26 @@ def _look(row: Any) -> PrefixLook:
 async def prefixes(
     ledger: Ledger, of: Range, prices: PriceSheets, limit: int
 ) -> list[PrefixReport]:
-    """The prefixes last used in the range, by requests; each workspace's most used one comes before
-    any has its next. The engine filter does not apply."""
+    """The `limit` most used prefixes of those that were last used in the range.
+
+    Every workspace's most used one is chosen before any second one, and so on. The engine filter
+    does not apply.
+    """
     query = select(*PrefixRow.__table__.columns).where(
         text("requests > 1"), PrefixRow.last_ms >= of.since_ms, PrefixRow.last_ms < of.until_ms
     )
-    # Of one that was too short to be held, nothing was ever written or read.
+    # A prefix that was too short to be held was never written or read.
     query = query.where(PrefixRow.cache_read_tokens + written_tokens(PrefixRow) > 0)
     if of.model is not None:
         query = query.where(or_(PrefixRow.model == of.model, PrefixRow.least_model == of.model))
     query = query.order_by(PrefixRow.requests.desc(), PrefixRow.prefix.desc()).limit(limit)
-    known = select(PrefixRow.workspace_id).where(text("requests > 1")).distinct()
+    workspaces = select(PrefixRow.workspace_id).where(text("requests > 1")).distinct()
     if of.workspace is not None:
-        known = known.where(PrefixRow.workspace_id == of.workspace)
+        workspaces = workspaces.where(PrefixRow.workspace_id == of.workspace)
     async with ledger.snapshot() as connection:
         # Each workspace's most used ones: the index has them in that order.
         ranked: list[tuple[int, int, str, Any]] = []
-        for workspace in (await connection.execute(known)).scalars().all():
+        for workspace in (await connection.execute(workspaces)).scalars().all():
             of_workspace = await connection.execute(
                 query.where(PrefixRow.workspace_id == workspace)
             )
@@ -111,7 +117,7 @@ async def prefixes(
 async def named(
     ledger: Ledger, keys: Collection[tuple[str, str]], prices: PriceSheets
 ) -> dict[tuple[str, str], PrefixReport]:
-    """The known prefixes of these, by workspace and prefix."""
+    """Those of these prefixes that the ledger knows, by workspace and prefix."""
     names = sorted({prefix for _, prefix in keys})
     reports = {}
     async with ledger.snapshot() as connection:
@@ -132,12 +138,12 @@ _SEARCHED_TURNS = 20
 async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """The key id of each prefix's newest turn that wrote, among its newest 20."""
     key_ids = dict[tuple[str, str], str]()
-    wanted = sorted(keys)
+    prefixes = sorted(keys)
     columns = TurnRow.workspace_id, TurnRow.prefix, TurnRow.key_id, TurnRow.opened_ms, TurnRow.id
     async with ledger.snapshot() as connection:
-        for start in range(0, len(wanted), _LOOKS):
+        for start in range(0, len(prefixes), _LOOKS):
             parts = []
-            for workspace, prefix in wanted[start : start + _LOOKS]:
+            for workspace, prefix in prefixes[start : start + _LOOKS]:
                 of_prefix = TurnRow.prefix == prefix, TurnRow.workspace_id == workspace
                 turns = select(*columns, written_tokens(TurnRow).label("written")).where(*of_prefix)
                 turns = turns.order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
@@ -152,22 +158,28 @@ async def writers(ledger: Ledger, keys: Collection[tuple[str, str]]) -> dict[tup
 
 
 class PrefixUse(NamedTuple):
-    """The newest turn with a prefix, whose deepest marker it was. `opened_at` is in UTC."""
+    """The newest turn whose deepest marker stood at a prefix."""
 
     prefix: str
     model: str
     engine: str
     epoch: str
+    # In UTC.
     opened_at: datetime
+    # The TTL of the marker.
     seconds: float
 
 
 async def last_use(ledger: Ledger, workspace: str, prefixes: Sequence[str]) -> PrefixUse | None:
-    """The newest turn of the workspace with one of these prefixes, of those that an engine began
-    to answer. It was held for its TTL from then on."""
+    """The newest turn of the workspace with one of these prefixes that an engine began to answer.
+    From its beginning on the prefix was held for the marker's TTL."""
     columns = (
-        *(TurnRow.prefix, TurnRow.prefix_ttl, TurnRow.engine_model),
-        *(TurnRow.engine, TurnRow.epoch, TurnRow.opened_at),
+        TurnRow.prefix,
+        TurnRow.prefix_ttl,
+        TurnRow.engine_model,
+        TurnRow.engine,
+        TurnRow.epoch,
+        TurnRow.opened_at,
     )
     parts = []
     for prefix in prefixes:
@@ -195,7 +207,7 @@ def _report(
         values |= {"model": look.model, "ttl": look.ttl or row["ttl"]}
     models = sorted({row["model"], row["least_model"] or row["model"]})
     saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
-    # By the price of its last sheet. None if that is gone.
+    # The price of its last sheet; None where that sheet is gone.
     price = prices.with_id(row["price"] or "") if len(models) == 1 else None
     costs = dict[Ttl, int]()
     to_pay_back = None
@@ -204,8 +216,9 @@ def _report(
         count = row["requests"]
         marked = row["cache_read_tokens"] + sum(row[name] for name in WRITE_FIELDS.values())
         in_time: dict[Ttl, int] = {"5m": row["gaps_5m"], "1h": row["gaps_5m"] + row["gaps_1h"]}
-        for ttl, within in in_time.items() if not row["unpriced"] else ():
-            costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
+        if not row["unpriced"]:
+            for ttl, within in in_time.items():
+                costs[ttl] = cost_with_ttl(rates, ttl, marked // count, count, within)
         premium = rates.write(values["ttl"] or "5m") - rates.input
         discount = rates.input - rates.read
         to_pay_back = premium // discount + 1 if discount > 0 else None

@@ -1,7 +1,7 @@
 """Ranges of time with filters: totals, series, what caching saved, times to first token.
 
-Whole days, hours and minutes are read from the sums, the rest from the turns. Own prices and
-published ones are never mixed. The cost at a hosted model is only shown beside the cost here.
+Whole days, hours and minutes are read from the sums, the rest of a range from the turns. Own prices
+and published ones are never mixed: the cost at a hosted model stands beside the cost here.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ from gateway.prices.price import PriceSheets, cost_at
 from gateway.structs import usage as structs
 
 _FINE_TURNS = 10_000
-"""A range with more turns has no intervals shorter than those of the sums."""
+"""A range with more turns is shown by no intervals shorter than those of the sums."""
 _DAY_MS = rollups.DAY_SECONDS * 1000
 
 
@@ -52,15 +52,16 @@ class Range:
         return replace(self, since_ms=self.since_ms - length, until_ms=self.since_ms)
 
     def filters(self, table: Any) -> list[ColumnElement[bool]]:
-        wanted = {"workspace_id": self.workspace, "engine": self.engine, "model": self.model}
+        values = {"workspace_id": self.workspace, "engine": self.engine, "model": self.model}
         return [
-            getattr(table, name) == value for name, value in wanted.items() if value is not None
+            getattr(table, name) == value for name, value in values.items() if value is not None
         ]
 
 
 class Part(NamedTuple):
-    """`width_seconds` of the sums to read, or None for the turns themselves."""
+    """A part of a range, and where it is read."""
 
+    # Of the sums' intervals; None reads the turns themselves.
     width_seconds: int | None
     since_ms: int
     until_ms: int
@@ -75,20 +76,22 @@ def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
         return [Part(None, since_ms, until_ms)]
     width, *narrower = widths
     step = width * 1000
-    first = round_up(since_ms, step)
-    last = until_ms // step * step
-    if first >= last:
+    start = round_up(since_ms, step)
+    end = until_ms // step * step
+    if start >= end:
         return parts_of(since_ms, until_ms, narrower)
     return [
-        *parts_of(since_ms, first, narrower),
-        Part(width, first, last),
-        *parts_of(last, until_ms, narrower),
+        *parts_of(since_ms, start, narrower),
+        Part(width, start, end),
+        *parts_of(end, until_ms, narrower),
     ]
 
 
 def is_by_engine(of: Range, by: Sequence[str] = ()) -> bool:
-    """Whether the sums by engine are asked for. Raise InvalidRequest for engines and keys together:
-    no sums know both."""
+    """Whether the range needs the sums by engine.
+
+    Raise InvalidRequest for engines and keys together: no sums are by both.
+    """
     if of.engine is None and "engine" not in by:
         return False
     if "key_id" in by:
@@ -102,32 +105,38 @@ def widths_for(
     step_seconds: int | None,
     table: rollups.IntervalTable = TurnRollupRow,
 ) -> list[int]:
-    """The widths of the sums that can make intervals of that length; None asks for one number over
-    all. The shortest of the sums by engine are of all workspaces."""
+    """The widths of the sums that can make intervals of `step_seconds`, in seconds.
+
+    Without a step one interval covers the range, so every width can. The sums by engine that are
+    shorter than an hour are of all workspaces together.
+    """
     by_engine = is_by_engine(of, by)
-    is_apart = by_engine and (of.workspace is not None or "workspace_id" in by)
+    by_both = by_engine and (of.workspace is not None or "workspace_id" in by)
     widths = [w for w in rollups.WIDTHS_SECONDS[table][by_engine] if not (step_seconds or w) % w]
-    return [width for width in widths if width >= rollups.HOUR_SECONDS or not is_apart]
+    return [width for width in widths if width >= rollups.HOUR_SECONDS or not by_both]
 
 
-async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
+async def widen_to_days(connection: AsyncConnection, of: Range) -> Range:
     """Widen a range to whole days where its turns may have been deleted."""
     horizon = await rollups.horizon_ms(connection)
-    since = wanted.since_ms
-    until = wanted.until_ms
+    since = of.since_ms
+    until = of.until_ms
     if since < horizon:
         since = since // _DAY_MS * _DAY_MS
     if until < horizon:
         until = round_up(until, _DAY_MS)
-    return replace(wanted, since_ms=since, until_ms=until)
+    return replace(of, since_ms=since, until_ms=until)
 
 
 async def _parts(connection: AsyncConnection, of: Range, widths: Sequence[int]) -> list[Part]:
-    """The parts of a range. The sums of an interval that is not over have all its turns so far. So
-    a range that ends behind the last turn ends with its day."""
-    last = (await connection.execute(select(func.max(TurnRow.opened_ms)))).scalar_one_or_none()
+    """The parts of a range.
+
+    The sums of an interval that is not over have all its turns so far. So a range that ends behind
+    the last turn is read to the end of its day.
+    """
+    last_ms = (await connection.execute(select(func.max(TurnRow.opened_ms)))).scalar_one_or_none()
     until = of.until_ms
-    if until > (last or 0):
+    if until > (last_ms or 0):
         until = round_up(until, _DAY_MS)
     return parts_of(of.since_ms, until, widths)
 
@@ -135,7 +144,7 @@ async def _parts(connection: AsyncConnection, of: Range, widths: Sequence[int]) 
 def within(
     of: Range, part: Part, table: rollups.IntervalTable, by: Sequence[str] = ()
 ) -> list[ColumnElement[bool]]:
-    """What a part's rows fulfil: of the table of sums, or of turns where the part has no width."""
+    """The conditions of a part's rows: of the sums in `table`, or of turns without a width."""
     if part.width_seconds is None:
         moment = TurnRow.opened_ms
         where = of.filters(TurnRow)
@@ -156,15 +165,15 @@ def rows_of(of: Range, part: Part) -> Select[Any]:
 def _sums_of(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     table: Any = TurnRollupRow
     if part.width_seconds is None:
-        known = rollups.dimensions()
+        dimensions = rollups.dimensions()
         values = rollups.measures()
         moment = TurnRow.opened_ms.expression
     else:
-        known = {name: getattr(table, name) for name in by}
+        dimensions = {name: getattr(table, name) for name in by}
         sums = ((name, func.sum(getattr(table, name))) for name in rollups.MEASURES)
         values = {name: func.coalesce(total, 0) for name, total in sums}
         moment = table.start_ms.expression
-    keys = [known[name].label(name) for name in by]
+    keys = [dimensions[name].label(name) for name in by]
     if step_seconds is not None:
         step = step_seconds * 1000
         keys = [(moment // step * step).label("start_ms"), *keys]
@@ -183,13 +192,16 @@ class Series(NamedTuple):
 
 
 class Reasons(NamedTuple):
-    """How many turns had each miss reason, without a read, with one, and not known which, each
-    outcome, and how many markers had each reason."""
+    """How many turns, or markers, had each reason or outcome."""
 
+    # Turns by the miss reason: those that read nothing, those that read a part, and those of old
+    # sums, of which it is not known.
     misses: dict[str, int]
     parts: dict[str, int]
     mixed: dict[str, int]
+    # Turns by their outcome.
     outcomes: dict[str, int]
+    # Markers by the reason.
     marks: dict[str, int]
 
 
@@ -204,7 +216,9 @@ class Queries:
         self, of: Range, by: Sequence[str], step_seconds: int | None = None
     ) -> dict[tuple[Any, ...], structs.Totals]:
         """The totals for each combination of values of the dimensions `by` (`rollups.dimensions`).
-        With a step also for each interval; then its start is the key's first value."""
+
+        With a step they are also by interval: an interval's start is then the key's first value.
+        """
         async with self.ledger.snapshot() as connection:
             return await totals_by(
                 connection, await widen_to_days(connection, of), by, step_seconds
@@ -213,14 +227,13 @@ class Queries:
     async def names(self, of: Range) -> Sequence[Any]:
         """Workspace, engine and model of each combination that had turns on the range's days."""
         table = TurnRollupRow
-        whole = Part(rollups.DAY_SECONDS, of.since_ms // _DAY_MS * _DAY_MS, of.until_ms)
+        days = Part(rollups.DAY_SECONDS, of.since_ms // _DAY_MS * _DAY_MS, of.until_ms)
         columns = table.workspace_id, table.engine, table.model
-        query = select(*columns).where(*within(of, whole, table, ["engine"]))
+        query = select(*columns).where(*within(of, days, table, ["engine"]))
         return await self.ledger.rows(query.distinct())
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
-        """Equal intervals, aligned to the epoch. Intervals without turns are included, with
-        zeros."""
+        """Equal intervals, aligned to the epoch. Intervals without turns have zeros."""
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
             width = width_seconds or bucket_seconds(int(of.seconds))
@@ -273,7 +286,7 @@ class Queries:
         )
 
     async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
-        """A turn's packed fingerprint; only a turn of `workspace` if one is given."""
+        """A turn's packed fingerprint. With a `workspace` only its turns are looked at."""
         query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
         if workspace is not None:
             query = query.where(TurnRow.workspace_id == workspace)
@@ -300,11 +313,11 @@ async def totals_by(
     names = [*(["start_ms"] if step_seconds else []), *by]
     parts = await _parts(connection, of, widths_for(of, by, step_seconds))
     query = union_all(*(_sums_of(of, part, by, step_seconds) for part in parts))
-    added: dict[tuple[Any, ...], Counter[str]] = {}
+    sums: dict[tuple[Any, ...], Counter[str]] = {}
     for row in (await connection.execute(query)).mappings() if parts else ():
-        group = added.setdefault(tuple(row[name] for name in names), Counter())
+        group = sums.setdefault(tuple(row[name] for name in names), Counter())
         group.update({name: int(row[name]) for name in structs.Totals.__struct_fields__})
-    return {key: structs.Totals(**counted) for key, counted in added.items() if counted["requests"]}
+    return {key: structs.Totals(**counted) for key, counted in sums.items() if counted["requests"]}
 
 
 class Priced(NamedTuple):
@@ -316,7 +329,13 @@ class Priced(NamedTuple):
 
 
 def waterfall(groups: Iterable[Priced], sheets: PriceSheets) -> structs.Waterfall:
-    premium = discount = actual = counterfactual = undelivered = unexplained = 0
+    """From what the turns would have cost without caching to what they cost."""
+    premium = 0
+    discount = 0
+    actual = 0
+    counterfactual = 0
+    undelivered = 0
+    unexplained = 0
     for group in groups:
         if group.price == structs.NOT_DELIVERED:
             undelivered += group.totals.requests
@@ -346,9 +365,9 @@ def waterfall(groups: Iterable[Priced], sheets: PriceSheets) -> structs.Waterfal
 def comparisons(
     groups: Collection[Priced], hosted: PriceSheets, on: date
 ) -> list[structs.HostedCost]:
-    """The whole traffic at each hosted model's price of that day, the cheapest first. What was not
-    delivered costs nothing there either."""
-    comparisons_found = []
+    """The cost of all turns at each hosted model's price of that day, the cheapest first. Turns
+    that were not delivered cost nothing there either."""
+    hosted_costs = []
     as_of = hosted.as_of.isoformat() if hosted.as_of else None
     for price in hosted.current(on):
         costs = [
@@ -356,7 +375,7 @@ def comparisons(
             for name, above, totals in groups
             if name != structs.NOT_DELIVERED
         ]
-        comparisons_found.append(
+        hosted_costs.append(
             structs.HostedCost(
                 model=price.model,
                 price=price.id,
@@ -366,7 +385,7 @@ def comparisons(
                 nano_without_cache=sum(cost.without_cache for cost in costs),
             )
         )
-    return sorted(comparisons_found, key=lambda comparison: (comparison.nano, comparison.model))
+    return sorted(hosted_costs, key=lambda cost: (cost.nano, cost.model))
 
 
 # Longer ranges have daily intervals.
@@ -428,8 +447,8 @@ async def latency(ledger: Ledger, of: Range) -> structs.Latency:
 
 
 async def _mixed(connection: AsyncConnection, of: Range) -> list[str]:
-    """The models of which engines of several kinds answered turns in the range. An engine that told
-    no kind is one of its own."""
+    """The models whose turns in the range were answered by engines of several kinds. An engine that
+    reported no kind counts as a kind of its own."""
     table = EpochReportRow
     columns = table.engine, table.kind, table.first_ms, table.last_ms
     kinds: dict[str, set[str]] = {}
@@ -451,11 +470,12 @@ def percentiles(bins: Mapping[int, int]) -> structs.Percentiles:
 
 
 def percentile(bins: Mapping[int, int], share: float) -> float | None:
-    """The middle of the percentile's bin. None without turns."""
-    left = share * sum(bins.values())
+    """The middle of the percentile's bin, in seconds. None without turns."""
+    rank = share * sum(bins.values())
+    count = 0
     for number in sorted(bins):
-        left -= bins[number]
-        if bins[number] and left <= 0:
+        count += bins[number]
+        if bins[number] and count >= rank:
             return rollups.seconds_of(number)
     return None
 

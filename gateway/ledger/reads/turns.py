@@ -20,22 +20,24 @@ from gateway.structs.usage import Sample, Turn, TurnMark, TurnPage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFilter:
-    """The filters of a page besides its range. None filters nothing. `outcome` `error` is any
-    error, `miss_reason` `any` is any reason. `client` is what the user agent begins with. The
-    percents are of the prompt's tokens that were read, both ends included; a turn without a prompt
-    has none."""
+    """The filters of a page besides its range. None filters nothing."""
 
+    # `error` is any error.
     outcome: str | None = None
+    # `any` is any reason.
     miss_reason: str | None = None
     key_id: str | None = None
     prefix: str | None = None
     has_read: bool | None = None
+    # The beginning of the user agent.
     client: str | None = None
+    # The percentage of the prompt's tokens that were read, both bounds included. A turn without a
+    # prompt passes neither bound.
     min_read_percent: int | None = None
     max_read_percent: int | None = None
 
     def indexed(self) -> list[ColumnElement[bool]]:
-        """What an index has, in the order of a page."""
+        """The conditions that an index covers, in the order of a page."""
         conditions: list[ColumnElement[bool]] = []
         if self.outcome == "error":
             conditions.append(text(IS_ERROR))  # type: ignore[arg-type]
@@ -50,28 +52,28 @@ class TurnFilter:
         return conditions
 
     def searched(self) -> list[ColumnElement[bool]]:
-        """What no index has: each turn must be looked at."""
-        read = TurnRow.cache_read_tokens
+        """The conditions that no index covers: each turn must be looked at."""
+        read_tokens = TurnRow.cache_read_tokens
         prompt = prompt_tokens(TurnRow)
         conditions: list[ColumnElement[bool]] = []
         if self.key_id:
             conditions.append(TurnRow.key_id == self.key_id)
         if self.has_read is not None:
-            conditions.append(read > 0 if self.has_read else read == 0)
+            conditions.append(read_tokens > 0 if self.has_read else read_tokens == 0)
         if self.client:
             start = func.substr(TurnRow.user_agent, 1, len(self.client))
             conditions.append(start == self.client)
         if self.min_read_percent is not None or self.max_read_percent is not None:
             conditions.append(prompt > 0)
         if self.min_read_percent is not None:
-            conditions.append(100 * read >= self.min_read_percent * prompt)
+            conditions.append(100 * read_tokens >= self.min_read_percent * prompt)
         if self.max_read_percent is not None:
-            conditions.append(100 * read <= self.max_read_percent * prompt)
+            conditions.append(100 * read_tokens <= self.max_read_percent * prompt)
         return conditions
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """The last turn that a page has, or has looked at."""
+    """The last turn of a page, or the last turn that the page has looked at."""
 
     opened_ms: int
     id: str
@@ -80,20 +82,21 @@ class Cursor(msgspec.Struct, frozen=True):
         return f"{self.opened_ms}.{self.id}"
 
     @classmethod
-    def parse(cls, written: str) -> "Cursor":
+    def parse(cls, text: str) -> "Cursor":
         """Read a cursor. Raise ValueError for a text that no page has returned."""
-        opened, dot, turn_id = written.partition(".")
+        opened, dot, turn_id = text.partition(".")
         if not (dot and turn_id and opened.isascii() and opened.isdigit() and len(opened) < 19):
             raise ValueError("not a cursor")
         return cls(int(opened), turn_id)
 
 
 MAX_SEARCHED = 20_000
-"""One page looks at so many turns for what no index has; the next page goes on behind them."""
+"""The most turns that one page looks at by conditions that no index covers. The next page goes on
+behind them."""
 REQUEST_PREFIX = "req_"
-"""How the ids of HTTP requests begin; those of turns begin with `msg_`."""
+"""The beginning of HTTP requests' ids. Turns' ids begin with `msg_`."""
 _RESPONSE_PREFIXES = "chatcmpl-", "cmpl-", "resp_"
-"""How OpenAI's dialects begin the id of a turn."""
+"""The beginnings of turns' ids in OpenAI's dialects."""
 _COLUMNS = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
 
 
@@ -110,49 +113,50 @@ def _newest(columns: Sequence[Any], of: Range, limit: int) -> Select[Any]:
 
 
 def _before(opened_ms: int, turn_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """What turns before this one fulfil. The first condition follows from the second; SQLite looks
-    it up in the index."""
+    """The conditions of turns before this one. The first follows from the second: it is there
+    because SQLite looks it up in the index."""
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
     return TurnRow.opened_ms <= opened_ms, place < tuple_(opened_ms, turn_id)
 
 
 async def page(
-    ledger: Ledger, of: Range, which: TurnFilter, limit: int, after: Cursor | None = None
+    ledger: Ledger, of: Range, filters: TurnFilter, limit: int, after: Cursor | None = None
 ) -> TurnPage:
     """One page of a range's turns, the newest first. Turns that arrive meanwhile shift no later
     page."""
     async with ledger.snapshot() as connection:
-        return await page_of(connection, of, which, limit, after)
+        return await page_of(connection, of, filters, limit, after)
 
 
 async def page_of(
     connection: AsyncConnection,
     of: Range,
-    which: TurnFilter,
+    filters: TurnFilter,
     limit: int,
     after: Cursor | None = None,
     max_searched: int = MAX_SEARCHED,
 ) -> TurnPage:
-    """As `page`. A page looks at `max_searched` turns at most for what no index has."""
-    conditions = which.indexed()
+    """As `page`. It looks at `max_searched` turns at most by conditions that no index covers."""
+    conditions = filters.indexed()
     if after is not None:
         conditions += _before(after.opened_ms, after.id)
-    searched = which.searched()
-    last = None
+    searched = filters.searched()
+    last_searched = None
     if searched:
-        last = await _last_searched(connection, of, conditions, max_searched)
+        last_searched = await _last_searched(connection, of, conditions, max_searched)
     query = _newest(_COLUMNS, of, limit + 1).where(*conditions, *searched)
-    if last is not None:
+    if last_searched is not None:
         place = tuple_(TurnRow.opened_ms, TurnRow.id)
         query = query.where(
-            TurnRow.opened_ms >= last.opened_ms, place >= tuple_(last.opened_ms, last.id)
+            TurnRow.opened_ms >= last_searched.opened_ms,
+            place >= tuple_(last_searched.opened_ms, last_searched.id),
         )
     rows = (await connection.execute(query)).all()
     turns = [_turn(row._mapping) for row in rows[:limit]]
     if len(rows) > limit:
         return TurnPage(turns=turns, next=str(Cursor(turns[-1].opened_ms, turns[-1].id)))
-    if last is not None:
-        return TurnPage(turns=turns, next=str(last), num_searched=max_searched)
+    if last_searched is not None:
+        return TurnPage(turns=turns, next=str(last_searched), num_searched=max_searched)
     return TurnPage(turns=turns, next=None)
 
 
@@ -162,7 +166,7 @@ async def _last_searched(
     conditions: Sequence[ColumnElement[bool]],
     max_searched: int,
 ) -> Cursor | None:
-    """The last of the newest `max_searched` turns; None where there are no more than these."""
+    """The last of the newest `max_searched` turns; None where the range has no more turns."""
     place = (TurnRow.opened_ms, TurnRow.id)
     query = _newest(place, of, 2).where(*conditions).offset(max_searched - 1)
     rows = (await connection.execute(query)).all()
@@ -181,9 +185,12 @@ MAX_AROUND = 5000
 
 
 async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:
-    """Ids and fingerprints of a turn of its key, with at most `limit` before it and as many after
-    it, in order of time. Of each side the workspace's MAX_AROUND turns are looked at: no index has
-    the key."""
+    """Ids and fingerprints of a turn and of its key's turns around it, in order of time: at most
+    `limit` before it and as many after it.
+
+    No index has the key. So on each side the nearest MAX_AROUND turns of the workspace are looked
+    at.
+    """
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
     position = tuple_(turn.opened_ms, turn.id)
     order = TurnRow.opened_ms, TurnRow.id
@@ -193,13 +200,13 @@ async def around(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byte
     after = near.where(TurnRow.opened_ms >= turn.opened_ms, place > position).order_by(*order)
     fingerprints: list[tuple[str, bytes]] = []
     async with ledger.snapshot() as connection:
-        for side, by, most in ((before, reverse, limit + 1), (after, order, limit)):
+        for side, by, max_rows in ((before, reverse, limit + 1), (after, order, limit)):
             rows = await connection.execute(
                 select(TurnRow.id, TurnRow.fingerprint)
                 .where(TurnRow.id.in_(side), TurnRow.key_id == turn.key_id)
                 .where(TurnRow.fingerprint.is_not(None))
                 .order_by(*by)
-                .limit(most)
+                .limit(max_rows)
             )
             fingerprints = [*fingerprints[::-1], *((row.id, row.fingerprint) for row in rows)]
     return fingerprints
@@ -221,8 +228,10 @@ async def first_ms(ledger: Ledger, workspace: str | None) -> int | None:
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
-    """A turn by its id, in the form of any dialect, or by the `req_…` of its response. Only one of
-    `workspace` if that is given."""
+    """A turn by its id in any dialect's form, or by the `req_…` of its response.
+
+    With a `workspace` only its turns are looked at.
+    """
     for prefix in _RESPONSE_PREFIXES:
         if turn_id.startswith(prefix):
             turn_id = f"msg_{turn_id.removeprefix(prefix)}"
@@ -267,7 +276,7 @@ _OBSERVED = (
 async def observed(
     ledger: Ledger, of: Range, key: str | None, limit: int
 ) -> AsyncIterator[Sequence[Any]]:
-    """Pages of at most `limit` turns in all whose answer began."""
+    """The turns whose answer began, the newest first, at most `limit` in all, page by page."""
     after: tuple[int, str] | None = None
     while limit > 0:
         query = _newest(_OBSERVED, of, min(limit, PAGE_TURNS)).where(
@@ -296,9 +305,11 @@ async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) 
 
 
 async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
-    """All answered turns of the range, in order of time, where it has at most `limit` turns. Of
-    more the `limit` whose ids end in the lowest digits: the end of an id is random (80 bits), so it
-    says nothing else of a turn, and a turn is in the sample whenever it is asked for."""
+    """The answered turns of the range in order of time; of more than `limit` turns a sample.
+
+    The sample has the turns whose ids end in the lowest digits. The end of an id is random (80
+    bits), so it tells nothing of the turn, and two reads of a range sample the same turns.
+    """
     within = (
         TurnRow.opened_ms >= of.since_ms,
         TurnRow.opened_ms < of.until_ms,
@@ -307,7 +318,7 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
     order = func.substr(TurnRow.id, 31), func.substr(TurnRow.id, 27, 4), TurnRow.id
     lowest = select(TurnRow.id).where(*within).order_by(*order).limit(limit)
     async with ledger.snapshot() as connection:
-        # A large range has enough of those that come first, and an index has them alone.
+        # A large range has enough turns with the lowest digits, and a partial index has only those.
         ids = (await connection.execute(lowest.where(text(IS_SAMPLED)))).scalars().all()
         if len(ids) < limit:
             ids = (await connection.execute(lowest)).scalars().all()
@@ -320,27 +331,31 @@ def _sample(row: Any) -> Sample:
     engine_seconds = None
     if row.queue_seconds is not None and row.prefill_seconds is not None:
         engine_seconds = row.queue_seconds + row.prefill_seconds
-    first = row.first_token_seconds
-    known = row._mapping
+    first_token_seconds = row.first_token_seconds
+    values = row._mapping
     return Sample(
-        **{name: known[name] for name in Sample.__struct_fields__ if name in known},
+        **{name: values[name] for name in Sample.__struct_fields__ if name in values},
         prompt_tokens=prompt_tokens(row),
-        overhead_seconds=None if engine_seconds is None else max(first - engine_seconds, 0.0),
+        overhead_seconds=None
+        if engine_seconds is None
+        else max(first_token_seconds - engine_seconds, 0.0),
         delivered_tokens=row.cache_read_tokens + row.automatic_tokens,
     )
 
 
 async def epochs(ledger: Ledger, of: Range, limit: int = 50) -> list[Epoch]:
-    """The engines' restarts in the range, the newest first, at most `limit` of each engine. Those
-    of all workspaces count."""
+    """The engines' restarts in the range, the newest first, at most `limit` of each engine.
+
+    The turns that missed because of one are those of all workspaces.
+    """
     key = (EpochRow.engine, EpochRow.epoch)
-    first = func.min(EpochRow.first_ms)
-    spans = select(*key, first, func.max(EpochRow.last_ms)).group_by(*key)
-    spans = spans.order_by(EpochRow.engine, first).where(
+    began_ms = func.min(EpochRow.first_ms)
+    spans = select(*key, began_ms, func.max(EpochRow.last_ms)).group_by(*key)
+    spans = spans.order_by(EpochRow.engine, began_ms).where(
         EpochRow.last_ms >= of.since_ms, EpochRow.first_ms < of.until_ms, *of.filters(EpochRow)
     )
     sums = func.count(), func.coalesce(func.sum(written_tokens(TurnRow)), 0)
-    # Few turns missed so. By these keys no other index than the reason's looks better.
+    # Few turns have this reason. Grouping by expressions keeps the database on the reason's index.
     lost_by = func.coalesce(TurnRow.engine, ""), func.coalesce(TurnRow.epoch, "")
     within = TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms
     missed = select(*lost_by, *sums).where(TurnRow.miss_reason == "engine_restart", *within)

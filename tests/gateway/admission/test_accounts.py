@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission import accounts as module
-from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.accounts import TurnClaim, WorkspaceLimits
 from gateway.admission.rates import TokenBucket
 from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
@@ -44,7 +44,7 @@ class Gate:
         self, turn_id: str, estimate: int, *, backlog: int = 0, is_open: bool = False
     ) -> Iterator[None]:
         """A turn's place while the block runs, which is in the journal if `is_open`."""
-        self.limits_of.take(Wanted(turn_id, self.principal, estimate, backlog))
+        self.limits_of.take(TurnClaim(turn_id, self.principal, estimate, backlog))
         try:
             yield
         finally:
@@ -102,7 +102,7 @@ def test_a_request_that_would_exceed_the_spend_limit_is_told_so() -> None:
     gate = Gate(Limits(monthly_spend=1_000_000_000))
     gate.turn(cost=820_000_000)
     with pytest.raises(SpendLimitReached) as refused:
-        gate.limits_of.take(Wanted("large", gate.principal, 1, 0, most_cost=200_000_000))
+        gate.limits_of.take(TurnClaim("large", gate.principal, 1, 0, most_cost=200_000_000))
     assert str(refused.value) == (
         "this request would exceed the workspace's spend limit of $1.0 for this month:"
         " $0.82 is spent, and up to $0.2 more is reserved for it and for requests that run"

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.admission import shared as module
-from gateway.admission.accounts import Wanted, WorkspaceLimits
+from gateway.admission.accounts import TurnClaim, WorkspaceLimits
 from gateway.admission.shared import SharedLimits
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, RateLimited, SpendLimitReached
@@ -68,7 +68,7 @@ class Gateway:
         self.count += 1
         turn_id = f"{id(self)}-{self.count}"
         principal = Principal("w", "k", "s", limits=limits)
-        await self.shared.take(Wanted(turn_id, principal, estimate, 0, most_cost))
+        await self.shared.take(TurnClaim(turn_id, principal, estimate, 0, most_cost))
         return turn_id
 
     def leave(self, turn_id: str, *, is_open: bool = False) -> None:

@@ -16,7 +16,7 @@ OWNED = timedelta(seconds=15)
 
 @pytest.fixture
 def store(ledger: Ledger) -> Batches:
-    return Batches(ledger, MASTER, most_running=10, most_bytes=1000)
+    return Batches(ledger, MASTER, max_running=10, max_bytes=1000)
 
 
 async def made(store: Batches, name: str, workspace: str, **changes: Any) -> Batch:
@@ -39,7 +39,7 @@ async def made(store: Batches, name: str, workspace: str, **changes: Any) -> Bat
 
 async def claimed(store: Batches, owner: str, working: list[str], seconds: float = 0) -> list[str]:
     now = NOW + timedelta(seconds=seconds)
-    found = await store.claim(owner, now, now + OWNED, working=working, most=2)
+    found = await store.claim(owner, now, now + OWNED, working=working, max_owned=2)
     return [batch.id for batch in found]
 
 

@@ -25,7 +25,7 @@ BATCH = "b1"
 
 @pytest.fixture
 def store(ledger: Ledger) -> Batches:
-    return Batches(ledger, MASTER, most_running=10, most_bytes=1000)
+    return Batches(ledger, MASTER, max_running=10, max_bytes=1000)
 
 
 def ended(instance: str, said: bytes, tokens: int) -> TurnRecord:

@@ -73,7 +73,7 @@ async def fill(ledger: Ledger) -> None:
 
 
 async def check_reads(ledger: Ledger, master: SecretStr = MASTER) -> None:
-    store = Batches(ledger, master, most_running=1, most_bytes=1)
+    store = Batches(ledger, master, max_running=1, max_bytes=1)
     _, waiting = await store.pending("b1", ROWS)
     assert [item.params for item in waiting] == [plain(n) for n in range(0, ROWS, 3)]
     results = await store.results("b1", -1, ROWS)

@@ -21,7 +21,7 @@ def kept(found: list[PlannedRequest], size: int) -> float:
     memory: OrderedDict[int, None] = OrderedDict()
     read = 0
     for request in found:
-        known = request.known
+        known = request.shared_units
         depth = next((n for n, u in enumerate(known) if u not in memory), len(known))
         read += request.tokens_at(depth)
         for unit in reversed(known):
@@ -46,9 +46,9 @@ def test_units_are_right_on_average_and_tokens_exact(unit: int) -> None:
     turns = made_up(TRAFFIC)
     made = Requests(unit, with_names=False)
     found = [made.of(turn) for turn in turns]
-    num_units = sum(len(request.known) for request in found)
+    num_units = sum(len(request.shared_units) for request in found)
     assert num_units * unit == pytest.approx(total_tokens(turns), rel=0.05)
     for turn, request in zip(turns, found, strict=True):
-        assert request.tokens_at(len(request.known)) == turn.ends[-1]
+        assert request.tokens_at(len(request.shared_units)) == turn.ends[-1]
         ends = [segment.end for segment in request.segments]
-        assert ends == sorted(set(ends)) and ends[-1] == len(request.known)
+        assert ends == sorted(set(ends)) and ends[-1] == len(request.shared_units)

@@ -102,7 +102,7 @@ LINES = [f"Rule {number}: say no more than {number} words." for number in range(
 
 
 def digests(sketch: Sketch) -> list[bytes]:
-    own = sketch.own
+    own = sketch.digests
     return [own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES)]
 
 
@@ -128,7 +128,7 @@ def test_a_sketch_is_bounded() -> None:
     assert all(len(each) <= PIECES * PIECE_BYTES for _, each in many.pieces)
     assert len(msgspec.msgpack.encode(many)) < 1500
     large = sketch_of(system("a" * SKETCHED_BYTES, "b"), "scope")
-    assert large.own == b""
+    assert large.digests == b""
 
 
 def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> None:

@@ -36,7 +36,7 @@ def test_an_image_is_known_by_its_bytes_and_its_scope(data: bytes, size: tuple[i
     reader = ImageReader("scope")
     reference = reader.read("a", media(data))
     assert reader.read("b", media(data)) == reference
-    [image] = reader.found.values()
+    [image] = reader.images.values()
     assert (image.data, (image.width, image.height)) == (data, size)
     assert reader.paths == {image.id: "a"}
     assert reader.read("c", media(data + b"\0")) != reference
