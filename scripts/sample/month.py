@@ -340,8 +340,8 @@ class SampleCache:
         if entry is not None and ms < entry.until_ms:
             entry.refresh(ms)
             return
-        if known is not None:
-            self._end_leases([known], ms)
+        if entry is not None:
+            self._end_leases([entry], ms)
         if len(self._entries) > _MAX_ENTRIES:
             old = ms - 7_200_000
             gone = (entry for key, entry in self._entries.items() if key != mark.key)
