@@ -108,9 +108,7 @@ def ask_of(
     )
 
 
-def _check(
-    request: wire.GenerateRequest, held: HeldContent | None, *, is_count: bool
-) -> None:
+def _check(request: wire.GenerateRequest, held: HeldContent | None, *, is_count: bool) -> None:
     """Raise InvalidRequest for fields that exclude each other, and for what no engine can do."""
     config = request.generation_config
     if not request.contents:
