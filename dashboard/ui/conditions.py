@@ -121,7 +121,9 @@ def _draw(same: Sequence[Condition]) -> None:
 
 
 def _draw_text(text: str) -> None:
-    """Words as they are. A command or a name between backticks is set as code."""
+    """Words as they are, begun with a capital letter where no name begins them. A command or a name
+    between backticks is set as code."""
+    text = f"The {text[4:]}" if text.startswith("the ") else text
     st.html(f"<p>{as_html(text)}</p>")
 
 

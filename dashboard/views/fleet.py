@@ -49,8 +49,8 @@ def draw(view: View, chosen: Selection) -> None:
     if not view.engines:
         parts.no_engine("No engine is running.", "fleet")
     if engines:
-        ready = sum(engine.status == "ready" for engine in engines)
         rows = engine_table(engines)
+        ready = sum(row["State"] == "ready" for row in rows)
         alone = [name for name in _OF_OTHERS if not any(row[name] for row in rows)]
         parts.table(rows, "fleet", f"{ready} of {len(engines)} ready.", hidden=alone)
     rows = adapter_table(engines)
@@ -96,21 +96,31 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def draw_cards(view: View) -> None:
-    ready = sum(engine.status == "ready" for engine in view.engines)
+    states = [state_of(engine) for engine in view.engines]
+    ready = states.count("ready")
     stats = [engine.stats for engine in view.engines if engine.stats is not None]
     restarts = view.history.restarts
     everything = view.history.attribution[:1]
     lost = sum(restart.lost.written_tokens for restart in restarts)
     in_use = in_use_share([s.blocks for s in stats])
     count = formats.counted(len(view.engines), "engine")
-    held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
+    whose = "their KV memory"
+    if len(stats) < len(view.engines):
+        whose = "the KV memory of those that answer"
+    held = "" if in_use is None else f" {formats.percent(in_use)} of {whose} is in use."
     are = "is" if len(view.engines) == 1 else "are"
     parts.hero(f"**{ready} of {count} {are} ready.**{held}")
     running = f"{sum(s.running for s in stats):,}" if stats else formats.NO_VALUE
     waiting = f"{sum(s.waiting for s in stats):,} waiting" if stats else None
     with st.grid(4, min_column_width=190):
-        help_text = "Engines that answer and have their model loaded, as this gateway sees them."
-        parts.card("engines_ready", f"{ready} of {len(view.engines)}", note=help_text)
+        help_text = (
+            "Engines that answer, have their model loaded and get new turns, as this gateway"
+        )
+        help_text += " sees them."
+        draining = states.count("draining")
+        note = f"{draining} draining" if draining else None
+        count = f"{ready} of {len(view.engines)}"
+        parts.card("engines_ready", count, note=help_text, delta=note)
         help_text = "Sequences that are computed now, and those that wait for blocks."
         parts.card("running_now", running, note=help_text, delta=waiting)
         after = formats.counted(len(restarts), "restart")
@@ -119,6 +129,13 @@ def draw_cards(view: View) -> None:
         share = formats.percent(next(shares, None))
         label = "Read of what was held"
         parts.card("attribution", share, label=label, delta="of what some engine held")
+
+
+def state_of(engine: EngineReport) -> str:
+    """How an engine fares, the worst first: one that is drained may be down as well."""
+    if not engine.is_draining:
+        return engine.status
+    return "draining" if engine.status == "ready" else f"{engine.status}, draining"
 
 
 def engine_table(engines: Sequence[EngineReport]) -> list[Row]:
@@ -130,7 +147,7 @@ def _engine_row(engine: EngineReport) -> Row:
     described = engine.description
     return {
         "Engine": engine.name,
-        "State": "draining" if engine.is_draining else engine.status,
+        "State": state_of(engine),
         "Model": described.model if described else None,
         "Answers to": ", ".join(engine.ids) or None,
         "Backend": server_of(described) if described else None,

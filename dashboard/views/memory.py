@@ -160,8 +160,6 @@ def _silent_row(engine: str, condition: Condition | None) -> Row:
         "State": "not known",
         "Since (UTC)": formats.moment(condition.since_ms) if condition else None,
         "Why": condition.cause if condition else "it did not answer this question",
-        # A table's cell is no Markdown.
-        "What to do": condition.remedy.replace("`", "") if condition else None,
     }
 
 
@@ -172,7 +170,6 @@ def draw_silent(rows: Sequence[Row]) -> None:
         list(rows),
         "silent",
         f"Not known: {alt_text}.",
-        wide=("What to do",),
     )
 
 

@@ -119,7 +119,10 @@ def draw(view: View, chosen: Selection) -> None:
         first_token_cards(comparison, lambda _: length, none)
         if view.engines is not None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
-            parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
+            silent = len(view.engines) - len(stats)
+            in_use = formats.percent(in_use_share([s.blocks for s in stats]))
+            note = f"{formats.counted(silent, 'engine')} not known" if silent else None
+            parts.card("pool_in_use", in_use, delta=note)
         draw_rate(usage, "cacheable_hit_rate")
         draw_rate(usage, "request_hit_rate")
     left, right = st.columns(2, gap="large")
@@ -335,7 +338,7 @@ def draw_engines(engines: list[EngineReport] | None) -> None:
         return
     columns = ("Engine", "State", "Up", "Running", "Waiting", "Pool in use")
     rows = [{name: row[name] for name in columns} for row in engine_table(engines)]
-    ready = sum(engine.status == "ready" for engine in engines)
+    ready = sum(row["State"] == "ready" for row in rows)
     alt_text = f"{ready} of {formats.counted(len(engines), 'engine')} ready."
     none = "The gateway knows no engine."
     parts.section("Engines now", rows, "engines_now", alt_text, none=none, icon=":material/dns:")

@@ -77,7 +77,8 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
         running = counted(engine.load.num_running, "turn")
         cause = f"it gets no new turns, and {running} of this gateway run there"
         yield Finding("engine_draining", name, cause, name)
-    if engine.breaker.state(now) != "closed":
+    if engine.status == "ready" and engine.breaker.state(now) != "closed":
+        # Of one that does not answer that is said already.
         cause = "three failures in a row opened its circuit breaker, and it is tried now and then"
         yield Finding("engine_breaker_open", name, cause, name)
 

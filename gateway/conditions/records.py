@@ -50,7 +50,7 @@ def of_ledger(ledger: Identity, drain: Drain, journal: Journal) -> Iterator[Find
         yield Finding("schema", _LEDGER, ledger.schema_problem)
     elif away is not None:
         yield Finding("ledger_away", _LEDGER, away)
-    if drain.is_behind and journal.num_closed:
+    elif drain.is_behind and journal.num_closed:
         cause = f"{counted(journal.num_closed, 'closed turn')} of this gateway wait in its journal"
         yield Finding("ledger_behind", _LEDGER, cause)
 

@@ -19,7 +19,7 @@ from dashboard.ui.parts import as_csv, plain, text_width, without_value
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
 from dashboard.views.advice import by_change
-from dashboard.views.fleet import load_rows, technique_table, width_of
+from dashboard.views.fleet import load_rows, state_of, technique_table, width_of
 from dashboard.views.latency import compared, why_none
 from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
@@ -222,6 +222,14 @@ def test_no_comparison_gives_the_reason_that_holds() -> None:
         )
         assert compared(latency) is None
         assert why_none(latency) == reason
+
+
+def test_an_engine_that_is_drained_and_down_is_down() -> None:
+    """It was blue and `draining`, and one that is drained was counted among the ready ones."""
+    told = engine_now(True) | {"is_draining": True}
+    for status, state in (("ready", "draining"), ("down", "down, draining")):
+        report = msgspec.convert(told | {"status": status}, EngineReport)
+        assert state_of(report) == state
 
 
 def test_a_share_that_is_not_0_does_not_look_like_it() -> None:

@@ -1,10 +1,16 @@
 """What an engine's own figures say is wrong with it."""
 
+from contextlib import aclosing
+
 import msgspec
 import pytest
 
 from engine.protocol.reports import Stats
-from gateway.conditions.engines import Increases, of_stats
+from gateway.conditions.engines import Increases, of_engine, of_stats
+from gateway.routing.breaker import FAILURES
+from gateway.routing.client import EngineHttp
+from gateway.routing.engine import Engine
+from gateway.structs.fleet import EngineStatus
 
 
 @pytest.mark.parametrize(
@@ -31,3 +37,19 @@ def test_entries_that_nobody_asked_for_lack_no_lease(
     stats = msgspec.convert(told, Stats)
     kinds = {finding.kind for finding in of_stats("engine-0", stats, Increases(), 0.0)}
     assert kinds == ({"leases_full"} if is_told else set())
+
+
+@pytest.mark.parametrize(
+    ("status", "kinds"),
+    [("ready", ["engine_breaker_open"]), ("down", ["engine_not_answering"])],
+)
+async def test_a_breaker_is_told_of_an_engine_that_answers_alone(
+    status: EngineStatus, kinds: list[str]
+) -> None:
+    """One that stands still was told twice, with two things to do."""
+    async with aclosing(EngineHttp()) as http:
+        engine = Engine("engine-0", "http://127.0.0.1:1", "secret of sixteen", http)
+        engine.status = status
+        for number in range(FAILURES):
+            engine.breaker.failed(f"turn {number}", 0.0)
+        assert [finding.kind for finding in of_engine(engine, Increases(), 0.0)] == kinds
