@@ -39,6 +39,7 @@ def test_entries_that_nobody_asked_for_lack_no_lease(
     assert kinds == ({"leases_full"} if is_told else set())
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("status", "kinds"),
     [("ready", ["engine_breaker_open"]), ("down", ["engine_not_answering"])],
