@@ -8,7 +8,7 @@ from engine.protocol import Ttl
 NANO = 1_000_000_000
 NO_VALUE = "–"
 LEAST_SHARE = 0.0005
-"""Less would be rounded to 0.0 %."""
+"""Less would be rounded to 0.0 %, and so little less than 1 to 100.0 %."""
 MANY_TIMES = 10
 """An amount that grew so much is told as a multiple: percents of four digits say little."""
 
@@ -31,9 +31,11 @@ def since(at_ms: int) -> str:
 
 def percent(share: float | None) -> str:
     """Write a share. None, where there was nothing to divide by, is a dash and never 0 %. A share
-    that is not 0 does not look like it."""
+    that is not 0, or not 100 %, does not look like it."""
     if share is None:
         return NO_VALUE
+    if 1 - LEAST_SHARE < share < 1:
+        return ">99.9%"
     return "<0.1%" if 0 < share < LEAST_SHARE else f"{share:.1%}"
 
 

@@ -26,8 +26,8 @@ NUM_ROWS_SHOWN = 10
 """A longer table is scrolled."""
 START = "scripts/run"
 HOURGLASS = ":material/hourglass_empty:"
-_CHARACTER_WIDTH = 7
-_CELL_PADDING = 24
+_CHARACTER_WIDTH = 6
+_CELL_PADDING = 28
 _WIDEST_TEXT = 460
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

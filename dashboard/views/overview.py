@@ -329,8 +329,8 @@ def draw_reasons(usage: Usage) -> None:
         st.text(f"{share} · {formats.counted(num_others, 'request')} for other reasons")
     num_unknown = without - sum(reasons.values()) - num_mixed
     if num_unknown > 0:
-        more = formats.counted(num_unknown, "request")
-        st.caption(f"Of {more} more that read nothing no reason is known: they had no answer.")
+        more = formats.counted(num_unknown, "more request")
+        st.caption(f"No reason is known of {more} without a read, such as those without an answer.")
 
 
 def draw_engines(engines: list[EngineReport] | None) -> None:

@@ -286,7 +286,7 @@ def compared_with(divergence: TurnDivergence | None, judgement: Verdict) -> str:
     if divergence is None:
         return "There is no other prompt to compare it with."
     if divergence.earlier is None:
-        return "No earlier prompt of its workspace begins like this one."
+        return "It differs from its first block on: no earlier prompt of its workspace begins so."
     if divergence.kind is None:
         return (
             "Everything of the most similar earlier prompt is in this one: nothing in the prompt"
