@@ -91,7 +91,7 @@ def test_a_killed_engine_is_a_red_strip_on_every_page_until_it_is_back(site: Sit
         visit.open(f"/{entry.name}?range=1h")
         strip(visit, "critical").first.wait_for(timeout=WAIT_MS)
         assert "engine-0 has not answered since " in visit.text(), entry.name
-        assert "the store of engine-1 has been off since " in visit.text(), entry.name
+        assert "The store of engine-1 has been off since " in visit.text(), entry.name
         top = strip(visit, "critical").first.bounding_box()
         title = visit.page.locator("h1").first.bounding_box()
         assert top and title and top["y"] < title["y"], entry.name
@@ -139,7 +139,7 @@ def test_draining_is_blue_and_a_store_that_is_off_is_amber(site: Site) -> None:
     red, _, blue = background(draining)
     assert blue > red
     off = strip(visit, "warning").filter(has_text="the store of engine-1").first
-    assert "the store of engine-1 has been off since " in off.inner_text()
+    assert "The store of engine-1 has been off since " in off.inner_text()
     assert "can't be opened or written" in off.inner_text()
     red, green, blue = background(off)
     assert red > blue + 15 and green > blue
