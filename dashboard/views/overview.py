@@ -121,8 +121,8 @@ def draw(view: View, chosen: Selection) -> None:
             stats = [engine.stats for engine in view.engines if engine.stats is not None]
             silent = len(view.engines) - len(stats)
             in_use = formats.percent(in_use_share([s.blocks for s in stats]))
-            note = f"{formats.counted(silent, 'engine')} not known" if silent else None
-            parts.card("pool_in_use", in_use, delta=note)
+            unknown = f"{formats.counted(silent, 'engine')} not known" if silent else None
+            parts.card("pool_in_use", in_use, delta=unknown)
         draw_rate(usage, "cacheable_hit_rate")
         draw_rate(usage, "request_hit_rate")
     left, right = st.columns(2, gap="large")
