@@ -20,7 +20,7 @@ from engine.backends.base import Parts, Progress
 from engine.backends.prepare.renderers import capabilities_of
 from engine.cache.ids import TokenId
 from engine.protocol import Delta, FinishReason, GenerateRequest, Prompt
-from engine.schedule.output import Mask, OutputParser, Spelled
+from engine.schedule.output import OutputConstraint, OutputParser, Spelled
 from engine.settings import Settings
 from engine.text.formats.proof import FormatChoice
 from engine.text.rendered import KnownDays, RenderedPrompt
@@ -133,8 +133,8 @@ class ScriptedParser:
         return self._choose()
 
     @property
-    def mask(self) -> Mask | None:
-        return self._inner.mask
+    def constraint(self) -> OutputConstraint | None:
+        return self._inner.constraint
 
     @property
     def allowed(self) -> bytes | None:

@@ -148,7 +148,7 @@ class Approximations:
         end = query.segments[points[0].segment].end
         if end is None:
             raise FieldRefused(KEEP_FIELD, "the marked prefix has no end in tokens")
-        least = query.min_tokens
+        least = query.min_cache_tokens
         if not least <= end < num_tokens:
             why = f"a marked prefix has {least} to {num_tokens - 1} tokens, this one has {end}"
             raise FieldRefused(KEEP_FIELD, why)

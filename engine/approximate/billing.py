@@ -46,7 +46,7 @@ def write_documents(
     placings: Sequence[Placing],
     now: float,
 ) -> DocumentsResult:
-    """Write the entries of a prompt's documents, which are looked up and held in `documents`.
+    """Write the entries of a prompt's documents, which are looked up and pinned in `documents`.
 
     What the prompt's own blocks have is read too if the entry was there.
     """

@@ -94,11 +94,11 @@ def usable_sources(
     """
     size = cache.pool.block_size
     sources = cache.sources(digests, lookup)
-    num_held = 0
+    num_pinned = 0
     tail = 0
-    if lookup is not None and lookup.held:
-        num_held, tail = divmod(lookup.read, size)
-    num_read = num_held * size + tail
+    if lookup is not None and lookup.pinned:
+        num_pinned, tail = divmod(lookup.read, size)
+    num_read = num_pinned * size + tail
     while True:
         dropped = {
             index
@@ -111,8 +111,8 @@ def usable_sources(
         if not dropped:
             return sources
         for index in dropped:
-            if lookup is not None and tail and index == num_held:
-                sources[index] = Source(lookup.held[index], tail)
+            if lookup is not None and tail and index == num_pinned:
+                sources[index] = Source(lookup.pinned[index], tail)
             else:
                 del sources[index]
 
@@ -124,7 +124,7 @@ def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -
     for placed in prompt.placed:
         is_copied = prompt.sibling_mark is None or placed.entry is not None
         if is_copied and not has_copy(sources, placed, size):
-            # What a look-up holds or a lease is there already. Each block counts by itself: of
+            # What a look-up pins or a lease has is there already. Each block counts by itself: of
             # two copies of a prompt either may have the blocks that are found.
             blocks = map(cache.pool.peek, placed.origin.digests.full)
             here = sum(block is not None and block.ref_count > 0 for block in blocks)

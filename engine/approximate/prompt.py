@@ -166,7 +166,7 @@ def compressed(
         ],
         breakpoints=[structs.replace(point, keep=None) for point in query.breakpoints],
         names=[HeldName(name.digest, slot(name.tokens) or 0) for name in query.names],
-        min_tokens=1,  # it was asked of the prefix that is compressed
+        min_cache_tokens=1,  # it was asked of the prefix that is compressed
         cut=compression.cut,
     )
     return ApproximatePrompt(
@@ -193,7 +193,7 @@ def with_documents(
             segments=[Segment("text", len(alone))],
             breakpoints=[Breakpoint(0, document.ttl)],
             names=[HeldName(document.name, len(alone))] if document.name else [],
-            min_tokens=1,
+            min_cache_tokens=1,
             lookback_to=None,
         )
         number = document.recompute
@@ -223,12 +223,12 @@ def with_sibling_mark(
 
 
 def with_sibling(prompt: ApproximatePrompt, cache: PrefixCache) -> ApproximatePrompt:
-    """The prompt as it is to be computed now. Nothing is held or refreshed yet."""
+    """The prompt as it is to be computed now. Nothing is pinned or refreshed yet."""
     sibling_mark = prompt.sibling_mark
     assert sibling_mark is not None
     query = prompt.query
     now = query.arrived_at
-    marks = eligible(query.segments, query.breakpoints, query.min_tokens)
+    marks = eligible(query.segments, query.breakpoints, query.min_cache_tokens)
     may_read = [mark for mark in marks if mark.segment <= sibling_mark.segment]
 
     def longest(digests: PromptDigests, some: Sequence[Mark]) -> Entry | None:

@@ -244,7 +244,7 @@ class ApproximateRequest(RequestState):
 
     prompt: ApproximatePrompt
     compressor: Compressor | None
-    # The look-ups of what is placed in the prompt, held like its own.
+    # The look-ups of what is placed in the prompt. Their blocks are pinned like its own.
     documents: list[Lookup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -258,7 +258,7 @@ class ApproximateRequest(RequestState):
         self.emit = tell
 
     def look_up(self, cache: PrefixCache) -> None:
-        """Find and hold what it may read. One that may read a sibling's entries is exact if there
+        """Find and pin what it may read. One that may read a sibling's entries is exact if there
         is none."""
         if self.prompt.sibling_mark is not None:
             before = self.query.digests.kind
@@ -275,7 +275,7 @@ class ApproximateRequest(RequestState):
         placed_all = self.prompt.placed
         if self.prompt.sibling_mark is not None:
             for placed in placed_all:
-                self.documents.append(_held_of_sibling(placed.entry, placed.end, cache))
+                self.documents.append(_pinned_of_sibling(placed.entry, placed.end, cache))
             if any(document.hit is not None for document in self.documents):
                 cache.explain(self.query, lookup, max(document.read for document in self.documents))
                 lookup.miss_reason = None
@@ -287,8 +287,8 @@ class ApproximateRequest(RequestState):
             lookup.miss_reason = next((reason for reason in reasons if reason is not None), None)
 
     @property
-    def holds_blocks(self) -> bool:
-        return super().holds_blocks or any(document.held for document in self.documents)
+    def has_pinned_blocks(self) -> bool:
+        return super().has_pinned_blocks or any(document.pinned for document in self.documents)
 
     def let_go(self, cache: PrefixCache) -> None:
         super().let_go(cache)
@@ -340,12 +340,12 @@ class ApproximateRequest(RequestState):
         return self.prompt.real or self.query.tokens
 
 
-def _held_of_sibling(entry: Entry | None, end: int, cache: PrefixCache) -> Lookup:
-    """A look-up that holds the first `end` tokens of a sibling's entry, if there is one."""
+def _pinned_of_sibling(entry: Entry | None, end: int, cache: PrefixCache) -> Lookup:
+    """A look-up that pins the first `end` tokens of a sibling's entry, if there is one."""
     lookup = Lookup([], entry, 0, None)
     if entry is not None:
         lookup.read = end
-        lookup.held = list(entry.blocks[: blocks_for(end, cache.pool.block_size)])
-        for block in lookup.held:
+        lookup.pinned = list(entry.blocks[: blocks_for(end, cache.pool.block_size)])
+        for block in lookup.pinned:
             block.home.acquire(block)
     return lookup

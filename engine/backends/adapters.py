@@ -2,7 +2,7 @@
 
 A name is the operator's word for a folder's content at one time. Requests, the chain of digests and
 the model go by the weights' digest, so what one adapter wrote is never read by another, whatever
-either is called. Names are of the event loop; what is `held` is of the engine's thread.
+either is called. Names are the event loop's. What is on the model is the engine's thread's.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ class ModelAdapters(Protocol):
     """The adapters on a model. All but `read` is called on the engine's thread."""
 
     def read(self, directory: Path) -> ReadAdapter:
-        """Raise StartRefused with the reason. `hold` then puts it on the model, by its digest."""
+        """Raise StartRefused with the reason. `attach` then puts it on the model, by its digest."""
         ...
 
-    def hold(self, digest: str) -> None: ...
-    def let_go(self, digest: str) -> None: ...
+    def attach(self, digest: str) -> None: ...
+    def detach(self, digest: str) -> None: ...
 
 
 _Read = tuple[AdapterInfo, ReadAdapter, int]
@@ -82,7 +82,7 @@ class AdapterParts:
     model: ModelAdapters
     # The text of an invocation.
     spelled: Callable[[Sequence[TokenId]], str]
-    # The bound of all loaded weights' files together.
+    # The most bytes of all loaded weights' files together.
     max_bytes: int
     # Folders of adapters with other names.
     named: Mapping[str, Path] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class AdapterShelf:
         self._parts = parts
         self._by_name: dict[str, tuple[AdapterInfo, ReadAdapter]] = {}
         self._leaving: dict[str, AdapterInfo] = {}
-        self._held: dict[str, int] = {}
+        self._attached_bytes: dict[str, int] = {}
         self._changing = asyncio.Lock()
         self._reading: Future[_Read] | None = None
         self._ends: set[asyncio.Task[None]] = set()
@@ -124,7 +124,7 @@ class AdapterShelf:
             except AdapterRefused as error:
                 log.error("an adapter is not loaded", why=str(error))
                 continue
-            self._hold(parts, read.digest, size)
+            self._attach(parts, read.digest, size)
             self._by_name[name] = info, read
         for name in names[MAX_ADAPTERS:]:
             log.error("an adapter is not loaded", why=f"{name}: there are {MAX_ADAPTERS} already")
@@ -144,9 +144,9 @@ class AdapterShelf:
                 return None if start is None else ChainKind(digest, start)
         raise NotFound("adapter: not on this engine")
 
-    def check_held(self, adapter: ChainKind | None) -> None:
+    def check_attached(self, adapter: ChainKind | None) -> None:
         """On the engine's thread, before a request is taken in. Raise NotFound."""
-        if adapter is not None and adapter.digest not in self._held:
+        if adapter is not None and adapter.digest not in self._attached_bytes:
             raise NotFound("adapter: not on this engine")
 
     async def load(self, name: str, call: Call[None], accounting: Accounting) -> AdapterInfo:
@@ -167,7 +167,7 @@ class AdapterShelf:
                     info, read, size = await asyncio.shield(asyncio.wrap_future(future))
             except TimeoutError:
                 raise _late(parts, name) from None
-            await call(partial(self._hold, parts, read.digest, size))
+            await call(partial(self._attach, parts, read.digest, size))
             before = self._by_name.get(name)
             self._by_name[name] = info, read
         log.info("adapter loaded", adapter=name, digest=info.digest)
@@ -197,7 +197,7 @@ class AdapterShelf:
 
     def _start_reading(self, parts: AdapterParts, name: str) -> "Future[_Read]":
         """Read on a thread that the process's end does not wait for. Raise AdapterRefused while an
-        earlier one still reads: a dead disk holds one thread."""
+        earlier one still reads: a dead disk takes one thread."""
         if self._reading is not None and not self._reading.done():
             raise AdapterRefused(f"{name[:64]}: an earlier one is still being read")
         reading = Future[_Read]()
@@ -223,12 +223,12 @@ class AdapterShelf:
         if path is None:
             raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
         size = 0
-        held = sum(self._held.values())
+        attached_bytes = sum(self._attached_bytes.values())
         with suppress(OSError):  # what is not there is told by who reads it
             size = (path / WEIGHTS).stat().st_size
-        if size > parts.max_bytes - held:
+        if size > parts.max_bytes - attached_bytes:
             raise AdapterRefused(
-                f"{name}: {WEIGHTS} has {size} bytes, those that are loaded {held}, and "
+                f"{name}: {WEIGHTS} has {size} bytes, those that are loaded {attached_bytes}, and "
                 f"ENGINE_ADAPTER_BYTES lets all have {parts.max_bytes}"
             )
         try:
@@ -244,9 +244,9 @@ class AdapterShelf:
         )
         return info, read, size
 
-    def _hold(self, parts: AdapterParts, digest: str, size: int) -> None:
-        parts.model.hold(digest)
-        self._held[digest] = size
+    def _attach(self, parts: AdapterParts, digest: str, size: int) -> None:
+        parts.model.attach(digest)
+        self._attached_bytes[digest] = size
 
     def _leave(
         self, parts: AdapterParts, info: AdapterInfo, call: Call[None], accounting: Accounting
@@ -257,9 +257,9 @@ class AdapterShelf:
         info = self._leaving[digest] = msgspec.structs.replace(info, is_leaving=True)
 
         def try_to_end() -> None:
-            if digest in self._held and accounting.drop_adapter(digest):
-                parts.model.let_go(digest)
-                self._held.pop(digest, None)
+            if digest in self._attached_bytes and accounting.drop_adapter(digest):
+                parts.model.detach(digest)
+                self._attached_bytes.pop(digest, None)
 
         async def end() -> None:
             """Wait for the requests that have it. Then end its entries."""
@@ -268,7 +268,7 @@ class AdapterShelf:
                     # It may have come back, under this name or another.
                     if not self._is_named(digest):
                         await call(try_to_end)
-                    if self._is_named(digest) or digest not in self._held:
+                    if self._is_named(digest) or digest not in self._attached_bytes:
                         self._leaving.pop(digest, None)
                         return
                 await asyncio.sleep(_LOOK_SECONDS)

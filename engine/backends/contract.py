@@ -68,10 +68,10 @@ from engine.protocol.reports import (
     StoreStats,
 )
 from engine.schedule.accounting import Accounting
-from engine.schedule.masks import step_back
 from engine.schedule.output import OutputParser
 from engine.schedule.request import ImagePrompt, RequestState
 from engine.schedule.runner import SampleParams
+from engine.schedule.token_masks import step_back
 from engine.settings import Settings
 
 T = TypeVar("T")
@@ -235,7 +235,7 @@ class EngineBackend:
         samples = new_samples(state.request, loaded.description)
 
         def submit() -> None:
-            self._adapters.check_held(adapter)
+            self._adapters.check_attached(adapter)
             loaded.loop.submit(state, samples)
 
         def take_back(submitted: "Future[None]") -> None:

@@ -176,7 +176,7 @@ class LocalBackend(EngineBackend):
         blocks_per_cell = math.ceil(pool.num_blocks / MAX_CELLS)
         owners = await self._owners(loaded)
         parts = await self._parts_of(loaded, cells_of(loaded.cache, blocks_per_cell, owners))
-        held = sum((part.held for part in parts), start=Count())
+        counted = sum((part.holdings for part in parts), start=Count())
 
         def report() -> Memory:
             return Memory(
@@ -187,7 +187,7 @@ class LocalBackend(EngineBackend):
                 referenced_blocks=sum(part.num_referenced for part in parts),
                 unused_tokens=sum(part.unused_tokens for part in parts),
                 host=None if host is None else pool_stats(host.pool),
-                holdings=holdings_of(held),
+                holdings=holdings_of(counted),
                 lifetimes=loaded.cache.entries.lifetimes.report(),
             )
 

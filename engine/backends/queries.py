@@ -44,7 +44,7 @@ def query_of(
         segments=prepared.segments,
         breakpoints=request.breakpoints,
         names=prepared.names,
-        min_tokens=max(description.min_cache_tokens if least is None else least, 1),
+        min_cache_tokens=max(description.min_cache_tokens if least is None else least, 1),
         arrived_at=arrived_at,
         lease_share=request.lease_share,
         lookback_to=request.lookback_to,

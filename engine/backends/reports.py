@@ -37,16 +37,16 @@ class EventLog:
         self._replay: deque[Event] = deque(maxlen=REPLAY_EVENTS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._is_closed = False
-        # By name, where it is held, at how many tokens, and whether by a lease.
-        self._held: dict[str, tuple[Tier, int, bool]] = {}
+        # By name, the tier where it is held, at how many tokens, and whether it is leased.
+        self._names: dict[str, tuple[Tier, int, bool]] = {}
 
     def held(self, names: Sequence[str]) -> list[ChainHeld]:
         """Those of these names that are held, by what was published and by snapshots."""
         chains = []
         for name in names:
-            held = self._held.get(name)
-            if held is not None:
-                tier, tokens, is_leased = held
+            place = self._names.get(name)
+            if place is not None:
+                tier, tokens, is_leased = place
                 chain = [HeldName(name, tokens)]
                 chains.append(ChainHeld(seq=0, names=chain, tier=tier, num_leased=int(is_leased)))
         return chains
@@ -55,17 +55,17 @@ class EventLog:
         match event:
             case ChainHeld():
                 for index, name in enumerate(event.names):
-                    before = self._held.get(name.digest)
+                    before = self._names.get(name.digest)
                     is_leased = index < event.num_leased or (before is not None and before[2])
-                    self._held[name.digest] = event.tier, name.tokens, is_leased
+                    self._names[name.digest] = event.tier, name.tokens, is_leased
             case ChainGone():
                 for digest in event.names:
-                    self._held.pop(digest, None)
+                    self._names.pop(digest, None)
             case LeaseEnded():
                 for digest in event.names:
-                    held = self._held.get(digest)
-                    if held is not None:
-                        self._held[digest] = *held[:2], False
+                    place = self._names.get(digest)
+                    if place is not None:
+                        self._names[digest] = *place[:2], False
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -167,7 +167,7 @@ def _chain_of(cache: PrefixCache, block: Block, now: Callable[[], float]) -> Cha
         num_leased = len(names) if block.is_promised else 0
         return ChainHeld(seq=0, names=names, tier=block.tier, num_leased=num_leased)
     # A block of the store is leased for as long as an entry that is leased there.
-    leased = (e for e in cache.store.holds.of(block) if e.is_leased and e.lease_tier == "disk")
+    leased = (e for e in cache.store.copies.of(block) if e.is_leased and e.lease_tier == "disk")
     ends_at = max((entry.expires_at for entry in leased), default=None)
     return ChainHeld(
         seq=0,
@@ -260,14 +260,16 @@ class CellsPart(NamedTuple):
     cells: list[BlockCell]
     num_referenced: int
     unused_tokens: int
-    held: Count
+    # Blocks by scope, entry and state.
+    holdings: Count
 
 
 def cells_of(
     cache: PrefixCache, blocks_per_cell: int, owners: Mapping[Block, Entry]
 ) -> Iterator[CellsPart]:
-    """The map of the device's pool, and what holds it. Each part is to be taken between two steps.
+    """The map of the device's pool, and whose its blocks are.
 
+    Each part is to be taken between two steps.
     Of `owners` only those count that are live still, on the block that they stood on.
     """
     pool = cache.pool
@@ -276,7 +278,7 @@ def cells_of(
     for first in range(0, len(blocks), cells * blocks_per_cell):
         looked_at = blocks[first : first + cells * blocks_per_cell]
         part = list[BlockCell]()
-        held = Count()
+        holdings = Count()
         for start in range(0, len(looked_at), blocks_per_cell):
             of_cell = looked_at[start : start + blocks_per_cell]
             states = Counter[str]()
@@ -293,11 +295,11 @@ def cells_of(
                     states["cached" if block.has_content else "free"] += 1
                 if state != "free":
                     scope = entry.scope if entry else cache.scopes.get(block.owner)
-                    held[scope, entry, state] += 1
+                    holdings[scope, entry, state] += 1
             part.append(BlockCell(**states, shared=sum(block.ref_count > 1 for block in of_cell)))
         referenced = [block for block in looked_at if block.ref_count]
         unused = sum(pool.block_size - pool.num_tokens(block) for block in referenced)
-        yield CellsPart(part, len(referenced), unused, held)
+        yield CellsPart(part, len(referenced), unused, holdings)
 
 
 def state_of(block: Block, entry: Entry | None) -> str:
@@ -313,23 +315,23 @@ def state_of(block: Block, entry: Entry | None) -> str:
 
 def entry_holdings(owners: Mapping[Block, Entry]) -> Count:
     """What live entries stand on, by what they say of themselves: the blocks are another's."""
-    held = Count()
+    holdings = Count()
     for entry in owners.values():
-        held[entry.scope, entry, entry.state] += 1
-    return held
+        holdings[entry.scope, entry, entry.state] += 1
+    return holdings
 
 
-def holdings_of(held: Count) -> list[Holding]:
+def holdings_of(counted: Count) -> list[Holding]:
     """By entry, those with the most blocks first, and then what has none."""
     sizes = Counter[Entry]()
-    for (_, entry, _), count in held.items():
+    for (_, entry, _), count in counted.items():
         if entry is not None:
             sizes[entry] += count
     largest = dict.fromkeys(entry for entry, _ in sizes.most_common(MAX_HOLDINGS))
     by = dict[tuple[str | None, Entry | None], Counter[str]]()
     for entry in largest:
         by[entry.scope, entry] = Counter()
-    for (scope, entry, state), count in held.items():
+    for (scope, entry, state), count in counted.items():
         whose = scope, entry if entry in largest else None
         by.setdefault(whose, Counter())[state] += count
     return [

@@ -68,7 +68,7 @@ class SyntheticParser:
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.allowed: bytes | None = None
-        self.mask = None
+        self.constraint = None
         self._stops = StopFinder(stops)
         self._num_words = 0
 

@@ -59,7 +59,7 @@ class Block:
 
     @property
     def is_promised(self) -> bool:
-        """Whether a lease holds the block, or the store's copy of it."""
+        """Whether the block has a lease, or the store's copy of it."""
         return self.lease_count > 0 or any(entry.is_leased for entry in self.dependents)
 
     @property
@@ -116,7 +116,7 @@ class ScopeShare:
 
     owner: Digest
     # How many they are.
-    held: int = 0
+    num_owned: int = 0
     # Those of them that wait to be reused.
     unreferenced: BlockQueue = field(default_factory=BlockQueue)
 
@@ -173,11 +173,11 @@ class Entry:
     reads: int = 0
     # The gateway's name of exactly this prefix, if there is one.
     name: str | None = None
-    # The blocks of a whole copy, which the store holds for the entry; None without a copy.
+    # The blocks of a whole copy, which the store keeps for the entry; None without a copy.
     stored: list[Block] | None = None
     # What the store's journal on the disk tells of it.
     recorded: Recorded | None = None
-    # Where its lease holds blocks, if it is leased.
+    # Where the leased blocks are, if it is leased.
     lease_tier: Tier = "device"
     # A lifetime of its own. None is the TTL's.
     seconds: float | None = None
@@ -193,8 +193,8 @@ class Entry:
         return "leased" if self.is_leased else "best_effort"
 
     @property
-    def holds_device(self) -> bool:
-        """Whether its lease holds blocks of the device."""
+    def is_leased_on_device(self) -> bool:
+        """Whether blocks of the device are leased for it."""
         return self.is_leased and self.lease_tier == "device"
 
     @property

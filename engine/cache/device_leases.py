@@ -33,7 +33,7 @@ class _Scope:
 
     def __init__(self) -> None:
         self.entries: dict[Entry, None] = {}
-        # The blocks that they hold together.
+        # The blocks that they lease together.
         self.num_blocks = 0
         self.to_end = Order[Entry](self._ending_key)
         # Those that have a copy in the store.
@@ -125,8 +125,8 @@ class Leases:
             if not may_end:
                 return False
             scope = self._scopes.get(entry.scope)
-            num_held = 0 if scope is None else scope.num_blocks
-            claim = Claim(num_held + num_new, self._share_of(entry.scope), excess)
+            num_leased = 0 if scope is None else scope.num_blocks
+            claim = Claim(num_leased + num_new, self._share_of(entry.scope), excess)
             yielding = next_to_end(self._by_ending(), claim)
             if yielding is None:
                 return False
@@ -150,7 +150,7 @@ class Leases:
         self.tell_end(entry, reason, names)
 
     def tell_end(self, entry: Entry, reason: LeaseEnd, names: list[str]) -> None:
-        """Tell the end of a lease. `names` are those that no lease holds any more."""
+        """Tell the end of a lease. `names` are those of blocks without a lease now."""
         self._ended.append(EndedLease(entry, reason, names))
 
     def take_ended(self) -> list[EndedLease]:
@@ -183,14 +183,14 @@ class Leases:
             yield ScopeLeases(scope.num_blocks, self._share_of(name), first, name)
 
     def _lower(self, entry: Entry) -> None:
-        """The store holds the entry's copy from now on. Its names stay leased."""
+        """From now on the lease is on the entry's copy in the store. Its names stay leased."""
         self._leave_device(entry)
         entry.lease_tier = "disk"
         self.num_lowered += 1
         self._changed(entry)
 
     def _leave_device(self, entry: Entry) -> list[str]:
-        """Give a lease's references back. Return the names that no lease here holds any more."""
+        """Give a lease's references back. Return the names of blocks without a lease now."""
         entry.depend()
         scope = self._scopes[entry.scope]
         leased = self._pool.num_leased

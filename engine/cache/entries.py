@@ -1,9 +1,9 @@
 """Entries: the prefixes that breakpoints wrote, with their leases and expiries.
 
 An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
-expires. A leased entry holds a reference on each of its blocks. An entry without a lease is
+expires. A leased entry has a reference on each of its blocks. An entry without a lease is
 best-effort: no breakpoint asked for a lease (`automatic`), or it was over the budget (`leases.py`),
-was sacrificed, or yielded to another. It holds no reference, and it ends when the first of its
+was sacrificed, or yielded to another. It has no reference, and it ends when the first of its
 blocks is reused. Its blocks stand in the same order of use as all others. Time is handed in as a
 number: this module reads no clock.
 
@@ -12,7 +12,7 @@ its arrival. So an entry whose time is over is *lapsed* for some seconds before 
 has no lease, is not reported, and is kept like a best-effort entry. Only requests that arrived
 before its expiry can read it.
 
-With a store an entry's whole copy is kept there too, and may hold the lease (`store_tier.py`).
+With a store an entry's whole copy is kept there too, and may have the lease (`store_tier.py`).
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Entries:
         host: BlockPool | None = None,
         store: StoreTier | None = None,
     ) -> None:
-        """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
+        """`lease_share`: the part of the pool's blocks that may be leased, 0 to 1.
 
         `scope_lease_share`: the part of the budget that a scope may claim from scopes that have
         more; `set_share` overrides it for a scope. `grace_seconds`: how long a lapsed
@@ -61,7 +61,7 @@ class Entries:
             changed=self._note,
         )
         if store is not None:
-            store.on_held = self._has_copy
+            store.on_copied = self._has_copy
             store.on_displaced = self._displaced
         self._grace_seconds = grace_seconds
         self._num_lapsed = 0
@@ -93,7 +93,7 @@ class Entries:
 
     @property
     def num_automatic(self) -> int:
-        """The number of entries that nobody asked to hold, without lapsed ones."""
+        """The number of entries that nobody asked to lease, without lapsed ones."""
         entries = self._by_key.values()
         return sum(not (entry.is_asked_for or entry.is_lapsed) for entry in entries)
 
@@ -119,7 +119,7 @@ class Entries:
         """A read, or a breakpoint at the entry.
 
         Its own TTL starts again, unless it has a lifetime of its own. A lost lease is taken again.
-        The refresh holds at once, and stays unless it is taken back. With `hold` a lease is asked
+        The refresh counts at once, and stays unless it is taken back. With `hold` a lease is asked
         for. Without it none begins that nobody asked for earlier.
         """
         entry.is_asked_for |= hold
@@ -127,7 +127,7 @@ class Entries:
         entry.refreshed_until.append(until)
         self._set_expiry(entry)
         entry.used_at = max(entry.used_at, now)
-        if not entry.is_lapsed and not entry.holds_device:
+        if not entry.is_lapsed and not entry.is_leased_on_device:
             self._try_lease(entry)
         self._want_copy(entry)
         return Refresh(entry, until)
@@ -227,7 +227,7 @@ class Entries:
                 self._depend(entry)
 
     def take_in(self, entry: Entry) -> None:
-        """Add an entry with its blocks. One that is leased holds them already."""
+        """Add an entry with its blocks. One that is leased has its references already."""
         self._by_key[entry.key] = entry
         self._tombstones.pop(entry.key, None)
         self._by_expiry.push(entry)
@@ -276,7 +276,7 @@ class Entries:
     ) -> int:
         """End a scope's entry, or all of them, before their time. Return their number.
 
-        Their leases end with the reason. What no other entry holds of their copies is deleted.
+        Their leases end with the reason. The part of their copies that no other copy has is deleted.
         """
         keys = list(self._by_key) if key is None else [key]
         entries = (self._by_key.get(key) for key in keys)
@@ -305,7 +305,7 @@ class Entries:
         An entry whose content is still above only loses its copy, and gets another.
         """
         assert self._store is not None
-        for entry in self._store.holds.of(block):
+        for entry in self._store.copies.of(block):
             if any(mine is block for mine in entry.blocks):
                 self.lifetimes.evicted.add(max(now - entry.ready_at, 0.0))
                 self.lifetimes.idle.add(0.0)
@@ -416,7 +416,7 @@ class Entries:
     def _end_lease(self, entry: Entry, reason: LeaseEnd) -> None:
         """End a lease, on the device or in the store. The entry depends on its blocks.
 
-        The store's hold stays as long as the entry does.
+        The store keeps its copy as long as the entry is there.
         """
         if entry.lease_tier == "device":
             self.leases.end(entry, reason)
@@ -427,27 +427,27 @@ class Entries:
             name
             for block, mine in zip(entry.blocks, entry.stored, strict=True)
             if not block.is_promised
-            and not any(other.is_leased for other in self._store.holds.of(mine))
+            and not any(other.is_leased for other in self._store.copies.of(mine))
             for name in block.names
         ]
         self._depend(entry)
         self.leases.tell_end(entry, reason, names)
 
     def _has_copy(self, entry: Entry) -> None:
-        """The store has the entry's copy now: it is leased there if nothing else holds it."""
+        """The store has the entry's copy now: it is leased there if it is leased nowhere else."""
         self.leases.reorder(entry)
         if self._is_in(entry) and not entry.is_leased and not entry.is_broken:
             self._lease_in_store(entry)
 
     def _displaced(self, entry: Entry) -> None:
-        """The store's hold of an entry makes way: one that is partly there alone ends."""
+        """The store's copy of an entry makes way. An entry with blocks in the store alone ends."""
         if any(block.tier == "disk" for block in entry.blocks):
             self.end(entry, "best_effort_evicted", "yielded")
         else:
             self._lose_copy(entry, "yielded")
 
     def _lose_copy(self, entry: Entry, reason: LeaseEnd) -> None:
-        """The store's copy of an entry goes, whose content is above: what it held must be."""
+        """An entry's copy in the store goes. Its content is above, so its lease must be there."""
         if not entry.is_leased or entry.lease_tier == "device":
             return
         if not entry.is_partly_away and self.leases.take(entry, may_end=False):

@@ -2,7 +2,7 @@
 
 What makes way loses as little as it can:
 
-1. A lease on the device whose entry has a whole copy in the store is *lowered*: the store holds the
+1. A lease on the device whose entry has a whole copy in the store is *lowered*: the store keeps the
    copy, and the entry stays leased (`next_to_lower`).
 2. A lease without a copy ends, and its entry is best-effort (`next_to_end`).
 3. In the store a copy goes (`scope_to_displace`). Its entry stays if its content is above.
@@ -10,7 +10,7 @@ What makes way loses as little as it can:
 A scope may lease the whole budget until another scope needs its share. An entry that gets no lease
 is best-effort.
 
-The books of what is held apply this: `device_leases.Leases` and `store_holds.StoreHolds` on our own
+The books that apply this: `device_leases.Leases` and `store_copies.StoreCopies` on our own
 blocks, `engine.backends.vllm.leases` on vLLM's.
 """
 
@@ -34,7 +34,7 @@ L = TypeVar("L", bound=Lease)
 class ScopeLeases(NamedTuple, Generic[L]):
     """One scope's leases."""
 
-    # The blocks that they hold.
+    # The blocks that they lease.
     num_blocks: int
     # The scope's share of the budget, in blocks.
     share: int
@@ -47,11 +47,11 @@ class ScopeLeases(NamedTuple, Generic[L]):
 class Claim(NamedTuple):
     """A new lease that the budget has no room for."""
 
-    # What its scope holds with it, in blocks.
+    # What its scope leases with it, in blocks.
     num_blocks: int
     # The scope's share of the budget, in blocks.
     share: int
-    # What all scopes hold with it beyond the budget, in blocks.
+    # What all scopes lease with it beyond the budget, in blocks.
     excess: int
 
 
@@ -113,13 +113,13 @@ def next_to_end(scopes: Iterable[ScopeLeases[L]], claim: Claim | None = None) ->
     return min(firsts, key=ending_key, default=None)
 
 
-def scope_to_displace(num_held: Mapping[str, int], needy: str, num_new: int) -> str | None:
+def scope_to_displace(num_blocks: Mapping[str, int], needy: str, num_new: int) -> str | None:
     """The scope whose copies make way in the store for `num_new` blocks of a needy scope.
 
-    It is the scope that holds the most blocks. None if that is the needy one itself, or would hold
-    less than the needy one with its new blocks.
+    `num_blocks`: what each scope's copies have. The scope with the most makes way. None if that is
+    the needy one itself, or would have less than the needy one with its new blocks.
     """
-    largest = max(num_held, key=lambda scope: num_held[scope], default=needy)
-    if largest == needy or num_held[largest] < num_held.get(needy, 0) + num_new:
+    largest = max(num_blocks, key=lambda scope: num_blocks[scope], default=needy)
+    if largest == needy or num_blocks[largest] < num_blocks.get(needy, 0) + num_new:
         return None
     return largest

@@ -48,20 +48,22 @@ class Mark:
 
 
 def eligible(
-    segments: Sequence[Segment], breakpoints: Sequence[Breakpoint], min_tokens: int
+    segments: Sequence[Segment], breakpoints: Sequence[Breakpoint], min_cache_tokens: int
 ) -> list[Mark]:
     """The breakpoints that have a boundary at or above the minimum, in order."""
     marks = []
     for point in sorted(breakpoints, key=lambda point: point.segment):
         end = segments[point.segment].end
-        if end is not None and end >= min_tokens:
+        if end is not None and end >= min_cache_tokens:
             marks.append(Mark(point.segment, end, point.ttl, point.seconds, point.hold))
     return marks
 
 
 def asks_for(marks: Iterable[Mark], tokens: int) -> bool:
-    """Whether a lease is asked for on an entry of so many tokens: it lies within a prefix that one
-    of the marks asks to hold."""
+    """Whether a lease is asked for on an entry of so many tokens.
+
+    It is where the entry lies within the prefix of a mark that asks for one.
+    """
     return any(mark.hold and tokens <= mark.tokens for mark in marks)
 
 

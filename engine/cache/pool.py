@@ -4,7 +4,7 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that holds the most, by least recent use. That a best-effort entry stands on a block is no reason
+  that owns the most, by least recent use. That a best-effort entry stands on a block is no reason
   to keep it.
 It knows no torch, no clock and no I/O.
 """
@@ -38,10 +38,10 @@ class PurgedBlocks(NamedTuple):
 
 
 class Changes:
-    """What becomes of the names that the pools hold, as events without a number.
+    """What becomes of the names in the pools, as events without a number.
 
     All pools of one engine write into one list. A name may leave one pool and come into another
-    within a step. Then only the order tells a follower whether the engine holds it in the end.
+    within a step. Then only the order tells a follower whether it is held in the end.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Changes:
     def moved(self, tier: Tier, names: Mapping[str, int]) -> None:
         """The names of one block, with the tokens of their prefixes, are in this tier now."""
         if names:
-            held = [HeldName(name, tokens) for name, tokens in names.items()]
-            self._events.append(ChainHeld(seq=0, names=held, tier=tier))
+            chain = [HeldName(name, tokens) for name, tokens in names.items()]
+            self._events.append(ChainHeld(seq=0, names=chain, tier=tier))
 
     def take(self) -> list[ChainGone | ChainHeld]:
         """The events since the last call."""
@@ -74,9 +74,9 @@ class Changes:
 class BlockPool:
     """A tier's blocks.
 
-    A scope holds a block from its allocation until the block has no useful content: while the scope
-    computes with it, leases it, or has content cached in it. The victim is the scope that holds the
-    most, of the scopes with an unreferenced block. A scope takes from another only if it then holds
+    A scope owns a block from its allocation until the block has no useful content: while the scope
+    computes with it, leases it, or has content cached in it. The victim is the scope that owns the
+    most, of the scopes with an unreferenced block. A scope takes from another only if it then owns
     no more than the other. So a scope with at most an equal part of the pool loses nothing to
     others (max-min fairness). A single scope can have the whole pool.
     """
@@ -96,14 +96,14 @@ class BlockPool:
         self.changes = Changes()
         self._shares: dict[Digest, ScopeShare] = {}
         self._largest = Order[ScopeShare](
-            lambda share: (-share.held, 0) if share.is_reclaimable else None
+            lambda share: (-share.num_owned, 0) if share.is_reclaimable else None
         )
         self._empty = BlockQueue()
         self._index: dict[Digest, Block] = {}
         self._broken: list[Entry] = []
         # Blocks that could be allocated now.
         self.num_reclaimable = num_blocks
-        # Blocks that leases hold.
+        # Blocks with a lease.
         self.num_leased = 0
         # Blocks with more than one reference.
         self.num_shared = 0
@@ -111,7 +111,7 @@ class BlockPool:
         self.num_evicted = 0
         self.num_copied = 0
         self._num_uses = 0
-        # Blocks that leases alone hold.
+        # Blocks whose references are all leases.
         self._num_lease_only = 0
         # Blocks that have a recurrent state.
         self._with_state: set[BlockId] = set()
@@ -144,7 +144,7 @@ class BlockPool:
             if (
                 owner_share is not None
                 and owner_share.is_reclaimable
-                and largest.held <= owner_share.held + 1
+                and largest.num_owned <= owner_share.num_owned + 1
             ):
                 largest = owner_share
             block = largest.pop()
@@ -215,7 +215,7 @@ class BlockPool:
             self.num_shared += block.ref_count == 2
 
     def end_lease(self, blocks: Sequence[Block]) -> list[str]:
-        """Drop a lease's references. Return the names that no lease holds any more."""
+        """Drop a lease's references. Return the names of blocks without a lease now."""
         names: list[str] = []
         for block in reversed(blocks):
             assert block.lease_count > 0, "no lease to end"
@@ -240,7 +240,7 @@ class BlockPool:
             self._enqueue(block)
 
     def num_unleased(self, blocks: Iterable[Block]) -> int:
-        """The number of these blocks that no lease holds yet: what a new lease on them costs."""
+        """The number of these blocks without a lease: what a new lease on them costs."""
         return sum(block.lease_count == 0 for block in blocks)
 
     # Content.
@@ -251,7 +251,7 @@ class BlockPool:
         return self.block_size if is_state else len(block.tokens) // TOKEN_BYTES
 
     def can_append(self, block: Block, offset: int) -> bool:
-        """Whether a holder may write at `offset` without changing the content of others."""
+        """Whether a reference's owner may write at `offset` without changing what others read."""
         return block.ref_count == 1 and len(block.tokens) == offset * TOKEN_BYTES
 
     def copy_of(self, block: Block, num_tokens: int) -> Block:
@@ -363,21 +363,21 @@ class BlockPool:
             self._take(block)
 
     def _take(self, block: Block) -> None:
-        """From now on the block's owner holds it. No scope held it before."""
+        """From now on the block is its owner's. It was no scope's before."""
         share = self._shares.get(block.owner)
         if share is None:
             share = self._shares[block.owner] = ScopeShare(block.owner)
-        share.held += 1
+        share.num_owned += 1
         block.share = share
         self._largest.push(share)
 
     def _give(self, block: Block) -> None:
-        """The block has no useful content left, so no scope holds it."""
+        """The block has no useful content left, so it is no scope's."""
         share = block.share
         if share is not None:
-            share.held -= 1
+            share.num_owned -= 1
             block.share = None
-            if not share.held:
+            if not share.num_owned:
                 del self._shares[share.owner]
 
     def _enqueue(self, block: Block) -> None:

@@ -52,7 +52,7 @@ class CacheQuery:
     # The shortest first. Their tokens are slots.
     names: Sequence[HeldName]
     # No breakpoint in front of so many is eligible.
-    min_tokens: int
+    min_cache_tokens: int
     # When the turn arrived, in seconds of the engine's clock: TTLs count from then.
     arrived_at: float
     # The scope's share of the lease budget; None: the common one.
@@ -76,8 +76,9 @@ class Lookup:
     read: int
     # Why the request read less than it marked.
     miss_reason: MissReason | None
-    # The hit's blocks, and those of its recurrent state. They are held until `begin` or `let_go`.
-    held: list[Block] = field(default_factory=list)
+    # The hit's blocks. Each has a reference until `begin` or `let_go`.
+    pinned: list[Block] = field(default_factory=list)
+    # Those of its recurrent state, with references too.
     state: list[Block] = field(default_factory=list)
     # They are permanent from `write` on.
     refreshes: list[Refresh] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheResult:
-    """The result of a request: its counters, and what the engine holds of its prefix."""
+    """The result of a request: its counters, and which names of its prefix are held."""
 
     usage: InputUsage
     breakpoints: list[BreakpointReport]
@@ -138,7 +139,7 @@ class PrefixCache:
         return PromptDigests(self.hasher, scope, tokens, kind)
 
     def resident(
-        self, digests: PromptDigests, most: int | None = None, *, is_held: bool = False
+        self, digests: PromptDigests, most: int | None = None, *, is_referenced: bool = False
     ) -> int:
         """How many full blocks of a prompt's first `most` are on the device, or have a reference.
 
@@ -148,7 +149,7 @@ class PrefixCache:
 
         def is_gone(digest: Digest) -> bool:
             block = self.pool.peek(digest)
-            return block is None or (is_held and not block.ref_count)
+            return block is None or (is_referenced and not block.ref_count)
 
         if self.state_blocks:
             return 0
@@ -169,7 +170,7 @@ class PrefixCache:
         if len(self.scopes) > MAX_SCOPES:
             del self.scopes[next(iter(self.scopes))]
         if self.state_blocks:
-            marks = eligible(query.segments, query.breakpoints, query.min_tokens)
+            marks = eligible(query.segments, query.breakpoints, query.min_cache_tokens)
             plan = {mark.tokens: mark.tokens for mark in marks if mark.tokens <= last}
             if last and (may_fork or any(mark.tokens > last for mark in marks)):
                 plan.setdefault(last, last + 1)
@@ -177,13 +178,13 @@ class PrefixCache:
         return BlockTable(self.pool, self.hasher, root, state, query.digests.kind)
 
     def look_up(self, query: CacheQuery) -> Lookup:
-        """Find and hold the longest entry that the breakpoints may read.
+        """Find and pin the longest entry that the breakpoints may read.
 
         Refresh the entries on the way.
         """
         now = query.arrived_at
         self.entries.leases.set_share(query.scope, query.lease_share)
-        marks = eligible(query.segments, query.breakpoints, query.min_tokens)
+        marks = eligible(query.segments, query.breakpoints, query.min_cache_tokens)
         hit = longest_hit(
             query.segments,
             marks,
@@ -204,10 +205,10 @@ class PrefixCache:
             # The last token is always computed, because its logits give the first output token.
             position = state_position(hit) if self.state_blocks else hit.tokens
             lookup.read = min(position, len(query.tokens) - 1)
-            lookup.held = list(hit.blocks[: blocks_for(lookup.read, self.pool.block_size)])
+            lookup.pinned = list(hit.blocks[: blocks_for(lookup.read, self.pool.block_size)])
             if self.state_blocks:
                 lookup.state = list(hit.blocks[-self.state_blocks :])
-            _acquire([*lookup.held, *lookup.state])
+            _acquire([*lookup.pinned, *lookup.state])
         return lookup
 
     def explain(self, query: CacheQuery, lookup: Lookup, read: int = 0) -> None:
@@ -228,8 +229,8 @@ class PrefixCache:
 
     def let_go(self, lookup: Lookup) -> None:
         """Release the blocks of a look-up."""
-        _release([*lookup.held, *lookup.state])
-        lookup.held = []
+        _release([*lookup.pinned, *lookup.state])
+        lookup.pinned = []
         lookup.state = []
 
     def give_up(self, lookup: Lookup) -> None:
@@ -259,11 +260,11 @@ class PrefixCache:
         """
         if sources is None:
             sources = self.sources(query.digests, lookup)
-        # The hold's blocks and their references are passed to the table.
+        # The pinned blocks and their references are passed to the table.
         kept = {
-            i for i, block in enumerate(lookup.held) if i in sources and sources[i].block is block
+            i for i, block in enumerate(lookup.pinned) if i in sources and sources[i].block is block
         }
-        unused = [block for i, block in enumerate(lookup.held) if i not in kept]
+        unused = [block for i, block in enumerate(lookup.pinned) if i not in kept]
         acquired = [source.block for i, source in sources.items() if i not in kept]
         _acquire(acquired)
         _release(unused)
@@ -275,7 +276,7 @@ class PrefixCache:
             _acquire(unused)
             _release(acquired)
             raise
-        lookup.held = []
+        lookup.pinned = []
         lookup.state = []
         lookup.reused = sum(source.num_tokens for source in sources.values()) + query.cut
         return copies
@@ -345,7 +346,7 @@ class PrefixCache:
         reason = "in_progress_race" if is_race else lookup.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in lookup.marks}
         cut = query.cut
-        receipt, held = self._hold_names(query, table, now)
+        receipt, held = self._anchor_names(query, table, now)
         if table.state is not None:
             table.state.let_go()
         return CacheResult(
@@ -369,26 +370,27 @@ class PrefixCache:
         )
 
     def sources(self, digests: PromptDigests, lookup: Lookup | None = None) -> dict[int, Source]:
-        """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
+        """A prompt's blocks in memory, by logical block, ascending: the pinned, and every full one.
 
-        The last token is left out, since it is always computed. A full block replaces a hold's
+        The last token is left out, since it is always computed. A full block replaces a pinned
         tail.
         """
         size = self.pool.block_size
-        num_held, tail = divmod(lookup.read, size) if lookup is not None and lookup.held else (0, 0)
+        pinned_tokens = lookup.read if lookup is not None and lookup.pinned else 0
+        num_pinned, tail = divmod(pinned_tokens, size)
         sources: dict[int, Source] = {}
-        for index in range(max((digests.num_tokens - 1) // size, num_held + bool(tail))):
+        for index in range(max((digests.num_tokens - 1) // size, num_pinned + bool(tail))):
             block: Block | None = None
-            if lookup is not None and index < num_held:
-                block = lookup.held[index]
+            if lookup is not None and index < num_pinned:
+                block = lookup.pinned[index]
                 if block.is_away:
                     block = self._find_full(digests, index) or block
             elif (index + 1) * size < digests.num_tokens:
                 block = self._find_full(digests, index)
             if block is not None:
                 sources[index] = Source(block, size)
-            elif lookup is not None and tail and index == num_held:
-                sources[index] = Source(lookup.held[index], tail)
+            elif lookup is not None and tail and index == num_pinned:
+                sources[index] = Source(lookup.pinned[index], tail)
         return sources
 
     # Inside.
@@ -499,10 +501,10 @@ class PrefixCache:
             state="none",
             tokens=end,
             reason="below_minimum",
-            min_cache_tokens=query.min_tokens,
+            min_cache_tokens=query.min_cache_tokens,
         )
 
-    def _hold_names(
+    def _anchor_names(
         self, query: CacheQuery, table: BlockTable, now: float
     ) -> tuple[Receipt, ChainHeld | None]:
         """Anchor each name at the last full block of its prefix.
@@ -513,7 +515,7 @@ class PrefixCache:
         is_news = False
         num_held = 0
         num_leased = 0
-        held: list[HeldName] = []
+        anchored: list[HeldName] = []
         for name in query.names:
             if name.tokens > table.num_tokens:
                 break
@@ -526,8 +528,8 @@ class PrefixCache:
                 is_news = True
                 # The receipt tells of a prompt's first names alone, the event of all.
                 num_held += name is query.names[num_held]
-                num_leased += known.is_leased and num_leased == len(held)
-                held.append(HeldName(name.digest, end))
+                num_leased += known.is_leased and num_leased == len(anchored)
+                anchored.append(HeldName(name.digest, end))
                 continue
             num_held += 1
             full = name.tokens // size
@@ -535,25 +537,25 @@ class PrefixCache:
                 block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
                 end = full * size + query.cut
                 is_news |= self.pool.anchor(name.digest, block, end)
-                held.append(HeldName(name.digest, end))
+                anchored.append(HeldName(name.digest, end))
                 if block.is_promised:
-                    num_leased = len(held)
+                    num_leased = len(anchored)
         lease: float | None = None
         for end in reversed([segment.end for segment in query.segments if segment.end]):
             entry = self.entries.get(query.digests.at(end)) if num_leased else None
             if entry is not None and entry.is_leased:  # the longest of the prompt's leases
                 lease = entry.expires_at - now
                 break
-        num_unanchored = 0 if self.has_states else num_held - len(held)
+        num_unanchored = 0 if self.has_states else num_held - len(anchored)
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
             num_held=num_held,
             num_leased=min(num_leased + num_unanchored, num_held) if num_leased else 0,
             lease_seconds=lease,
         )
-        if not held or not (is_news or num_leased):
+        if not anchored or not (is_news or num_leased):
             return receipt, None
-        return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
+        return receipt, ChainHeld(seq=0, names=anchored, num_leased=num_leased, lease_seconds=lease)
 
 
 def _acquire(blocks: Iterable[Block]) -> None:

@@ -45,7 +45,7 @@ def split_states(packed: bytes) -> int:
 
 
 class RecurrentState:
-    """The state behind a table's computed tokens. It holds one reference on each block."""
+    """The state behind a table's computed tokens. It has one reference on each block."""
 
     def __init__(
         self, pool: BlockPool, root: Digest, num_blocks: int, plan: Mapping[int, int]
@@ -142,7 +142,7 @@ class RecurrentState:
 
     @property
     def _is_own(self) -> bool:
-        """Whether the state may be changed where it is. All of its blocks are held alike."""
+        """Whether the state may be changed where it is. All its blocks have as many references."""
         return bool(self._current) and (
             self._current[0].ref_count == 1 and not self._current[0].tokens
         )

@@ -21,11 +21,11 @@ from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool, NoFreeBlocks
-from engine.cache.store_holds import StoreHolds
+from engine.cache.store_copies import StoreCopies
 from engine.cache.table import BlockTable
 
-HELD_SHARE = 0.9
-"""The part of the store that entries may hold. The rest is left for content without one."""
+COPIES_SHARE = 0.9
+"""The part of the store for entries' whole copies. The rest is left for other content."""
 MAX_LOOKED_AT = 1024
 """Blocks that one step looks at to find out what is to be written."""
 MAX_READING = 64
@@ -88,7 +88,7 @@ class StoreTier:
     """What this engine keeps in the store, or what other members of a shared store have.
 
     Another member's file is written and deleted by that alone. Nothing of it is leased here, since
-    nothing here holds it: an entry is best-effort until a read has brought it to the device. A file
+    nothing here keeps it: an entry is best-effort until a read has brought it to the device. A file
     that is gone is a miss, as everywhere.
     """
 
@@ -104,7 +104,7 @@ class StoreTier:
         """`name_of` gives the file's name for a chain digest. `lower_than`: the pools above."""
         self.pool = BlockPool(num_blocks, block_size, tier="disk")
         self.pool.forgotten = self._note_forgotten
-        self.holds = StoreHolds(self.pool, int(num_blocks * HELD_SHARE))
+        self.copies = StoreCopies(self.pool, int(num_blocks * COPIES_SHARE))
         self._hasher = hasher
         self._name_of = name_of
         # Entries that wait for their copies.
@@ -131,7 +131,7 @@ class StoreTier:
         self.num_unsaved = 0
         self.num_displaced = 0
         # Called with an entry whose whole copy is there, and with one whose copy makes way.
-        self.on_held: Callable[[Entry], None] = lambda _entry: None
+        self.on_copied: Callable[[Entry], None] = lambda _entry: None
         self.on_displaced: Callable[[Entry], None] = lambda _entry: None
         for pool in lower_than:
             # What this pool reuses and no other tier takes is taken over, if the store has it.
@@ -163,8 +163,8 @@ class StoreTier:
         return block not in self._keys
 
     def forget(self, block: Block) -> None:
-        """Delete a block's file. No entry may hold the block."""
-        assert not self.holds.of(block), "an entry holds the block"
+        """Delete a block's file. No entry's copy may have the block."""
+        assert not self.copies.of(block), "an entry's copy has the block"
         self.pool.forget(block)
         self._note_forgotten(block)
 
@@ -175,9 +175,9 @@ class StoreTier:
                 self.forget(block)
 
     def drop_entry(self, blocks: Iterable[Block]) -> None:
-        """Delete the files of a dropped entry's copy that no other entry holds."""
+        """Delete the files of a dropped entry's copy that no other copy has."""
         for block in reversed(list(blocks)):
-            if block in self._keys and not self.holds.of(block):
+            if block in self._keys and not self.copies.of(block):
                 self.forget(block)
 
     def take_deletes(self) -> list[str]:
@@ -275,7 +275,7 @@ class StoreTier:
 
     def note(self, entry: Entry) -> None:
         """An entry's times, lease or names have changed."""
-        self.holds.changed(entry)
+        self.copies.changed(entry)
         if entry.stored is not None and entry.key not in self._notes:
             self._notes[entry.key] = Note(entry, "touch")
 
@@ -286,15 +286,15 @@ class StoreTier:
             self._drop_job(job)
         if entry.stored is not None:
             self._say(entry, "end")
-            self.holds.end(entry)
+            self.copies.end(entry)
 
     def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
-        """Hold an entry of an earlier epoch. False if there is no room."""
+        """Keep the copy of an entry of an earlier epoch. False if there is no room."""
         blocks = self.acquire_keys(keys) if self.has_room(keys) else None
         if blocks is None:
             return False
-        if self.holds.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
-            self.holds.add(entry, blocks)
+        if self.copies.room_for(entry.scope, self.pool.num_unleased(blocks)) == []:
+            self.copies.add(entry, blocks)
         self.pool.release_chain(blocks)
         return entry.stored is not None
 
@@ -332,7 +332,7 @@ class StoreTier:
     def take_saves(self, max_blocks: int) -> list[Save]:
         """The files to write now, at most so many.
 
-        The device's blocks must hold what their `tokens` say, as they do between two steps.
+        The device's blocks must have what their `tokens` say, as they do between two steps.
         """
         saves: list[Save] = []
         self._num_looked_at = 0
@@ -435,7 +435,7 @@ class StoreTier:
 
         A new copy must not stand on it. It is written again while its content is on the device.
         """
-        return block not in self._proven and not self.holds.of(block)
+        return block not in self._proven and not self.copies.of(block)
 
     def _finish_if_whole(self, job: SaveJob) -> None:
         entry = job.entry
@@ -449,20 +449,20 @@ class StoreTier:
         if not has_room or entry.is_broken:
             self._give_up(job)
             return
-        self.holds.add(entry, list(job.blocks))
+        self.copies.add(entry, list(job.blocks))
         self._drop_job(job)
-        self.on_held(entry)
+        self.on_copied(entry)
         self._say(entry, "put")
 
     def _make_room(self, scope: str, num_new: int) -> bool:
-        """Entries' holds make way for another scope's, if that is enough."""
-        doomed = self.holds.room_for(scope, num_new)
+        """Other copies make way for a scope's new one, if that is enough."""
+        doomed = self.copies.room_for(scope, num_new)
         for entry in doomed or ():
             self.num_displaced += 1
             self.on_displaced(entry)
             if entry.stored is not None:
                 self._say(entry, "end")
-                self.holds.end(entry)
+                self.copies.end(entry)
         return doomed is not None
 
     def _give_up(self, job: SaveJob) -> bool:

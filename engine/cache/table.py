@@ -1,4 +1,4 @@
-"""A sequence's block table: its logical blocks and the physical ones that hold them.
+"""A sequence's block table: its logical blocks and the physical ones that stand for them.
 
 The first `num_tokens` positions are computed. Behind them more content may have been found in
 memory, with holes between. The frontier moves over such content once everything before it is
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 class BlockTable:
-    """The blocks of one sequence, in order. It holds one reference on each of them.
+    """The blocks of one sequence, in order. It has one reference on each of them.
 
     Its first `num_tokens` tokens, up to the *frontier*, are in memory without a gap. A model with a
     recurrent state reuses whole entries only, so its blocks are not findable.
@@ -56,8 +56,9 @@ class BlockTable:
         self._known: Sequence[Digest] = ()
         # The number of tokens in memory behind the frontier, by logical index.
         self.beyond: dict[int, int] = {}
-        # The blocks below the device whose content must still be copied; they are held too. Those
-        # of a recurrent state have negative indices: nothing is computed before they are here.
+        # The blocks below the device whose content must still be copied. They have a reference too.
+        # Those of a recurrent state have negative indices.
+        # Nothing is computed before they are here.
         self.incoming: dict[int, Block] = {}
         # The keys of both, in order. Taking the first key of a long dict again and again is
         # quadratic.

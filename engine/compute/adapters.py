@@ -129,20 +129,20 @@ class Adapters:
         self._model = model
         self._modules = dict(model.named_modules())
         self._read: dict[str, Adapter] = {}
-        self._held: dict[str, Adapter] = {}
+        self._attached: dict[str, Adapter] = {}
 
     def read(self, directory: Path) -> Adapter:
-        """Load an adapter, which `hold` puts on the model. Raise ModelRefused."""
+        """Load an adapter, which `attach` puts on the model. Raise ModelRefused."""
         adapter = load_adapter(directory, self._model)
         # What was read before and nobody waited for goes.
         self._read = {adapter.digest: adapter}
         return adapter
 
-    def hold(self, digest: str) -> None:
-        self._held[digest] = self._read.pop(digest)
+    def attach(self, digest: str) -> None:
+        self._attached[digest] = self._read.pop(digest)
 
-    def let_go(self, digest: str) -> None:
-        self._held.pop(digest, None)
+    def detach(self, digest: str) -> None:
+        self._attached.pop(digest, None)
 
     @contextmanager
     def acting(self, works: Sequence[Work], device: torch.device) -> Iterator[None]:
@@ -160,7 +160,7 @@ class Adapters:
         for digest, row_indexes in rows.items():
             if row_indexes:
                 index = torch.tensor(row_indexes, device=device)
-                for name, layer in self._held[digest].layers.items():
+                for name, layer in self._attached[digest].layers.items():
                     added.setdefault(name, []).append((layer, index))
 
         def add(

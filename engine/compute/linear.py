@@ -173,21 +173,21 @@ def wrap_linear_layers(model: PreTrainedModel, parts: Sequence[StatePart]) -> No
 
 
 def _by_sequence(plain: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
-    bind = signature(plain).bind
+    parameters = signature(plain)
 
     def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-        bound = bind(*args, **kwargs)
-        cache = bound.arguments.get(name)
+        call = parameters.bind(*args, **kwargs)
+        cache = call.arguments.get(name)
         if not isinstance(cache, PackedCache) or cache.states is None:
             return plain(*args, **kwargs)
-        whole: torch.Tensor = bound.arguments["hidden_states"]
+        whole: torch.Tensor = call.arguments["hidden_states"]
         output: torch.Tensor | None = None
         for rows, moves, run_states in cache.states.runs:
             # (sequences, tokens of each, width)
             part = whole[0, rows].view(len(moves), -1, whole.shape[-1])
-            bound.arguments["hidden_states"] = part
-            bound.arguments[name] = run_states
-            computed = plain(*bound.args, **bound.kwargs)
+            call.arguments["hidden_states"] = part
+            call.arguments[name] = run_states
+            computed = plain(*call.args, **call.kwargs)
             if output is None:
                 output = computed.new_empty((1, whole.shape[1], computed.shape[-1]))
             output[0, rows] = computed.flatten(0, 1)

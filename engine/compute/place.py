@@ -13,7 +13,7 @@ import torch
 from engine.compute.loading import LoadedModel
 from engine.schedule.runner import Work
 
-_BOUND = 0.02
+_TOLERANCE = 0.02
 """Of a key's greatest number: what 16 bits lose is less, a wrong turn is more."""
 
 Style = Literal["none", "halves", "pairs"]
@@ -66,12 +66,12 @@ def find_turns(loaded: LoadedModel) -> Turns | None:
     styles = list[Style]()
     for layer in range(loaded.layout.num_layers):
         keys = runner.pool.keys[layer][:, 0]
-        bound = _BOUND * float(keys.float().abs().max())
+        tolerance = _TOLERANCE * float(keys.float().abs().max())
         fitting = [
             style
             for style in STYLES
             if all(
-                float((turns.turned(keys[0], place, style) - keys[block]).abs().max()) <= bound
+                float((turns.turned(keys[0], place, style) - keys[block]).abs().max()) <= tolerance
                 for block, place in enumerate(places)
             )
         ]

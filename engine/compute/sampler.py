@@ -145,15 +145,15 @@ def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.
 
 
 def penalized(logits: torch.Tensor, seen: Mapping[int, tuple[bytearray, float]]) -> torch.Tensor:
-    """Logits (rows, vocabulary), less likely by row for the tokens seen, by a penalty."""
+    """Logits (rows, vocabulary), in which each row's tokens seen are less likely by its penalty."""
     if not seen:
         return logits
     lowered = logits.clone()
     for row, (tokens, penalty) in seen.items():
-        mask = torch.frombuffer(tokens, dtype=torch.bool)[: logits.shape[-1]].to(logits.device)
-        values = lowered[row, : len(mask)]
+        is_seen = torch.frombuffer(tokens, dtype=torch.bool)[: logits.shape[-1]].to(logits.device)
+        values = lowered[row, : len(is_seen)]
         changed = torch.where(values > 0, values / penalty, values * penalty)
-        lowered[row, : len(mask)] = torch.where(mask, changed, values)
+        lowered[row, : len(is_seen)] = torch.where(is_seen, changed, values)
     return lowered
 
 

@@ -115,7 +115,7 @@ class GenerateRequest(
     record: str = ""
 
     @property
-    def binds_text(self) -> bool:
+    def constrains_text(self) -> bool:
         return self.output_schema is not None or self.output_pattern is not None
 
 

@@ -19,17 +19,17 @@ class BatchShare:
     """Which steps compute batch sequences. Times are seconds of the engine's clock."""
 
     def __init__(self) -> None:
-        self._held_since: float | None = None
+        self._waiting_since: float | None = None
         self._had_turn = False
 
     def allows(self, running: Sequence[SequenceState], waiting: WaitingClasses, now: float) -> bool:
         """Whether the step that begins now computes batch sequences. Asked once a step."""
         if not any(sequence.is_batch for sequence in running) and not waiting[True]:
-            self._held_since = None
+            self._waiting_since = None
             return False
         interactive = [sequence for sequence in running if not sequence.is_batch]
-        if self._held_since is None:
-            self._held_since = now
+        if self._waiting_since is None:
+            self._waiting_since = now
         if not interactive and not waiting[False]:
             return True
         if self.is_overdue(now):
@@ -44,8 +44,8 @@ class BatchShare:
 
     def is_overdue(self, now: float) -> bool:
         """Whether the floor is due."""
-        return self._held_since is not None and now - self._held_since >= FLOOR_SECONDS
+        return self._waiting_since is not None and now - self._waiting_since >= FLOOR_SECONDS
 
     def computed(self) -> None:
         """A step computed batch sequences."""
-        self._held_since = None
+        self._waiting_since = None

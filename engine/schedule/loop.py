@@ -14,10 +14,10 @@ from engine.cache.ids import Digest, TokenId
 from engine.cache.pool import BlockPool, PurgedBlocks
 from engine.errors import Overloaded
 from engine.schedule.accounting import Accounting
-from engine.schedule.masks import MaskPool, SampledTokens
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
 from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.token_masks import SampledTokens, TokenMaskPool
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class EngineLoop:
         runner: Runner,
         *,
         max_waiting: int,
-        masks: MaskPool | None = None,
+        token_masks: TokenMaskPool | None = None,
         store: StoreWork | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -58,7 +58,7 @@ class EngineLoop:
         self._runner = runner
         self._clock = accounting.clock
         self._max_waiting = max_waiting
-        self._masks = masks or MaskPool()
+        self._token_masks = token_masks or TokenMaskPool()
         self._store = store
         self._num_arrived = 0
         self._is_idle = False
@@ -88,7 +88,7 @@ class EngineLoop:
         if self._store is not None:
             self._store.before_step(now)
         self.accounting.expire(now)
-        for sequence in self._masks.settle(is_brief=self.scheduler.is_shared):
+        for sequence in self._token_masks.settle(is_brief=self.scheduler.is_shared):
             if self.scheduler.has(sequence):
                 self._let_go(sequence.ending)
                 self.accounting.failed(
@@ -138,8 +138,8 @@ class EngineLoop:
             self._advance(chunk, work, token)
         is_shared = self.scheduler.is_shared
         stepped = [chunk.sequence for chunk in chunks]
-        taken = self._sampled.take_late(self._masks.is_busy, is_shared=is_shared)
-        self._masks.begin([*taken, *stepped])
+        taken = self._sampled.take_late(self._token_masks.is_busy, is_shared=is_shared)
+        self._token_masks.begin([*taken, *stepped])
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.propose(stepped)
         finished = [running for running in self.scheduler.running if running.finish is not None]
@@ -241,7 +241,7 @@ class EngineLoop:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._masks.close()
+        self._token_masks.close()
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function on the engine's thread between two steps."""

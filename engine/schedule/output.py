@@ -10,8 +10,11 @@ from engine.protocol import Delta, DrawnToken, FinishReason, TextDelta, TokenPro
 from engine.schedule.runner import DrawnProbs
 
 
-class Mask(Protocol):
-    """The allowed next tokens. `compute` finds them, on any thread."""
+class OutputConstraint(Protocol):
+    """What the output must keep to, such as a grammar.
+
+    Its token mask says which tokens may come next. `compute` finds it, on any thread.
+    """
 
     @property
     def is_ready(self) -> bool: ...
@@ -24,11 +27,7 @@ class OutputParser(Protocol):
     """Turns one choice's tokens into typed deltas. It has state; there is one per choice.
 
     `feed` returns the deltas that became certain with this token. `close` returns the text that was
-    held back. It is called once, after the last token, however the generation ended.
-
-    `allowed` are the tokens that may come next: a bit per token id, lowest first; None: all. If a
-    grammar binds the output there is a `mask`. Until the mask is ready, reading `allowed` computes
-    it.
+    not yet certain. It is called once, after the last token, however the generation ended.
     """
 
     # Set by `feed`, the generation is over: the loop samples no more. The deciding token is still
@@ -40,10 +39,17 @@ class OutputParser(Protocol):
     thinking_tokens: int
 
     @property
-    def mask(self) -> Mask | None: ...
+    def constraint(self) -> OutputConstraint | None:
+        """None where the output is free."""
+        ...
 
     @property
-    def allowed(self) -> bytes | None: ...
+    def allowed(self) -> bytes | None:
+        """The token mask: a bit per token id, lowest first, 1 where it may come next. None: all.
+
+        Until the constraint is ready, reading this computes it.
+        """
+        ...
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]: ...
 
@@ -65,7 +71,7 @@ def unspelled(token_id: TokenId) -> Spelled:
 class LogProbs:
     """Which log-probabilities of one choice go out with which text.
 
-    A token's text may be held back: the next token may make it a stop sequence, a call or thinking.
+    A token's text may have to wait: the next token may make it a stop sequence, a call or thinking.
     Its log-probabilities wait with it. They go out with the text, and are dropped with what is no
     text. The runner writes `probs`; nothing is drawn again before `told`.
     """
@@ -73,28 +79,29 @@ class LogProbs:
     def __init__(self, num_top: int, spelled: Callable[[TokenId], Spelled]) -> None:
         self.probs = DrawnProbs(num_top)
         self._spelled = spelled
-        self._held: list[DrawnToken] = []
+        self._waiting: list[DrawnToken] = []
 
     def told(
         self, token_id: TokenId, deltas: Sequence[Delta], *, is_thought: bool
     ) -> Sequence[Delta]:
         """The deltas that the parser made of this token, texts with their log-probabilities."""
         if is_thought:
-            self._held = []
+            self._waiting = []
         elif not self._spelled(token_id).is_silent:
             drawn = self._prob(token_id, self.probs.drawn)
-            self._held.append(DrawnToken(drawn, [self._prob(*likely) for likely in self.probs.top]))
+            likeliest = [self._prob(*token) for token in self.probs.top]
+            self._waiting.append(DrawnToken(drawn, likeliest))
         return self.closed(deltas)
 
     def closed(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        """Deltas of what was held back."""
+        """Deltas of the text that waited, with its log-probabilities."""
         shown_deltas: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, TextDelta):
-                shown_deltas.append(msgspec.structs.replace(delta, logprobs=self._held))
+                shown_deltas.append(msgspec.structs.replace(delta, logprobs=self._waiting))
             else:
                 shown_deltas.append(delta)
-            self._held = []
+            self._waiting = []
         return shown_deltas
 
     def _prob(self, token_id: TokenId, logprob: float) -> TokenProb:

@@ -223,7 +223,7 @@ class SequenceState:
     @property
     def can_sample(self) -> bool:
         """Whether the allowed next tokens are known."""
-        return self.parser.mask is None or self.parser.mask.is_ready
+        return self.parser.constraint is None or self.parser.constraint.is_ready
 
     @property
     def is_new(self) -> bool:
@@ -279,7 +279,7 @@ class RequestState:
     inexact: Sequence[int] = ()
     # With images the prompt is also there like this.
     image_prompt: ImagePrompt | None = None
-    # None while nothing is held for it: before its look-up, and after preemption.
+    # None while nothing is pinned for it: before its look-up, and after preemption.
     lookup: Lookup | None = None
     # The sequence that it waits for.
     twin: Twin | None = None
@@ -310,21 +310,21 @@ class RequestState:
     output_tokens: int = 0
 
     def look_up(self, cache: PrefixCache) -> None:
-        """Find and hold what it may read."""
+        """Find and pin what it may read."""
         self.lookup = cache.look_up(self.query)
 
     @property
-    def holds_blocks(self) -> bool:
-        """Whether a look-up's blocks are held for it."""
-        return self.lookup is not None and bool(self.lookup.held)
+    def has_pinned_blocks(self) -> bool:
+        """Whether a look-up's blocks are pinned for it."""
+        return self.lookup is not None and bool(self.lookup.pinned)
 
     def let_go(self, cache: PrefixCache) -> None:
-        """Release what is held for it, at its end."""
+        """Release what is pinned for it, at its end."""
         if self.lookup is not None:
             cache.let_go(self.lookup)
 
     def give_up(self, cache: PrefixCache) -> None:
-        """Release what is held for it, to be looked up again. Refreshes stay."""
+        """Release what is pinned for it, to be looked up again. Refreshes stay."""
         if self.lookup is not None:
             cache.give_up(self.lookup)
             self.lookup = None

@@ -23,7 +23,7 @@ class Waiting(NamedTuple):
     # The tokens that it would compute.
     uncached: int
     # The blocks that it would reuse and that have no reference.
-    num_unheld: int
+    num_unreferenced: int
     # So many requests went before it.
     num_overtaken: int
     # Those that passed it computed so many tokens.
@@ -44,7 +44,7 @@ def next_by_reuse(line: Sequence[Waiting], pool: BlockPool, step_tokens: int) ->
     tokens than it does itself, or than MAX_STEPS steps do.
     """
     first, *others = line
-    spare = pool.num_reclaimable - sum(waiting.num_unheld for waiting in others)
+    spare = pool.num_reclaimable - sum(waiting.num_unreferenced for waiting in others)
     if spare * pool.block_size >= first.uncached:
         return 0
     max_tokens = MAX_STEPS * step_tokens
@@ -106,12 +106,12 @@ class ReuseOrder:
         assert request.lookup is not None
         digests = request.query.digests
         here = self._cache.resident(digests)
-        held = self._cache.resident(digests, here, is_held=True)
+        referenced = self._cache.resident(digests, here, is_referenced=True)
         # The last token is always computed.
         most = max(here * self._cache.pool.block_size, request.lookup.read)
         return Waiting(
             uncached=digests.num_tokens - min(most, digests.num_tokens - 1),
-            num_unheld=here - held,
+            num_unreferenced=here - referenced,
             num_overtaken=request.num_overtaken,
             overtaken=request.overtaken_tokens,
         )

@@ -106,7 +106,7 @@ class Scheduler:
         batches |= waiting[True].scopes
         seen |= waiting[False].scopes | {f"batches of {scope}" for scope in batches}
         self._pace.see(seen, now)
-        # Look the next request up again if its hold was given up, before anything is written.
+        # Look the next request up again if its blocks were given up, before anything is written.
         for is_batch in (False, True):
             sequence = self._next_waiting(is_batch)
             if sequence is not None and sequence.lacks_look_up:
@@ -447,11 +447,11 @@ class Scheduler:
     def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
         """Free blocks when nothing else can run.
 
-        The holds of waiting requests go first, then leases, one at a time.
+        What waiting requests have pinned goes first, then leases, one at a time.
         """
         for sequence in reversed(list(self.waiting)):
             request = sequence.request
-            if sequence is not besides and request.holds_blocks:
+            if sequence is not besides and request.has_pinned_blocks:
                 request.give_up(self._cache)
                 return True
         return self._cache.entries.leases.sacrifice()

@@ -45,7 +45,7 @@ class Speculation:
             if (
                 sequence.finish is not None
                 or sequence.num_pending != 1
-                or sequence.parser.mask is not None
+                or sequence.parser.constraint is not None
             ):
                 continue
             constraints = (sequence.parser.allowed, sequence.bias, sequence.seen, sequence.logprobs)

@@ -352,7 +352,7 @@ class DiskStore:
         tier = self._tier
         restored = self._restored
         size = self._bounds.file_bytes
-        held = tier.holds.entries()
+        copied = tier.copies.entries()
         return StoreStats(
             is_up=not self._is_down,
             blocks=tier.pool.num_blocks,
@@ -360,9 +360,9 @@ class DiskStore:
             held_blocks=tier.pool.num_leased,
             max_bytes=tier.pool.num_blocks * size,
             used_bytes=tier.num_used * size,
-            entries=len(held),
-            leases=sum(entry.is_leased for entry in held),
-            pending_entries=tier.num_wanted + sum(not entry.outlives_restarts for entry in held),
+            entries=len(copied),
+            leases=sum(entry.is_leased for entry in copied),
+            pending_entries=tier.num_wanted + sum(not entry.outlives_restarts for entry in copied),
             unsaved_entries=tier.num_unsaved,
             displaced_entries=tier.num_displaced,
             queued_bytes=self._queued_bytes,

@@ -109,7 +109,7 @@ class CallStyle:
 
     # Takes a tool's name and the name of the rule of its input.
     call: Callable[[str, str], str]
-    # Writes the rule of an input that is no JSON. Raises SchemaRefused for what it can't hold.
+    # Writes the rule of an input that is no JSON. Raises SchemaRefused for what it can't guarantee.
     input_rules: Callable[[Tool, str], list[str]] | None = None
     # Stands before all calls.
     begin: str = ""
@@ -139,7 +139,7 @@ def default_limits() -> LLParserLimits:
 class GrammarWriter:
     """Writes grammars for one tokenizer. Raises ValueError for a tokenizer llguidance can't use.
 
-    `limits` bound what one grammar may cost, at compilation and at every token.
+    `limits` say what one grammar may cost, at compilation and at every token.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class GrammarWriter:
         style: CallStyle | None,
         thinking: "ThinkingRule | None",
     ) -> Constraint | None:
-        """What binds a choice of the request, None where nothing does.
+        """What constrains a choice of the request, None where nothing does.
 
         Raises SchemaRefused, which names the tool whose schema the library can't do.
         """
@@ -192,14 +192,14 @@ class GrammarWriter:
         rules: list[str] = []
         answers: list[str] = []
         is_forced = choice.mode in ("any", "tool")
-        may_call = is_forced or (request.binds_text and choice.mode == "auto")
+        may_call = is_forced or (request.constrains_text and choice.mode == "auto")
         if style is not None and may_call and tools:
             rules += self._calls(style, tools, parallel=choice.parallel)
             answers.append("calls")
-        if style is not None and style.starts and may_make_bound_call(request):
+        if style is not None and style.starts and may_make_constrained_call(request):
             rules += self._free_calls(style, tools, parallel=choice.parallel)
             answers.append("free")
-        if request.binds_text and not is_forced:
+        if request.constrains_text and not is_forced:
             rules.append(f"answer: {text_rule(request)}")
             answers.append("answer")
         if not answers:
@@ -313,7 +313,7 @@ def _called(request: GenerateRequest) -> list[Tool]:
 
 
 def _demanded(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas that bind the output, each with the field that it stands in."""
+    """The schemas that constrain the output, each with the field that it stands in."""
     called = {tool.name for tool in _called(request)}
     for index, tool in enumerate(request.prompt.callable_tools):
         if tool.name in called:
@@ -353,7 +353,7 @@ def json_rule(schema: dict[str, Any]) -> str:
 
 
 def text_rule(request: GenerateRequest) -> str:
-    """The right side of a rule for the text of an answer that is bound."""
+    """The right side of a rule for the text of an answer that is constrained."""
     if request.output_pattern is None:
         return json_rule(request.output_schema or {})
     # A slash or a line break would end the pattern; what is escaped already stays.
@@ -369,9 +369,9 @@ def _reason(matcher: LLMatcher) -> str:
     return _POSITION.sub("", lines[0])[:_MAX_REASON]
 
 
-def may_make_bound_call(request: GenerateRequest) -> bool:
-    """Whether free text may hold calls that a grammar binds, to some tools or to a schema."""
-    if request.tool_choice.mode != "auto" or request.binds_text:
+def may_make_constrained_call(request: GenerateRequest) -> bool:
+    """Whether calls among free text are constrained, to some tools or to a schema."""
+    if request.tool_choice.mode != "auto" or request.constrains_text:
         return False
     return bool(request.tool_choice.names) or any(
         tool.strict for tool in request.prompt.callable_tools
@@ -436,11 +436,11 @@ _MIN_START = 3
 """Characters of a text by which calls are found among free text."""
 _PLACE = re.compile(r"(\{name\}|\{input\}|\{digits\}|\{id\}|\{more\})")
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
-# What a schema of an object may say that rules of one argument after the other don't hold.
+# What a schema of an object may say that rules of one argument after the other can't guarantee.
 _UNHELD = ("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
            "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if",
            "$ref")  # fmt: skip
-# A string outside of JSON can be held to a list of values and to nothing else.
+# A string outside of JSON can be constrained to a list of values and to nothing else.
 _UNHELD_IN_TEXT = ("pattern", "format", "minLength", "maxLength", "not", "allOf", "anyOf", "oneOf")
 
 
@@ -556,7 +556,7 @@ class _Rules:
 
     def properties(self, tool: Tool) -> tuple[dict[str, Any], set[str]]:
         """Those of the schema, and which are required. Raises SchemaRefused where the schema says
-        what such rules can't hold."""
+        what such rules can't guarantee."""
         schema = tool.input_schema
         unheld = next((f"`{key}`" for key in _UNHELD if key in schema), "")
         properties = schema.get("properties") or {}

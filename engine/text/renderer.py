@@ -10,6 +10,7 @@ from itertools import chain, product
 from typing import Literal
 
 import structlog
+from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
 from engine.errors import FieldRefused, InvalidRequest
@@ -36,7 +37,7 @@ from engine.text.grammar import (
     GrammarWriter,
     ThinkingRule,
     find_call_style,
-    may_make_bound_call,
+    may_make_constrained_call,
 )
 from engine.text.rendered import (
     DatedBeginning,
@@ -88,12 +89,29 @@ def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
     return placed.first_token + whole, is_exact
 
 
+def _token_mask(token_ids: Collection[int], tokenizer: Tokenizer) -> bytes | None:
+    """A bit for each token, lowest first, 1 for these; None where no token is named.
+
+    Raises FieldRefused where the vocabulary has none of them.
+    """
+    if not token_ids:
+        return None
+    vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    known = [token for token in token_ids if token < vocabulary_size]
+    if not known:
+        raise FieldRefused("allowed_token_ids", "none is in the vocabulary of this model")
+    mask = bytearray(max(known) // 8 + 1)
+    for token in known:
+        mask[token // 8] |= 1 << token % 8
+    return bytes(mask)
+
+
 class TurnParser:
     """An `engine.schedule.output.OutputParser`.
 
     Stop strings are looked for in what the model writes, before any format is parsed: no delta
     contains one. A `constraint` says which tokens may come, and ends the turn when it is complete.
-    Without a constraint `only` says it for the whole turn: a bit a token, lowest first (None: all).
+    Without a constraint `token_mask` says it for the whole turn.
     A call that is forced and cut off before its name leaves nothing behind (`forces_call`).
     `end_token_ids` end the turn, and with `ends_after_call` the first call does.
     `thinking_tokens` counts every token from the opening tag to the closing one.
@@ -109,7 +127,7 @@ class TurnParser:
         *,
         ends_after_call: bool = False,
         forces_call: bool = False,
-        only: bytes | None = None,
+        token_mask: bytes | None = None,
     ) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
@@ -121,20 +139,20 @@ class TurnParser:
         self._ends_after_call = ends_after_call
         self._constraint = constraint
         self._forces_call = forces_call
-        self._only = only
+        self._token_mask = token_mask
         self._is_cut = False
 
     @property
     def grammar(self) -> str | None:
-        """What `allowed` follows, for an engine that masks by itself; None where nothing binds."""
+        """The constraint as text, for a program that samples by itself. None: no constraint."""
         return None if self._constraint is None else self._constraint.grammar
 
     @property
     def allowed(self) -> bytes | None:
-        return self._only if self._constraint is None else self._constraint.allowed
+        return self._token_mask if self._constraint is None else self._constraint.allowed
 
     @property
-    def mask(self) -> Constraint | None:
+    def constraint(self) -> Constraint | None:
         return self._constraint
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:
@@ -439,7 +457,7 @@ class ChatRenderer:
 
     @property
     def can_trigger(self) -> bool:
-        """Whether calls among free text can be held to their schemas."""
+        """Whether calls among free text can be constrained to their schemas."""
         return self.can_constrain and self._style is not None and bool(self._style.starts)
 
     def spelled(self, token_id: TokenId) -> Spelled:
@@ -463,7 +481,7 @@ class ChatRenderer:
         tags = self.formats.tags
         is_open = self.begins_thinking(request)
         may_think = tags is not None and (
-            is_open or request.thinking or may_make_bound_call(request)
+            is_open or request.thinking or may_make_constrained_call(request)
         )
         rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
         constraints: list[Constraint | None] = [None] * sampling.num_choices
@@ -474,7 +492,7 @@ class ChatRenderer:
         stops = StopStrings(sampling.stop_sequences)
         ends = frozenset(map(TokenId, sampling.stop_token_ids))
         ends |= frozenset() if sampling.ignore_eos else self.end_token_ids
-        only = self._mask_of(sampling.allowed_token_ids)
+        token_mask = _token_mask(sampling.allowed_token_ids, self.tokenizer)
         has_tools = bool(request.prompt.callable_tools) and choice.mode != "none"
         vocabulary = self._tool_vocabulary if has_tools else self._vocabulary
         return [
@@ -486,23 +504,10 @@ class ChatRenderer:
                 constraint,
                 ends_after_call=not choice.parallel,
                 forces_call=choice.mode in ("any", "tool"),
-                only=only,
+                token_mask=token_mask,
             )
             for constraint in constraints
         ]
-
-    def _mask_of(self, token_ids: Collection[int]) -> bytes | None:
-        """A bit for each token of the vocabulary, lowest first; None where none are named."""
-        if not token_ids:
-            return None
-        size = self.tokenizer.get_vocab_size(with_added_tokens=True)
-        known = [token for token in token_ids if token < size]
-        if not known:
-            raise FieldRefused("allowed_token_ids", "none is in the vocabulary of this model")
-        mask = bytearray(max(known) // 8 + 1)
-        for token in known:
-            mask[token // 8] |= 1 << token % 8
-        return bytes(mask)
 
     def begins_thinking(self, request: GenerateRequest) -> bool:
         """Does the prompt end inside a thinking tag?"""

@@ -24,11 +24,11 @@ from engine.cache.table import BlockCopy
 from engine.clock import ManualClock
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop
-from engine.schedule.masks import MaskPool
 from engine.schedule.request import PrefillChunk, RequestState, SequenceState
 from engine.schedule.runner import SampleParams, Work
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.speculation import Speculation
+from engine.schedule.token_masks import TokenMaskPool
 from gateway.base.rounding import ceil_div
 from gateway.planner.requests import ANSWERS, TAILS, PlannedRequest
 
@@ -118,11 +118,10 @@ class Decoding:
 
 
 class Answer:
-    """Writes an answer of `num_units` units in `num_steps` decode steps. The first unit comes with
-    the prompt.
+    """Writes an answer of `num_units`, the first with the prompt.
 
-    It is a parser and its own mask: the mask is ready when the decode steps of one unit were made
-    since the last unit.
+    It is its own constraint: the next unit may be taken when the decode steps of one unit were made
+    since. `num_steps` are those of all.
     """
 
     def __init__(self, decoding: Decoding, num_units: int, num_steps: int) -> None:
@@ -138,7 +137,7 @@ class Answer:
         self.ahead: Sequence[bytes] = ()
 
     @property
-    def mask(self) -> "Answer | None":
+    def constraint(self) -> "Answer | None":
         return self if self._steps_a_unit > 1 and self._decoding.seconds else None
 
     @property
@@ -161,7 +160,7 @@ class Answer:
         """Time alone makes it ready."""
 
 
-class _NoThreads(MaskPool):
+class _NoThreads(TokenMaskPool):
     def begin(self, sequences: object) -> None:
         """No mask is computed."""
 
@@ -353,7 +352,7 @@ class SimulatedEngine:
             self._accounting,
             self._runner,
             max_waiting=_UNBOUNDED,
-            masks=_NoThreads(),
+            token_masks=_NoThreads(),
             store=QuickStore(store, self._runner) if store is not None else None,
         )
         self._inbox: deque[PlannedRequest] = deque()
@@ -440,7 +439,7 @@ class SimulatedEngine:
             segments=request.segments,
             breakpoints=request.breakpoints,
             names=request.names if self._has_names else [],
-            min_tokens=self._min_units,
+            min_cache_tokens=self._min_units,
             arrived_at=request.at,
         )
         state = RequestState(

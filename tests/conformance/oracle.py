@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass
 class Cache:
-    min_tokens: int = 1024
+    min_cache_tokens: int = 1024
     store: dict = field(default_factory=dict)  # (scope, model, hash) -> Entry
 
     def run(
@@ -103,7 +103,7 @@ class Cache:
             hs.append(h.hexdigest())
             cs.append(cum)
         total = cum + g
-        bps = sorted((i, ttl) for i, ttl in exp if cs[i] >= self.min_tokens)
+        bps = sorted((i, ttl) for i, ttl in exp if cs[i] >= self.min_cache_tokens)
         if not bps:
             return dict(inp=total, read=0, w5=0, w1=0)
 

@@ -20,7 +20,7 @@ WAITS = (0, 0, 1, 120, 299, 300, 301, 1800, 3599, 3600)
 def run_sequence(engine: Engine, seed: int, longest: int) -> list[str]:
     """Play one conversation on both; every difference as a line."""
     rng = random.Random(seed)
-    model = Cache(min_tokens=MINIMUM)
+    model = Cache(min_cache_tokens=MINIMUM)
     has_tools = engine.has("tools") and engine.description.prefix_order == "tools_first"
     talk = Talk(rng, f"seed {seed}", longest, has_tools)
     talk.begin()

@@ -184,7 +184,7 @@ def test_a_text_matches_the_pattern_as_a_whole(engine: Engine, pattern: str) -> 
     assert [end.reason for end in given.finished] == ["stop"]
 
 
-def test_an_output_that_is_bound_has_no_other_bound_beside(engine: Engine) -> None:
+def test_an_output_that_is_constrained_has_no_other_constraint_beside(engine: Engine) -> None:
     need(engine, "structured_output")
     asked = demand(engine, output_pattern="a")
     for wrong in (

@@ -182,7 +182,7 @@ DIMENSIONS = (
     Dimension("tools", 2_048, tools),
     Dimension("properties of a tool", 8_192, properties),
     Dimension(
-        "properties that bind the output",
+        "properties that constrain the output",
         MAX_SCHEMA_PROPERTIES,
         partial(properties, tool_choice=ToolChoice("any")),
     ),

@@ -75,7 +75,7 @@ class Player:
         self._number = 0
         self._documents: dict[tuple[int, int, str], Entry] = {}
         kind = WithStates if self.server.machines.keeps_states else Cache
-        self._models = [kind(min_tokens=MINIMUMS[m]) for m in range(self.server.num_models)]
+        self._models = [kind(min_cache_tokens=MINIMUMS[m]) for m in range(self.server.num_models)]
         for event in sequence.events():
             if isinstance(event, Alone):
                 self._advance(event.wait)

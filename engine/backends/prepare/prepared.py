@@ -91,7 +91,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     # A segment's `end` is floored to the engine's granularity, unless there are images.
     segments: list[Segment]
     names: list[HeldName]
-    # The strict tools whose calls no grammar holds.
+    # The strict tools whose calls no grammar keeps to their schemas.
     unheld: list[UnheldTool] = []
     # The segments that are told in the user's turn.
     folded: list[int] = []

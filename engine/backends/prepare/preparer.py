@@ -61,7 +61,7 @@ from engine.protocol import (
     needs_own_template,
 )
 from engine.protocol.reports import Description
-from engine.text.grammar import may_make_bound_call
+from engine.text.grammar import may_make_constrained_call
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
 _OWN_TEMPLATE: dict[OwnTemplateField, str] = {
@@ -91,14 +91,14 @@ def check_request(request: GenerateRequest, description: Description) -> None:
 
     InvalidRequest also for too many or too long stop strings, and for schemas beyond bounds.
 
-    The protocol's types bound what stands in one field.
+    The protocol's types limit what stands in one field.
     """
     _check_places(request)
     _check_capabilities(request, description)
     _check_values(request)
     _check_tool_choice(request)
     _check_stops(request.sampling.stop_sequences)
-    check_schemas(_binding_schemas(request))
+    check_schemas(_constraining_schemas(request))
 
 
 def _check_places(request: GenerateRequest) -> None:
@@ -119,7 +119,7 @@ def _check_capabilities(request: GenerateRequest, description: Description) -> N
     needed: dict[Capability, bool] = {
         "tools": bool(request.prompt.callable_tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
-        "structured_output": request.binds_text,
+        "structured_output": request.constrains_text,
         "thinking": request.thinking,
         "images": bool(request.prompt.images),
         **{capability: True for _, capability in request.sampling.needs},
@@ -151,11 +151,11 @@ def _check_values(request: GenerateRequest) -> None:
         raise InvalidRequest("lease_share: must be 0 to 1")
     if request.output_schema is not None and request.output_pattern is not None:
         raise InvalidRequest("output_pattern: excludes output_schema")
-    if sampling.min_tokens and is_bound(request):
-        raise InvalidRequest("sampling.min_tokens: must be 0 where the output is bound")
+    if sampling.min_tokens and is_constrained(request):
+        raise InvalidRequest("sampling.min_tokens: must be 0 where the output is constrained")
     if sampling.allowed_token_ids and may_compile(request):
         raise InvalidRequest(
-            "sampling.allowed_token_ids: must be empty where the output or its calls are bound"
+            "sampling.allowed_token_ids: must be empty where the output or a call is constrained"
         )
 
 
@@ -179,12 +179,15 @@ def _check_stops(stops: Sequence[str]) -> None:
         raise InvalidRequest(f"sampling.stop_sequences: at most {MAX_STOP_BYTES} bytes together")
 
 
-def _binding_schemas(request: GenerateRequest) -> list[tuple[str, dict[str, Any]]]:
-    """The schemas that the output must keep to, by field. Others are text of the prompt."""
+def _constraining_schemas(request: GenerateRequest) -> list[tuple[str, dict[str, Any]]]:
+    """The schemas that the output must keep to, each with its field.
+
+    Other schemas are text of the prompt.
+    """
     choice = request.tool_choice
     schemas: list[tuple[str, dict[str, Any]]] = []
     is_forced = choice.mode in ("any", "tool")
-    if is_forced or (request.binds_text and choice.mode == "auto"):
+    if is_forced or (request.constrains_text and choice.mode == "auto"):
         schemas += [
             (f"tools[{index}].input_schema", tool.input_schema)
             for index, tool in enumerate(request.prompt.callable_tools)
@@ -205,11 +208,11 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raise SchemaRefused that names the schema, the bound and how much was asked.
+    """Raise SchemaRefused where schemas are too large. It names the schema, the size and the most.
 
-    Each schema comes with the field that it stands in. All of them bind one output together.
+    Each schema comes with the field that it stands in. All of them constrain one output together.
 
-    llguidance (1.9) does not bound three things. It compiles what a `$ref` names inside of what
+    llguidance (1.9) does not limit three things. It compiles what a `$ref` names inside of what
     names it, on its thread's stack: 4 KB a level, and 8 MiB end the process. `multipleOf` becomes
     an automaton with a state for each remainder: ten seconds and 400 MB at a million. It compares
     each of an object's `patternProperties` with each of its other properties.
@@ -230,15 +233,15 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
                     reference = value.get("$ref")
                     if isinstance(reference, str):
                         references.add(reference)
-        for value, bound, what in (
+        for value, most, unit in (
             (depth, MAX_SCHEMA_DEPTH, "levels"),
             (num_bytes, MAX_SCHEMA_BYTES, "bytes of schemas"),
             (num_properties, MAX_SCHEMA_PROPERTIES, "properties of schemas"),
             (num_patterns, MAX_SCHEMA_PATTERNS, "`patternProperties` of schemas"),
             (multiple, MAX_SCHEMA_MULTIPLE, "as the digits of `multipleOf`"),
         ):
-            if value > bound:
-                raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
+            if value > most:
+                raise SchemaRefused(f"{where}: {value} {unit} > {most} maximum")
         # The levels of all that references name. Many may name one value, which is measured once.
         depths = {id(schema): depth}
         nested = depth
@@ -420,11 +423,11 @@ class Preparer:
         check_request(request, self._description)
         rendered = self._rendered(request, days)
         unheld = list[UnheldTool]()
-        if is_bound(request):
+        if is_constrained(request):
             with self._compiling(self._grammar_of(request)):
                 self._renderer.parsers(request)
-        elif may_make_bound_call(request):
-            request, unheld = self._held(request)
+        elif may_make_constrained_call(request):
+            request, unheld = self._as_guaranteed(request)
         kept = without_texts(request)
         if "own_template" not in self._description.capabilities or (
             self._description.backend == "upstream" and request.prompt.images
@@ -470,42 +473,44 @@ class Preparer:
             prompt, thinking=request.thinking, scope=request.scope, days=days
         )
 
-    def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
-        """The request without `strict` where no grammar can hold a call that the model may make."""
+    def _as_guaranteed(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
+        """The request without `strict` where no grammar can keep a call to the tool's schema.
+
+        The tools that lost it are told with it.
+        """
         if "strict_tools" not in self._description.capabilities:
-            return unbound(request), []
+            return unconstrained(request), []
         try:
             with self._compiling(self._grammar_of(request)):
-                return self._held_by_grammar(request)
+                return self._as_compiled(request)
         except SchemaTooCostly as error:
             tools = [tool for tool in request.prompt.callable_tools if tool.strict]
             unheld = [UnheldTool(tool.name, str(error)) for tool in tools]
             if request.tool_choice.names:
                 unheld.append(UnheldTool(ALLOWED_TOOLS, str(error)))
-            return unbound(request), unheld
+            return unconstrained(request), unheld
 
-    def _held_by_grammar(
-        self, request: GenerateRequest
-    ) -> tuple[GenerateRequest, list[UnheldTool]]:
+    def _as_compiled(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
+        """The same where its grammar is not too costly to compile."""
         if not self._refusal(request):
             return request, []
         # Which of them is at fault is only asked where some are.
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
             prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
-            only = msgspec.structs.replace(without_names(request), prompt=prompt)
-            reason = self._refusal(only) if tool.strict else ""
+            single = msgspec.structs.replace(without_names(request), prompt=prompt)
+            reason = self._refusal(single) if tool.strict else ""
             if reason:
                 unheld[tool.name] = reason
-        held = without_strict(request, unheld.__contains__)
-        reason = self._refusal(held) if may_make_bound_call(held) else ""
+        loosened = without_strict(request, unheld.__contains__)
+        reason = self._refusal(loosened) if may_make_constrained_call(loosened) else ""
         if reason:
-            names = [tool.name for tool in held.prompt.callable_tools if tool.strict]
-            if held.tool_choice.names:
+            names = [tool.name for tool in loosened.prompt.callable_tools if tool.strict]
+            if loosened.tool_choice.names:
                 names.append(ALLOWED_TOOLS)
             unheld |= dict.fromkeys(names, reason)
-            held = unbound(request)
-        return held, [UnheldTool(name, reason) for name, reason in unheld.items()]
+            loosened = unconstrained(request)
+        return loosened, [UnheldTool(name, reason) for name, reason in unheld.items()]
 
     def _grammar_of(self, request: GenerateRequest) -> Grammar:
         """What the engine will compile is tried here: what is too much ends this process alone.
@@ -518,7 +523,7 @@ class Preparer:
         demands = (request.tool_choice, request.output_schema, request.output_pattern)
         decisive = (request.scope, request.thinking, tools, demands)
         digest = sha256(msgspec.msgpack.encode(decisive)).digest()
-        fields = [field for field, _ in _binding_schemas(request)]
+        fields = [field for field, _ in _constraining_schemas(request)]
         if request.output_pattern is not None:
             fields.append("output_pattern")
         whose = "the schemas are too much together: their"
@@ -528,7 +533,7 @@ class Preparer:
         return Grammar(
             digest,
             f"{whose} grammar takes more than {seconds} of processor time to compile",
-            is_optional=may_make_bound_call(request),
+            is_optional=may_make_constrained_call(request),
         )
 
     def _refusal(self, request: GenerateRequest) -> str:
@@ -623,19 +628,19 @@ def without_names(request: GenerateRequest) -> GenerateRequest:
     return msgspec.structs.replace(request, tool_choice=free)
 
 
-def unbound(request: GenerateRequest) -> GenerateRequest:
-    """The request whose calls among free text no grammar holds."""
+def unconstrained(request: GenerateRequest) -> GenerateRequest:
+    """The request whose calls among free text nothing constrains."""
     return without_strict(without_names(request), lambda _: True)
 
 
-def is_bound(request: GenerateRequest) -> bool:
+def is_constrained(request: GenerateRequest) -> bool:
     """Whether the output must keep to a schema or a pattern."""
-    return request.binds_text or request.tool_choice.mode in ("any", "tool")
+    return request.constrains_text or request.tool_choice.mode in ("any", "tool")
 
 
 def may_compile(request: GenerateRequest) -> bool:
     """Whether the request's parsers compile a grammar."""
-    return is_bound(request) or may_make_bound_call(request)
+    return is_constrained(request) or may_make_constrained_call(request)
 
 
 def without_texts(request: GenerateRequest) -> GenerateRequest:
@@ -644,7 +649,7 @@ def without_texts(request: GenerateRequest) -> GenerateRequest:
     if prompt.text is not None:
         return msgspec.structs.replace(request, prompt=Prompt([], text=""))
     # Some formats of calls are read by the schemas' types.
-    keeps = is_bound(request) or request.tool_choice.mode != "none"
+    keeps = is_constrained(request) or request.tool_choice.mode != "none"
     tools = [
         Tool(tool.name, tool.input_schema if keeps else {}, strict=tool.strict)
         for tool in prompt.callable_tools

@@ -149,7 +149,7 @@ async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> F
 
 async def _with_grammars(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
     """The facts with what the server does with a grammar."""
-    # Bind an answer to a schema that no model writes by itself, and a call to one.
+    # They constrain an answer to a schema that no model writes by itself, and a call to one.
     capabilities: set[Capability] = set()
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")

@@ -135,7 +135,7 @@ class ChatParser:
     Raises UpstreamError for a call that can't be told.
     """
 
-    mask = None
+    constraint = None
     allowed = None
     end_token_ids: frozenset[TokenId] = frozenset()
 
@@ -181,8 +181,8 @@ class ChatParser:
         return deltas
 
     def close(self) -> Sequence[Delta]:
-        held = self._stops.flush() if self._stops.found is None else ""
-        return [TextDelta(held)] if held else []
+        rest = self._stops.flush() if self._stops.found is None else ""
+        return [TextDelta(rest)] if rest else []
 
     def count_written(self) -> int:
         """About how many tokens all that came are: their text is tokenized again."""

@@ -357,10 +357,10 @@ class VllmAdapters:
             self._taken.add(files.digest)
         return TakenAdapter(files.digest, files.max_rank, len(files.weights))
 
-    def hold(self, digest: str) -> None:
+    def attach(self, digest: str) -> None:
         """vLLM has it already."""
 
-    def let_go(self, digest: str) -> None:
+    def detach(self, digest: str) -> None:
         self._taken.discard(digest)
         rmtree(Path(self._copies.name, digest), ignore_errors=True)
         asyncio.run_coroutine_threadsafe(self._core.remove_adapter(digest), self._event_loop)

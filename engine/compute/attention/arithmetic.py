@@ -47,10 +47,11 @@ def attend_decodes(
     keys = keys.view(shape).transpose(1, 2)
     values = values.view(shape).transpose(1, 2)
     positions = torch.arange(begin, begin + num_keys, device=keys.device)
-    mask = visible(group.positions[:, None], positions[None, :], layer.window)[:, None, None, :]
+    by_sequence = visible(group.positions[:, None], positions[None, :], layer.window)
+    attention_mask = by_sequence[:, None, None, :]
     by_kv_head = query.transpose(0, 1).reshape(num_sequences, keys.shape[1], -1, head_dim)
     sinks = None if layer.sinks is None else layer.sinks.view(1, keys.shape[1], -1, 1)
-    output = attend(by_kv_head, keys, values, mask, layer, sinks)
+    output = attend(by_kv_head, keys, values, attention_mask, layer, sinks)
     return output.reshape(num_sequences, num_heads, -1).transpose(0, 1)
 
 
@@ -63,15 +64,15 @@ def first_visible_block(position: int, window: int | None, block_size: int) -> i
 
 def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
     """The causal mask. With a window a query sees the last `window` positions, its own included."""
-    mask = keys <= queries
-    return mask if window is None else mask & (keys > queries - window)
+    attention_mask = keys <= queries
+    return attention_mask if window is None else attention_mask & (keys > queries - window)
 
 
 def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,
+    attention_mask: torch.Tensor,
     layer: Layer,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -88,13 +89,13 @@ def attend(
         grouped = False
     if is_plain:
         return scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=layer.scaling, enable_gqa=grouped
+            query, keys, values, attn_mask=attention_mask, scale=layer.scaling, enable_gqa=grouped
         )
     scores = (query @ keys.transpose(2, 3)) * layer.scaling
     if layer.softcap is not None:
         # Gemma 2's: scores become cap x tanh(score / cap) before the mask.
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
-    scores = scores.masked_fill(~mask, float("-inf")).float()
+    scores = scores.masked_fill(~attention_mask, float("-inf")).float()
     if sinks is not None:
         scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : keys.shape[2]].to(query.dtype)

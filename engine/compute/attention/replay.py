@@ -52,7 +52,7 @@ class Replay:
             keys = torch.cat([keys, key], 2)
             values = torch.cat([values, value], 2)
             places = torch.arange(self.num_tokens + key.shape[2], device=device)
-        mask = places <= self.positions[:, None]
+        attention_mask = places <= self.positions[:, None]
         heads = query.view(keys.shape[1], -1, num, query.shape[-1])  # by KV head
         among = keys[0]
         if not self.is_own:
@@ -71,4 +71,4 @@ class Replay:
             weight = weights.amax((1, 2))
             earlier = self.noted.get(layer.index, weight)
             self.noted[layer.index] = torch.maximum(earlier, weight)
-        return attend(query, keys, values, mask, layer, None)
+        return attend(query, keys, values, attention_mask, layer, None)

@@ -236,9 +236,10 @@ def _attend_rows(query: torch.Tensor, step: AttentionStep, layer: Layer) -> torc
         keys, values = (rows_of[: end - begin].transpose(0, 1)[None] for rows_of in gathered)
         query_positions = torch.arange(run.start, end, device=query.device)
         key_positions = torch.arange(begin, end, device=query.device)
-        mask = visible(query_positions[:, None], key_positions[None, :], layer.window)
+        attention_mask = visible(query_positions[:, None], key_positions[None, :], layer.window)
         sinks = None if layer.sinks is None else layer.sinks.view(1, -1, 1, 1)
-        output[:, rows] = attend(query[None, :, rows], keys, values, mask, layer, sinks)[0]
+        run_query = query[None, :, rows]
+        output[:, rows] = attend(run_query, keys, values, attention_mask, layer, sinks)[0]
     for group in batch.decode_groups:
         output[:, group.rows] = attend_decodes(query[:, group.rows], group, pool, layer)
     return output

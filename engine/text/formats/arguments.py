@@ -236,7 +236,7 @@ class CallStream:
 
     def __init__(self, written_id: str = "") -> None:
         self.is_started = self.has_input = self.is_over = self.is_broken = False
-        self.rest = self._held = ""
+        self.rest = self._pending = ""
         self._written_id = written_id
 
     def feed(self, text: str) -> list[Delta]:
@@ -248,7 +248,7 @@ class CallStream:
 
     def unsaid(self) -> str:
         """What was fed and never told. Once a call is begun it is no text any more."""
-        return "" if self.is_started else self._held
+        return "" if self.is_started else self._pending
 
     def _start(self, name: str) -> ToolUseStart:
         self.is_started = True
@@ -257,7 +257,7 @@ class CallStream:
     def _break(self, rest: str) -> None:
         self.is_over = self.is_broken = True
         self.rest = rest
-        self._held = ""
+        self._pending = ""
 
 
 class ArgumentStream(CallStream):
@@ -275,7 +275,7 @@ class ArgumentStream(CallStream):
         self._said: list[str] = []
 
     def feed(self, text: str) -> list[Delta]:
-        self._held += text
+        self._pending += text
         deltas: list[Delta] = []
         if not self.is_started:
             deltas.append(self._start(self._name))
@@ -289,7 +289,7 @@ class ArgumentStream(CallStream):
         return [ToolInputDelta(written)] if written else []
 
     def _step(self) -> bool:
-        """Read something of `_held`; False where more text is needed."""
+        """Read something of `_pending`; False where more text is needed."""
         raise NotImplementedError
 
     def _begin_argument(self, key: str) -> None:
@@ -309,7 +309,7 @@ class ArgumentStream(CallStream):
         self._said.append("}" if self._keys else "{}")
         self.has_input = self.is_over = True
         self.rest = rest
-        self._held = ""
+        self._pending = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +376,7 @@ class TaggedInput(ArgumentStream):
         self._wanted: frozenset[str] = ALL_TYPES
         self._is_in_value = self._is_at_begin = False
         self._key = self._value_close = ""
-        # Of what is held in a value, how much was looked at and is no closing tag.
+        # How much of a pending value was looked at and is no closing tag.
         self._passed = 0
 
     def end(self) -> list[Delta]:
@@ -384,11 +384,11 @@ class TaggedInput(ArgumentStream):
         if self.is_over:
             return []
         if self._is_in_value:
-            body = self._held.rstrip(_SPACE)
+            body = self._pending.rstrip(_SPACE)
             if not body.endswith(self._value_close):
                 return []
             self._finish_value(body[: -len(self._value_close)])
-        elif self._held.strip():
+        elif self._pending.strip():
             return []
         self._close("")
         return self._told()
@@ -396,12 +396,12 @@ class TaggedInput(ArgumentStream):
     def _step(self) -> bool:
         if self._is_in_value:
             return self._read_value()
-        opening = match(self._open, self._held)
-        ends = [match(end, self._held) for end in self._ends]
+        opening = match(self._open, self._pending)
+        ends = [match(end, self._pending) for end in self._ends]
         if isinstance(opening, Match):
             self._key = opening.words["key"].strip()
             self._begin_argument(self._key)
-            self._held = self._held[opening.end :]
+            self._pending = self._pending[opening.end :]
             self._wanted = types_of(schema_of(self._key, self._schema), self._schema)
             if "kind" in opening.words:
                 kinds = self._syntax.kinds.items()
@@ -414,47 +414,47 @@ class TaggedInput(ArgumentStream):
                 self._say('"')
             return True
         if isinstance(ends[0], Match):
-            self._close(self._held[ends[0].end :])
+            self._close(self._pending[ends[0].end :])
         elif any(isinstance(outcome, Match) for outcome in ends):
-            self._close(self._held)
+            self._close(self._pending)
         elif opening == "none" and "partial" not in ends:
-            self._break(self._held)
+            self._break(self._pending)
         return False
 
     def _read_value(self) -> bool:
         if self._is_at_begin:
             # What the value stands in beside its tags.
-            held = self._held
+            pending = self._pending
             if self._syntax.has_lines:
-                if not held:
+                if not pending:
                     return False
-                held = held.removeprefix("\n")
-            if self._syntax.has_cdata and _CDATA.startswith(held[: len(_CDATA)]):
-                if len(held) < len(_CDATA):
+                pending = pending.removeprefix("\n")
+            if self._syntax.has_cdata and _CDATA.startswith(pending[: len(_CDATA)]):
+                if len(pending) < len(_CDATA):
                     return False
-                held = held[len(_CDATA) :]
+                pending = pending[len(_CDATA) :]
                 self._value_close = _CDATA_END + self._value_close
-            self._held = held
+            self._pending = pending
             self._is_at_begin = False
         close = self._value_close
         lines = self._syntax.has_lines
-        at = self._held.find(close, self._passed)
+        at = self._pending.find(close, self._passed)
         if at < 0:
             # What may belong to what closes the value is kept.
-            kept = overlap(self._held, close)
-            kept = max(kept, overlap(self._held, "\n" + close)) if lines else kept
-            self._stream(len(self._held) - kept)
+            kept = overlap(self._pending, close)
+            kept = max(kept, overlap(self._pending, "\n" + close)) if lines else kept
+            self._stream(len(self._pending) - kept)
             return False
         # Does what stands behind go on like a call?
-        behind = self._held[at + len(close) :]
+        behind = self._pending[at + len(close) :]
         outcomes = [match(after, behind) for after in (self._open, *self._ends)]
         if any(isinstance(outcome, Match) for outcome in outcomes):
-            value = self._held[:at]
-            self._held = behind
+            value = self._pending[:at]
+            self._pending = behind
             self._finish_value(value)
             return True
         if "partial" in outcomes:
-            self._stream(at - (lines and self._held[:at].endswith("\n")))
+            self._stream(at - (lines and self._pending[:at].endswith("\n")))
             return False
         self._passed = at + 1
         return True
@@ -474,8 +474,8 @@ class TaggedInput(ArgumentStream):
     def _stream(self, end: int) -> None:
         """Tell a string's characters up to `end`."""
         if self._wanted == _STRING and end > 0:
-            self._say(_escaped(self._held[:end]))
-            self._held = self._held[end:]
+            self._say(_escaped(self._pending[:end]))
+            self._pending = self._pending[end:]
             self._passed = max(0, self._passed - end)
 
 
@@ -501,7 +501,7 @@ class LiteralInput(ArgumentStream):
     def _step(self) -> bool:
         if self._key is not None:
             return self._read_value(self._key)
-        text = self._held.lstrip(_SPACE)
+        text = self._pending.lstrip(_SPACE)
         if self._keys and text.startswith(","):
             text = text[1:].lstrip(_SPACE)
         if text.startswith(self._syntax.end):
@@ -511,21 +511,21 @@ class LiteralInput(ArgumentStream):
         key = next((outcome for outcome in outcomes if isinstance(outcome, Match)), None)
         if key is not None:
             self._key = key.words["word"]
-            self._held = text[key.end :]
+            self._pending = text[key.end :]
             self._scan = _Scan(self._syntax)
             return True
         if text and "partial" not in outcomes:
-            self._break(self._held)
+            self._break(self._pending)
         return False
 
     def _read_value(self, key: str) -> bool:
         if not self._scan.at:
-            self._held = self._held.lstrip(_SPACE)
-        end = self._scan.find_end(self._held)
+            self._pending = self._pending.lstrip(_SPACE)
+        end = self._scan.find_end(self._pending)
         if end is None:
             return False
-        written = self._held[:end].rstrip(_SPACE)
-        self._held = self._held[end:]
+        written = self._pending[:end].rstrip(_SPACE)
+        self._pending = self._pending[end:]
         value: Any = written
         if len(written) <= _MAX_LITERAL:
             quote = self._syntax.quote

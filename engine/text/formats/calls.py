@@ -118,7 +118,7 @@ class JsonObjectStream:
             self._is_in_string = True
             self._is_key = expects == "key"
         elif expects == "value" and inside and (run := _SCALAR_RUN.match(self.rest, at)):
-            # Numbers and words are held back until they end, when they can be checked.
+            # Numbers and words wait until they end, when they can be checked.
             if run.end() == len(self.rest):
                 self._may_end = may_end
                 return at, ""
@@ -175,7 +175,7 @@ class FormatParser(Protocol):
     def feed(self, text: str) -> list[Delta]: ...
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        """What was held back. `is_cut`: something else than the model ended the generation."""
+        """The deltas of what waited. `is_cut`: not the model ended the generation."""
         ...
 
 
@@ -196,7 +196,7 @@ class CallObject(CallStream):
     """One call, `{"name": …, "arguments" or "parameters": {…}, …}`, fed from its brace on.
 
     With a `name` the object fed is the input itself. Where the name comes before the input, the
-    input streams; any other order is held back until the object ends. Once `is_over`, `rest` is
+    input streams; any other order waits until the object ends. Once `is_over`, `rest` is
     the text behind the call, or, `is_broken`, what was no call: all of it unless `is_started`.
     A call whose input stops being JSON stays incomplete, as at the end of a generation.
     """
@@ -224,10 +224,10 @@ class CallObject(CallStream):
             text = self._read_input(text, deltas)
         if self.has_input and not self.is_over:
             # What comes behind the input must go on like an object that begins with it.
-            self._held += text
+            self._pending += text
             self._tail.feed(text)
             if self._tail.is_broken:
-                self._break(self._held)
+                self._break(self._pending)
             elif self._tail.is_complete:
                 self.is_over = True
                 self.rest = self._tail.rest
@@ -240,18 +240,18 @@ class CallObject(CallStream):
             if text:
                 deltas.append(self._start(self._name))
             return text
-        self._held += text
-        header = _HEADER.match(self._held)
+        self._pending += text
+        header = _HEADER.match(self._pending)
         name: Any = None if header is None else _json(header.group(1), strict=False)
         if header is not None and isinstance(name, str):
             if self._accepts is None or self._accepts(name):
                 deltas.append(self._start(name))
-                return self._held[header.end() :]
-            self._break(self._held)
+                return self._pending[header.end() :]
+            self._break(self._pending)
             return ""
         self._corrected += self._whole.feed(text)
         if self._whole.is_broken:
-            self._break(self._held)
+            self._break(self._pending)
         elif self._whole.is_complete:
             # Another order of keys, or no arguments.
             call = json.loads(self._corrected)
@@ -259,7 +259,7 @@ class CallObject(CallStream):
             call_input: Any = next((call[key] for key in _INPUT_KEYS if key in call), {})
             is_call = isinstance(name, str) and isinstance(call_input, dict)
             if not is_call or (self._accepts is not None and not self._accepts(name)):
-                self._break(self._held)
+                self._break(self._pending)
                 return ""
             deltas.append(self._start(name))
             deltas.append(ToolInputDelta(json.dumps(call_input, ensure_ascii=False)))
@@ -275,7 +275,7 @@ class CallObject(CallStream):
             self._break(self._input.rest)
         elif self._input.is_complete:
             self.has_input = True
-            self._held = ""
+            self._pending = ""
             self._tail.feed('{"":{}')
             if self._name is not None:
                 self.is_over = True
@@ -355,7 +355,7 @@ class CallParser:
         self._tools = {tool.name: tool for tool in tools}
         self._starts = starts_of(ways)
         self._syntax = ways[0]
-        self._held = ""
+        self._pending = ""
         # Read already, and text after all if no call follows.
         self._skipped = ""
         self._start = ""
@@ -367,7 +367,7 @@ class CallParser:
             self._step = self._read_begin
 
     def feed(self, text: str) -> list[Delta]:
-        self._held += text
+        self._pending += text
         deltas: list[Delta] = []
         while self._step(deltas):
             pass
@@ -376,7 +376,7 @@ class CallParser:
     def close(self, *, is_cut: bool = False) -> list[Delta]:
         """A call that was cut off before its name is known is neither a call nor text."""
         deltas: list[Delta] = []
-        left = self._held
+        left = self._pending
         if self._step == self._read_call:
             left = self._call.unsaid()
             if not is_cut and not self._call.has_input:
@@ -388,12 +388,12 @@ class CallParser:
         left = self._skipped + left
         is_text = (bool(left.strip()) or not self.num_calls) and not is_behind
         is_text = is_text and not (is_cut and (is_in_call or is_begun_markup(left)))
-        self._held = self._skipped = ""
+        self._pending = self._skipped = ""
         self._step = self._read_text
         return [*deltas, *texts(left)] if is_text else deltas
 
     def _read_begin(self, deltas: list[Delta]) -> bool:
-        begin = self._held.lstrip()
+        begin = self._pending.lstrip()
         if not begin or any(overlap(begin, start) == len(begin) for start in self._starts):
             return False
         starts_bare = [w for w in self._ways if w.begins_turn and not begin.startswith(w.starts)]
@@ -403,7 +403,7 @@ class CallParser:
             if isinstance(outcome, Match):
                 self._syntax = way
                 self._is_bare = True
-                self._take(len(self._held) - len(begin) + outcome.end)
+                self._take(len(self._pending) - len(begin) + outcome.end)
                 return self._begin(outcome)
             outcomes.append(outcome)
         if "partial" in outcomes:
@@ -412,18 +412,18 @@ class CallParser:
         return True
 
     def _read_text(self, deltas: list[Delta]) -> bool:
-        places = places_of(self._held, self._starts)
+        places = places_of(self._pending, self._starts)
         if places:
             at, self._start = min(places)
-            body = self._held[:at].rstrip()
+            body = self._pending[:at].rstrip()
             deltas += texts(body)
-            self._skipped = self._held[len(body) : at + len(self._start)]
-            self._held = self._held[at + len(self._start) :]
+            self._skipped = self._pending[len(body) : at + len(self._start)]
+            self._pending = self._pending[at + len(self._start) :]
             self._step = self._read_first
             return True
-        num_kept = max((overlap(self._held, start) for start in self._starts), default=0)
-        body = self._held[: len(self._held) - num_kept].rstrip()
-        self._held = self._held[len(body) :]
+        num_kept = max((overlap(self._pending, start) for start in self._starts), default=0)
+        body = self._pending[: len(self._pending) - num_kept].rstrip()
+        self._pending = self._pending[len(body) :]
         deltas += texts(body)
         return False
 
@@ -435,7 +435,7 @@ class CallParser:
                 continue
             is_bare = not first_literal(way.opens).startswith(self._start)
             behind = () if is_bare else way.opens
-            outcome = way.match_call(self._start + self._held, behind=behind)
+            outcome = way.match_call(self._start + self._pending, behind=behind)
             self._syntax = way
             self._is_bare = is_bare and bool(way.opens)
             if isinstance(outcome, Match) and self._is_call(outcome):
@@ -445,7 +445,7 @@ class CallParser:
         return False if "partial" in outcomes else self._give_up(deltas)
 
     def _read_next(self, deltas: list[Delta]) -> bool:
-        outcome = self._syntax.match_call(self._held)
+        outcome = self._syntax.match_call(self._pending)
         if outcome == "partial":
             return False
         if not isinstance(outcome, Match) or not self._is_call(outcome):
@@ -480,43 +480,45 @@ class CallParser:
     def _read_call(self, deltas: list[Delta]) -> bool:
         call = self._call
         had_input = call.has_input
-        deltas += call.feed(self._held)
-        self._held = ""
+        deltas += call.feed(self._pending)
+        self._pending = ""
         self.num_calls += call.has_input and not had_input
         if call.is_started:
             self._skipped = ""
         if not call.is_over:
             return False
-        self._held = call.rest
+        self._pending = call.rest
         if call.is_broken:
             return self._give_up(deltas)
         self._step = self._read_tail
         return True
 
     def _read_tail(self, deltas: list[Delta]) -> bool:
-        outcome = match((SPACE, *self._syntax.tail), self._held) if self._syntax.tail else "none"
+        outcome = match((SPACE, *self._syntax.tail), self._pending) if self._syntax.tail else "none"
         if outcome == "partial":
             return False
         if isinstance(outcome, Match):
-            self._held = self._held[outcome.end :]
+            self._pending = self._pending[outcome.end :]
         self._step = self._read_between
         return True
 
     def _read_between(self, deltas: list[Delta]) -> bool:
         """Behind a call: what closes all calls, another one, or text."""
         syntax = self._syntax
-        closes = match((SPACE, *syntax.closes), self._held) if syntax.closes else "none"
+        closes = match((SPACE, *syntax.closes), self._pending) if syntax.closes else "none"
         if isinstance(closes, Match):
-            self._held = self._held[closes.end :]
+            self._pending = self._pending[closes.end :]
             self._step = self._read_text
             return True
         is_list = bool(syntax.opens)
-        another = syntax.match_call(self._held, behind=(syntax.separator,)) if is_list else "none"
+        another: Outcome = "none"
+        if is_list:
+            another = syntax.match_call(self._pending, behind=(syntax.separator,))
         if isinstance(another, Match):
-            between = match((syntax.separator,), self._held)
+            between = match((syntax.separator,), self._pending)
             assert isinstance(between, Match)
-            self._skipped = self._held[: between.end]
-            self._held = self._held[between.end :]
+            self._skipped = self._pending[: between.end]
+            self._pending = self._pending[between.end :]
             self._step = self._read_next
             return True
         if "partial" in (closes, another):
@@ -525,8 +527,8 @@ class CallParser:
         return True
 
     def _take(self, count: int) -> None:
-        self._skipped += self._held[:count]
-        self._held = self._held[count:]
+        self._skipped += self._pending[:count]
+        self._pending = self._pending[count:]
 
     def _give_up(self, deltas: list[Delta]) -> bool:
         """No call: what was skipped is text (told at once, so that no marker is found again)."""

@@ -81,7 +81,7 @@ class StopFinder:
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
         self._state = stops.start
-        self._held = ""
+        self._pending = ""
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
@@ -91,31 +91,31 @@ class StopFinder:
         state = self._state
         if not stops:
             return text
-        held = self._held + text
-        for end, character in enumerate(text, len(self._held) + 1):
+        pending = self._pending + text
+        for end, character in enumerate(text, len(self._pending) + 1):
             state = stops.step(state, character)
             if state.longest:
                 begin = end - state.longest
-                self.found = held[begin:end]
-                self._held = ""
-                return held[:begin]
+                self.found = pending[begin:end]
+                self._pending = ""
+                return pending[:begin]
         self._state = state
-        passed = held[: len(held) - state.depth]
-        self._held = held[len(passed) :]
+        passed = pending[: len(pending) - state.depth]
+        self._pending = pending[len(passed) :]
         return passed
 
     def flush(self) -> str:
-        held = self._held
-        self._held = ""
-        return held
+        pending = self._pending
+        self._pending = ""
+        return pending
 
 
 _CONTROL = re.compile(r"<\|[^<>|]+\|>|<｜[^<>｜]+｜>")
 
 
-def is_begun_markup(held: str) -> bool:
+def is_begun_markup(pending: str) -> bool:
     """Does the beginning of a marker, which is all that came, have a whole control token?"""
-    return _CONTROL.match(held) is not None
+    return _CONTROL.match(pending) is not None
 
 
 def places_of(text: str, needles: Iterable[str]) -> list[tuple[int, str]]:

@@ -101,7 +101,7 @@ class MessagesParser:
                 begins.append(begin)
         self._begins = tuple(begins)
         self._num_calls = self._num_ended = 0
-        self._held = ""
+        self._pending = ""
         self._is_in_header = True
         self._call: CallObject | None = None
         # The message has said something: before, thinking has no white space.
@@ -112,19 +112,19 @@ class MessagesParser:
         return self._num_calls + (0 if self._inner is None else self._inner.num_calls)
 
     def feed(self, text: str) -> list[Delta]:
-        self._held += text
+        self._pending += text
         deltas: list[Delta] = []
         while self._read_header() if self._is_in_header else self._read_body(deltas):
             pass
         return deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        held = self._held
-        self._held = ""
-        is_header = self._is_header(held)
-        if self._is_in_header and (is_header or is_cut or not held.strip()):
-            held = "" if is_header is not False else held
-        deltas = self._said(held.rstrip() if self.is_thinking else held)
+        pending = self._pending
+        self._pending = ""
+        is_header = self._is_header(pending)
+        if self._is_in_header and (is_header or is_cut or not pending.strip()):
+            pending = "" if is_header is not False else pending
+        deltas = self._said(pending.rstrip() if self.is_thinking else pending)
         return deltas if self._inner is None else [*deltas, *self._inner.close(is_cut=is_cut)]
 
     def _is_header(self, text: str) -> bool | None:
@@ -140,18 +140,18 @@ class MessagesParser:
 
     def _read_header(self) -> bool:
         syntax = self._syntax
-        held = self._held
-        is_header = self._is_header(held)
-        at = held.find(syntax.stop)
-        if is_header is None or (is_header and at < 0 and len(held) <= _MAX_HEADER):
+        pending = self._pending
+        is_header = self._is_header(pending)
+        at = pending.find(syntax.stop)
+        if is_header is None or (is_header and at < 0 and len(pending) <= _MAX_HEADER):
             return False
         if not is_header and not syntax.start and self._num_ended:
-            self._held = ""  # another role's
+            self._pending = ""  # another role's
             return False
         self._is_in_header = self._is_begun = False
         if is_header and at >= 0:
-            header = held[:at]
-            self._held = held[at + len(syntax.stop) :]
+            header = pending[:at]
+            self._pending = pending[at + len(syntax.stop) :]
             header = header.strip().removeprefix(syntax.start)
             call = None if self._calls is None else self._calls.search(header)
             if call is not None:
@@ -163,28 +163,28 @@ class MessagesParser:
     def _read_body(self, deltas: list[Delta]) -> bool:
         call = self._call
         if call is not None and not call.is_over:
-            deltas += call.feed(self._held)
-            self._held = call.rest
+            deltas += call.feed(self._pending)
+            self._pending = call.rest
             self._num_calls += call.has_input
             if not call.is_over:
                 return False
         # Behind a call's input nothing but the message's end counts.
         start = self._syntax.start
-        held = self._held
-        ends = places_of(held, self._syntax.ends)
-        begun = held.find(start) if start else -1
-        while begun >= 0 and self._is_header(held[begun:]) is False:
-            begun = held.find(start, begun + 1)
+        pending = self._pending
+        ends = places_of(pending, self._syntax.ends)
+        begun = pending.find(start) if start else -1
+        while begun >= 0 and self._is_header(pending[begun:]) is False:
+            begun = pending.find(start, begun + 1)
         if begun >= 0:
             ends.append((begun, ""))
-        kept = max(overlap(held, end) for end in (*self._syntax.ends, start) if end)
-        at, end = min(ends, default=(len(held) - kept, ""))
-        body = held[:at].rstrip() if self.is_thinking else held[:at]
+        kept = max(overlap(pending, end) for end in (*self._syntax.ends, start) if end)
+        at, end = min(ends, default=(len(pending) - kept, ""))
+        body = pending[:at].rstrip() if self.is_thinking else pending[:at]
         deltas += self._said(body)
         if not ends:
-            self._held = held[len(body) :]
+            self._pending = pending[len(body) :]
             return False
-        self._held = held[at + len(end) :]
+        self._pending = pending[at + len(end) :]
         self.is_thinking = False
         self._is_in_header = True
         self._call = None
@@ -268,7 +268,7 @@ class ThinkingParser:
         self._opening = tags.open.strip()
         self._close = tags.close
         self._inner = inner if tags.wrapper is None else _Unwrapped(tags, inner)
-        self._held = ""
+        self._pending = ""
         self._may_begin = True
         self._drops_space = is_open
 
@@ -277,44 +277,44 @@ class ThinkingParser:
         return self._inner.num_calls
 
     def feed(self, text: str) -> list[Delta]:
-        self._held += text
+        self._pending += text
         deltas: list[Delta] = []
         if self._may_begin:
-            begin = self._held.lstrip()
+            begin = self._pending.lstrip()
             tags = self._opening, self._close
             tag = next(filter(begin.startswith, tags), "")
             if not tag and any(text.startswith(begin) for text in tags):
                 return deltas
             self._may_begin = False
             if tag:
-                self._held = begin[len(tag) :]
+                self._pending = begin[len(tag) :]
                 self.is_thinking = tag == self._opening
                 self._drops_space = True
         if self._drops_space:
-            self._held = self._held.lstrip()
-            self._drops_space = not self._held
+            self._pending = self._pending.lstrip()
+            self._drops_space = not self._pending
         if self.is_thinking:
-            thought, close, rest = self._held.partition(self._close)
+            thought, close, rest = self._pending.partition(self._close)
             if not close:
                 thought = thought[: len(thought) - overlap(thought, self._close)]
             deltas += _thoughts(thought.rstrip())
             if not close:
-                self._held = self._held[len(thought.rstrip()) :]
+                self._pending = self._pending[len(thought.rstrip()) :]
                 return deltas
             self.is_thinking = False
-            self._held = rest.lstrip()
-            self._drops_space = not self._held
-        held = self._held
-        self._held = ""
-        return [*deltas, *self._inner.feed(held)] if held else deltas
+            self._pending = rest.lstrip()
+            self._drops_space = not self._pending
+        pending = self._pending
+        self._pending = ""
+        return [*deltas, *self._inner.feed(pending)] if pending else deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        held = self._held
-        self._held = ""
+        pending = self._pending
+        self._pending = ""
         if self.is_thinking:
-            held = held.lstrip() if self._drops_space else held
-            return [*_thoughts(held.rstrip()), *self._inner.close(is_cut=is_cut)]
-        return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
+            pending = pending.lstrip() if self._drops_space else pending
+            return [*_thoughts(pending.rstrip()), *self._inner.close(is_cut=is_cut)]
+        return [*self._inner.feed(pending), *self._inner.close(is_cut=is_cut)]
 
 
 class _Unwrapped:
@@ -327,42 +327,42 @@ class _Unwrapped:
         self._opens_answer = tags.opens_answer
         self._inner = inner
         self._may_begin = True
-        self._held = ""
+        self._pending = ""
 
     @property
     def num_calls(self) -> int:
         return self._inner.num_calls
 
     def feed(self, text: str) -> list[Delta]:
-        self._held += text
+        self._pending += text
         deltas: list[Delta] = []
         if self._may_begin:
-            begin = self._held.lstrip()
+            begin = self._pending.lstrip()
             if begin.startswith(self._opening):
-                self._held = begin[len(self._opening) :]
+                self._pending = begin[len(self._opening) :]
             elif self._opening.startswith(begin):
                 return deltas
             elif not self._opens_answer:
                 self._closing = []
             self._may_begin = False
-        places = places_of(self._held, self._closing)
+        places = places_of(self._pending, self._closing)
         while places:
             at, tag = min(places)
-            before = self._held[:at]
-            self._held = self._held[at + len(tag) :]
+            before = self._pending[:at]
+            self._pending = self._pending[at + len(tag) :]
             self._closing = self._closing[self._closing.index(tag) + 1 :]
             deltas += self._inner.feed(before)
-            places = places_of(self._held, self._closing)
-        kept = max((overlap(self._held, tag) for tag in self._closing), default=0)
-        passed = self._held[: len(self._held) - kept]
-        self._held = self._held[len(passed) :]
+            places = places_of(self._pending, self._closing)
+        kept = max((overlap(self._pending, tag) for tag in self._closing), default=0)
+        passed = self._pending[: len(self._pending) - kept]
+        self._pending = self._pending[len(passed) :]
         return [*deltas, *self._inner.feed(passed)] if passed else deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        held = self._held
-        self._held = ""
-        held = "" if is_cut and is_begun_markup(held) else held
-        return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
+        pending = self._pending
+        self._pending = ""
+        pending = "" if is_cut and is_begun_markup(pending) else pending
+        return [*self._inner.feed(pending), *self._inner.close(is_cut=is_cut)]
 
 
 def _thoughts(text: str) -> list[Delta]:

@@ -87,7 +87,7 @@ class EngineReplay:
             segments=segments,
             breakpoints=points,
             names=[],
-            min_tokens=MIN_TOKENS,
+            min_cache_tokens=MIN_TOKENS,
             arrived_at=request.at,
         )
 

@@ -30,7 +30,7 @@ def check(world: "World") -> None:
     _check_references(world)
     check_holdings(world)
     for life in world.lives:
-        held = life.found.held if life.found else []
+        held = life.found.pinned if life.found else []
         if held:
             assert life.found is not None
             _check_content(world, held, life.kept[: life.found.read])
@@ -65,7 +65,7 @@ def check_holdings(world: "World") -> None:
     for _ in owners_of(world.cache, owners):
         pass
     parts = list(cells_of(world.cache, 3, owners))
-    held = sum((part.held for part in parts), start=Count())
+    holdings = sum((part.holdings for part in parts), start=Count())
     wanted = Count()
     for block in world.pool.blocks:
         standing = [e for e in world.entries.live() if any(b is block for b in e.blocks)]
@@ -84,7 +84,7 @@ def check_holdings(world: "World") -> None:
         scope = entry.scope if entry else world.cache.scopes.get(block.owner)
         assert scope is not None and world.hasher.root(scope) == block.owner
         wanted[scope, entry, state] += 1
-    assert _by_key(held) == _by_key(wanted), "the holdings are not the blocks"
+    assert _by_key(holdings) == _by_key(wanted), "the holdings are not the blocks"
     cells = [cell for part in parts for cell in part.cells]
     free, active, leased, best_effort, cached = (
         sum(getattr(cell, name) for cell in cells)
@@ -92,7 +92,7 @@ def check_holdings(world: "World") -> None:
     )
     assert (free, active, leased) == _counts(world.pool)[:3]
     assert best_effort + cached == sum(_counts(world.pool)[3:])
-    told = holdings_of(held)
+    told = holdings_of(holdings)
     assert free + sum(
         one.active + one.leased + one.lowered + one.best_effort + one.cached for one in told
     ) == len(world.pool.blocks)
@@ -127,7 +127,7 @@ def _check_references(world: "World") -> None:
         wanted.update(life.table.blocks)
         wanted.update(life.table.incoming.values())
         if life.found is not None:
-            wanted.update(life.found.held)
+            wanted.update(life.found.pinned)
     for entry in world.entries.live():
         if entry.is_leased and entry.lease_tier == "device":
             wanted.update(entry.blocks)
@@ -135,7 +135,7 @@ def _check_references(world: "World") -> None:
         for job in world.store._jobs.values():
             wanted.update(job.blocks)
         wanted.update(block for block, _ in world.store._pending.values())
-        for entry in world.store.holds.entries():
+        for entry in world.store.copies.entries():
             wanted.update(entry.stored or ())
     for block in world.blocks():
         assert block.ref_count == wanted[block], "references do not add up"
@@ -170,10 +170,10 @@ def check_pool(pool: BlockPool) -> None:
             assert pool._index.get(block.digest) is block
             assert len(block.tokens) == pool.block_size * TOKEN_BYTES
     assert all(block.digest == digest for digest, block in pool._index.items())
-    assert all(share.held > 0 for share in shares)
+    assert all(share.num_owned > 0 for share in shares)
     check_order(pool._largest, shares)
     held = Counter(block.share.owner for block in pool.blocks if block.share is not None)
-    assert held == {share.owner: share.held for share in shares}
+    assert held == {share.owner: share.num_owned for share in shares}
     assert pool.num_leased == sum(b.lease_count > 0 for b in pool.blocks)
     assert pool.num_shared == sum(b.ref_count > 1 for b in pool.blocks)
     counts = pool.counts()
@@ -191,7 +191,7 @@ def check_entries(entries: Entries) -> None:
         assert entry.key == key
         assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
         is_below = entry.is_leased and entry.lease_tier == "disk"
-        assert (entry in leased) == entry.holds_device
+        assert (entry in leased) == entry.is_leased_on_device
         assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
         assert entry.is_asked_for or not entry.is_leased, "leased, and nobody asked for it"
         assert not is_below or entry.stored is not None, "leased, and nothing holds it"
@@ -205,7 +205,7 @@ def check_entries(entries: Entries) -> None:
     assert all(entries.get(entry.key) is entry for entry in leased)
     assert entries._num_lapsed == sum(entry.is_lapsed for entry in entries._by_key.values())
     if entries._store is not None:
-        held = set(entries._store.holds.entries())
+        held = set(entries._store.copies.entries())
         assert held <= set(entries._by_key.values()), "the store holds an ended entry"
 
 
@@ -238,17 +238,17 @@ def check_order(order: Order[T], items: Iterable[T]) -> None:
 def check_store(store: StoreTier) -> None:
     check_pool(store.pool)
     counts: Counter[Block] = Counter()
-    for name, scope in store.holds._scopes.items():
+    for name, scope in store.copies._scopes.items():
         own: set[Block] = set()
         for entry in scope.entries:
             assert entry.scope == name and entry.stored
             own.update(entry.stored)
             for block in entry.stored:
-                assert entry in store.holds.of(block) and not store.is_lost(block)
+                assert entry in store.copies.of(block) and not store.is_lost(block)
                 counts[block] += 1
         assert scope.num_blocks == len(own), "a scope's blocks are miscounted"
         check_order(scope.for_others, scope.entries)
-    assert store.pool.num_leased <= store.holds.max_blocks
+    assert store.pool.num_leased <= store.copies.max_blocks
     assert len(store._blocks) == len(store._keys) and store._proven <= store._keys.keys()
     for block in store.pool.blocks:
         assert block.lease_count == counts[block]

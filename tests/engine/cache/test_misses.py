@@ -69,11 +69,12 @@ def test_each_breakpoint_has_the_reason_of_its_own_entry() -> None:
 
 def test_too_short_a_prefix_is_below_the_minimum_and_others_are_not() -> None:
     world = World()
-    assert told(world, (1, 2), EIGHT, marks=[0, 1], min_tokens=5).marks == ["below_minimum", "cold"]
-    assert told(world, (1, 2), EIGHT, marks=[0, 1], min_tokens=5).marks == [None, None], (
+    least = {"min_cache_tokens": 5}
+    assert told(world, (1, 2), EIGHT, marks=[0, 1], **least).marks == ["below_minimum", "cold"]
+    assert told(world, (1, 2), EIGHT, marks=[0, 1], **least).marks == [None, None], (
         "it is in what was read"
     )
-    assert told(world, (1, 2), marks=[0], min_tokens=5) == ("below_minimum", ["below_minimum"])
+    assert told(world, (1, 2), marks=[0], **least) == ("below_minimum", ["below_minimum"])
 
 
 def test_a_request_without_a_breakpoint_has_none_to_tell_of() -> None:

@@ -78,7 +78,7 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def arrive(self, scope, segments, marks, minimum, age, adapter, hold) -> None:
         marks = {index: ttl for index, ttl in marks.items() if index < len(segments)}
-        more = {"min_tokens": minimum, "age": age, "adapter": adapter, "hold": hold}
+        more = {"min_cache_tokens": minimum, "age": age, "adapter": adapter, "hold": hold}
         self.world.arrive(scope, segments, marks, **more)
 
     @precondition(lambda self: len(self.world.lives) < 4)

@@ -13,7 +13,7 @@ FLOOD = [*range(300, 330)]
 def begun(world: World, tokens: list[int], *, is_marked: bool = True) -> tuple[Life, InputUsage]:
     """A prompt of two segments, computed: six tokens, which may be marked, and the rest."""
     marks = {0: "5m"} if is_marked else {}
-    life = world.arrive("scope", [tokens[:6], tokens[6:]], marks, scaffold=(), min_tokens=4)
+    life = world.arrive("scope", [tokens[:6], tokens[6:]], marks, scaffold=(), min_cache_tokens=4)
     assert world.begin(life)
     world.compute(life, life.pending)
     return life, world.start(life).usage

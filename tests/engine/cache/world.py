@@ -177,7 +177,7 @@ class World:
         marks: dict[int, Ttl],
         *,
         scaffold: Sequence[int] = (99,),
-        min_tokens: int = 1,
+        min_cache_tokens: int = 1,
         age: float = 0.0,
         adapter: ChainKind | None = None,
         hold: bool | None = None,
@@ -202,7 +202,7 @@ class World:
                 for index, ttl in marks.items()
             ],
             names=[],
-            min_tokens=min_tokens,
+            min_cache_tokens=min_cache_tokens,
             arrived_at=self.now - age,
             lease_share=self.lease_shares.get(scope),
         )
@@ -417,7 +417,7 @@ class World:
         """What may be read at each segment's end, up to the last eligible breakpoint."""
         ends = [segment.end or 0 for segment in query.segments]
         marked = [ends[point.segment] for point in query.breakpoints]
-        last = max((end for end in marked if end >= query.min_tokens), default=0)
+        last = max((end for end in marked if end >= query.min_cache_tokens), default=0)
         readable = {}
         kept = kept_of(query.tokens, query.digests.kind)
         for end in ends:

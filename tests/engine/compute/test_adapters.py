@@ -69,7 +69,7 @@ def with_adapter(works: Sequence[Work], adapter: Adapter, start: int = 0) -> lis
 def held(model: TinyModel, *directories: Path) -> TorchRunner:
     runner = model.runner()
     for directory in directories:
-        runner.adapters.hold(runner.adapters.read(directory).digest)
+        runner.adapters.attach(runner.adapters.read(directory).digest)
     return runner
 
 
@@ -236,7 +236,7 @@ def test_the_attention_layers_of_a_hybrid_compute_what_peft_does(tmp_path: Path)
     expected = trained(hybrid, tmp_path, target_modules=["q_proj", "o_proj"])
     adapter = load_adapter(tmp_path, hybrid.loaded.model)
     runner, prompt = new_runner(hybrid.loaded), [*range(20, 70)]
-    runner.adapters.hold(runner.adapters.read(tmp_path).digest)
+    runner.adapters.attach(runner.adapters.read(tmp_path).digest)
     played, logits = Played(hybrid.loaded, prompt, [30]), torch.empty(0)
     while played.works:
         logits = runner.logits(with_adapter([played.next()], adapter))

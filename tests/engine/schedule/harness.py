@@ -59,7 +59,7 @@ from engine.protocol import (
 )
 from engine.schedule.accounting import Accounting
 from engine.schedule.loop import EngineLoop, StoreWork
-from engine.schedule.output import Mask
+from engine.schedule.output import OutputConstraint
 from engine.schedule.request import Drafter, RequestState
 from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
@@ -269,7 +269,7 @@ class Words:
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.allowed: bytes | None = None
-        self.mask: Mask | None = None
+        self.constraint: OutputConstraint | None = None
         self._stop = stop
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:
@@ -437,7 +437,7 @@ class Harness:
             segments=spans,
             breakpoints=points,
             names=_names(scope, tokens, spans) if has_names else [],
-            min_tokens=1,
+            min_cache_tokens=1,
             arrived_at=self.clock.now(),
         )
         prompt: ApproximatePrompt | None = None

@@ -136,7 +136,7 @@ def bind(engine: Timed, sequence: SequenceState) -> None:
         return feed(token)
 
     parser.feed = slowly  # type: ignore[method-assign]
-    parser.mask = SlowGrammar()  # type: ignore[misc]
+    parser.constraint = SlowGrammar()  # type: ignore[misc]
 
 
 def test_a_short_prompt_is_in_the_next_step_and_no_long_one_with_it() -> None:

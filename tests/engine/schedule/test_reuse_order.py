@@ -89,7 +89,7 @@ def test_a_cold_request_is_passed_a_bounded_number_of_times() -> None:
 waiting = st.builds(
     Waiting,
     uncached=st.integers(1, 5000),
-    num_unheld=st.integers(0, 500),
+    num_unreferenced=st.integers(0, 500),
     num_overtaken=st.integers(0, MAX_OVERTAKEN),
     overtaken=st.integers(0, 20_000),
 )

@@ -351,9 +351,9 @@ def test_a_demand_that_outgrows_the_grammars_limits_ends_by_name() -> None:
     failing = parser(LLParserLimits(max_lexer_states=2))
     assert failing.allowed
     failing.feed(tokenizer.encode("{").ids[0])
-    assert failing.mask is not None and not failing.mask.is_ready
-    failing.mask.compute()
-    assert failing.mask.is_failed and failing.allowed == b""
+    assert failing.constraint is not None and not failing.constraint.is_ready
+    failing.constraint.compute()
+    assert failing.constraint.is_failed and failing.allowed == b""
     assert parser(LLParserLimits()).feed(tokenizer.encode("{").ids[0])
 
 

@@ -41,7 +41,7 @@ class Books:
             segments=[Segment("text", end) for end in ends],
             breakpoints=[Breakpoint(index) for index in range(len(ends))],
             names=[HeldName(NAME, ends[-1])],
-            min_tokens=1,
+            min_cache_tokens=1,
             arrived_at=self.time,
         )
         self._found = self.cache.look_up(query)

@@ -290,7 +290,7 @@ class Server:
             segments=[Segment("text", 640)],
             breakpoints=[Breakpoint(0, hold=hold)],
             names=[HeldName(NAME, 640)],
-            min_tokens=1,
+            min_cache_tokens=1,
             arrived_at=self.now - age,
         )
         found = self.cache.look_up(query)

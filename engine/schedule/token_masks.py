@@ -1,11 +1,11 @@
-"""Computes which tokens may come next, beside the engine's step.
+"""Token masks, computed beside the engine's step: which tokens a constraint lets come next.
 
-A grammar's mask mostly takes microseconds, and may take a second. So threads compute masks while
-the engine goes on. A choice whose mask is not ready does not decode in this step. A mask that takes
-longer than MASK_SECONDS ends its choice, and no other. Computing frees the interpreter's lock.
+A mask mostly takes microseconds, and may take a second. So threads compute masks while the engine
+goes on. A choice whose mask is not ready does not decode in this step. A mask that takes longer
+than MASK_SECONDS ends its choice, and no other. Computing frees the interpreter's lock.
 
 The choices of one request share one state of their grammar behind a lock of the library. A token
-that the grammar takes would wait for that lock, and hold the interpreter's lock meanwhile. So the
+that the grammar takes would wait for that lock, and keep the interpreter's lock meanwhile. So the
 masks of one request are one job of a thread, and its grammar takes no token meanwhile.
 """
 
@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from engine.cache.ids import TokenId
 from engine.clock import Clock, MonotonicClock
-from engine.schedule.output import Mask
+from engine.schedule.output import OutputConstraint
 from engine.schedule.request import RequestState, SequenceState
 
 MASK_SECONDS = 10.0
@@ -34,20 +34,21 @@ TAKE_SECONDS = 0.002
 
 
 class _Job:
-    """The masks of one request to compute. `at` is whose is computed, and since when."""
+    """The masks of one request to compute."""
 
-    def __init__(self, masks: dict[SequenceState, Mask], clock: Clock) -> None:
-        self.masks = masks
+    def __init__(self, constraints: dict[SequenceState, OutputConstraint], clock: Clock) -> None:
+        self.constraints = constraints
+        # Whose mask is being computed, and since when.
         self.at: tuple[SequenceState, float] | None = None
         self._clock = clock
 
     def run(self) -> None:
-        for sequence, mask in self.masks.items():
+        for sequence, constraint in self.constraints.items():
             self.at = sequence, self._clock.now()
-            mask.compute()
+            constraint.compute()
 
 
-class MaskPool:
+class TokenMaskPool:
     """Used from the engine's thread alone."""
 
     def __init__(self, clock: Clock | None = None, *, seconds: float = MASK_SECONDS) -> None:
@@ -55,25 +56,25 @@ class MaskPool:
         self._clock = clock or MonotonicClock()
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(
-            MAX_THREADS, thread_name_prefix="mask", initializer=step_back
+            MAX_THREADS, thread_name_prefix="token-mask", initializer=step_back
         )
         self._jobs: dict[RequestState, tuple[_Job, Future[None]]] = {}
         # Those whose request has a job that may be without them.
         self._wanted: dict[SequenceState, None] = {}
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
-        """Start computing the masks of these sequences, if a grammar binds them."""
-        wanted: dict[RequestState, dict[SequenceState, Mask]] = {}
+        """Start computing the masks of those of these sequences that have a constraint."""
+        wanted: dict[RequestState, dict[SequenceState, OutputConstraint]] = {}
         for sequence in sequences:
-            mask = sequence.parser.mask
-            if mask is None or mask.is_ready or sequence.finish:
+            constraint = sequence.parser.constraint
+            if constraint is None or constraint.is_ready or sequence.finish:
                 continue
             if sequence.request in self._jobs:
                 self._wanted[sequence] = None
             else:
-                wanted.setdefault(sequence.request, {})[sequence] = mask
-        for request, masks in wanted.items():
-            job = _Job(masks, self._clock)
+                wanted.setdefault(sequence.request, {})[sequence] = constraint
+        for request, constraints in wanted.items():
+            job = _Job(constraints, self._clock)
             self._jobs[request] = job, self._threads.submit(job.run)
 
     def is_busy(self, sequence: SequenceState) -> bool:
@@ -94,9 +95,13 @@ class MaskPool:
                 del self._jobs[request]
                 if run.exception() is not None and job.at is not None:
                     failed[job.at[0]] = None
-                failed |= {sequence: None for sequence, mask in job.masks.items() if mask.is_failed}
+                failed |= {
+                    sequence: None
+                    for sequence, constraint in job.constraints.items()
+                    if constraint.is_failed
+                }
                 # A token may have been taken meanwhile, behind which another mask is wanted.
-                self._wanted |= dict.fromkeys(job.masks)
+                self._wanted |= dict.fromkeys(job.constraints)
             elif job.at is not None and self._clock.now() - job.at[1] > self._seconds:
                 if job.at[0].finish is None:
                     failed[job.at[0]] = None
@@ -121,10 +126,10 @@ def step_back() -> None:
 class SampledTokens:
     """Sampled tokens on their way into their parsers. Used from the engine's thread alone.
 
-    A grammar takes a token in microseconds, or in milliseconds if it is large, and holds the
-    interpreter's lock for that. All others of the step wait. So while scopes share the engine, a
-    step gives tokens to grammars for TAKE_SECONDS; the other choices get theirs in the next steps.
-    A grammar that a thread works on gets its token when the thread is done.
+    A grammar takes a token in microseconds, or in milliseconds if it is large. It keeps the
+    interpreter's lock for that, and all others of the step wait. So while scopes share the engine,
+    a step gives tokens to grammars for TAKE_SECONDS. The other choices get theirs in the next
+    steps. A grammar that a thread works on gets its token when the thread is done.
     """
 
     def __init__(self, clock: Clock, take: Callable[[SequenceState, TokenId], None]) -> None:
@@ -133,17 +138,18 @@ class SampledTokens:
         self._late: deque[tuple[SequenceState, TokenId]] = deque()
 
     def add(self, sequence: SequenceState, tokens: Sequence[TokenId]) -> None:
-        """One step's tokens, one where a grammar binds the choice: that takes it later.
+        """Give a choice one step's tokens.
 
-        Others are taken at once, no further than to the one that ends the choice.
+        A choice with a constraint has one token, which its grammar takes later. Others take theirs
+        at once, no further than to the one that ends the choice.
         """
-        if sequence.parser.mask is not None:
+        if sequence.parser.constraint is not None:
             self._late.append((sequence, tokens[0]))
             return
         for index, token in enumerate(tokens):
             if index:
                 # A token that others follow was proposed: its keys and values are there. Where
-                # another request holds their block since, they are computed again.
+                # another request has a reference to their block since, they are computed again.
                 if sequence.finish is not None or not sequence.table.can_commit:
                     return
                 sequence.table.commit(sequence.tokens[-1:])

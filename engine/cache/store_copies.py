@@ -1,4 +1,4 @@
-"""The book of holds in the store: which entries' whole copies it keeps.
+"""The book of whole copies in the store: for which entries it keeps them.
 
 Whose copies make way for whose is decided in `leases.py`.
 """
@@ -13,13 +13,13 @@ from engine.cache.pool import BlockPool
 
 
 @dataclass(slots=True, eq=False)
-class _ScopeHolds:
-    """One scope's holds."""
+class _ScopeCopies:
+    """One scope's copies."""
 
     entries: dict[Entry, None] = field(default_factory=dict)
-    # In which they make way for other scopes' holds.
+    # In which they make way for other scopes' copies.
     for_others: Order[Entry] = field(default_factory=lambda: Order(_displacing_key))
-    # In which automatic ones make way for the scope's own new holds.
+    # In which those of automatic entries make way for the scope's own new copies.
     for_own: Order[Entry] = field(default_factory=lambda: Order(_own_displacing_key))
     # The blocks that they have together.
     num_blocks: int = 0
@@ -37,13 +37,13 @@ def _own_displacing_key(entry: Entry) -> Key | None:
     return None if entry.stored is None else own_displacing_key(entry)
 
 
-class StoreHolds:
-    """All holds on the store's pool. A hold is one lease reference on each block of a copy."""
+class StoreCopies:
+    """All whole copies in the store. A copy has one lease reference on each of its blocks."""
 
     def __init__(self, pool: BlockPool, max_blocks: int) -> None:
         self._pool = pool
         self.max_blocks = max_blocks
-        self._scopes: dict[str, _ScopeHolds] = {}
+        self._scopes: dict[str, _ScopeCopies] = {}
         self._by_block: dict[Block, dict[Entry, None]] = {}
 
     def __len__(self) -> int:
@@ -57,17 +57,17 @@ class StoreHolds:
         return list(self._by_block.get(block, ()))
 
     def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
-        """The entries whose holds must make way for `num_new` blocks, None if there is no room."""
+        """The entries whose copies must make way for `num_new` blocks, None if there is no room."""
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
             return []
-        scope_holds = self._scopes.get(scope)
-        if scope_holds is not None:
-            doomed = _first_of(scope_holds.for_own, excess)
+        own = self._scopes.get(scope)
+        if own is not None:
+            doomed = _first_of(own.for_own, excess)
             if doomed is not None:
                 return doomed
-        num_held = {name: holds.num_blocks for name, holds in self._scopes.items()}
-        largest = scope_to_displace(num_held, scope, num_new)
+        num_blocks = {name: copies.num_blocks for name, copies in self._scopes.items()}
+        largest = scope_to_displace(num_blocks, scope, num_new)
         return None if largest is None else _first_of(self._scopes[largest].for_others, excess)
 
     def changed(self, entry: Entry) -> None:
@@ -77,7 +77,7 @@ class StoreHolds:
 
     def add(self, entry: Entry, blocks: list[Block]) -> None:
         entry.stored = blocks
-        scope = self._scopes.setdefault(entry.scope, _ScopeHolds())
+        scope = self._scopes.setdefault(entry.scope, _ScopeCopies())
         scope.num_blocks += self._pool.num_unleased(blocks)
         scope.entries[entry] = None
         scope.push(entry)
@@ -86,14 +86,14 @@ class StoreHolds:
             self._by_block.setdefault(block, {})[entry] = None
 
     def end(self, entry: Entry) -> None:
-        """End an entry's hold."""
+        """An entry's copy is kept for it no longer."""
         blocks = entry.stored
         entry.stored = None
         assert blocks is not None
         for block in blocks:
-            holders = self._by_block[block]
-            del holders[entry]
-            if not holders:
+            entries = self._by_block[block]
+            del entries[entry]
+            if not entries:
                 del self._by_block[block]
         scope = self._scopes[entry.scope]
         before = self._pool.num_leased
