@@ -4,9 +4,9 @@ What a model does has its name as the label `model`, of which an engine has one.
 that label is `model_name`.)
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -19,7 +19,15 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.protocol import InputUsage
-from engine.protocol.reports import LEASE_ENDS, Distribution, Stats
+from engine.protocol.reports import (
+    LEASE_ENDS,
+    Counters,
+    Distribution,
+    Distributions,
+    LeaseStats,
+    Stats,
+    StoreStats,
+)
 
 PREFIX = "holdfast_engine_"
 VLLM_PREFIX = "vllm:"
@@ -27,62 +35,107 @@ BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
 TOKEN_CLASSES = {
     name.removesuffix("_tokens"): name for name in (*InputUsage.__struct_fields__, "output_tokens")
 }
-# One metric a line: its name, its place in `Stats`, and what it is. What an engine does not have is
-# None there, and is left out.
-_GAUGES = """
-kv_blocks_shared blocks.shared KV blocks with more than one reference
-kv_blocks_foreign blocks.foreign Active KV blocks of requests by another way than the gateway's
-running_sequences running Sequences being computed
-foreign_running_sequences foreign_running Those by another way than the gateway's
-waiting_sequences waiting Sequences waiting for blocks
-host_blocks host_blocks KV blocks in the host tier
-host_blocks_used host_blocks_used Those with content
-entries num_entries Cache entries whose content is in memory
-leases num_leases Entries under a lease
-automatic_entries num_automatic Entries that nobody asked to hold
-unacknowledged unacknowledged Final counts not yet acknowledged
-leased_blocks leases.blocks KV blocks that leases hold, each counted once
-max_leased_blocks leases.max_blocks The bound of those
-store_up store.is_up 1 where the store can be written
-store_blocks store.blocks KV blocks that the store has room for
-store_blocks_used store.used_blocks Those with a file
-store_blocks_held store.held_blocks Those that entries hold
-store_max_bytes store.max_bytes Bytes that it may take on disk
-store_used_bytes store.used_bytes Bytes that it takes on disk
-store_leases store.leases Leases that outlive a restart
-store_entries store.entries Entries that outlive a restart
-store_pending_entries store.pending_entries Entries not yet written
-store_queued_bytes store.queued_bytes Bytes that wait to be written
-"""
-_COUNTERS = """
-requests counters.requests Requests whose response began
-sampling_steps counters.sampling_steps Steps that drew tokens, counted for each choice
-draft_tokens counters.draft_tokens Tokens that speculation proposed
-accepted_draft_tokens counters.accepted_draft_tokens Those that were drawn
-copied_blocks counters.copied_blocks Blocks copied on write
-evicted_blocks counters.evicted_blocks Blocks with content reused
-evicted_entries counters.evicted_entries Entries that lost content for room
-demoted_blocks counters.demoted_blocks Blocks copied to the host
-promoted_blocks counters.promoted_blocks Blocks copied back
-leases_lowered counters.leases_lowered Leases that moved from the device to the store
-leases_granted counters.leases_granted Leases that began, or that the store brought back
-preempted_requests counters.preempted_requests Sequences preempted
-prefill_seconds prefill_seconds Time spent before first tokens
-store_written_bytes store.written_bytes Bytes of blocks written
-store_read_bytes store.read_bytes Bytes of blocks read
-store_written_blocks store.written_blocks Blocks written
-store_loaded_blocks store.loaded_blocks Blocks brought back
-store_failed_writes store.failed_writes Files that failed
-store_unsaved_entries store.unsaved_entries Entries that ended unwritten, or found no room
-store_displaced_entries store.displaced_entries Entries whose copy made way for another workspace's
-store_restored_leases store.restored_leases Leases of an earlier epoch that are readable again
-store_lost_leases store.lost_leases Those that are not
-"""
-_HISTOGRAMS = """
-request_input_tokens distributions.input_tokens Prompt tokens of a request whose response began
-request_output_tokens distributions.output_tokens Output tokens of such a request at its end
-inter_token_seconds distributions.inter_token_seconds From one output token of a choice to its next
-"""
+StatsT = TypeVar("StatsT")
+
+
+class _Metric(NamedTuple, Generic[StatsT]):
+    name: str
+    # Reads it off the stats.
+    value: Callable[[StatsT], float]
+    text: str
+
+
+_GAUGES: tuple[_Metric[Stats], ...] = (
+    _Metric(
+        "kv_blocks_shared", lambda s: s.blocks.shared, "KV blocks with more than one reference"
+    ),
+    _Metric(
+        "kv_blocks_foreign",
+        lambda s: s.blocks.foreign,
+        "Active KV blocks of requests by another way than the gateway's",
+    ),
+    _Metric("running_sequences", lambda s: s.running, "Sequences being computed"),
+    _Metric(
+        "foreign_running_sequences",
+        lambda s: s.foreign_running,
+        "Those by another way than the gateway's",
+    ),
+    _Metric("waiting_sequences", lambda s: s.waiting, "Sequences waiting for blocks"),
+    _Metric("host_blocks", lambda s: s.host_blocks, "KV blocks in the host tier"),
+    _Metric("host_blocks_used", lambda s: s.host_blocks_used, "Those with content"),
+    _Metric("entries", lambda s: s.num_entries, "Cache entries whose content is in memory"),
+    _Metric("leases", lambda s: s.num_leases, "Entries under a lease"),
+    _Metric("automatic_entries", lambda s: s.num_automatic, "Entries that nobody asked to lease"),
+    _Metric("unacknowledged", lambda s: s.unacknowledged, "Final counts not yet acknowledged"),
+)
+# Left out where the engine does not tell.
+_LEASE_GAUGES: tuple[_Metric[LeaseStats], ...] = (
+    _Metric("leased_blocks", lambda s: s.blocks, "Leased KV blocks, each counted once"),
+    _Metric("max_leased_blocks", lambda s: s.max_blocks, "The most blocks that may be leased"),
+)
+# Left out where the engine has no store.
+_STORE_GAUGES: tuple[_Metric[StoreStats], ...] = (
+    _Metric("store_up", lambda s: s.is_up, "1 where the store can be written"),
+    _Metric("store_blocks", lambda s: s.blocks, "KV blocks that the store has room for"),
+    _Metric("store_blocks_used", lambda s: s.used_blocks, "Those with a file"),
+    _Metric("store_blocks_held", lambda s: s.held_blocks, "Those of entries' copies"),
+    _Metric("store_max_bytes", lambda s: s.max_bytes, "Bytes that it may take on disk"),
+    _Metric("store_used_bytes", lambda s: s.used_bytes, "Bytes that it takes on disk"),
+    _Metric("store_leases", lambda s: s.leases, "Leases that outlive a restart"),
+    _Metric("store_entries", lambda s: s.entries, "Entries that outlive a restart"),
+    _Metric("store_pending_entries", lambda s: s.pending_entries, "Entries not yet written"),
+    _Metric("store_queued_bytes", lambda s: s.queued_bytes, "Bytes that wait to be written"),
+)
+_COUNTERS: tuple[_Metric[Counters], ...] = (
+    _Metric("requests", lambda c: c.requests, "Requests whose response began"),
+    _Metric(
+        "sampling_steps",
+        lambda c: c.sampling_steps,
+        "Steps that drew tokens, counted for each choice",
+    ),
+    _Metric("draft_tokens", lambda c: c.draft_tokens, "Tokens that speculation proposed"),
+    _Metric("accepted_draft_tokens", lambda c: c.accepted_draft_tokens, "Those that were drawn"),
+    _Metric("copied_blocks", lambda c: c.copied_blocks, "Blocks copied on write"),
+    _Metric("evicted_blocks", lambda c: c.evicted_blocks, "Blocks with content reused"),
+    _Metric("evicted_entries", lambda c: c.evicted_entries, "Entries that lost content for room"),
+    _Metric("demoted_blocks", lambda c: c.demoted_blocks, "Blocks copied to the host"),
+    _Metric("promoted_blocks", lambda c: c.promoted_blocks, "Blocks copied back"),
+    _Metric(
+        "leases_lowered",
+        lambda c: c.leases_lowered,
+        "Leases that moved from the device to the store",
+    ),
+    _Metric(
+        "leases_granted",
+        lambda c: c.leases_granted,
+        "Leases that began, or that the store brought back",
+    ),
+    _Metric("preempted_requests", lambda c: c.preempted_requests, "Sequences preempted"),
+)
+# Left out where the engine has no store.
+_STORE_COUNTERS: tuple[_Metric[StoreStats], ...] = (
+    _Metric("store_written_bytes", lambda s: s.written_bytes, "Bytes of blocks written"),
+    _Metric("store_read_bytes", lambda s: s.read_bytes, "Bytes of blocks read"),
+    _Metric("store_written_blocks", lambda s: s.written_blocks, "Blocks written"),
+    _Metric("store_loaded_blocks", lambda s: s.loaded_blocks, "Blocks brought back"),
+    _Metric("store_failed_writes", lambda s: s.failed_writes, "Files that failed"),
+    _Metric(
+        "store_unsaved_entries",
+        lambda s: s.unsaved_entries,
+        "Entries that ended unwritten, or found no room",
+    ),
+    _Metric(
+        "store_displaced_entries",
+        lambda s: s.displaced_entries,
+        "Entries whose copy made way for another workspace's",
+    ),
+    _Metric(
+        "store_restored_leases",
+        lambda s: s.restored_leases,
+        "Leases of an earlier epoch that are readable again",
+    ),
+    _Metric("store_lost_leases", lambda s: s.lost_leases, "Those that are not"),
+)
 
 
 class _Families(Collector):
@@ -95,15 +148,14 @@ class _Families(Collector):
         return self._families
 
 
-def _of_table(table: str, stats: Stats) -> Iterable[tuple[str, Any, str]]:
-    """The lines of a table whose values are there."""
-    for line in table.strip().splitlines():
-        name, place, text = line.split(maxsplit=2)
-        value: Any = stats
-        for part in place.split("."):
-            value = getattr(value, part, None)
-        if value is not None:
-            yield PREFIX + name, value, text
+def _counters(metrics: Iterable[_Metric[StatsT]], stats: StatsT) -> Iterator[Metric]:
+    for metric in metrics:
+        yield CounterMetricFamily(PREFIX + metric.name, metric.text, float(metric.value(stats)))
+
+
+def _gauges(metrics: Iterable[_Metric[StatsT]], stats: StatsT) -> Iterator[Metric]:
+    for metric in metrics:
+        yield GaugeMetricFamily(PREFIX + metric.name, metric.text, float(metric.value(stats)))
 
 
 def _by(
@@ -137,20 +189,45 @@ def _of_stats(stats: Stats) -> Iterable[Metric]:
     yield _by(CounterMetricFamily, "tokens", "Tokens by class", "class", by_class)
     ends: dict[str, float] = {end: getattr(counters, f"leases_{end}") for end in LEASE_ENDS}
     yield _by(CounterMetricFamily, "leases_ended", "Leases that ended, by reason", "reason", ends)
-    for name, amount, text in _of_table(_COUNTERS, stats):
-        yield CounterMetricFamily(name, text, amount)
-    for name, value, text in _of_table(_GAUGES, stats):
-        yield GaugeMetricFamily(name, text, float(value))
-    for name, values, text in _of_table(_HISTOGRAMS, stats):
-        yield _histogram(name, values, text)
-    store = stats.store
-    if store is not None:
-        text = "Files and journal lines of the store that were not what they must be"
-        misses = dict(sorted(store.misses.items()))
-        yield _by(CounterMetricFamily, "store_misses", text, "reason", misses)
-        text = "1 for the reason why the engine runs without the store of its settings"
-        refused: dict[str, float] = {store.refused: 1} if store.refused is not None else {}
-        yield _by(GaugeMetricFamily, "store_refused", text, "reason", refused)
+    yield from _counters(_COUNTERS, counters)
+    text = "Time spent before first tokens"
+    yield CounterMetricFamily(PREFIX + "prefill_seconds", text, stats.prefill_seconds)
+    yield from _gauges(_GAUGES, stats)
+    if stats.leases is not None:
+        yield from _gauges(_LEASE_GAUGES, stats.leases)
+    if stats.distributions is not None:
+        yield from _of_distributions(stats.distributions)
+    if stats.store is not None:
+        yield from _of_store(stats.store)
+
+
+def _of_distributions(distributions: Distributions) -> Iterator[Metric]:
+    yield _histogram(
+        PREFIX + "request_input_tokens",
+        distributions.input_tokens,
+        "Prompt tokens of a request whose response began",
+    )
+    yield _histogram(
+        PREFIX + "request_output_tokens",
+        distributions.output_tokens,
+        "Output tokens of such a request at its end",
+    )
+    yield _histogram(
+        PREFIX + "inter_token_seconds",
+        distributions.inter_token_seconds,
+        "From one output token of a choice to its next",
+    )
+
+
+def _of_store(store: StoreStats) -> Iterator[Metric]:
+    yield from _counters(_STORE_COUNTERS, store)
+    yield from _gauges(_STORE_GAUGES, store)
+    text = "Files and journal lines of the store that were not what they must be"
+    misses = dict(sorted(store.misses.items()))
+    yield _by(CounterMetricFamily, "store_misses", text, "reason", misses)
+    text = "1 for the reason why the engine runs without the store of its settings"
+    refused: dict[str, float] = {store.refused: 1} if store.refused is not None else {}
+    yield _by(GaugeMetricFamily, "store_refused", text, "reason", refused)
 
 
 def _as_vllm(stats: Stats) -> Iterable[Metric]:
@@ -158,7 +235,7 @@ def _as_vllm(stats: Stats) -> Iterable[Metric]:
     Grafana board and what reads its metrics show this engine.
 
     As there, a prompt's tokens are all queries of the prefix cache, and those that were reused are
-    its hits, read or not. What a lease holds is used: no request can take it.
+    its hits, read or not. A leased block counts as used: no request can take it.
     """
     counters = stats.counters
     blocks = stats.blocks

@@ -270,24 +270,29 @@ def restore(
     missed: dict[str, Missed | None] = {}
     for put in sorted(content.entries.values(), key=lambda put: (not put.times.is_leased, put.key)):
         is_leased = put.times.is_leased
-        if put.times.seconds_left(wall) > 0:
-            keys = keys_of(put) or []
-            for key in keys:
-                if key.name not in missed:
-                    missed[key.name] = miss_of(key)
-            is_whole = bool(keys) and not any(missed[key.name] for key in keys)
-            entry = put.entry(now, wall, is_leased=is_leased)
-            if is_whole and take_back(entry, keys):
-                result.num_entries += 1
-                result.num_leases += is_leased
-                for index, names in put.names.items():
-                    if 0 <= index < len(entry.blocks):
-                        entry.blocks[index].names.update(
-                            {name.digest: name.tokens for name in names}
-                        )
-                continue
+        if put.times.seconds_left(wall) <= 0:
+            result.dead.append(put.key)
+            continue
+        keys = keys_of(put) or []
+        for key in keys:
+            if key.name not in missed:
+                missed[key.name] = miss_of(key)
+        is_whole = bool(keys) and not any(missed[key.name] for key in keys)
+        entry = put.entry(now, wall, is_leased=is_leased)
+        if is_whole and take_back(entry, keys):
+            result.num_entries += 1
+            result.num_leases += is_leased
+            _anchor_names(put, entry)
+        else:
             result.num_lost += is_leased
-        result.dead.append(put.key)
+            result.dead.append(put.key)
     for miss in filter(None, missed.values()):
         result.misses[miss.reason] += 1
     return result
+
+
+def _anchor_names(put: Put, entry: Entry) -> None:
+    """Give the entry's blocks the names that the journal tells of them."""
+    for index, names in put.names.items():
+        if 0 <= index < len(entry.blocks):
+            entry.blocks[index].names.update({name.digest: name.tokens for name in names})

@@ -207,6 +207,34 @@ def check_prompt(prompt: Prompt) -> None:
         raise InvalidRequest(f"prompt: at most {MAX_SEGMENTS} tools, blocks and parts")
 
 
+class _SchemaSize:
+    """What one schema has of what is limited."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        # How deep it is nested.
+        self.depth = 0
+        self.num_properties = 0
+        # Of `patternProperties`.
+        self.num_patterns = 0
+        # The largest of the digits of each `multipleOf`, as `_digits` has them.
+        self.multiple = 0
+        # What each `$ref` names.
+        self.references: set[str] = set()
+        for level in _levels(schema):
+            self.depth += 1
+            for value in level:
+                if isinstance(value, dict):
+                    self._add(value)
+
+    def _add(self, value: dict[str, Any]) -> None:
+        self.num_properties += _size(value.get("properties"))
+        self.num_patterns += _size(value.get("patternProperties"))
+        self.multiple = max(self.multiple, _digits(value.get("multipleOf")))
+        reference = value.get("$ref")
+        if isinstance(reference, str):
+            self.references.add(reference)
+
+
 def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """Raise SchemaRefused where schemas are too large. It names the schema, the size and the most.
 
@@ -217,35 +245,27 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
     an automaton with a state for each remainder: ten seconds and 400 MB at a million. It compares
     each of an object's `patternProperties` with each of its other properties.
     """
-    num_bytes = num_properties = num_patterns = 0
+    num_bytes = 0
+    num_properties = 0
+    num_patterns = 0
     for where, schema in schemas:
         num_bytes += len(msgspec.json.encode(schema))
-        levels = list(_levels(schema))
-        multiple = 0
-        references = set[str]()
-        depth = len(levels)
-        for level in levels:
-            for value in level:
-                if isinstance(value, dict):
-                    num_properties += _size(value.get("properties"))
-                    num_patterns += _size(value.get("patternProperties"))
-                    multiple = max(multiple, _digits(value.get("multipleOf")))
-                    reference = value.get("$ref")
-                    if isinstance(reference, str):
-                        references.add(reference)
+        size = _SchemaSize(schema)
+        num_properties += size.num_properties
+        num_patterns += size.num_patterns
         for value, most, unit in (
-            (depth, MAX_SCHEMA_DEPTH, "levels"),
+            (size.depth, MAX_SCHEMA_DEPTH, "levels"),
             (num_bytes, MAX_SCHEMA_BYTES, "bytes of schemas"),
             (num_properties, MAX_SCHEMA_PROPERTIES, "properties of schemas"),
             (num_patterns, MAX_SCHEMA_PATTERNS, "`patternProperties` of schemas"),
-            (multiple, MAX_SCHEMA_MULTIPLE, "as the digits of `multipleOf`"),
+            (size.multiple, MAX_SCHEMA_MULTIPLE, "as the digits of `multipleOf`"),
         ):
             if value > most:
                 raise SchemaRefused(f"{where}: {value} {unit} > {most} maximum")
         # The levels of all that references name. Many may name one value, which is measured once.
-        depths = {id(schema): depth}
-        nested = depth
-        for target in _targets(schema, references):
+        depths = {id(schema): size.depth}
+        nested = size.depth
+        for target in _targets(schema, size.references):
             if id(target) not in depths:
                 depths[id(target)] = sum(1 for _ in _levels(target))
             nested += depths[id(target)]
@@ -254,7 +274,7 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
                 f"{where}: {nested} levels with all that `$ref` names"
                 f" > {MAX_SCHEMA_NESTING} maximum"
             )
-        if references and not _can_end(schema):
+        if size.references and not _can_end(schema):
             raise SchemaRefused(
                 f"{where}: can't be guaranteed: what it requires refers to itself without an end"
             )

@@ -10,7 +10,7 @@ a flag that was left out shows only in what it answers.
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
@@ -239,7 +239,7 @@ class UpstreamCache(MirrorCache):
         try:
             self._mirror(query, table)
         except NoFreeBlocks:
-            # Waiting requests hold all of the books: this prompt is not written down.
+            # Waiting requests have all blocks of the books: this prompt is not written down.
             self._unwritten = {mark.segment for mark in lookup.marks}
             lookup.marks = []
 
@@ -288,15 +288,7 @@ class UpstreamLoop(ExternalLoop):
                     self._admit(sequence, await self._server.prefill(order, place))
                     self._end_if_finished(sequence)
                 if sequence in self._serving:
-                    # Closing the connection ends the request at the server.
-                    async with aclosing(self._server.generate(order, place)) as pieces:
-                        async for piece in pieces:
-                            is_answer = piece.token_ids or piece.delta or piece.is_last
-                            if request.started_at is None and is_answer:
-                                self._admit(sequence, piece)
-                            self._take(sequence, piece)
-                            if sequence not in self._serving:
-                                break
+                    await self._take_pieces(sequence, self._server.generate(order, place))
         except UpstreamError as error:
             log.warning("the upstream server failed a request", why=str(error))
             if isinstance(error, UpstreamGone):
@@ -304,6 +296,20 @@ class UpstreamLoop(ExternalLoop):
             if sequence in self._serving:
                 self._fail(sequence, f"the upstream server failed: {error}", error.code)
         self._tell()
+
+    async def _take_pieces(
+        self, sequence: SequenceState, pieces: AsyncGenerator[Piece, None]
+    ) -> None:
+        """Take an answer's pieces until it ends, or until nobody waits for it."""
+        # Closing the connection ends the request at the server.
+        async with aclosing(pieces):
+            async for piece in pieces:
+                is_answer = piece.token_ids or piece.delta or piece.is_last
+                if sequence.request.started_at is None and is_answer:
+                    self._admit(sequence, piece)
+                self._take(sequence, piece)
+                if sequence not in self._serving:
+                    return
 
     def _admit(self, sequence: SequenceState, piece: Piece) -> None:
         """The prompt is computed: what was reused is known now, or never will be."""
