@@ -65,9 +65,8 @@ def read_prompt_files(model: str) -> PromptFiles:
 
 
 def recommended(declared: Mapping[str, Any]) -> Sampling:
-    """How a model's makers would sample, by its generation_config.json: greedy without `do_sample`.
-
-    What a request could not say is left out, such as the -1 that switches `top_k` off.
+    """How a model's makers would sample, by its generation_config.json. Without `do_sample` that is
+    greedy. A value that no request may have is left out, such as the -1 that switches `top_k` off.
     """
     settings: dict[str, Any] = {"max_tokens": None}
     if declared.get("do_sample") is False:

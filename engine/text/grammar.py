@@ -1,4 +1,4 @@
-"""Output that can't be but of a form: a forced tool call, an answer of a JSON schema.
+"""Grammars of output that must have a form: a forced tool call, or an answer of a JSON schema.
 
 llguidance keeps a grammar in step with the tokens and says which may come next. JSON is written as
 templates write it (`", "`, `": "`, no other white space), so that a replayed call renders to the
@@ -35,25 +35,26 @@ _JSON_OPTIONS = {
     "coerce_one_of": True,
     "lenient": False,
 }
-# An object schema that names none of these and no properties says nothing of its keys: a forced
-# call has none then, since a model that must write on would invent some.
+# An object schema with none of these and no properties says nothing of its keys. A forced call has
+# no keys then: a model that must write on would invent some.
 _MAY_HAVE_KEYS = ("additionalProperties", "patternProperties", "propertyNames", "required", "$ref",
                   "allOf", "anyOf", "oneOf", "minProperties", "unevaluatedProperties")  # fmt: skip
 _MAX_REASON = 200
 _ANY = "/(.|\\n)*/"
 _TRIED_TOKENS = 64
-"""Tokens of text that are tried of a pattern. The library's limits are met early or never."""
+"""How many tokens of text a pattern is tried on. The library's limits are met early or never."""
 _TRIED_PATTERNS = 64
-"""Patterns of a schema that are tried. What others outgrow ends the answer instead."""
+"""How many patterns of a schema are tried. Another one that is too costly ends the answer
+instead."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class Constraint:
-    """Of one choice. `allowed` has a bit per token id, lowest first; beyond it none is allowed.
-
-    `is_complete`: nothing but the end may come. `is_failed`: the library gave up (its limits on
-    time and memory), and nothing is known to be allowed. `compute` finds out what is allowed: it
+    """One choice's state in a grammar. `allowed` has a bit per token id, lowest first; beyond it
+    none is allowed. `is_complete`: nothing but the end may come. `is_failed`: the library gave up
+    (its limits on time and memory), and nothing is known to be
+    allowed. `compute` finds out what is allowed: it
     may take long, and does it without the interpreter's lock. `is_ready` says whether it is known.
     """
 
@@ -185,7 +186,7 @@ class GrammarWriter:
     ) -> Constraint | None:
         """What constrains a choice of the request, None where nothing does.
 
-        Raises SchemaRefused, which names the tool whose schema the library can't do.
+        Raises SchemaRefused, which names the tool whose schema the library can't compile.
         """
         choice = request.tool_choice
         tools = _called(request)
@@ -222,7 +223,8 @@ class GrammarWriter:
         return constraint
 
     def _refusal(self, request: GenerateRequest, matcher: LLMatcher) -> SchemaRefused:
-        """Names the one schema that is at fault, if it is one; `matcher` failed on all of them."""
+        """Why the library takes no grammar of these schemas. It names the schema at fault, if it is
+        one. `matcher` failed on all of them together."""
         demanded = [(where, json_rule(schema)) for where, schema in _demanded(request)]
         if request.output_pattern is not None:
             demanded.append(("output_pattern", text_rule(request)))
@@ -275,7 +277,7 @@ class GrammarWriter:
         return LLMatcher(self._library, grammar, log_level=0, limits=self._limits)
 
     def _try_pattern(self, pattern: str) -> str:
-        """Why the library gives up on text of a pattern, empty where it does not."""
+        """Why the library gives up on text of a pattern. Empty: it does not."""
         schema = {"type": "string", "pattern": pattern}
         matcher = self._compile(f"%llguidance {{}}\nstart: {json_rule(schema)}")
         rng = Random(0)  # noqa: S311
@@ -379,10 +381,9 @@ def may_make_constrained_call(request: GenerateRequest) -> bool:
 
 
 def free_rules(starts: Sequence[str], pieces: Sequence[str], *, parallel: bool) -> list[str]:
-    """The rule `free`, over the rule `calls`; `pieces` are the first start as Lark.
-
-    Where the start begins with a control token, so does `calls`. Else its beginning stands in
-    `head`, and `calls` goes on behind that (`behind_head`).
+    """The rule `free`: text, and calls by the rule `calls`. `pieces` are the first start as Lark.
+    Where the start begins with a control token, `calls` begins with it. Else the start's beginning
+    stands in `head`, and `calls` goes on behind that (`behind_head`).
     """
     times = "*" if parallel else "?"
     text = f"TEXT: {_ANY} & ~/(.|\\n)*({_any_of(starts)})(.|\\n)*/"
@@ -403,7 +404,7 @@ def is_control(piece: str) -> bool:
 
 
 def behind_head(rule: str, pieces: Sequence[str]) -> str:
-    """A rule's Lark without what `head` has of it."""
+    """A rule's Lark without the part that stands in `head`."""
     if len(pieces) > 1:
         return rule.removeprefix(" ".join(pieces[:2])).lstrip()
     literal, end = json.JSONDecoder().raw_decode(rule)
@@ -484,7 +485,7 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
 
 
 def _renders(way: Written, turn: str) -> bool:
-    """Does the template's turn have a call that is written so? Its numbers and ids may be any."""
+    """Whether the template's turn has a call that is written so, with any number or id."""
     parts = filter(None, _PLACE.split(way.begin + way.call + way.end))
     pattern = "".join(_SHOWN.get(part) or re.escape(part) for part in parts)
     return re.search(pattern, turn, re.DOTALL) is not None
@@ -515,10 +516,8 @@ def _gaps(tags: TagSyntax, turn: str) -> tuple[str, str]:
 
 
 def _free_starts(of: CallFormat, written: Written) -> tuple[str, ...]:
-    """The texts that calls begin with, the written one first.
-
-    None where a written call begins with none of them, or where one of them is so short or so plain
-    that ordinary text has it.
+    """The texts that calls begin with, the template's own first. None where the template's call
+    begins with none of them. None also where one is so short or so plain that ordinary text has it.
     """
     whole = written.begin + written.call
     starts = tuple(sorted(of.starts, key=lambda start: not whole.startswith(start)))
@@ -614,8 +613,8 @@ class _Tagged(_Rules):
     def _argument(self, tool: Tool, rule: str, name: str, schema: Any) -> list[str]:
         types = types_of(schema, tool.input_schema)
         line = "\n" if self.tags.has_lines else ""
-        # The word in the tag for the type. A tag that only tells strings from all else takes either
-        # as JSON.
+        # The word in the tag for the type. A tag with words for strings and for all else alone
+        # takes either as JSON.
         kinds = self.tags.kinds
         words = {kinds[kind] for kind in types} if kinds else {""}
         if len(words) == 2 and words == set(kinds.values()):

@@ -1,4 +1,4 @@
-"""What rendering a prompt yields, whoever renders it."""
+"""The result of rendering a prompt, by any renderer."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ _DIGEST_BYTES = 16
 
 
 class KnownDays(msgspec.Struct, frozen=True):
-    """Today, and the days of beginnings that were first used on another day. Days are ISO dates."""
+    """Today, and the days of prompts' beginnings that were first used on another day. Days are ISO
+    dates."""
 
     today: str
     earlier: dict[bytes, str] = {}
@@ -52,9 +53,9 @@ class SegmentSpan:
     # `first_token + i + 1`. Empty when the renderer does not know.
     character_ends: Sequence[int] = field(default=())
     begin: int = 0
-    # False where the last tokens of the segment could be others with other text behind it, as where
-    # a tokenizer joins a segment's last characters with the template's. Then `end` lies before
-    # them.
+    # Whether the segment's last tokens are the same whatever text comes behind it. They are not
+    # where a tokenizer joins the segment's last characters with the template's. Then `end` lies
+    # before them.
     is_exact: bool = True
 
     def offset(self, characters: int | None) -> int | None:
@@ -77,5 +78,5 @@ class RenderedPrompt:
     folded: Sequence[int] = ()
     # There if the template wrote a day that the caller may remember.
     dated: DatedBeginning | None = None
-    # The ids of those that the tokens have a place for, in order.
+    # The ids of the images that the tokens have a place for, in order.
     images: Sequence[str] = ()

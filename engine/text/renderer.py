@@ -69,9 +69,8 @@ from engine.text.tokens.pieces import EncodedText, PieceTokenizer
 
 
 def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
-    """The last edge up to a character: what is behind it changes no token before that edge.
-
-    True unless one more token begins before the character and ends behind it.
+    """The last edge up to a character, and whether no token spans the character. What is behind the
+    character changes no token before that edge.
     """
     if character == 0:
         return 0, True
@@ -208,7 +207,7 @@ class TurnParser:
         return deltas
 
     def _cut(self, deltas: list[Delta]) -> list[Delta]:
-        """Without parallel calls, nothing behind the first one is told."""
+        """Cut the deltas behind the first call, where calls may not be parallel."""
         if not self._ends_after_call or not self._calls.num_calls:
             return deltas
         kept = list[Delta]()
@@ -229,7 +228,7 @@ log = structlog.get_logger()
 def _opens_thinking(
     probe: TemplateProbe, formats: ModelFormats, traits: TemplateTraits
 ) -> dict[tuple[bool, bool], bool]:
-    """Does a prompt end inside a thinking tag? By (thinking, behind a result)."""
+    """Whether a prompt ends inside a thinking tag, by (thinking, behind a result)."""
     opens: dict[tuple[bool, bool], bool] = {}
     for thinking, after_result in product((False, True), repeat=2):
         opens[thinking, after_result] = formats.tags is not None and probe.opens_tag(
@@ -376,8 +375,8 @@ class ChatRenderer:
         template that writes the date writes the day of the prompt's beginning.
         """
         if prompt.text is not None:
-            # Unlike text in a conversation it may have control tokens: writing them is what raw
-            # prompts are for. What the tokenizer puts in front of a prompt it puts here too.
+            # Unlike text in a conversation a raw prompt may have control tokens. The tokenizer puts
+            # in front what it puts in front of any prompt.
             encoding = self.tokenizer.encode(prompt.text)
             ends = array("I", [end for _, end in encoding.offsets])
             return RenderedPrompt(encoding.ids, [SegmentSpan(len(encoding.ids), 0, ends)])
@@ -461,7 +460,7 @@ class ChatRenderer:
         return self.can_constrain and self._style is not None and bool(self._style.starts)
 
     def spelled(self, token_id: TokenId) -> Spelled:
-        """What a token stands for; the marks of calls and of thinking are text."""
+        """What a token stands for. The marks of calls and of thinking count as text."""
         return self._tool_vocabulary.spelled(token_id)
 
     def parser(self, request: GenerateRequest) -> TurnParser:
@@ -469,7 +468,7 @@ class ChatRenderer:
         return self.parsers(request)[0]
 
     def parsers(self, request: GenerateRequest) -> Sequence[TurnParser]:
-        """A parser for each choice; what the request demands is compiled once.
+        """A parser for each choice. The request's grammar is compiled once for all.
 
         Raises InvalidRequest where what the request demands of the output can't be guaranteed.
         """
@@ -510,7 +509,7 @@ class ChatRenderer:
         ]
 
     def begins_thinking(self, request: GenerateRequest) -> bool:
-        """Does the prompt end inside a thinking tag?"""
+        """Whether the prompt ends inside a thinking tag."""
         if request.prompt.text is not None:
             return False
         last = request.prompt.messages[-1] if request.prompt.messages else None

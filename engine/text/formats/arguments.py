@@ -56,7 +56,8 @@ def resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types of the values that a schema may accept; a superset where it is involved."""
+    """The JSON types of the values that a schema accepts. Of an involved schema they may be too
+    many."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return ALL_TYPES
     schema = resolve(schema, root)
@@ -117,7 +118,8 @@ def _read_value(text: str) -> Any:
 
 
 def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
-    """What the first reader makes of it that JSON can say; the text itself where none does."""
+    """The value that the first fitting reader reads, if JSON has such a value. Else the text
+    itself."""
     for read in readers:
         try:
             value = read(text)
@@ -129,7 +131,7 @@ def _parsed(text: str, *readers: Callable[[str], Any]) -> Any:
 
 
 def _read_python(written: str) -> Any:
-    """A literal of Python or JSON; what is neither is a string as it stands."""
+    """A literal of Python or JSON. A text that is neither is a string as it stands."""
     value = _parsed(written, ast.literal_eval, json.loads)
     is_quoted = len(written) > 1 and written[0] == written[-1] and written[0] in "\"'"
     return written[1:-1] if is_quoted and value == written else value
@@ -157,7 +159,7 @@ def _read_quoted(written: str, quote: str) -> Any:
 
 
 def schema_of(name: str, root: dict[str, Any]) -> Any:
-    """An argument's own schema, by the tool's; None where that says nothing of the argument."""
+    """An argument's own schema, by the tool's. None: the tool's says nothing of it."""
     properties = resolve(root, root).get("properties")
     return properties.get(name) if isinstance(properties, dict) else None
 
@@ -196,8 +198,8 @@ class Elements:
         return {name: self.value(content, known.get(name), depth + 1) for name, content in children}
 
     def _children(self, text: str) -> list[tuple[str, str]] | None:
-        """The elements that a text consists of, with what is in them; None where it has other
-        text."""
+        """The elements that a text consists of, with their contents. None: it has other text
+        too."""
         elements: list[tuple[str, str]] = []
         open_names: list[str] = []
         begin = end = 0

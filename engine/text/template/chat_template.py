@@ -98,7 +98,8 @@ class WrittenInput(str):
 
 
 def mark_value(value: Any, marks: SegmentMarks, plain: Any = None) -> Any:
-    """A JSON value whose text forms have the marks around it; true, false and null have none."""
+    """The JSON value, with the marks around it in its text forms. True, false and null get no
+    marks."""
     if isinstance(value, str):
         return surround(value, marks)
     kind = _MARKED.get(type(value))
@@ -125,7 +126,7 @@ def surround(text: str, marks: SegmentMarks) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unmarked:
-    """A text without its marks, and at which of its characters each mark stood, in order."""
+    """A text without its marks, and the character at which each mark stood, in order."""
 
     text: str
     positions: dict[str, list[int]]
@@ -160,7 +161,7 @@ class TemplateInput:
 
 
 class TemplateFails(InvalidRequest):
-    """A template that does not mean to refuse the prompt comes upon something unexpected in it."""
+    """A template failed on something in the prompt without meaning to refuse it."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -218,7 +219,7 @@ class ChatTemplate:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)
         self.source = "\n".join(sources.values())
-        # Which variable can the template not take as transformers gives it? Qwen3.8-Max refuses
+        # Which variable the template can't take as transformers gives it. Qwen3.8-Max refuses
         # every prompt that turns thinking off: its model always thinks. Some templates only ask
         # whether tools are defined and fail on `None`.
         probe = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
@@ -264,7 +265,7 @@ class ChatTemplate:
         except _RaisedByTemplate as error:
             raise InvalidRequest(f"the chat template refuses the prompt: {error}") from error
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            # Their words may quote the prompt; only what kind of error it was is told.
+            # The error's words may quote the prompt, so only its kind is told.
             kind = type(error).__name__
             raise TemplateFails(f"the chat template fails on the prompt: {kind}") from error
         except RecursionError as error:

@@ -1,7 +1,8 @@
 """From a prompt to what a chat template sees: OpenAI's messages and tools, marked where wanted.
 
-Templates agree on OpenAI's messages in outline only. What one can't take as it comes is found out
-when a model is loaded (`engine.text.formats.proof`), and stands in its `TemplateTraits`.
+Templates agree on OpenAI's messages in outline only. When a model is loaded,
+`engine.text.formats.proof` finds out what its template can't take. That stands in its
+`TemplateTraits`.
 """
 
 import json
@@ -41,18 +42,18 @@ from engine.text.template.chat_template import (
 from engine.text.tokens.pieces import ControlTexts
 
 _SEPARATOR = "\n\n"
-"""Between the texts that make up one message; it belongs to the later one."""
+"""Stands between the texts of one message. It belongs to the later text."""
 _TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
 _INPUT_KEY = "arguments"
 """The one key of an object that stands for an input that is none."""
 _MAX_DEPTH = 64
-"""Of such an object: templates and this file walk objects by recursion."""
+"""How deep such an object may be nested: templates and this file walk objects by recursion."""
 _ERROR_PREFIX = "Error: "
 """How a tool result says that the call failed: chat templates have no field for it."""
 _SYSTEM_PREFIX = "System: "
 """How a system message begins that is told in the user's turn."""
 SHORT_ID_LENGTH = 9
-"""Of the ids that Mistral's models write and their templates demand."""
+"""The length of the ids that Mistral's models write and their templates demand."""
 _OURS = re.compile(r"toolu_[0-9a-zA-Z]{24}")
 BASE62 = digits + ascii_letters
 ThinkingKey = Literal["reasoning_content", "thinking", "reasoning", "tool_plan", "thought"]
@@ -148,9 +149,8 @@ class Conversation:
         return MarkAlphabet(strings_of(self.prompt))
 
     def varied(self, segment: int) -> "Conversation":
-        """The same but for what comes right after one segment, for comparing renders.
-
-        Text grows by a mark, an input by a key, a tool loses the tools after it or gains one.
+        """The same, with something else right after one segment, for comparing renders. A text
+        grows by a mark, an input by a key. A tool loses the tools after it, or gains one.
         """
         mark = self.alphabet.take()
         prompt = self.prompt
@@ -204,8 +204,8 @@ def new_conversation(
 ) -> Conversation:
     """The prompt with a cut in every control token's text, so that no such text is a control token.
 
-    The texts that the template's own could complete to one of the controls `completing` are cut as
-    well. `image_text` replaces each image's reference; without one the reference is text.
+    A text is cut as well that the template's own text could complete to one of the controls
+    `completing`. `image_text` replaces each image's reference; without one the reference is text.
     """
     traits = traits or TemplateTraits()
     if not traits.writes_text:
@@ -253,9 +253,9 @@ def _with_objects(prompt: Prompt) -> Prompt:
 
 
 def _object_of(text: str) -> dict[str, Any]:
-    """The object that a text of JSON is, as far as Python reads it, else one with the text in it.
-
-    Python also reads what no client may send as an object: raw line ends, NaN, long integers.
+    """The object that a text of JSON stands for, if Python reads it. Else an object with the text
+    in it. Python also reads what no client may send as an object: raw line ends, NaN, long
+    integers.
     """
     with suppress(ValueError, RecursionError):
         value = json.loads(text, strict=False)
@@ -489,7 +489,8 @@ class _Builder:
 
 
 def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
-    """Is this a system message within the conversation that the template can't take there?"""
+    """Whether this is a system message within the conversation that the template can't take
+    there."""
     is_late = message.role == "system" and message is not prompt.messages[0]
     return is_late and traits.folds_late_system and bool(message.parts)
 
@@ -560,8 +561,8 @@ _DEFAULT_TYPE = "string"
 
 
 def with_complete_tools(prompt: Prompt, completion: int) -> Prompt:
-    """The prompt with its tools completed, for templates that fail on less: not at all (0), their
-    own fields (1), or also those of every parameter (2).
+    """The prompt with its tools completed, for templates that fail on less. Level 0 completes
+    nothing, 1 a tool's own fields, 2 those of every parameter too.
 
     Hermes' and gpt-oss' templates read a description, Seed-OSS' the properties; Hermes' does not
     end on a parameter of several types.

@@ -1,5 +1,7 @@
-"""Tokens to text as they come: never half a character, never a wrong space; and how many bytes of
-text one token can stand for: a text of n bytes has n / that many at least."""
+"""Tokens to text as they come: never half a character, never a wrong space.
+
+Also how many bytes of text one token can stand for (`longest_token_bytes`). A text of n bytes has
+at least n divided by that many tokens."""
 
 import codecs
 import json
@@ -21,7 +23,8 @@ _NFC_SHRINKS = 3
 
 
 class Detokenizer(Protocol):
-    """Of one choice. `flush` returns what an incomplete character at the end amounts to."""
+    """One choice's tokens to text. `flush` returns what is left of an incomplete character at the
+    end."""
 
     def feed(self, token_id: TokenId) -> str: ...
 
@@ -116,9 +119,9 @@ class _OtherDetokenizer:
 def longest_token_bytes(tokenizer: Tokenizer) -> int:
     """UTF-8 bytes of a text that one token stands for at most; 0 where there is no such bound.
 
-    There is none where the tokenizer leaves text out: unknown characters that it fuses into one
-    token, normalizers other than those known here, added tokens that take the white space beside
-    them along.
+    There is no bound where the tokenizer leaves text out. It does where it fuses unknown characters
+    into one token, where added tokens take the white space beside them, and maybe by a normalizer
+    that is not known here.
     """
     parts = json.loads(tokenizer.to_str())
     factor = _factor(parts["normalizer"])
@@ -133,7 +136,7 @@ def longest_token_bytes(tokenizer: Tokenizer) -> int:
 
 
 def _factor(normalizer: Any) -> int | None:
-    """How many bytes of text become one of normalized text at most, None where nobody knows."""
+    """The most bytes of text that become one byte of normalized text. None: not known."""
     if normalizer is None:
         return 1
     match normalizer["type"]:

@@ -27,7 +27,7 @@ _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class ControlMatch(NamedTuple):
-    """Characters [begin, end) of a text are the text of control token `token_id`."""
+    """Characters [begin, end) of a text spell the control token `token_id`."""
 
     begin: int
     end: int
@@ -60,8 +60,8 @@ class ControlTexts:
     def cut(self, text: str, mark: str) -> str:
         """The text with `mark` behind the first character of every control token's text in it.
 
-        Inside of it, so that the text is none even where a template changes the mark. The rest is
-        searched again: a shorter control token may begin inside.
+        The mark stands inside, so that the text spells no control token even where a template
+        changes the mark. The rest is searched again: a shorter control token may begin inside.
         """
         pieces: list[str] = []
         last = 0
@@ -91,8 +91,9 @@ class ControlTexts:
         return frozenset(controls)
 
     def cut_completing(self, text: str, mark: str, controls: frozenset[str]) -> str:
-        """The text with `mark` where it begins and before its last character, if it could be a part
-        of one of these: each of its parts in them has one at its beginning or inside."""
+        """The text with `mark` in it, if the text could be a part of one of these. A mark stands at
+        the beginning and before the last character. So each part of the text that stands in one of
+        these has a mark at its beginning or inside."""
         if self.completed_by(text).isdisjoint(controls):
             return text
         body = text.strip()
@@ -177,11 +178,11 @@ class PieceTokenizer:
             }
         )
         parts = json.loads(tokenizer.to_str())
-        # Its post-processor moves offsets off white space, and adds what templates write.
+        # The post-processor moves offsets off white space, and adds what templates write.
         parts["post_processor"] = None
         self._whole = Tokenizer.from_str(json.dumps(parts))
-        # The added tokens at which the tokenizer splits a text before it does anything else to it;
-        # True for those that take the white space before them.
+        # The added tokens at which the tokenizer first splits a text. True: the token takes the
+        # white space before it.
         self._splitting: dict[TokenId, bool] = {
             token["id"]: token["lstrip"]
             for token in parts["added_tokens"]
@@ -275,7 +276,7 @@ class PieceTokenizer:
 
 
 class _Key(NamedTuple):
-    """`owned`: the template's control tokens; None where all that are in the text are its."""
+    """`owned`: the control tokens in the text that are the template's. None: all of them are."""
 
     scope: str
     text: str
@@ -296,7 +297,7 @@ class _Edges:
         self._has_words = len(set(words)) > 1
 
     def of(self, text: str, encoding: Encoding) -> bytearray:
-        """For every token of the text's encoding 1 where there is an edge before it, else 0.
+        """For each token of the text's encoding: 1 where an edge is before it, else 0.
 
         A token that begins with a line end counts as well: pre-tokenizers put line ends into the
         word of the punctuation before them, and templates write them or not. Pairs are never
