@@ -44,8 +44,8 @@ class Adapter:
     digest: str
     rank: int
     num_bytes: int
-    # The adapter acts from the first token of the last invocation in a prompt on; without an
-    # invocation it acts on the whole prompt.
+    # The adapter acts from the first token of the prompt's last invocation on. Empty: on the whole
+    # prompt.
     invocation: Sequence[int]
     # By the names of modules.
     layers: Mapping[str, LowRank]
@@ -134,7 +134,7 @@ class Adapters:
     def read(self, directory: Path) -> Adapter:
         """Load an adapter, which `attach` puts on the model. Raise ModelRefused."""
         adapter = load_adapter(directory, self._model)
-        # What was read before and nobody waited for goes.
+        # An adapter that was read before, and that nobody attached, goes.
         self._read = {adapter.digest: adapter}
         return adapter
 
@@ -146,7 +146,7 @@ class Adapters:
 
     @contextmanager
     def acting(self, works: Sequence[Work], device: torch.device) -> Iterator[None]:
-        """Within, a forward of these works' tokens, in their order, has the adapters' part."""
+        """Within, a forward of these works' tokens, in their order, adds the adapters' part."""
         rows: dict[str, list[int]] = {}
         end = 0
         for work in works:

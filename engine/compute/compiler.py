@@ -27,7 +27,7 @@ Constants = Mapping[str, int]
 """Macros of a source, by name."""
 
 NATIVE = "native"
-"""The level of what was compiled here, for this very processor."""
+"""The level of a library that was compiled here, for this very processor."""
 _COMPILER_SECONDS = 120
 _FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fPIC")
 # The x86-64 psABI's levels, by the kernel's names of what each adds (/proc/cpuinfo).
@@ -79,7 +79,8 @@ def load_library(source: Path, constants: Constants, built: Path | None = None) 
     compiler = _compiler()
     command = [*compiler, *_options(NATIVE, constants)]
     with _failures_told(compiler), _folder() as folder:
-        # Of all that the library's code depends on. `native` is the processor, by its flags.
+        # A digest of all that the library's code depends on. `native` is the processor, by its
+        # flags.
         state = blake2b(source.read_bytes(), digest_size=16)
         for part in (*command, _run([*compiler, "--version"]), platform.machine(), *_processor()):
             state.update(f"{part}\n".encode())
@@ -112,7 +113,8 @@ def levels_of(machine: str, flags: Set[str]) -> list[Level]:
 
 
 def _built_name(source: Path, constants: Constants, level: Level) -> str:
-    """Another source, other constants or other options have another name."""
+    """The name of a library's file. It differs where the source, the constants or the options
+    do."""
     state = blake2b(source.read_bytes(), digest_size=16)
     state.update("\n".join(_options(level.name, constants)).encode())
     return f"{source.stem}-{level.name}-{state.hexdigest()}.so"
@@ -140,7 +142,8 @@ def _failures_told(compiler: Sequence[str]) -> Iterator[None]:
 
 
 def _compile(source: Path, compiler: list[str], command: list[str], library: Path) -> None:
-    """Another process may do the same: the last one's file stays, and both are alike."""
+    """Compile the library. Another process may do the same: the last one's file stays, and both are
+    alike."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled = Path(folder, "kernel.o")
         linked = Path(folder, "kernel.so")
@@ -151,7 +154,7 @@ def _compile(source: Path, compiler: list[str], command: list[str], library: Pat
 
 
 def _run(command: list[str]) -> str:
-    """Its output. The compiler is the operator's own, and the source is the package's."""
+    """The command's output. The compiler is the operator's own, and the source is the package's."""
     done = subprocess.run(  # noqa: S603
         command, check=True, capture_output=True, text=True, timeout=_COMPILER_SECONDS
     )

@@ -30,7 +30,7 @@ from engine.schedule.runner import Work
 from engine.sizing import blocks_for
 
 CHECKED_LAYER = 1
-"""The layer whose values tell by how much a document's tokens differ from their copy."""
+"""The layer by whose values a document's tokens are compared with their copies."""
 _TOKENS_A_COST = 256
 """So many tokens of one layer, read or copied, are charged as one token of prefill."""
 _COPIED_TOKENS = 4096
@@ -79,7 +79,8 @@ class KvCompressor:
             kept = slots[choose(scores.pop(layer), compression.kept)]
             for start, end in move.ranges:
                 pool.copy_slots(layer, kept[start:end], targets[start:end])
-            pool.wait()  # else its time would count as the next step's, which learns its pace by it
+            # Else this time would count as the next step's, which teaches the pace.
+            pool.wait()
             yield num_tokens // _TOKENS_A_COST
 
     def _score_repetition(

@@ -106,7 +106,8 @@ def _decode_int4(kept: torch.Tensor, dtype: torch.dtype, groups: int) -> torch.T
 
 
 def _half(scale: torch.Tensor) -> torch.Tensor:
-    """A scale in 16 bits. One of 0 would divide by it; all numbers are alike then."""
+    """A scale in 16 bits, never 0. Where all numbers are alike it would be 0, and numbers are
+    divided by it."""
     return scale.clamp(_LEAST_SCALE, _HALF_MAX).to(torch.float16)
 
 
@@ -151,8 +152,8 @@ class KvLayout:
     dtype: torch.dtype
     # The type that keys and values are kept in.
     kv_dtype: KvDtype = "model"
-    # The latents' width with multi-head latent attention. A token's one head is then the latent
-    # with the rotated part of the key behind it, `head_dim` together, and there are no values.
+    # The latents' width with multi-head latent attention. A token then has one head and no values.
+    # The head is the latent with the rotated part of the key behind it, `head_dim` together.
     latent_rank: int | None = None
     # By attention layer (`place_of`); None where each has its own place.
     places: Mapping[int, int] | None = None
@@ -217,11 +218,11 @@ class KvPool:
         self._codec = layout.codec
         width, dtype = layout.kept
         shape = (num_blocks, block_size, layout.num_kv_heads, width)
-        # Zeros, not empty memory: a slot that a mask hides is still multiplied by its weight of
-        # 0, and 0 x NaN is NaN.
+        # Zeros, not empty memory: a slot that the attention mask hides is still multiplied by its
+        # weight of 0, and 0 x NaN is NaN.
         self._all = torch.zeros((layout.num_planes, *shape), dtype=dtype, device=device)
         self.keys = list(self._all[: layout.num_layers])
-        # Latents are their own values: what is behind them has no part in the sum that is used.
+        # Latents are their own values. What stands behind them has no part in the sum that is used.
         self.values = list(self._all[-layout.num_layers :])
         self._scratch = (self.keys[0][:0], self.values[0][:0])
 
@@ -241,8 +242,8 @@ class KvPool:
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks' keys and values, each (blocks x block_size, kv_heads, head_dim), copied.
 
-        The results are valid until the next call, because new memory for each call would cost more
-        than the copy.
+        The results are valid until the next call: new memory for each call would cost more than the
+        copy.
         """
         num = len(blocks)
         if num > len(self._scratch[0]):

@@ -1,8 +1,8 @@
 """Linear layers: Gated DeltaNet, Mamba2, short convolutions, KDA, and what their states take.
 
 Such a layer keeps its state in a `Cache` of transformers, and knows no packed row of several
-sequences. So each is called once a sequence, with a cache of the sequence's own, and once for all
-sequences that have one new token. Before a step the states are read from their blocks, and behind
+sequences. So each is called once for a sequence, with a cache of the sequence's own. All sequences
+with one new token share one call. Before a step the states are read from their blocks, and behind
 it they are written to theirs, as bytes: a state is exact whatever keys and values are kept in.
 """
 
@@ -124,10 +124,9 @@ class StepStates:
 
 
 class PackedCache(Cache):
-    """What the layers of a packed row find as their cache.
-
-    An attention layer's keys and values go to the pool elsewhere (`attention/step.py`), and a
-    linear layer is called with each sequence's own (`wrap_linear_layers`).
+    """What the layers of a packed row are given as their cache. An attention layer's keys and
+    values go to the pool (`attention/step.py`). A linear layer is called with each sequence's own
+    cache (`wrap_linear_layers`).
     """
 
     def __init__(self, states: StepStates | None = None) -> None:
@@ -146,7 +145,7 @@ class PackedCache(Cache):
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
-        """Asked for masks alone, of which there are none."""
+        """False. Models ask this for their attention masks alone, and here they make none."""
         return False
 
 

@@ -54,8 +54,8 @@ Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The load check: tokens of the prompt, where it is cut, slots per block. The last token alone is a
-# decode step, which kernels compute in another way than a chunk.
+# The check at the load: tokens of the prompt, where it is cut, slots per block. The last token is a
+# decode step of its own, because kernels compute that in another way than a chunk.
 _CHECK_TOKENS = 24
 _CHECK_CUTS = (0, 13, 23, 24)
 _CHECK_BLOCK = 8
@@ -75,14 +75,15 @@ class LoadedModel:
     # The length that it was trained for.
     max_context_tokens: int
     device: torch.device
-    # Without one torch's functions attend.
+    # None: torch's functions attend.
     kernel: Kernel | None = None
-    # Why there is no kernel, where one was looked for.
+    # Why a kernel that was looked for is not used.
     why_no_kernel: str | None = None
 
     @property
     def attention(self) -> str:
-        """What attends: a kernel by its name and the processor's level, or torch's functions."""
+        """What computes attention: a kernel, by its name and the processor's level, or torch's
+        functions."""
         return "sdpa" if self.kernel is None else self.kernel.name
 
     @property
@@ -122,7 +123,7 @@ def _read_weights(model: str, dtype: str, report: Progress) -> PreTrainedModel:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        # The lines behind the first are a library's advice, which names its own functions.
+        # The lines behind the first are the library's advice, in terms of its own functions.
         why = str(error).strip().partition("\n")[0]
         raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
     except SafetensorError as error:
@@ -132,7 +133,7 @@ def _read_weights(model: str, dtype: str, report: Progress) -> PreTrainedModel:
         ) from error
     missing = sorted(report_of_load["missing_keys"])
     if missing:
-        # The library would make them up at random.
+        # The library would fill them at random.
         raise ModelRefused(
             f"`model`: {model} has no weights for {missing[0]} ({len(missing)} missing in all)"
         )
@@ -160,7 +161,7 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    # A path that leads nowhere would be asked of the hub, whose answer speaks of names.
+    # A path that leads nowhere would be sent to the hub, whose error speaks of names.
     if model.startswith(("/", ".", "~")) and not Path(model).exists():
         raise ModelRefused(f"`model`: there is no directory {model}")
     loaded = _read_weights(model, dtype, report)
@@ -309,8 +310,9 @@ def _paged_kernel(
 def lay_out(model: nn.Module) -> None:
     """Store each linear layer's weight input by input. Shapes and `state_dict` stay as they are.
 
-    A few rows times such a weight take a half to two thirds of the time: MKL need not turn it
-    around first. A weight that is an embedding's too stays, because its rows are looked up.
+    A few rows times such a weight take a half to two thirds of the time, because MKL need not
+    transpose it first. A weight that an embedding shares stays as it is, because the embedding
+    looks up its rows.
     """
     embedded = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
     for module in model.modules():
@@ -350,7 +352,8 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         "windows": str(loaded.windows),
         "torch": torch.__version__,
         "device": loaded.device.type,
-        # Its ways differ in the last bits, and what one computed should go on as it began.
+        # Torch's functions and the kernels differ in the last bits. What one computed should go on
+        # as it began.
         "attention": "torch" if loaded.kernel is None else type(loaded.kernel).__name__,
         "byte order": byteorder,
     }
@@ -375,7 +378,7 @@ _LAYER_TYPES = frozenset({"mlp", "moe"}) | _ATTENDING_TYPES | _LINEAR_TYPES
 def check_config(config: PretrainedConfig) -> None:
     """Raise ModelRefused, with the reason, if paged attention can't be exact for this model.
 
-    Of a model that is more than a text decoder, that is looked at.
+    Of a model with more than a text decoder, the decoder's configuration is checked.
     """
     config = config.get_text_config(decoder=True)
     name = getattr(config, "model_type", "unknown")
@@ -389,7 +392,7 @@ def check_config(config: PretrainedConfig) -> None:
     indexing = [attribute for attribute in vars(config) if attribute.startswith("index_")]
     sparse = sorted(attribute for attribute in indexing if getattr(config, attribute))
     if sparse:
-        # A short check can't see which keys a long prompt leaves out.
+        # The check's short prompt can't show which keys a long prompt leaves out.
         raise ModelRefused(f"`{name}` models pick the keys that they attend to: {sparse[0]}")
     layer_types = set(getattr(config, "layer_types", None) or ())
     if not layer_types <= _LAYER_TYPES:

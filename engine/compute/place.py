@@ -2,7 +2,7 @@
 
 A turn by rotary position embeddings depends on the distance alone where the frequencies do not
 depend on the length (arXiv 2104.09864). Whether a model's keys are of that kind is measured, by
-layer: a token alone has the same key everywhere but for its turn.
+layer: a single token has the same key at every position, except for its turn.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from engine.compute.loading import LoadedModel
 from engine.schedule.runner import Work
 
 _TOLERANCE = 0.02
-"""Of a key's greatest number: what 16 bits lose is less, a wrong turn is more."""
+"""A share of a key's greatest number. Rounding to 16 bits differs by less, a wrong turn by more."""
 
 Style = Literal["none", "halves", "pairs"]
 STYLES: tuple[Style, ...] = ("none", "halves", "pairs")
@@ -52,7 +52,7 @@ class Turns:
 
 @torch.inference_mode()
 def find_turns(loaded: LoadedModel) -> Turns | None:
-    """None for a model whose keys can't be moved so."""
+    """How the model's keys turn. None: they can't be moved so."""
     modules = (getattr(module, "inv_freq", None) for module in loaded.model.modules())
     frequencies = next((buffer for buffer in modules if isinstance(buffer, torch.Tensor)), None)
     if frequencies is None or 2 * len(frequencies) > loaded.layout.head_dim:

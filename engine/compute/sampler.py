@@ -12,11 +12,11 @@ from engine.cache.ids import TokenId
 from engine.schedule.runner import DrawnProbs, SampleParams
 
 LEAST_LOGPROB = -9999.0
-"""What is told of a token that the model rules out: JSON has no infinity."""
+"""The log-probability told of a token that the model rules out. JSON has no infinity."""
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
 _HEAD = 256
 _MAX_NUMBERS = 1 << 22
-"""Logits that are ordered at a time, in some 160 MB."""
+"""How many logits are ordered at a time, in some 160 MB."""
 
 
 def is_greedy(params: SampleParams) -> bool:
@@ -73,9 +73,9 @@ def sample_rows(
             min_p = column([[params[i].min_p] for i in some])
             numbers = column([[uniform(params[i].seed, positions[i])] for i in some])
             rows = logits[some].float()
-            # Most draws fall among few tokens, and sorting all of a large vocabulary takes long. A
-            # row whose draw is not decided by what is likelier than the head's last token is sorted
-            # whole.
+            # Most draws fall among few tokens, and sorting a large vocabulary takes long. So only
+            # the head, the likeliest tokens, is sorted first. A row is sorted whole where the head
+            # does not decide its draw.
             head = min(_HEAD, rows.shape[-1])
             values, order = torch.topk(rows, top_k or head)
             if top_k:
@@ -105,8 +105,8 @@ def sample_rows(
 def _weights(
     logits: torch.Tensor, ordered: torch.Tensor, heat: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """The probabilities of logits (rows, tokens), as multiples of the most likely token's, which is
-    the first of those that are `ordered`. Those below `min_p` are 0."""
+    """The probabilities of logits (rows, tokens), as multiples of the most likely token's. That
+    token is the first of `ordered`. Probabilities below `min_p` are 0."""
     # The largest is subtracted first so that no temperature overflows.
     weights = (logits - ordered[:, :1]).double().div_(heat).exp_()
     return weights.masked_fill_(weights < min_p, 0.0)
@@ -135,7 +135,8 @@ def _places(
 
 
 def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.Tensor:
-    """One row of logits (vocabulary), raised by the bias; tokens beyond the vocabulary are none."""
+    """One row of logits (vocabulary), raised by the bias. Tokens beyond the vocabulary are left
+    out."""
     known = [] if bias is None else [token for token in bias if token < logits.shape[-1]]
     if bias is None or not known:
         return logits

@@ -1,8 +1,8 @@
-"""Prompt look-up: what followed the last tokens the time before is proposed to follow them again.
+"""Prompt look-up: the tokens that followed the last ones before are proposed to follow them again.
 
 Agents repeat what they read: file contents, identifiers, earlier answers (Saxena, "Prompt Lookup
-Decoding", 2023; vLLM calls it `ngram`). A proposal costs no model. Whether it is right is found out
-by the model itself, in one forward for all of it.
+Decoding", 2023; vLLM calls it `ngram`). A proposal costs no model. The model itself finds out
+whether it is right, in one forward for all of it.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ from engine.cache.ids import TokenId
 LEAST_MATCH = 2
 """The fewest last tokens that must have come before, in the same order."""
 MOST_MATCH = 8
-"""The most tokens that are compared to choose among the places where they came before."""
+"""The most last tokens that are compared, to choose among the places where they came before."""
 MOST_PLACES = 4096
 """The latest places of the last token are compared, so many at most."""
 WINDOW = 131_072
-"""How far back is looked: a search takes time in proportion, some 50 µs for 100,000 tokens."""
+"""How many tokens back a search looks. It takes some 50 µs for 100,000 tokens, in proportion."""
 
 
 class NgramDrafter:
-    """Of one choice. It keeps the tokens that it was shown, so each is converted once."""
+    """Proposes one choice's next tokens. It keeps the tokens that it was shown, so each is
+    converted once."""
 
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens` of one proposal, positive."""
@@ -33,7 +34,7 @@ class NgramDrafter:
         self._num = 0
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
-        """What may follow `tokens`, which begin with those of the call before; empty: unknown."""
+        """What may follow `tokens`, which begin with the last call's. Empty: not known."""
         if len(tokens) > len(self._tokens):
             room = np.empty(len(tokens) + len(tokens) // 2 + 64, dtype=np.int64)
             room[: self._num] = self._tokens[: self._num]
@@ -60,7 +61,7 @@ class NgramDrafter:
         return [int(known[start + index % period]) for index in range(self._length)]
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:
-        """Of a proposal so many were right. The next is as long as this one was right, or longer.
+        """Learn how many tokens of a proposal were right. The next proposal has as many, or more.
 
         A proposal that was wrong costs the time of the tokens behind its last right one.
         """

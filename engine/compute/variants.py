@@ -22,7 +22,7 @@ from engine.protocol.reports import Technique
 
 NUM_TEXTS = 8
 MAX_STEPS = 10
-"""From no layer to all of them the number grows in so many steps at most."""
+"""The most numbers of layers that are measured, from none to all."""
 _WITHOUT_EFFECT = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 """Fields of a configuration that don't change keys and values."""
 
@@ -120,7 +120,7 @@ def num_layers(rows: Sequence[Technique]) -> int:
 def least_layers(rows: Sequence[Technique]) -> int | None:
     """The least number of computed layers. None where that is every layer.
 
-    Every greater number must be allowed too, so that it is no luck.
+    Every greater number must be allowed too, so that no single result decides.
     """
     refused = max((row.parameter for row in rows if not row.is_allowed), default=-1)
     counts = (int(row.parameter) for row in rows[:-1] if row.parameter > refused)

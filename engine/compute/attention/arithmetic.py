@@ -76,13 +76,15 @@ def attend(
     layer: Layer,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """(batch, heads, tokens, head_dim) over (batch, kv_heads, keys, head_dim); seen where True.
+    """Attend with queries (batch, heads, tokens, head_dim) to keys and values (batch, kv_heads,
+    keys, head_dim). A query sees a key where the attention mask is True.
 
     `sinks` spread to (batch, heads, tokens, 1).
     """
     grouped = query.shape[1] != keys.shape[1]
     is_plain = layer.softcap is None and sinks is None
-    # On a GPU what torch has for grouped heads behind a mask keeps a matrix of all scores.
+    # On a GPU torch's function for grouped heads with an attention mask keeps a matrix of all
+    # scores.
     if grouped and not (is_plain and query.device.type == "cpu"):
         keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
         values = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)

@@ -72,7 +72,7 @@ class CpuKernel:
         return f"cpp {self.level}"
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
-        """What attends one step; `positions` (rows) are those of its tokens."""
+        """The attention function of one step. `positions` (rows) are those of its tokens."""
         num_heads, head_dim, _ = self._compiled_for
         order = np.concatenate([tiles.wide, tiles.narrow])
         arrays = (order, tiles.rows, tiles.table, tiles.offsets, tiles.parts)

@@ -44,7 +44,7 @@ class PagedKernel:
         self.tile_rows = max(_WIDE_SCORES // _padded(num_heads // num_kv_heads), 1)
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
-        """What attends one step; `positions` (rows) are on the device."""
+        """The attention function of one step. `positions` (rows) are on the device."""
         arrays = (tiles.rows, tiles.table, tiles.wide, tiles.narrow, tiles.offsets, tiles.parts)
         rows_of, table, wide, narrow, offsets, parts = (
             torch.from_numpy(array).to(positions.device, non_blocking=True) for array in arrays

@@ -23,7 +23,8 @@ HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 
 
 def constants_of(head_dim: int, element: str, lanes: int = LANES) -> Constants:
-    """What the library is compiled with. Raises ValueError for a type that it does not read."""
+    """The macros that the library is compiled with. Raises ValueError for a type that it does not
+    read."""
     return {
         "HEAD_DIM": head_dim,
         "LANES": max(lanes, LANES),

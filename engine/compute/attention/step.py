@@ -56,7 +56,7 @@ class AttentionStep:
     written: set[int] = field(default_factory=set)
     # The paged kernel, where it is used.
     attend: Attend | None = None
-    # Attends instead of all else; nothing is written then.
+    # Attends in the place of everything else. Then nothing is written.
     replay: Replay | None = None
     # DepthReached ends the forward behind the keys and values of so many layers.
     depth: int | None = None
@@ -96,7 +96,7 @@ def paged_attention(
     if layout.latent_rank is not None:
         output = _attend_latents(module, query[0], step, layer, layout.latent_rank)
         return output.transpose(0, 1).unsqueeze(0).contiguous(), None
-    if layer.index not in step.written:  # else its keys and values are an earlier layer's
+    if layer.index not in step.written:  # otherwise its keys and values are an earlier layer's
         step.written.add(layer.index)
         # A layer with fewer KV heads than the widest has each of them several times.
         more = layout.num_kv_heads // key.shape[1]
@@ -110,7 +110,7 @@ def paged_attention(
         )
     if len(step.visited) == step.depth:
         raise DepthReached
-    # What is narrower than the widest is kept with zeros behind it, which add nothing to a product.
+    # A narrower head is kept with zeros behind it, which add nothing to a product.
     output = _attend_rows(_widened(query[0], layout.head_dim), step, layer)
     return output[..., : value.shape[-1]].transpose(0, 1).unsqueeze(0).contiguous(), None
 

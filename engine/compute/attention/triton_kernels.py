@@ -113,9 +113,8 @@ def merge_parts(
     PADDED_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One row of one head: its parts, each weighed by the sum of its exponentials.
-
-    A sink is one more of them, with nothing behind it.
+    """Merge one row's parts of one head, each weighed by the sum of its exponentials. A sink is one
+    more part, without a value.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
