@@ -79,7 +79,8 @@ async def send_whole(send: Any, status: int, headers: dict[str, str], body: byte
 
 
 class AccessLog:
-    """Around the whole application, because it answers errors outside of its own middleware.
+    """It stands around the whole application, because Litestar answers errors outside of its own
+    middleware.
 
     `note` is called with the connection's scope and a response's fields, when it is over. They have
     the route's template, never a path, a query or a body: Google's clients put their key there.
@@ -119,9 +120,9 @@ class AccessLog:
 
 
 def raise_descriptor_limit() -> None:
-    """As many descriptors as the system lets the process have.
+    """Take as many descriptors as the system lets the process have.
 
-    Shells give 1,024, and each request has a connection, also while it waits.
+    Shells give 1,024. Each request has a connection, also while it waits.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,7 @@
-"""The engine's uvicorn, with bounds on what a connection may bring, and how it comes to an end.
+"""The engine's uvicorn: bounds on what a connection may bring, and the end of the server.
 
-uvicorn bounds neither heads nor the requests that wait behind another one nor the connections, and
-waits for a request for ever. Who does not show the secret keeps no gateway out: its connections
+uvicorn has no bound on heads, on requests that wait behind another one, or on connections. It waits
+for a request for ever. Who does not show the secret keeps no gateway out: its connections
 make way, and its requests get a part of the loop's time (`engine/places.py`).
 """
 
@@ -37,24 +37,25 @@ from engine.settings import Settings
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
-"""Requests that may wait on a connection for the answer to the one before them. Gateways send none.
+"""The most requests on a connection that wait for the answer to an earlier one. Gateways send none.
 
 One packet of 256 KiB may bring thousands, and each answer lets the next packet in.
 """
 HEAD_SECONDS = 30.0
-"""A head is whole so long after its connection began, or after its first byte on a used one."""
+"""The time for a whole head. It begins with the connection, or on a used connection with the first
+byte."""
 BODY_SECONDS = 60.0
-"""Between two bytes of a body. Looked at every HEAD_SECONDS, as is the head's time."""
+"""The time between two bytes of a body. Both times are checked every HEAD_SECONDS."""
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than a gateway keeps idle connections (30 s), since it must be the one who closes."""
+"""Longer than a gateway keeps idle connections (30 s): the gateway must be the one that closes."""
 NO_PLACE_TOLD = "too many connections"
 RETRY_SECONDS = 1
-"""For who lost its place, or got none."""
+"""The `retry-after` of a connection that lost its place, or got none."""
 
 
 class Places:
-    """Of all connections to one engine. Those that showed the secret are held by their addresses:
-    each is a gateway's. `parts` are of the process's descriptors."""
+    """The places of all connections to one engine. A connection that showed the secret counts for
+    its address, which is a gateway's. `parts` are parts of the process's descriptors."""
 
     def __init__(self, parts: Split) -> None:
         self.connections = Connections(parts.places, parts.places, part_of_holder=1.0)
@@ -70,11 +71,11 @@ class BoundedProtocol(SteadyProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # When a head was begun to be waited for, and the last byte of a body that is not whole.
+        # Since when a head is awaited, and when the last byte of an unfinished body came.
         self._head_since: float | None = self.loop.time()
         self._body_at: float | None = None
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
-        # Bytes since the last complete part: of a head, of trailers, or of nothing.
+        # Bytes since the last complete part. They are a head's, trailers', or no part's.
         self._loose_bytes = 0
         self._refusal = ""
         self.places.refused_connections.make_room(len(self.connections))
@@ -82,8 +83,8 @@ class BoundedProtocol(SteadyProtocol):
             self._refuse_place()
 
     def evict(self) -> None:
-        """Another connection needs its place. A request that has no answer yet has this for one,
-        and of a new connection the first request may be on its way."""
+        """Another connection needs this one's place. A request without an answer is answered with
+        503. So is a new connection, whose first request may be on its way."""
         cycle = self.cycle
         is_answered = cycle is not None and cycle.response_complete
         is_answering = cycle is not None and cycle.response_started and not is_answered
@@ -149,7 +150,7 @@ class BoundedProtocol(SteadyProtocol):
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
         is_answering = cycle is not None and not cycle.response_complete
         if self.pipeline or (is_answering and (cycle.response_started or self._body_at is None)):
-            return  # the end of the connection would end the answer to a whole request
+            return  # closing would cut the answer to a whole request
         if self._head_since is not None and now - self._head_since >= HEAD_SECONDS:
             self._refusal = f"the head did not come within {HEAD_SECONDS:g} seconds"
             self.send_400_response("")
@@ -168,7 +169,7 @@ class BoundedProtocol(SteadyProtocol):
 
     def _refuse_place(self) -> None:
         retry_after = b"retry-after: %d\r\n" % RETRY_SECONDS
-        # A status that every caller knows; 529 is the protocol's own.
+        # 503 is a status that every caller knows. 529 is the protocol's own.
         self._say(503, ErrorReply("overloaded", NO_PLACE_TOLD), retry_after)
         self.lingering.has_more = True
         self.transport.close()
@@ -182,8 +183,8 @@ class BoundedProtocol(SteadyProtocol):
 
 
 def front(app: Application, secret: Secret, connections: Connections) -> Application:
-    """The application behind the door: a connection is proved while its last request showed the
-    secret, and other requests wait for their turn."""
+    """The application behind the door. A connection is proved while its last request showed the
+    secret. Requests without the secret wait for their turn."""
     strangers = Strangers()
 
     async def served(scope: Any, receive: Any, send: Any) -> None:

@@ -15,8 +15,9 @@ never stands for a part of a file while the machine runs. A block's file is:
     checksum of all but itself, XXH3 of 128 bits                                   16
     payload                                                                        payload_bytes
 
-A reader knows what stands in front of the payload, and takes a file in which just that stands. The
-checksum finds damage and is not keyed: who may write a store's files may read its secret as well.
+A reader knows what must stand in front of the payload, and takes no file in which anything else
+stands. The checksum finds damage and is not keyed: who may write a store's files may read its
+secret as well.
 
 A store that several engines of one model share has one secret for all, and one such directory a
 member: `members/MODEL-N/`. A member writes and deletes in its own alone, under its lock, so that
@@ -49,7 +50,8 @@ MAX_MEMBERS = 64
 STALE_SECONDS = LONGEST_SECONDS + 4 * 3600.0
 """A member that no engine uses is removed after this time. No TTL class lasts longer."""
 FORMAT = 4
-"""The version of a directory and its files. An engine leaves a directory of another one alone."""
+"""The version of a directory and its files. An engine leaves a directory of another version
+alone."""
 
 _MAGIC = b"HOLDFAST"
 _FIXED = struct.Struct("<8sIIIIQ16s16s16s16s")
@@ -59,7 +61,7 @@ _OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 
 Damage = Literal["missing", "unreadable", "short", "checksum"]
 """Why a file is no block: it is gone, can't be read, has another length, or has other bytes than
-such a block has, as one that was changed, or is another model's or installation's."""
+the block. It has other bytes where it was changed, or is another model's or installation's."""
 
 
 class Arrived(NamedTuple):
@@ -68,7 +70,8 @@ class Arrived(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A file is damaged or gone. It is deleted unless the engine knows another of its name."""
+    """A file is damaged or gone. It is deleted, unless the engine knows another file of its
+    name."""
 
     name: str
     reason: Damage
@@ -85,8 +88,8 @@ class StoreRefused(Exception):
 class StoreKeys:
     """Keys that follow from one secret. None of them tells another.
 
-    `chain` is that of chain digests, `seal` that of the journal's lines: one of another
-    installation has none that is right.
+    `chain` is the key of chain digests. `seal` is the key of the journal's lines: a line of another
+    installation has no right seal.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -132,7 +135,7 @@ def encode_header(key: BlockKey, payload: Payload, model: bytes) -> bytes:
 
 
 def decode(data: bytes, key: BlockKey, model: bytes, payload_bytes: int) -> bytes | Damage:
-    """The payload of a whole file, which must be of this key, model and size, or what is wrong."""
+    """The payload of a whole file of this key, model and size, or what is wrong."""
     start = header_bytes(len(key.packed) // TOKEN_BYTES)
     if len(data) != start + payload_bytes:
         return "short"
@@ -148,7 +151,7 @@ class BlockReader(NamedTuple):
     keys: StoreKeys
 
     def miss_of(self, root: Path, key: BlockKey) -> Missed | None:
-        """Why there is no file of this key and of its size. Its content is not looked at."""
+        """Why there is no file of this key's name and size. The content is not looked at."""
         try:
             is_whole = _size_of(root, key.name) == self._file_bytes(key)
         except OSError as error:
@@ -210,7 +213,7 @@ class StoreDirectory:
                 place.chmod(0o600)
                 secret = place.read_bytes()
             if secret is None or len(secret) != SECRET_BYTES:
-                # One that is not whole is made anew, which ends all content.
+                # A secret that is not whole is made anew, which makes all content unreadable.
                 secret = secrets.token_bytes(SECRET_BYTES)
                 self._write_new(path / "secret", secret, is_synced=True)
             self.keys = StoreKeys(secret)
@@ -223,7 +226,7 @@ class StoreDirectory:
 
     @property
     def is_gone(self) -> bool:
-        """Somebody else removed it, or what it is mounted from."""
+        """Whether somebody else removed the directory, or what it is mounted from."""
         return not (self._blocks.exists() and self._new.exists())
 
     def close(self) -> None:
@@ -338,7 +341,7 @@ def open_member(root: Path, model: bytes) -> StoreDirectory:
         raise StoreRefused("strangers", f"{root} is no shared store: it has {strangers[0]}")
     members.mkdir(mode=0o700, exist_ok=True)
     root.chmod(0o700)
-    # The members' secret: of those that make one at the same time, the first one's.
+    # The members' secret. Where several make one at the same time, the first one's counts.
     place = root / "secret"
     if not place.exists():
         new = root / f"secret-{secrets.token_hex(8)}"

@@ -2,7 +2,7 @@
 
 One sealed line a record, so that a damaged line costs its record alone. A `put` has a whole entry,
 a `touch` its times and lease, and an `end` says that the entry is gone. A record has the seconds
-that were left, and the moment at which they were left by the wall clock. An entry has all of its
+that were left at a moment, and that moment by the wall clock. An entry has all of its
 tokens, so that the keys of its files follow from it. Below vLLM the files are named in it.
 """
 
@@ -81,7 +81,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     # By the index of the block that they stand at.
     names: dict[int, list[HeldName]]
     times: Times
-    # The chain's kind, whatever it is: journals that exist call it so.
+    # The chain's kind, of an adapter or not. Journals that exist call it so.
     adapter: ChainKind | None = None
     # vLLM's block hashes.
     files: list[bytes] = []
@@ -90,7 +90,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     def of(
         cls, entry: Entry, times: Times, packed: bytes, names: dict[int, list[HeldName]]
     ) -> "Put":
-        """Without the model, which is the store's to say."""
+        """The record without the model, which the store adds."""
         return cls(
             key=entry.key.hex(),
             model="",
@@ -105,7 +105,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
         )
 
     def keys(self, hasher: ChainHasher, file_keys: StoreKeys) -> list[BlockKey] | None:
-        """The keys of the entry's files, in order. None where its tokens are not the key's."""
+        """The keys of the entry's files, in order. None: its tokens don't give its own key."""
         keys: list[BlockKey] = []
         root = parent = hasher.root(self.scope)
         stride = hasher.block_size * TOKEN_BYTES
@@ -157,7 +157,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 Record = Put | Touch | End
 
 
-# What tells of an entry in a line that is damaged elsewhere.
+# Finds an entry's key in a line that is damaged elsewhere.
 _KEY = re.compile(rb'"key":"([0-9a-f]+)"')
 _NO_LEASE = b'"is_leased":false'
 _encoder = msgspec.json.Encoder()
@@ -189,8 +189,8 @@ class JournalContent:
     """What a journal has told: the entries that had not ended, and its damaged lines by reason.
 
     `changed` are the keys of lines that nobody has looked at yet. `model` is a fingerprint as hex.
-    `lost` are the keys of leased entries of which a damaged line told, or their own place in the
-    journal where even that can't be read.
+    `lost` are the keys of leased entries whose line is damaged. Where even the key can't be read,
+    it is the line's number.
     """
 
     def __init__(self, model: str, keys: StoreKeys) -> None:
@@ -260,10 +260,10 @@ def restore(
     now: float,
     wall: float,
 ) -> Restored:
-    """Take the entries of an earlier epoch back whose files are there, of their sizes.
+    """Take back the entries of an earlier epoch whose files are there, each of its size.
 
-    `now` is the engine's clock, `wall` the same moment in seconds since 1970. `take_back` is False
-    if it can't. `miss_of` looks for a file, at each once.
+    `now` is the engine's clock, `wall` the same moment in seconds since 1970. `take_back` returns
+    False where an entry has no room. `miss_of` looks for a file, once for each.
     """
     result = Restored(num_lost=len(content.lost - content.entries.keys()))
     result.misses.update({f"journal_{reason}": n for reason, n in content.damages.items()})

@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 
 class Results(Generic[T]):
-    """What threads found out, until the engine's thread takes it.
+    """Results of threads' work, until the engine's thread takes them.
 
-    `wake`, once set, is called after a result, once until results are taken; it must not block.
+    `wake`, once set, is called after the first result since results were taken. It must not block.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Journal:
     """How far a member's journal was read."""
 
     content: JournalContent
-    # Another one is of a journal that was written anew.
+    # A journal that was written anew has another inode.
     inode: int = 0
     offset: int = 0
     # Of the entries that the engine was told: the keys of their files.
@@ -82,7 +82,7 @@ class _Journal:
 
 
 class Peers:
-    """Takes in what the members' journals and files say, as far as this engine has it nowhere.
+    """Takes in the entries of members' journals and files that this engine has nowhere.
 
     Members are those of the reader's model. Those of a sibling model become entries of the
     `kind` that stands for it, without their names. Of its entries only exact ones are taken in. An
@@ -131,7 +131,7 @@ class Peers:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._thread.join()
 
-    # In the threads: what they find out is told by calls that the engine's thread makes.
+    # In the threads. Their results are calls that the engine's thread makes.
 
     def _read(self, key: BlockKey) -> None:
         """Read a file from any member that has it whole."""
@@ -155,10 +155,10 @@ class Peers:
                     self.results.put(partial(self._end, self._key_here(key, keys)))
 
     def _follow(self, path: Path) -> None:
-        """Read what a journal has behind what was read. A line without its end waits.
+        """Read the part of a journal behind the part that was read. A line without its end waits.
 
-        Entries are told when the journal was read to its end: a later line may end one. The files
-        of one that was told are not looked at again.
+        Entries are told when the journal was read to its end, because a later line may end one.
+        Files of an entry that was told are not looked at again.
         """
         journal = self._journals.get(path)
         try:
@@ -293,7 +293,7 @@ class Peers:
         self._put(key, put, keys)
 
     def _end(self, key: str) -> None:
-        """A member has an entry no more. What this engine has of it above is its own."""
+        """A member has an entry no more. What this engine has of it in higher tiers is its own."""
         digest = Digest(bytes.fromhex(key))
         self._known.pop(digest, None)
         entry = self._entries.get(digest)
@@ -350,6 +350,6 @@ class Peers:
         self._tier.pool.release_chain(blocks)
 
     def _is_only_theirs(self, entry: Entry) -> bool:
-        """Whether it is only another member's, and no request is reading it."""
+        """Whether only another member has the entry, and no request is reading it."""
         is_theirs = any(block.home is self._tier.pool for block in entry.blocks)
         return is_theirs and not entry.is_leased and not entry.refreshed_until

@@ -1,7 +1,7 @@
-"""The store at work: it tells the tier the results of file work, and gives the threads their work.
+"""The store at work: it gives the threads their work, and tells the tier the results.
 
 `StoreThreads` has the threads: one changes files, in order; two read. `DiskStore` runs on the
-engine's thread, all but `close`, and never waits for a file.
+engine's thread, except for `close`. It never waits for a file.
 """
 
 import threading
@@ -43,7 +43,8 @@ IDLE_SECONDS = 5.0
 """Between two looks at the directory, which somebody may have removed."""
 JOURNAL_GROWTH = 4
 JOURNAL_SLACK = 4 * 2**20
-"""Bytes. The journal is rewritten above JOURNAL_GROWTH times its last rewritten size and this."""
+"""The journal is rewritten when it has more bytes than this, and more than JOURNAL_GROWTH times
+what the last rewriting left."""
 
 log = structlog.get_logger()
 
@@ -58,7 +59,7 @@ class Written(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """These entries are told in the journal's file, as it is on the disk."""
+    """The journal's file on the disk tells of these entries now."""
 
     entries: dict[Entry, Recorded]
 
@@ -70,7 +71,7 @@ class Failed(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The directory is there no more."""
+    """The directory is gone."""
 
 
 Result = Written | Arrived | Missed | Appended | Failed | Gone
@@ -134,7 +135,7 @@ class StoreThreads:
         self._writer.submit(task)
 
     def compact(self) -> None:
-        """Write the journal anew, with what had not ended."""
+        """Write the journal anew, with the entries that have not ended."""
         self._writer.submit(self._try, self._compact)
 
     def sweep(self, known: frozenset[str]) -> None:
@@ -150,7 +151,8 @@ class StoreThreads:
         self._writer.submit(self._try, task)
 
     def run(self, task: Callable[[], None] = lambda: None) -> "Future[None]":
-        """Done when everything before is done, and the task. It must not raise."""
+        """Run a task of the writer. The result is done when the task and all before it are. The
+        task must not raise."""
         return self._writer.submit(task)
 
     # Tasks of the readers.
@@ -160,7 +162,7 @@ class StoreThreads:
         self._readers.submit(lambda: self.results.put(self.reader.read(path, key)))
 
     def look(self) -> None:
-        """Is the directory still there?"""
+        """Look whether the directory is still there."""
 
         def look() -> None:
             if self._directory.is_gone:
@@ -252,7 +254,7 @@ class DiskStore:
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
         self._problem: str | None = None
-        # What the journal does not tell of is nobody's any more.
+        # Files that the journal does not tell of are nobody's any more.
         threads.sweep(tier.names)
 
     # Around each step.
@@ -273,7 +275,7 @@ class DiskStore:
             peers.before_step()
 
     def after_step(self, now: float) -> None:
-        """Give the threads their work. The device's blocks hold what their `tokens` say."""
+        """Give the threads their work. The device's blocks must have what their `tokens` say."""
         for key in self._tier.take_asked():
             self._threads.read(key)
         for peers in self._peers:
@@ -412,7 +414,7 @@ class DiskStore:
                 self._go_down("the directory is gone")
 
     def _miss(self, missed: Missed, now: float) -> None:
-        """A file is damaged or gone: end what stands on it."""
+        """A file is damaged or gone: end the entries that stand on it."""
         self._misses[missed.reason] += 1
         times = self._misses[missed.reason]
         if str(times).strip("0") == "1":  # the first, the tenth, the hundredth, …
@@ -446,8 +448,8 @@ class DiskStore:
     def _write_notes(self, now: float) -> None:
         """Tell the journal, then delete what made way.
 
-        In this order: the journal never tells of an entry whose files were deleted, and what makes
-        way is deleted before a file of the same name is written.
+        The order matters. The journal never tells of an entry whose files were deleted. And what
+        makes way is deleted before a file of the same name is written.
         """
         wall = self._wall()
         records = list[Record]()
@@ -471,7 +473,7 @@ class DiskStore:
             self._threads.delete(name)
 
     def _names(self, entry: Entry, stored: Sequence[Block]) -> dict[int, list[HeldName]]:
-        """The names that stand at an entry's blocks, wherever they are."""
+        """The names at an entry's blocks, in any tier."""
         names_at: dict[int, list[HeldName]] = {}
         for index, block in enumerate(stored):
             digest = self._tier.key_of(block).digest

@@ -1,8 +1,9 @@
-"""An engine in front of a server that is not ours: it computes; books, text and API are ours.
+"""An engine in front of a server that is not ours. The server computes; books, text and API are
+ours.
 
 A server that is not ours evicts when it wants and tells nobody. So an entry here is never leased:
 it says what a scope has sent, and the server's own count of reused tokens decides what was read. An
-entry of which less was reused than it has is over, and the request writes it anew.
+entry ends when less of it was reused than it has. Then the request writes it anew.
 
 Which server it is, and what it keeps to, is tried at the start. Nothing is taken from its version:
 a flag that was left out shows only in what it answers.
@@ -89,7 +90,7 @@ def _unseen_request(num_words: int) -> GenerateRequest:
 
 
 async def examined(server: Server, renderer: ChatRenderer) -> Facts:
-    """The facts with what only trying shows. Raises UpstreamError where the server fails."""
+    """The facts, with those that only trying shows. Raises UpstreamError where the server fails."""
     facts = await server.find_facts()
     facts = await _with_reuse(server, renderer, facts)
     facts = await tried(server, renderer, facts)
@@ -99,10 +100,10 @@ async def examined(server: Server, renderer: ChatRenderer) -> Facts:
 
 
 async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
-    """The facts with what the server tells of reuse, and whether it keeps scopes apart.
+    """The facts, with what the server tells of reuse, and whether it keeps scopes apart.
 
-    One prompt is sent twice in one scope; then in another, after something else: a cache behind the
-    slots of llama.cpp shows only where a slot had other content meanwhile.
+    One prompt is sent twice in one scope, and then in another scope after something else. (A cache
+    behind the slots of llama.cpp shows only where a slot had other content meanwhile.)
     """
     # Nobody has sent such words before, so nothing can be reused at first. Each of 32 hexadecimal
     # digits has several tokens, so there are blocks of them.
@@ -148,7 +149,7 @@ async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> F
 
 
 async def _with_grammars(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
-    """The facts with what the server does with a grammar."""
+    """The facts, with what the server does with a grammar."""
     # They constrain an answer to a schema that no model writes by itself, and a call to one.
     capabilities: set[Capability] = set()
     if not renderer.can_constrain:
@@ -192,7 +193,7 @@ class UnheldEntries(Entries):
     """Entries without a lease: `no_hold`."""
 
     def lose(self, entry: Entry) -> None:
-        """Its content, or a part of it, is not in the server's memory any more."""
+        """The entry's content is not whole in the server's memory any more."""
         if self.get(entry.key) is entry:
             self.end(entry, entry.why_broken)
             entry.is_broken = True
@@ -205,7 +206,8 @@ class UnheldEntries(Entries):
 class UpstreamCache(MirrorCache):
     """`is_isolated`: no scope's prompt reuses what another scope sent.
 
-    Where it is not, reuse beyond a scope's own entries is not told: it would tell of others.
+    Where it is not isolated, reuse beyond a scope's own entries is not told: it would tell of
+    others.
     """
 
     entries: UnheldEntries
@@ -325,12 +327,12 @@ class UpstreamLoop(ExternalLoop):
     def _take(self, sequence: SequenceState, piece: Piece) -> None:
         parser = sequence.parser
         if isinstance(parser, ChatParser):
-            # Each delta is taken for a token until the server tells how many there were.
+            # Each delta counts as a token until the server tells how many there were.
             if piece.delta is not None and not parser.has_ended():
                 deltas = parser.take(piece.delta, piece.finish_reason)
                 self.accounting.text(sequence, deltas, sequence.num_output + bool(deltas))
                 if parser.has_ended() and piece.finish_reason is None:
-                    # Ours ended it: nobody will tell.
+                    # Our parser ended it, so the server won't tell.
                     self.accounting.text(sequence, [], parser.count_written())
                     sequence.finish = parser.finish
             if piece.sampled_tokens is not None:
@@ -352,13 +354,14 @@ MAX_PAUSE_SECONDS = 10.0
 """Between two questions whether a server that is down at the start is there."""
 WATCH_SECONDS = 2.0
 MISSES = 3
-"""A server that does not answer this often in a row is gone; one that refuses is at once."""
+"""A server is gone that did not answer so often in a row. A server that refuses connections is gone
+at once."""
 DEFAULT_CONTEXTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is there once the server has been asked."""
+    """What is known once the server has been asked."""
 
     server: Server
     facts: Facts
@@ -370,7 +373,8 @@ class _Parts:
 
 
 class UpstreamBackend(EngineBackend):
-    """While the server is away every call is refused as NotReady; after it a new epoch begins."""
+    """While the server is away every call is refused as NotReady. When it is back a new epoch
+    begins."""
 
     unpurged = ("what the server behind this engine keeps: it has its own ways to be reset",)
 
@@ -473,7 +477,8 @@ class UpstreamBackend(EngineBackend):
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _watch_server(self, _stopping: asyncio.Event) -> None:
-        """Raises UpstreamGone while the server is away: a failing loop is no ready engine."""
+        """Raises UpstreamGone while the server is away: the engine is not ready while a loop
+        fails."""
         parts = self._parts
         assert parts is not None
         if self._loaded is None:
@@ -498,7 +503,7 @@ class UpstreamBackend(EngineBackend):
                 parts = await self._come_back(parts)
 
     async def _lose(self, reason: str) -> None:
-        """Whatever the server held is gone. Requests fail; the final counts stay."""
+        """Whatever the server had in memory is gone. Requests fail; the final counts stay."""
         loaded = self._loaded
         self._loaded = None
         if loaded is None:
@@ -509,7 +514,8 @@ class UpstreamBackend(EngineBackend):
         await loaded.loop.fail_all("the upstream server is gone", "not_ready")
 
     async def _come_back(self, parts: _Parts) -> _Parts:
-        """Raises UpstreamError while it is away; another server than before ends the process."""
+        """Begin a new epoch. Raises UpstreamError while the server is away. Another server than
+        before ends the process."""
         try:
             facts = await examined(parts.server, parts.renderer)
         except UpstreamRefused as refusal:
@@ -622,7 +628,7 @@ def _image_counts(server: Server, renderer: ChatRenderer, facts: Facts) -> Image
 
 
 def _lasting(facts: Facts) -> tuple[Any, ...]:
-    """What must be the same after a restart, for our description to stay true."""
+    """What must be the same after the server's restart, for our description to stay true."""
     return (
         (facts.model, facts.version, facts.max_context_tokens, facts.max_running),
         (facts.block_size, facts.num_blocks),

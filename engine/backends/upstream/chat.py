@@ -1,4 +1,4 @@
-"""Conversations as servers of chat completions take them, and their answers.
+"""Conversations in the form that servers of chat completions take, and their answers.
 
 Such a server renders and parses by its own template and formats.
 """
@@ -45,7 +45,7 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """What is read of a delta of OpenAI's. Both names of thoughts are in use."""
+    """The fields of OpenAI's delta that are read. Both names of thinking are in use."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -60,11 +60,11 @@ _FINISH: dict[str, FinishReason] = {
     "tool_calls": "tool_use",
     "function_call": "tool_use",
 }
-"""Whatever else ends an answer is a `stop`."""
+"""Any other reason counts as `stop`."""
 
 
 def chat_messages(prompt: Prompt, images: Sequence[Image] = ()) -> list[dict[str, Any]]:
-    """Earlier thoughts are left out. A raw text was refused before.
+    """The prompt's messages. Earlier thinking is left out. A raw text was refused before.
 
     An image stands where its reference is. vLLM knows it by its `uuid`, which is its scope's alone.
     """
@@ -129,7 +129,7 @@ def conversation(order: Order) -> dict[str, Any]:
 
 
 class ChatParser:
-    """An `engine.schedule.output.OutputParser` whose input are deltas, not tokens.
+    """An `engine.schedule.output.OutputParser` that takes deltas, not tokens.
 
     The model's `tokenizer` counts tokens where the server does not tell.
     Raises UpstreamError for a call that can't be told.
@@ -185,7 +185,7 @@ class ChatParser:
         return [TextDelta(rest)] if rest else []
 
     def count_written(self) -> int:
-        """About how many tokens all that came are: their text is tokenized again."""
+        """About how many tokens the answer has: its text is tokenized again."""
         return len(self._tokenizer.encode("".join(self._written), add_special_tokens=False).ids)
 
     def _call(self, call: CallDelta) -> list[Delta]:

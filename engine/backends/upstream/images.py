@@ -1,7 +1,8 @@
-"""Images before a server that is not ours: whether it sees them, and what they make of our tokens.
+"""Images at a server that is not ours: whether it sees them, and how many tokens they have there.
 
 Only the server knows how many tokens its processor makes of an image. It is asked once for each
-image, alone in a prompt, and for more images together than it was ever sent.
+image, alone in a prompt. It is also asked for images together, where a prompt has more than it was
+ever sent.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from engine.text.renderer import ChatRenderer
 
 log = structlog.get_logger()
 MAX_ASKED = 2
-"""Questions about images that a server has at a time."""
+"""The most questions about images that a server is asked at a time."""
 TRIED_WORDS = 32
 """Of 32 hexadecimal digits each, behind the image of a trial: blocks that could be reused."""
 _ANY = Image("0" * 64, "image/png", b"", 1, 1)
@@ -127,8 +128,8 @@ def _order(request: GenerateRequest, token_ids: Sequence[TokenId], max_tokens: i
 async def tried(server: Server, renderer: ChatRenderer, facts: Facts) -> Facts:
     """The facts, with the capability `images` where the server sees them.
 
-    A prompt with an image is sent, and then another that differs in one pixel: what is reused of
-    that must end in front of the image. Raises UpstreamGone and UpstreamBusy.
+    A prompt with an image is sent, and then one whose image differs in one pixel. Of the second,
+    nothing may be reused from the image on. Raises UpstreamGone and UpstreamBusy.
     """
     if not renderer.image_text or not server.TAKES_IMAGES:
         return facts

@@ -1,4 +1,4 @@
-"""A model server as we see it: its HTTP, its slots, and what is found out at the start.
+"""A model server that is not ours: calls to it, its slots, and what is found out at the start.
 
 Every answer has a bound on its bytes and on its silence.
 """
@@ -29,7 +29,7 @@ LOOK_SECONDS = 10.0
 """How long a small question may take: a model's name, a count of tokens, whether it lives."""
 MAX_REPLY_BYTES = 8 * 2**20
 MAX_EVENT_BYTES = 2**20
-"""Of one event, with the comments and empty lines in front of it."""
+"""The most bytes of one event, with the comments and empty lines in front of it."""
 _BUSY = {429, 503, 529}
 
 
@@ -124,7 +124,7 @@ class Wire:
 
 
 def check_status(status: int, path: str) -> None:
-    """Raise UpstreamError, or what is more exact, unless it is 200."""
+    """Raise UpstreamError or a subclass of it, unless the status is 200."""
     if status in _BUSY:
         raise UpstreamBusy(f"{path}: the server is overloaded (status {status})")
     if status in (401, 403):
@@ -143,7 +143,7 @@ def decoded(body: bytes, kind: type[T], path: str) -> T:
 
 
 async def event_data(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The `data` of each event. Raises UpstreamError where none ends within its bound."""
+    """The `data` of each event. Raises UpstreamError for an event of too many bytes."""
     # The beginning of a line that may come in many chunks: each byte is looked at once.
     rest = list[bytes]()
     data = list[bytes]()
@@ -243,7 +243,7 @@ PROBE_TEXTS = (
     "The quick brown fox jumps over 13 lazy dogs.\n\n  def f(x):\n\treturn x ** 2\n",
     "Größe, naïve, 東京, Привет, 🙂👍🏽 — “quoted” …",
 )
-"""What a server's tokenizer is compared with."""
+"""The texts by which a server's tokenizer is compared with ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,10 +251,10 @@ class ModelFacts:
     """What the model's own files say, and a server does not."""
 
     vocabulary_size: int
-    # What the model was trained for.
+    # The context in tokens that the model was trained for.
     max_context_tokens: int | None
     sampling: Sampling
-    # Our tokens of PROBE_TEXTS.
+    # The tokens of PROBE_TEXTS by our tokenizer.
     probes: Mapping[str, list[TokenId]]
 
     @classmethod
@@ -273,7 +273,8 @@ class ModelFacts:
         )
 
     def context(self, server_context: int | None) -> int:
-        """The server's context in tokens; where it does not tell, what the model was trained for.
+        """The server's context in tokens. Where it does not tell: the context that the model was
+        trained for.
 
         Raises UpstreamRefused where neither is known.
         """
@@ -298,8 +299,8 @@ class Facts:
     """What is known of a running server. The notes are for people."""
 
     kind: Kind
-    # The server's word for what it serves, by the end of a path: an alias that it was started with
-    # says less.
+    # The name of what the server serves, by the last part of a path. An alias that it was started
+    # with says less.
     model: str
     max_context_tokens: int
     # So many requests are sent to it at a time.

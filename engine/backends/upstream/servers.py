@@ -1,8 +1,8 @@
 """The servers: vLLM by its completions, llama.cpp by its own API, others by chat completions.
 
 OpenAI's API tells with the last event of a stream how much of a prompt was reused, if at all. The
-first frame of an answer needs that number. So a prompt is computed first by a request for one
-token; the generation that follows finds it in the cache.
+first frame of an answer needs that number. So a request for one token computes the prompt first.
+The generation behind it finds the prompt in the cache.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ MODELS = "/v1/models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What came of an answer since the last piece."""
+    """The part of an answer since the last piece."""
 
     token_ids: Sequence[TokenId] = ()
     # None: not told with this piece.
@@ -48,7 +48,7 @@ class Piece:
     delta: ChatDelta | None = None
     # Why the server ended the choice, in its own words.
     finish_reason: str | None = None
-    # The same in ours, where our parser sees no end.
+    # The reason in our words, where our parser sees no end.
     finish: FinishReason | None = None
     # How many the whole answer had.
     sampled_tokens: int | None = None
@@ -75,8 +75,8 @@ class Server:
     EVENT: ClassVar[type[Any]]
     ALIVE: ClassVar[str] = "/health"
     ENDS: ClassVar[Mapping[str, FinishReason]] = {}
-    # For people: where it tells what it reused, what it lacks where it does not, and whether it
-    # keeps scopes apart where nothing shows that.
+    # Notes for people: where the server tells what it reused; what it needs where it does not;
+    # whether it keeps scopes apart, where nothing shows that.
     TOLD_BY: ClassVar[str] = "usage.prompt_tokens_details.cached_tokens"
     NOT_TOLD: ClassVar[str] = "its usage has no prompt_tokens_details.cached_tokens"
     UNPROVEN: ClassVar[str] = "the server knows no scopes"
@@ -86,7 +86,7 @@ class Server:
     def __init__(self, wire: Wire, files: ModelFacts, model: str, block_size: int) -> None:
         """`model`: the server's name of it, or empty for its only one.
 
-        `block_size` in tokens: our books count in blocks, and not every server does.
+        `block_size`: the tokens of a block in our books. Not every server has blocks.
         """
         self._wire = wire
         self._files = files
@@ -106,7 +106,7 @@ class Server:
         return ""
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
-        """Compute the prompt alone, for servers that tell what they reused at the end only."""
+        """Compute the prompt alone, for servers that tell only at the end what they reused."""
         raise NotImplementedError
 
     async def count(self, order: Order) -> int:
@@ -127,7 +127,7 @@ class Server:
             piece = self._piece(event, order, place)
             if piece is None:
                 continue
-            # Of a server that tells no tokens, bytes are bounded.
+            # A server that tells no tokens may send so many bytes.
             is_text = self.MAX_TOKEN_EVENT_BYTES > 0
             most = order.max_tokens
             size += len(data) if is_text else len(piece.token_ids)
@@ -168,8 +168,8 @@ class Model(msgspec.Struct):
     # The context in tokens: vLLM's, and some others'.
     max_model_len: int | None = None
     owned_by: str = ""
-    # vLLM's, and some others': what the server loaded, where `id` is a name that it was started
-    # with.
+    # What the server loaded, where `id` is a name that it was started with. vLLM and some others
+    # have it.
     root: str | None = None
 
     @property
@@ -179,7 +179,7 @@ class Model(msgspec.Struct):
 
 
 def last_part(name: str) -> str:
-    """Of a path the file or folder, which may lie elsewhere on another machine; else all of it."""
+    """A path's file or folder, since paths differ between machines. Any other name as it is."""
     is_path = name.startswith(("/", "~", ".")) or "\\" in name
     parts = [part for part in re.split(r"[/\\]", name) if part] if is_path else []
     return (parts[-1] if parts else name)[-256:]
@@ -222,7 +222,8 @@ class _Tokenized(msgspec.Struct):
 
 
 class ChatServer(Server):
-    """It renders, it parses, and its usage is what it tells. It knows no scopes."""
+    """A server of chat completions: it renders and parses by itself, and tells no more than its
+    usage. It knows no scopes."""
 
     PATH = "/v1/chat/completions"
     EVENT = _Answer
@@ -248,7 +249,8 @@ class ChatServer(Server):
         )
 
     async def fingerprint(self) -> str:
-        """Its model: a server that was started anew with another one may look the same else."""
+        """The server's model. A server that was started anew with another model may look the same
+        otherwise."""
         await super().fingerprint()
         models = (await self._wire.ask(MODELS, Models)).data
         return next((model.what for model in models if model.id == self._model), "")
@@ -261,7 +263,7 @@ class ChatServer(Server):
         return self._usage(answer.usage, order)
 
     async def count(self, order: Order) -> int:
-        """Has one token computed, as nothing else tells."""
+        """Counts by a request for one token, since no other call tells."""
         counted = (await ChatServer.prefill(self, order)).prompt_tokens
         if counted is None:
             raise UpstreamError("an answer without usage")
@@ -319,7 +321,8 @@ class ChatServer(Server):
         )
 
     def _usage(self, usage: _Usage | None, order: Order) -> Piece:
-        """What was reused, of our tokens: 0 where the server counts the prompt otherwise."""
+        """How many of our tokens were reused. 0 where the server counts the prompt's tokens in
+        another way."""
         if usage is None:
             return Piece()
         details = usage.prompt_tokens_details
@@ -371,7 +374,7 @@ class VllmServer(ChatServer):
             model=model.what,
             version=str(version.get("version", ""))[:64],
             max_context_tokens=self._files.context(model.max_model_len),
-            # vLLM does not tell its `--max-num-seqs`; what it has no room for waits there.
+            # vLLM does not tell its `--max-num-seqs`. Requests that it has no room for wait there.
             max_running=256,
             tells="at_the_end",
             isolation="salt",
@@ -467,7 +470,7 @@ class _Timings(msgspec.Struct, frozen=True):
 class _Event(msgspec.Struct):
     """One event of llama.cpp's stream."""
 
-    # Beside `prompt_progress` they are none that were sampled.
+    # In an event with `prompt_progress` they were not sampled.
     tokens: list[int] = []
     stop: bool = False
     stop_type: str = ""
@@ -496,7 +499,7 @@ class LlamaCppServer(Server):
             raise UpstreamRefused(f"the server says that it has {props.total_slots} slots")
         context = self._files.context(props.default_generation_settings.n_ctx)
         for text, ours in self._files.probes.items():
-            # Ids must mean the same text; how text is cut into ids is our business alone.
+            # Ids must mean the same text there. How text becomes ids is decided here alone.
             if (await self._wire.ask("/detokenize", _Text, {"tokens": ours})).content != text:
                 raise UpstreamRefused(
                     "the server has another vocabulary than ENGINE_MODEL; name the same model"
@@ -570,7 +573,8 @@ class LlamaCppServer(Server):
             "typical_p": 1.0,
             "repeat_penalty": 1.0,
             "seed": sample.seed % 2**32 if order.is_seeded else -1,
-            # It makes the server's own ends of a turn impossible, so only where nothing may end it.
+            # It makes the server's own ends of a turn impossible, so it is set only where nothing
+            # may end the turn.
             "ignore_eos": not order.end_token_ids,
         }
 
@@ -583,9 +587,8 @@ SERVERS: Mapping[Kind, type[Server]] = {
 
 
 async def find_kind(wire: Wire, model: str) -> Kind:
-    """By whom `/v1/models` names as the owner, and by llama.cpp's own `/props`.
-
-    Whatever else lists its models, or has its model named, is a server of chat completions.
+    """The server's kind, by the owner that `/v1/models` names and by llama.cpp's own `/props`. Any
+    other server is one of chat completions, if it lists its models or the setting names its model.
     Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy where it is not ready yet.
     """
     status, answer = await wire.look(MODELS)
