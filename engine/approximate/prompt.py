@@ -38,9 +38,9 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.protocol import (
     SHARE_PARTS,
     Approximation,
-    Blocks,
     Breakpoint,
     Document,
+    FromDocuments,
     FromSibling,
     HeldName,
 )
@@ -130,7 +130,7 @@ class ApproximatePrompt:
             )
         if self.compression is not None:
             return self.compression.report
-        return Blocks(
+        return FromDocuments(
             documents=len(self.placed),
             reused=sum(placed.end - placed.copied for placed in self.placed),
             recomputed=sum(placed.copied - placed.start for placed in self.placed),

@@ -73,7 +73,7 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         return self.scorer
 
 
-class Blocks(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="blocks"):
+class FromDocuments(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="blocks"):
     """Documents stand in an answer's prompt."""
 
     method: ClassVar[Method] = "blocks"
@@ -108,4 +108,4 @@ class FromSibling(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
         return f"sibling: {self.reused} reused, {layers} recomputed"
 
 
-Approximation = Compressed | Blocks | FromSibling
+Approximation = Compressed | FromDocuments | FromSibling

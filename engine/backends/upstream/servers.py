@@ -161,7 +161,7 @@ _START = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.M)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
 
 
-class Model(msgspec.Struct):
+class ServedModel(msgspec.Struct):
     """A model, as a server lists it."""
 
     id: str
@@ -185,8 +185,8 @@ def last_part(name: str) -> str:
     return (parts[-1] if parts else name)[-256:]
 
 
-class Models(msgspec.Struct):
-    data: list[Model] = []
+class ServedModels(msgspec.Struct):
+    data: list[ServedModel] = []
 
 
 class _Details(msgspec.Struct):
@@ -252,7 +252,7 @@ class ChatServer(Server):
         """The server's model. A server that was started anew with another model may look the same
         otherwise."""
         await super().fingerprint()
-        models = (await self._wire.ask(MODELS, Models)).data
+        models = (await self._wire.ask(MODELS, ServedModels)).data
         return next((model.what for model in models if model.id == self._model), "")
 
     async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
@@ -276,12 +276,12 @@ class ChatServer(Server):
             async for piece in pieces:
                 yield piece
 
-    async def _find_model(self) -> Model:
+    async def _find_model(self) -> ServedModel:
         """The server's model of this name, or its only one where the name is empty.
 
         Raises UpstreamRefused where it has none or several.
         """
-        models = (await self._wire.ask(MODELS, Models)).data
+        models = (await self._wire.ask(MODELS, ServedModels)).data
         matches = [model for model in models if self._model in ("", model.id)]
         if len(matches) != 1:
             names = ", ".join(model.id for model in models[:8])
@@ -595,7 +595,9 @@ async def find_kind(wire: Wire, model: str) -> Kind:
     owners = set[str]()
     if status == 200:
         try:
-            owners = {model.owned_by.lower() for model in decoded(answer, Models, MODELS).data}
+            owners = {
+                model.owned_by.lower() for model in decoded(answer, ServedModels, MODELS).data
+            }
         except UpstreamError:
             pass  # another server's page
     if "vllm" in owners:

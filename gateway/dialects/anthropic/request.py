@@ -29,7 +29,7 @@ from gateway.dialects.unknown import UnknownFields
 from gateway.prompt.ignored import ADVICE, ADVICE_REASON
 from gateway.prompt.wish import ApproximateMark, Wish
 
-Ttl = Literal["5m", "1h"]
+AnthropicTtl = Literal["5m", "1h"]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ class Approximate(Strict):
         if (self.scorer and self.keep is None) or (self.recompute is not None and not self.block):
             raise InvalidRequest(f"{where}: `scorer` is for `keep`, `recompute` for `block`")
 
-    def wish(self, ttl: Ttl) -> Wish:
+    def wish(self, ttl: AnthropicTtl) -> Wish:
         """What is kept of the prefix, or read in its place; or the block, held for so long."""
         if self.block is None:
             return ApproximateMark(self.keep, self.scorer or DEFAULT_SCORER, bool(self.sibling))
@@ -68,7 +68,7 @@ class Approximate(Strict):
 
 class CacheControl(Strict):
     type: Literal["ephemeral"]
-    ttl: Ttl = "5m"
+    ttl: AnthropicTtl = "5m"
     holdfast: Approximate | None = None
 
 

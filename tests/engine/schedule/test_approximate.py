@@ -20,7 +20,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.clock import ManualClock
-from engine.protocol import Blocks, ChainGone, ChainHeld, HeldName, LeaseEnded, Ttl
+from engine.protocol import ChainGone, ChainHeld, FromDocuments, HeldName, LeaseEnded, Ttl
 from tests.engine.schedule.harness import Harness, Sent, occupied, words
 
 HEAD = words(0, 9)
@@ -365,7 +365,7 @@ def test_documents_in_another_order_are_read_but_for_what_is_recomputed() -> Non
     # The first eight tokens are a block that both prompts begin with.
     assert (usage.automatic_tokens, usage.computed_tokens) == (8, rest - 8)
     for sent in (first, second):
-        assert sent.begun.approximate == Blocks(documents=3, reused=copied, recomputed=9)
+        assert sent.begun.approximate == FromDocuments(documents=3, reused=copied, recomputed=9)
     assert {(entry.tokens, entry.is_leased) for entry in engine.entries.live()} == {
         (23, True),
         (24, True),
@@ -402,7 +402,7 @@ def test_a_share_is_computed_wherever_it_is_chosen_and_counted_to_the_token() ->
     works = [work for step in engine.runner.steps[before:] for work in step]
     assert sum(len(work.token_ids) for work in works) == 60 - 31 - 8 + 3
     for sent in (first, second):
-        assert sent.begun.approximate == Blocks(documents=2, reused=31, recomputed=14)
+        assert sent.begun.approximate == FromDocuments(documents=2, reused=31, recomputed=14)
     # Another share is another kind; the documents' entries are the same.
     other = engine.done(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "5m"}, recompute=0.2)
     usage = other.usage
