@@ -24,12 +24,13 @@ from engine.sizing import blocks_for
 
 
 def asks_for_any(request: GenerateRequest) -> bool:
-    """Whether its answer may be computed behind anything else than the exact prompt."""
+    """Whether the request's answer may be computed behind another prompt than the exact one."""
     return bool(request.documents) or any(point.is_approximate for point in request.breakpoints)
 
 
 def is_in_other_tokens(request: GenerateRequest) -> bool:
-    """Whether other tokens stand for its prompt's, so that nobody needs the exact ones' digests."""
+    """Whether other tokens stand for its prompt's. Then nobody needs the digests of the exact
+    tokens."""
     return bool(request.documents) or any(point.keep is not None for point in request.breakpoints)
 
 
@@ -70,7 +71,8 @@ class Approximations:
     def measure_part(self) -> bool:
         """Do a bounded part of the measuring. False where nothing is left of it.
 
-        All techniques are told at once: what may be asked for is decided by the next lower one.
+        All techniques are told at once, because what may be asked for depends on the next lower
+        one.
         """
         if self.gate is None:
             return False
@@ -178,7 +180,7 @@ class Approximations:
                 raise FieldRefused(field, why)
             if exact.is_mixed:
                 raise FieldRefused(field, "not with an adapter, an image or a salt")
-            # The first token is what documents stand behind; the last one is always computed.
+            # Documents stand behind the first token, and the last token is always computed.
             start = max(exact.begins[number], 1)
             end = query.segments[document.segment].end
             end = None if end is None else min(end, len(query.tokens) - 1)

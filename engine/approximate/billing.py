@@ -57,7 +57,7 @@ def write_documents(
         piece = Piece(max(placed.copied, lookup.read), placed.end, None)
         table = tables.get(id(placed))
         if prompt.sibling_mark is not None:
-            # Its entry is the sibling's alone: it is not written, leased or counted here.
+            # Its entry is the sibling's alone. It is not written, leased or counted here.
             tier = None if table is None else table.origin(placed.end)
         elif table is not None:
             entry = cache.write(placed.origin, document, table, now)
@@ -98,7 +98,7 @@ def with_pieces(usage: InputUsage, pieces: Iterable[Piece]) -> InputUsage:
             num_both = max(min(piece.end, stop) - max(piece.start, start), 0)
             if piece.ttl is None or outlives(piece.ttl, ttl):
                 writes[ttl] -= num_both
-            else:  # an entry of the prompt has it for as long
+            else:  # an entry of the prompt keeps it for as long
                 num_moved -= num_both
         if piece.ttl is None:
             read += num_moved

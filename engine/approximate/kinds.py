@@ -21,7 +21,7 @@ _WRITTEN_BY_SIBLING = b"sibling\0"
 _BEHIND_SIBLING = b"variant\0"
 
 _KEEP_PARTS = 10_000
-"""In how many parts of a whole `keep` is written."""
+"""`keep` is written as so many parts of a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Compression:
 
     @property
     def cut(self) -> int:
-        """By how many slots a later token lies before its position."""
+        """How many slots before its position a later token lies."""
         return self.of - self.kept
 
     @property
@@ -47,7 +47,7 @@ class Compression:
 
     @property
     def kind(self) -> ChainKind:
-        """That of a chain that begins with what is kept. `compression_of` reads it back."""
+        """The kind of a chain that begins with the kept tokens. `compression_of` reads it back."""
         scorer = self.scorer.encode().ljust(8, b"\0")
         parts = round(self.keep * _KEEP_PARTS)
         packed = _COMPRESSED + scorer + self.of.to_bytes(4) + parts.to_bytes(2)
@@ -57,7 +57,8 @@ class Compression:
 def new_compression(
     scorer: Scorer, keep: float, num_tokens: int, block_size: int
 ) -> Compression | None:
-    """None where too little would be left of so short a prefix, or nothing cut from it."""
+    """The compression of a prefix. None where so short a prefix would keep too little, or lose
+    nothing."""
     assert LEAST_KEEP <= keep < 1
     parts = round(keep * _KEEP_PARTS)
     kept = aligned(num_tokens * parts // _KEEP_PARTS, block_size)
@@ -94,11 +95,11 @@ class Sibling:
 
     @property
     def kind(self) -> ChainKind:
-        """That of what the sibling itself wrote."""
+        """The kind of what the sibling itself wrote."""
         return self._kind(_WRITTEN_BY_SIBLING, 0, 0)
 
     def kind_up_to(self, end: int) -> ChainKind:
-        """That of prompts whose first `end` tokens have the sibling's keys and values."""
+        """The kind of prompts whose first `end` tokens have the sibling's keys and values."""
         return self._kind(_BEHIND_SIBLING, self.own_layers, end)
 
     def _kind(self, beginning: bytes, layers: int, end: int) -> ChainKind:
@@ -108,7 +109,7 @@ class Sibling:
 
 
 def documents_kind(start: int) -> ChainKind:
-    """That of prompts with documents in them, of which what is copied begins at `start`."""
+    """The kind of prompts with documents in them. The copies begin at `start`."""
     return ChainKind(_digest_of(_WITH_DOCUMENTS), start)
 
 

@@ -1,4 +1,4 @@
-"""What is copied into one sequence: from an exact prompt's table, to ranges of its own."""
+"""Copies into one sequence: from an exact prompt's table to ranges of the sequence's own."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,7 +73,7 @@ def new_placings(
     placings: list[Placing] = []
     for number, placed in enumerate(prompt.placed):
         lookup = documents[number] if documents else Lookup([], None, 0, None)
-        # What a sibling wrote is read or not there: it is never computed in its place.
+        # What a sibling wrote is read, if it is there. It is never computed in its place.
         if prompt.sibling_mark is not None and lookup.hit is None:
             continue
         ranges = list(table.gaps(placed.end, placed.begin))
@@ -88,9 +88,8 @@ def usable_sources(
     digests: PromptDigests,
     lookup: Lookup | None = None,
 ) -> Sources:
-    """The blocks in memory that a prompt goes on from.
-
-    What is chosen of a document is chosen of all of it: its copy is reused whole or not at all.
+    """The blocks in memory that a prompt goes on from. A document's copy is reused whole or not at
+    all, because its tokens are chosen among all of them.
     """
     size = cache.pool.block_size
     sources = cache.sources(digests, lookup)
@@ -107,7 +106,7 @@ def usable_sources(
             for index in range(placed.begin // size, blocks_for(placed.end, size))
             if index in sources and index * size + sources[index].num_tokens > num_read
         }
-        # A block that two documents share is lacking of the other too.
+        # A block that two documents share is missing for the other too.
         if not dropped:
             return sources
         for index in dropped:
@@ -118,14 +117,15 @@ def usable_sources(
 
 
 def num_spare(cache: PrefixCache, prompt: ApproximatePrompt, sources: Sources) -> int:
-    """The most blocks that the exact prompts take besides, where these sources lack the copies."""
+    """The most blocks that the exact prompts take besides. They are computed where these sources
+    lack the copies."""
     size = cache.pool.block_size
     spare = 0
     for placed in prompt.placed:
         is_copied = prompt.sibling_mark is None or placed.entry is not None
         if is_copied and not has_copy(sources, placed, size):
-            # What a look-up pins or a lease has is there already. Each block counts by itself: of
-            # two copies of a prompt either may have the blocks that are found.
+            # A block that a look-up pins, or that is leased, is there already. Each block counts by
+            # itself, because two copies of a prompt may have different blocks of it.
             blocks = map(cache.pool.peek, placed.origin.digests.full)
             here = sum(block is not None and block.ref_count > 0 for block in blocks)
             spare += len(placed.origin.tokens) // size + 2 - here

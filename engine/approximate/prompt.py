@@ -49,9 +49,9 @@ from engine.sizing import blocks_for
 LEAST_TOKENS = 64
 """A shorter document is computed sooner than it is copied."""
 LEAST_COPIED = 16
-"""So many tokens stand for a document's digest in a prompt, with seven bits each."""
+"""How many tokens stand for a document's digest in a prompt. Each has seven bits of it."""
 MAX_ENDS = 4
-"""At most so many ends of a sibling's part are tried that prompts in memory have, the longest."""
+"""How many ends of a sibling's part are tried at most: the longest ones of prompts in memory."""
 _IS_SHARE = 1 << 31
 
 
@@ -59,8 +59,8 @@ _IS_SHARE = 1 << 31
 class Placed:
     """Tokens of a prompt whose keys and values are copied from an exact prompt."""
 
-    # The exact prompt that they are by themselves. It ends with one token more, which is computed
-    # and not copied. A document's begins with the first token of the prompt.
+    # The exact prompt that has just these tokens. It ends with one token more, which is computed
+    # and not copied. A document's exact prompt begins with the prompt's first token.
     origin: CacheQuery
     # They stand at positions [start, end) of the prompt.
     start: int
@@ -69,7 +69,7 @@ class Placed:
     end: int
     # Their positions minus those in the origin.
     shift: int = 0
-    # Not the first tokens are computed: which ones is chosen when all others are in memory.
+    # Which tokens are computed is chosen when all others are in memory. They need not be the first.
     is_chosen: bool = False
     # A compressed prefix needs so many tokens of its origin.
     of: int = 0
@@ -78,7 +78,7 @@ class Placed:
 
     @property
     def begin(self) -> int:
-        """Where what is copied begins."""
+        """Where the copy begins."""
         return self.start if self.is_chosen else self.copied
 
 
@@ -107,8 +107,8 @@ class SiblingMark:
 class ApproximatePrompt:
     """One prompt that is made of others."""
 
-    # The prompt in the chain of its kind. Where something is copied its tokens stand for that. A
-    # compressed prompt's are counted in slots.
+    # The prompt in the chain of its kind. Where something is copied other tokens stand for it. A
+    # compressed prompt's tokens are counted in slots.
     query: CacheQuery
     # What is copied into it, in the order of its positions, without overlap.
     placed: Sequence[Placed] = ()
@@ -166,7 +166,7 @@ def compressed(
         ],
         breakpoints=[structs.replace(point, keep=None) for point in query.breakpoints],
         names=[HeldName(name.digest, slot(name.tokens) or 0) for name in query.names],
-        min_cache_tokens=1,  # it was asked of the prefix that is compressed
+        min_cache_tokens=1,  # the minimum was asked of the prefix that is compressed
         cut=compression.cut,
     )
     return ApproximatePrompt(

@@ -50,7 +50,8 @@ Publish = Callable[[list[Event]], None]
 
 
 class Accounting:
-    """Of one epoch; not thread-safe. What ends a choice must give its blocks back first.
+    """One epoch's accounting; not thread-safe. Whoever ends a choice must give its blocks back
+    first.
 
     `counts_prefill`: the computed tokens of a request that fails are in its `computed`. Where the
     backend must ask for them it calls `close_failed` later.
@@ -147,7 +148,7 @@ class Accounting:
         request.usage = written.usage
         self.totals.started(written.usage, now - request.began_at)
         if written.held:
-            # What went before is told before, since it may have been the same names.
+            # Earlier changes are told first, since they may be of the same names.
             self._events += [*self._cache.pool.changes.take(), *written.held]
         brought = 0.0
         if read_tier not in (None, "device") and request.brought_at is not None:
@@ -193,7 +194,8 @@ class Accounting:
             sequence.finish = "context"
 
     def text(self, sequence: SequenceState, deltas: Sequence[Delta], num_output: int) -> None:
-        """Take what a server of text answered. `num_output` tokens have come so far, about."""
+        """Take a piece of the answer of a server of text. About `num_output` tokens have come so
+        far."""
         if deltas:
             self._note_output(sequence)
         missing = num_output - sequence.num_output
@@ -203,7 +205,7 @@ class Accounting:
         _say(sequence, deltas)
 
     def _note_output(self, sequence: SequenceState) -> None:
-        """A token of the choice has come, or a piece of text from a server of text."""
+        """Note that a token of the choice has come, or a piece of text from a server of text."""
         now = self.clock.now()
         last = sequence.last_output_at
         sequence.last_output_at = now
@@ -276,9 +278,8 @@ class Accounting:
             self.ended(sequence)
 
     def failed(self, sequence: SequenceState, message: str, code: ErrorCode = "internal") -> None:
-        """End a choice that can't be computed. If its request never began, that fails with `code`.
-
-        Nothing was written then.
+        """End a choice that can't be computed. A request that never began fails with `code`. Then
+        nothing was written.
         """
         request = sequence.request
         if request.started_at is not None:
@@ -295,7 +296,7 @@ class Accounting:
         request.emit(Failed(code=code, message=message))
 
     def close_failed(self, request: RequestState, prefilled_tokens: int) -> None:
-        """So much was computed of a prompt whose response never began."""
+        """Note how much was computed of a prompt whose response never began."""
         assert request.leader.finish is not None
         self._close(request, request.leader.finish, prefilled_tokens)
 
@@ -316,7 +317,7 @@ class Accounting:
 
 
 def _say(sequence: SequenceState, deltas: Iterable[Delta]) -> None:
-    """Emit deltas, marked with their choice, which parsers don't know."""
+    """Emit deltas with the number of their choice, which parsers don't know."""
     for delta in deltas:
         choice = sequence.choice
         sequence.request.emit(msgspec.structs.replace(delta, choice=choice) if choice else delta)
@@ -331,7 +332,7 @@ class Totals:
     """
 
     counters: Counter[str] = field(default_factory=Counter)
-    # The sum of the times of started requests between admission and first token.
+    # The seconds between admission and first token, summed over started requests.
     prefill_seconds: float = 0.0
     num_forgotten: int = 0
     input_tokens: ValueCounts = field(default_factory=lambda: ValueCounts(TOKENS_PER_REQUEST))
@@ -357,7 +358,7 @@ class Totals:
             self.counters[name] += getattr(usage, name)
 
     def drew(self, num_proposed: int, num_accepted: int) -> None:
-        """A step drew tokens of one choice, `num_accepted` of the proposed ones among them."""
+        """Note that a step drew tokens of one choice. `num_accepted` of them had been proposed."""
         self.counters["sampling_steps"] += 1
         if num_proposed:
             self.counters["draft_tokens"] += num_proposed
@@ -373,7 +374,7 @@ class Totals:
         self.counters["output_tokens"] += counts.output_tokens
         if counts.usage is not None:
             self.output_tokens.add(counts.output_tokens)
-        # A request that ended before it started has no usage, and yet computed these.
+        # A request that ended before it started has no usage, but computed these tokens.
         self.counters["computed_tokens"] += counts.prefilled_tokens
         self.counters["prefilled_tokens"] += counts.prefilled_tokens
         self._unacknowledged[counts.request_id] = counts

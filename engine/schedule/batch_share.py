@@ -1,4 +1,4 @@
-"""What of the steps rows of batches get.
+"""Which steps rows of batches get.
 
 Rows of batches are computed behind the interactive requests. Batch sequences take no part in a step
 while an interactive one waits to begin or for its first tokens. They keep their blocks meanwhile.

@@ -84,7 +84,7 @@ class EngineLoop:
         self._learn(chunks, self._clock.now() - now)
 
     def _expire(self, now: float) -> None:
-        """End what is over: entries by their time, and choices whose next tokens are too costly."""
+        """End entries whose time is over, and choices whose next tokens are too costly."""
         if self._store is not None:
             self._store.before_step(now)
         self.accounting.expire(now)
@@ -96,12 +96,12 @@ class EngineLoop:
                 )
 
     def _choose(self, now: float) -> list[PrefillChunk]:
-        """What this step computes. What must be in memory before that is copied."""
+        """Choose what this step computes, and copy what must be in memory before."""
         chunks = self.scheduler.schedule(now)
         self._copy()
         # Copy what arrives from the tiers below, as much of it as a step may.
         self._copy_arrivals()
-        # One that must be looked up again has no blocks any more.
+        # A sequence that must be looked up again has no blocks any more.
         return [chunk for chunk in chunks if chunk.sequence in self.scheduler.running]
 
     def _copy(self) -> None:
@@ -133,7 +133,7 @@ class EngineLoop:
         works: Sequence[Work],
         tokens: Sequence[TokenId | None],
     ) -> None:
-        """Account for what was computed, hand its tokens out, and end the choices that are done."""
+        """Account for what was computed, deliver the tokens, and end the choices that are done."""
         for chunk, work, token in zip(chunks, works, tokens, strict=True):
             self._advance(chunk, work, token)
         is_shared = self.scheduler.is_shared
@@ -150,8 +150,8 @@ class EngineLoop:
             self._store.after_step(self._clock.now())
 
     def _learn(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
-        """Take the time of a whole step that computed these chunks. A clock that is moved by hand
-        tells no time."""
+        """Learn from the time of a whole step that computed these chunks. A manual clock tells no
+        such time."""
         if chunks and seconds > 0:
             prefilled = [chunk.count for chunk in chunks if not chunk.is_decode]
             decodes = len(chunks) - len(prefilled)
@@ -265,7 +265,7 @@ class EngineLoop:
         timeout = min(self.accounting.seconds_to_expiry(now), MAX_IDLE_SECONDS)
         if self._store is not None:
             timeout = min(timeout, self._store.seconds_to_next(now))
-            # What runs waits for files alone. Their arrival is a call.
+            # Running sequences wait for files alone. A file's arrival is a call.
             is_waiting |= self._is_idle and self._store.is_reading
         while True:
             try:

@@ -33,7 +33,7 @@ class OutputParser(Protocol):
     # Set by `feed`, the generation is over: the loop samples no more. The deciding token is still
     # counted.
     finish: FinishReason | None
-    # They end the generation where they are drawn.
+    # Tokens that end the generation where they are drawn.
     end_token_ids: frozenset[TokenId]
     stop_sequence: str | None
     thinking_tokens: int
@@ -72,8 +72,8 @@ class LogProbs:
     """Which log-probabilities of one choice go out with which text.
 
     A token's text may have to wait: the next token may make it a stop sequence, a call or thinking.
-    Its log-probabilities wait with it. They go out with the text, and are dropped with what is no
-    text. The runner writes `probs`; nothing is drawn again before `told`.
+    Its log-probabilities wait with it. They go out with the text. Where the token becomes no text
+    they are dropped. The runner writes `probs`; nothing is drawn again before `told`.
     """
 
     def __init__(self, num_top: int, spelled: Callable[[TokenId], Spelled]) -> None:

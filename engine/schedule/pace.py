@@ -1,4 +1,5 @@
-"""How much a step prefills while several scopes share the engine: as much as a short step computes.
+"""How much a step prefills while several scopes share the engine: no more than a short step
+computes.
 
 A first token waits for the step in progress and for its own. One scope alone gets steps of
 `max_tokens`, which compute the most tokens a second. While several scopes are here, or were here
@@ -16,15 +17,15 @@ SHARED_SECONDS = 0.02
 LATELY_SECONDS = 10.0
 """A scope that had a request in this time is expected to send the next one."""
 ADMITTED_BLOCKS = 4096
-"""A shared step admits prompts of about so many blocks: to look one up takes some 5 µs."""
+"""A shared step admits prompts of about so many blocks. To look one block up takes some 5 µs."""
 FIRST_TOKENS = 3
-"""A client sees its first text with one of so many tokens."""
+"""One of the first so many tokens brings a client its first text."""
 MAX_YIELDED = 3
-"""How many steps in a row long prompts wait for others' first tokens."""
+"""How many steps in a row a long prompt waits for others' first tokens."""
 _LEAST_SHARE = 16
 """A step computes this part of `max_tokens` at least: every step also has a fixed cost."""
 _WHOLE_PIECES = 4
-"""A prompt's rest of this many least pieces is computed whole, not in two steps."""
+"""A rest of a prompt is computed whole if it has no more than so many least pieces."""
 _DEPTH_TOKENS = 256
 _MAX_SCOPES = 1024
 
@@ -42,7 +43,7 @@ class StepPace:
         self._has_yielded = False
 
     def see(self, scopes: Iterable[str], now: float) -> None:
-        """These scopes have requests now. A scope's batches count as another scope."""
+        """Note which scopes have requests now. A scope's batches count as another scope."""
         for scope in scopes:
             self._seen.pop(scope, None)
             self._seen[scope] = now
@@ -61,7 +62,7 @@ class StepPace:
         lookup = sequence.request.lookup
         num_left = sequence.num_pending
         if sequence is sequence.request.leader and not sequence.table.num_tokens and lookup:
-            num_left -= lookup.read  # it waits, and reads that from memory
+            num_left -= lookup.read  # it waits, and then reads that from memory
         return num_left <= _WHOLE_PIECES * self.least_tokens
 
     def tokens_at(self, position: int) -> float:
@@ -73,9 +74,8 @@ class StepPace:
         return self._tokens[nearest]
 
     def learn(self, positions: Sequence[tuple[int, int]], seconds: float) -> None:
-        """A step prefilled these (start, count), besides decoding, and took so long.
-
-        A step much smaller than it might have been tells nothing, unless it was too long.
+        """Learn from a step that prefilled these (start, count) besides decoding, and took so long.
+        A step much smaller than allowed teaches nothing, unless it took too long.
         """
         total = sum(count for _, count in positions)
         if seconds <= 0 or not total:
@@ -105,7 +105,7 @@ class StepPace:
     # decodes takes a fraction of the time.
 
     def begin(self, running: Sequence[SequenceState], candidate: SequenceState | None) -> None:
-        """A step is planned. `candidate` is the first that waits."""
+        """A step is planned now. `candidate` is the first sequence that waits."""
         self._num_yielded = self._num_yielded + 1 if self._has_yielded else 0
         self._has_yielded = False
         self._urgent = {
@@ -121,7 +121,7 @@ class StepPace:
             self.admitted(candidate)
 
     def admitted(self, sequence: SequenceState) -> None:
-        """This one is to run from this step on."""
+        """This sequence runs from this step on."""
         if self.is_short(sequence) and not sequence.is_batch:
             self._urgent.add(sequence.scope)
 
@@ -135,7 +135,7 @@ class StepPace:
 
 
 class StepRoom:
-    """What is left of one step: of its tokens, and of its time where scopes share the engine."""
+    """What is left of one step: tokens, and time where scopes share the engine."""
 
     def __init__(self, pace: StepPace | None, tokens: int) -> None:
         self._pace = pace
@@ -179,5 +179,6 @@ class StepRoom:
 
 
 def _depth(position: int) -> int:
-    """Positions of one depth cost about the same: each depth is twice as far as the one before."""
+    """The depth of a position. Positions of one depth cost about the same. Each depth ends twice as
+    far as the one before."""
     return (position // _DEPTH_TOKENS).bit_length()

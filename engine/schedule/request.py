@@ -13,8 +13,8 @@ from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams, Work
 
 NEVER = -1e9
-"""The bias of a token that is not to be drawn while any other may be: infinity would leave none
-where a grammar allows this one alone."""
+"""The bias of a token that is drawn only where no other may be. With infinity none would be left
+where a grammar allows this token alone."""
 
 
 class Ranges:
@@ -60,7 +60,7 @@ class SequenceState:
     """One choice.
 
     A sequence may be made of other prompts than its own, and compute these first (`is_preparing`).
-    Such a one answers the questions below in its own way. Here they are answered for all others.
+    Such a sequence has a class of its own, with other answers to the questions below.
     """
 
     request: "RequestState"
@@ -81,11 +81,11 @@ class SequenceState:
     sampled: set[TokenId] = field(default_factory=set)
     # `Work`'s, None without a repetition penalty.
     seen: bytearray | None = None
-    # There if the request wants them.
+    # None unless the request wants them.
     logprobs: LogProbs | None = None
     # Tokens that the drafter proposes next.
     draft: list[TokenId] = field(default_factory=list)
-    # There with speculation.
+    # None without speculation.
     drafter: Drafter | None = None
     # The work between two steps that it has begun, in bounded parts.
     parts: Iterator[int] | None = None
@@ -170,18 +170,18 @@ class SequenceState:
 
     @property
     def tables(self) -> Sequence[BlockTable]:
-        """Those that content is brought to."""
+        """The tables that content is brought to."""
         return [self.table]
 
     @property
     def num_computed(self) -> int:
-        """How many slots of its prompt are there."""
+        """How many slots of its prompt are in memory."""
         return self.table.num_tokens
 
     @property
     def is_whole(self) -> bool:
-        """Whether it goes on only with all that it was admitted with: no block is computed in a
-        lost one's place."""
+        """Whether it goes on only with all the blocks that it was admitted with. If so, no block is
+        computed in a lost one's place."""
         return False
 
     # Of a sequence that is made of other prompts.
@@ -197,7 +197,7 @@ class SequenceState:
         return False
 
     def new_parts(self) -> Iterator[int]:
-        """That work, in bounded parts. Each gives the tokens of prefill that take about as long."""
+        """The work, in bounded parts. Each part yields how many tokens of prefill take as long."""
         return iter(())
 
     def go_on(self, cache: PrefixCache) -> list[BlockCopy]:
@@ -213,7 +213,8 @@ class SequenceState:
 
     @property
     def ending(self) -> "Sequence[SequenceState]":
-        """The choices that end with this one: all of a request whose response has not begun."""
+        """The choices that end with this one. If the request's response has not begun, all of its
+        choices do."""
         return [self] if self.request.started_at is not None else self.request.sequences
 
     @property
@@ -285,11 +286,11 @@ class RequestState:
     twin: Twin | None = None
     # The most tokens of its prompt that it waited for.
     raced: int = 0
-    # So many later requests were admitted before it: it did not fit, or they reused more.
+    # How many later requests were admitted before it, because it did not fit or they reused more.
     num_overtaken: int = 0
-    # Those that passed it because they reused more computed so many tokens (`reuse_order.py`).
+    # How many tokens those computed that passed it because they reused more (`reuse_order.py`).
     overtaken_tokens: int = 0
-    # So many free blocks it needed when it did not fit.
+    # How many free blocks it needed when it did not fit.
     num_needed: int = 0
     # One for each choice.
     sequences: list[SequenceState] = field(default_factory=list)
@@ -380,7 +381,8 @@ class PrefillChunk:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is one token that samples; a prompt's last token alone costs the same."""
+        """Whether it is one token that samples. A prompt's last token alone counts too, because it
+        costs the same."""
         return self.count == 1 and self.is_last
 
 
@@ -392,7 +394,7 @@ def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChun
     boundaries = sequence.boundaries
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
         if left < budget and start in boundaries:
-            return  # other choices may begin here, and share the block
+            return  # other choices may begin here and share the block
         end = min(start + left, stop)
         for boundary in boundaries:
             if start < boundary < end:

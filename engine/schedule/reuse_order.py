@@ -24,9 +24,9 @@ class Waiting(NamedTuple):
     uncached: int
     # The blocks that it would reuse and that have no reference.
     num_unreferenced: int
-    # So many requests went before it.
+    # How many requests went before it.
     num_overtaken: int
-    # Those that passed it computed so many tokens.
+    # How many tokens those computed that passed it.
     overtaken: int
 
     def patience(self, max_tokens: int) -> int:
@@ -117,7 +117,7 @@ class ReuseOrder:
         )
 
     def admitted(self, sequence: SequenceState, overtaken: Sequence[SequenceState]) -> None:
-        """It has its blocks. Those that it passed, and those in `overtaken`, still wait."""
+        """A sequence got its blocks. Those that it passed, and those in `overtaken`, still wait."""
         passed = self._passed if sequence is self._next else []
         for other in {*passed, *overtaken}:
             other.request.num_overtaken += 1

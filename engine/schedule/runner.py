@@ -24,7 +24,7 @@ class SampleParams:
     top_p: float
     # 0 is off.
     top_k: int
-    # Fixed for a sequence.
+    # The same for all draws of a sequence.
     seed: int
     # Taken from the logits of tokens that the sequence has sampled.
     presence_penalty: float = 0.0
@@ -84,7 +84,7 @@ class Work:
     # Tokens that were proposed: the last of `token_ids`. The runner draws behind the token in front
     # of them.
     draft: Sequence[TokenId] = ()
-    # As long as the runner draws what was proposed it draws behind that too, and puts it here.
+    # While the runner draws what was proposed, it also draws behind that. Those tokens come here.
     behind: list[TokenId] = field(default_factory=list)
     # For models with linear layers: where the recurrent state behind slot start is, and where the
     # new one is written.
@@ -96,7 +96,7 @@ class Work:
 
     @property
     def next_position(self) -> int:
-        """That of the first token that is drawn."""
+        """The position of the first token that is drawn."""
         return self.start + len(self.token_ids) - len(self.draft)
 
 

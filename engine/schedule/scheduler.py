@@ -35,7 +35,8 @@ from engine.schedule.waiting import WaitingClasses
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""
 SPARE_SHARE = 8
-"""One in so many of `max_running` may run besides, each of a scope of which nothing else runs."""
+"""A part of `max_running`, one in so many, may run besides. Each is of a scope with nothing else
+running."""
 
 
 class Arrivals(NamedTuple):
@@ -44,7 +45,7 @@ class Arrivals(NamedTuple):
     # Copies from host to device blocks.
     promotions: list[BlockCopy]
     loads: list[Load]
-    # So many blocks have to be computed after all.
+    # How many blocks have to be computed after all.
     num_missed: int = 0
 
 
@@ -81,7 +82,7 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         if self.has_work:
-            # What it reuses must outlive its wait.
+            # What it reuses must stay in memory while it waits.
             self._cache.touch(sequence.request.query.digests)
         self.waiting[sequence.is_batch].add(sequence)
 
@@ -147,8 +148,8 @@ class Scheduler:
         self._pace.learn(prefilled, seconds)
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockId], list[BlockCopy]]:
-        """What is to be done, in this order, before anything is written on the device: the copies
-        to the host, the blocks to write zeros to, and the device's own copies."""
+        """What is to be done before anything is written on the device, in this order: copies to the
+        host, zeros to blocks, copies on the device."""
         host = self._cache.host
         pool = self._cache.pool
         copies = self.copies
@@ -180,7 +181,7 @@ class Scheduler:
                 if store.is_lost(block):
                     request = sequence.request
                     if self._cache.state_blocks or sequence.is_whole:
-                        # Its entry is read whole or not at all: look it up again.
+                        # Its entry is read whole or not at all, so look it up again.
                         self._preempt(sequence)
                         break
                     is_new = sequence is request.leader and request.started_at is None
@@ -209,7 +210,7 @@ class Scheduler:
     def _next_behind(
         self, overtaken: Sequence[SequenceState], is_batch: bool
     ) -> SequenceState | None:
-        """The next request that may fit, behind these, which do not."""
+        """The next request that may fit. It stands behind these, which do not fit."""
         if not overtaken:
             return self._next_waiting(is_batch)
         if len(overtaken) > MAX_TRIED:
@@ -318,7 +319,7 @@ class Scheduler:
         while room.is_left and (prefilling or candidate is not None):
             is_admitted = goes_on = False
             if candidate is not None and prefilling:
-                # Which prompt comes first is decided by what their scopes got.
+                # The scope that got less comes first.
                 first = prefilling[0]
                 goes_on = queue.served(first) <= queue.served(candidate)
                 if queue.served(first) == queue.served(candidate) and self._pace.is_shared:
@@ -343,7 +344,7 @@ class Scheduler:
             for chunk in prefill_chunks(sequence, room.tokens_for(sequence)):
                 chunks.append(chunk)
                 room.take(chunk.start, chunk.count)
-            # Its scope pays for the time that was spent, also where it computes next to nothing.
+            # Its scope pays for the time that was spent, even if next to nothing is computed.
             num_blocks = len(sequence.tokens) // self._cache.pool.block_size
             tokens = room.take_admission(num_blocks) if is_admitted else 0
             if tokens:
@@ -357,7 +358,7 @@ class Scheduler:
         running many sequences.
         """
         left = self._max_running - len(self.running)
-        # One batch sequence keeps its place, for its floor.
+        # One batch sequence keeps its place, so that batches get their floor.
         if left <= 0 and not self._preempt_batch(sequence, keep=1):
             is_new_scope = all(other.scope != sequence.scope for other in self.running)
             if not is_new_scope or left + self._max_running // SPARE_SHARE <= 0:
@@ -387,10 +388,11 @@ class Scheduler:
     # Work between two steps.
 
     def next_to_prepare(self) -> SequenceState | None:
-        """The sequence of whose work a part is done before the next step: one of a class until it
-        is done.
+        """The sequence of whose work a part is done before the next step.
 
-        A batch sequence only behind steps that compute such. There it goes first, for its floor.
+        One sequence of a class is worked on until it is done. A batch sequence gets a part only
+        behind steps that compute batch sequences. There it goes first, so that batches get their
+        floor.
         """
         turn = self._has_batch_turn
         due = [
@@ -427,7 +429,7 @@ class Scheduler:
                 if len(self.running) > 1:
                     self._preempt(sequence)
                 elif self._free_what_nobody_runs_on():
-                    continue  # else it would be admitted in vain for ever
+                    continue  # otherwise it would be admitted in vain for ever
                 else:
                     sequence.finish = "context"
             return

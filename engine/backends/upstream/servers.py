@@ -595,9 +595,8 @@ async def find_kind(wire: Wire, model: str) -> Kind:
     owners = set[str]()
     if status == 200:
         try:
-            owners = {
-                model.owned_by.lower() for model in decoded(answer, ServedModels, MODELS).data
-            }
+            models = decoded(answer, ServedModels, MODELS).data
+            owners = {model.owned_by.lower() for model in models}
         except UpstreamError:
             pass  # another server's page
     if "vllm" in owners:
