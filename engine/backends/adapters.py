@@ -30,7 +30,7 @@ from engine.schedule.accounting import Accounting
 MAX_ADAPTERS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_SECONDS = 0.1
-"""Between two looks whether a request still has an adapter that is to go."""
+"""The time between two looks whether a request still has an adapter that is to go."""
 
 READ_SECONDS = 50.0
 """What reading one adapter may take. A gateway waits for a minute."""
@@ -80,7 +80,7 @@ class AdapterParts:
     # Its folders are adapters, by their names.
     directory: Path | None
     model: ModelAdapters
-    # The text of an invocation.
+    # Gives the text of an invocation.
     spelled: Callable[[Sequence[TokenId]], str]
     # The most bytes of all loaded weights' files together.
     max_bytes: int
@@ -150,7 +150,7 @@ class AdapterShelf:
             raise NotFound("adapter: not on this engine")
 
     async def load(self, name: str, call: Call[None], accounting: Accounting) -> AdapterInfo:
-        """Read a folder and put it on the model, in place of what had its name.
+        """Read a folder and put its adapter on the model, in the place of the one with its name.
 
         Raise AdapterRefused, which says why.
         """
@@ -163,7 +163,7 @@ class AdapterShelf:
             future = self._start_reading(parts, name)
             try:
                 async with asyncio.timeout(parts.read_seconds):
-                    # What is late goes on, since nothing ends a thread, and is not taken.
+                    # A late reading goes on, since nothing ends a thread. Its result is not used.
                     info, read, size = await asyncio.shield(asyncio.wrap_future(future))
             except TimeoutError:
                 raise _late(parts, name) from None
@@ -208,7 +208,7 @@ class AdapterShelf:
             except AdapterRefused as error:
                 reading.set_exception(error)
             finally:
-                if not reading.done():  # a fault of ours, which the thread's end tells
+                if not reading.done():  # a fault of ours: the thread's end tells it
                     reading.set_exception(AdapterRefused(f"{name[:64]}: could not be read"))
 
         self._reading = reading
@@ -224,7 +224,7 @@ class AdapterShelf:
             raise AdapterRefused(f"{name}: ENGINE_ADAPTERS has no such folder")
         size = 0
         attached_bytes = sum(self._attached_bytes.values())
-        with suppress(OSError):  # what is not there is told by who reads it
+        with suppress(OSError):  # `read` tells that a file is missing
             size = (path / WEIGHTS).stat().st_size
         if size > parts.max_bytes - attached_bytes:
             raise AdapterRefused(

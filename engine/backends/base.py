@@ -1,4 +1,4 @@
-"""What backends are made of: parts, renderers, bodies and their frames."""
+"""The things that every backend is made of: parts, renderers, bodies and their frames."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -108,16 +108,16 @@ class Parts:
     worker: WorkerSpec
     # It lacks only the epoch.
     description: Description
-    # So many tokens are computed in one step, unless the settings say otherwise. Decoding and
+    # How many tokens one step computes, unless the settings say otherwise. Decoding and
     # cancelling wait for a step, so it should take about 0.1 s.
     step_tokens: int
-    # A copy of one block moves so many.
+    # How many bytes a copy of one block moves.
     block_bytes: int
     # What a block's content depends on besides its tokens; None: its blocks can't be stored.
     facts: Mapping[str, str] | None = None
-    # Makes what proposes a choice's next tokens; None: there is no speculation.
+    # Makes a choice's drafter. None: there is no speculation.
     new_drafter: Callable[[], Drafter] | None = None
-    # What a recurrent state takes; 0: the model has no linear layers.
+    # The blocks of a recurrent state. 0: the model has no linear layers.
     state_blocks: int = 0
     # Those of the settings.
     adapters: AdapterParts | None = None
@@ -126,7 +126,7 @@ class Parts:
 
 
 def own_guarantees(capabilities: Collection[Capability], *, shared_by: str = "") -> list[Guarantee]:
-    """Of engines whose blocks are their own, or are leased inside vLLM.
+    """The guarantees of engines whose blocks are their own, or are leased inside vLLM.
 
     `shared_by` is what may give a scope another's content, where something does.
     """
@@ -142,9 +142,8 @@ def own_guarantees(capabilities: Collection[Capability], *, shared_by: str = "")
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """A JSON body; whatever the bytes are, the only error is InvalidRequest.
-
-    msgspec lets invalid UTF-8 and very deep nesting out as errors of their own.
+    """A decoded JSON body. Whatever the bytes are, the only error is InvalidRequest. (msgspec has
+    errors of their own for invalid UTF-8 and very deep nesting.)
     """
     try:
         return msgspec.json.decode(body, type=kind)

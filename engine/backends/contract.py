@@ -1,4 +1,4 @@
-"""What every engine is made of: workers that prepare, books, a loop that computes, reports."""
+"""The engine that every backend is: workers that prepare, books, a loop that computes, reports."""
 
 import asyncio
 from array import array
@@ -85,7 +85,7 @@ _decode = msgspec.json.Decoder(GenerateRequest)
 
 
 class Loop(Protocol):
-    """Whatever steps the engine; `call` runs a function between two steps, from any thread."""
+    """The engine's steps. `call` runs a function between two steps, from any thread."""
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None: ...
     def stop(self) -> None: ...
@@ -148,7 +148,7 @@ class EngineBackend:
         self._compilers = ThreadPoolExecutor(MAX_WORKERS, "compile", initializer=step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
-        # A conversation that nobody leases goes on within the hour, or begins on a new day.
+        # A conversation without a lease goes on within the hour, or begins on a new day.
         grace = ARRIVAL_GRACE_SECONDS
         usual = TTLS["1h"].seconds + grace
         self._days = SessionDays(clock, today, seconds=usual, grace_seconds=grace)
@@ -171,7 +171,8 @@ class EngineBackend:
     # Generation.
 
     def check_epoch(self, epoch: str) -> None:
-        """Raise NotReady where a generation is meant for another epoch; empty means any."""
+        """Raise NotReady where a generation is meant for another epoch. An empty epoch means
+        any."""
         if epoch not in ("", self._ready().description.epoch):
             raise NotReady("this engine was started anew: ask for its description")
 
@@ -231,7 +232,7 @@ class EngineBackend:
         return prepared, image_prompt
 
     async def _submit(self, loaded: Loaded, state: RequestState, adapter: ChainKind | None) -> None:
-        """Hand a request to the loop. Who stops waiting for that has cancelled it."""
+        """Hand a request to the loop. A caller that stops waiting for this cancels the request."""
         samples = new_samples(state.request, loaded.description)
 
         def submit() -> None:
@@ -245,7 +246,7 @@ class EngineBackend:
         future = loaded.loop.call(submit)
         try:
             await asyncio.wrap_future(future)
-        except asyncio.CancelledError:  # it ends here or there
+        except asyncio.CancelledError:  # it ends here or in the loop
             future.add_done_callback(take_back)
             raise
 
@@ -307,7 +308,8 @@ class EngineBackend:
         raise NotImplementedError
 
     async def memory(self) -> Memory:
-        """Without a map: our books mirror only the blocks that entries and names stand on."""
+        """The memory without a map: our books mirror only the blocks that entries and names stand
+        on."""
         loaded = self._ready()
         owners = await self._owners(loaded)
         return Memory(
@@ -489,7 +491,7 @@ class EngineBackend:
         return owners
 
     async def _parts_of(self, loaded: Loaded, parts: Iterator[T]) -> list[T]:
-        """All of them, each taken between two steps."""
+        """All parts, each taken between two steps."""
         items = list[T]()
         while (item := await self._call(loaded, partial(next, parts, None))) is not None:
             items.append(item)

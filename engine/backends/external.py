@@ -1,4 +1,4 @@
-"""What the engines over vLLM and over a server share: another program computes, and we keep books.
+"""The engines over vLLM and over a server: another program computes, and we keep books.
 
 Its blocks are mirrored here: their tokens, their names, the entries on them. It steps by itself,
 and its answers become frames.
@@ -56,9 +56,11 @@ class Order:
 
     @property
     def cache_salt(self) -> str:
-        """What tells its content apart in the other program's cache. It has the adapter too: what
-        other connectors of a vLLM keep, they find by it alone. vLLM takes 128 characters at most,
-        without `@`, `/`, a backslash and NUL."""
+        """The salt that tells its content apart in the other program's cache.
+
+        It has the adapter too, since other connectors of a vLLM find their content by the salt
+        alone. vLLM takes 128 characters at most, without `@`, `/`, a backslash and NUL.
+        """
         return ".".join(filter(None, (self.scope, self.adapter, self.request.salt)))
 
 
@@ -75,7 +77,8 @@ def new_order(sequence: SequenceState, order_id: str, max_context_tokens: int) -
         request=request.request,
         sample=sequence.sample,
         is_seeded=request.request.sampling.seed is not None,
-        # No program computes a prompt alone: pre-warming takes one token, told to nobody.
+        # No program computes a prompt alone, so pre-warming samples one token, which nobody is
+        # told.
         max_tokens=max(room if max_tokens is None else min(max_tokens, room), 1),
         end_token_ids=sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else [],
         grammar=parser.grammar if isinstance(parser, TurnParser) else None,
@@ -102,7 +105,7 @@ def vllm_sampling(
         "min_tokens": min(sample.min_tokens, order.max_tokens),
         "logit_bias": {t: b for t, b in sample.bias.items() if t < vocabulary_size} or None,
         "max_tokens": order.max_tokens,
-        # Whatever the model's files say ends a turn: we say it.
+        # We say what ends a turn, not the model's files.
         "ignore_eos": True,
         "stop_token_ids": [token for token in order.end_token_ids if token < vocabulary_size],
         "allowed_token_ids": [
@@ -131,7 +134,7 @@ class MirrorPool(BlockPool):
         return blocks
 
     def lose(self, digest: Digest) -> None:
-        """The owner has dropped this block, so its names are gone too."""
+        """The other program has dropped this block, so its names are gone too."""
         block = self._index.get(digest)
         if block is not None:
             self.changes.gone(block.names)
@@ -155,7 +158,7 @@ class MirrorCache(PrefixCache):
         self._unwritten: set[int] = set()
 
     def _settle(self, query: CacheQuery, lookup: Lookup, reused: int) -> bool:
-        """Note how much of a prompt came from memory. False where a part of the hit did not."""
+        """Note how much of a prompt came from memory. False: a part of the hit did not."""
         size = self.pool.block_size
         hit = lookup.hit
         lookup.raced = min(lookup.raced, reused)
@@ -165,13 +168,15 @@ class MirrorCache(PrefixCache):
         return hit is None or lookup.read >= min(hit.tokens, usable)
 
     def _lost(self, lookup: Lookup) -> None:
-        """A part of the hit was gone: so are the breakpoints behind what was read of it."""
+        """A part of the hit was gone. So the breakpoints behind the part that was read are
+        missed."""
         for mark in lookup.marks:
             if mark.tokens > lookup.read:
                 lookup.missed.setdefault(mark.segment, "best_effort_evicted")
 
     def _was_overtaken(self, query: CacheQuery, lookup: Lookup, mark: Mark, now: float) -> bool:
-        """What our books had at the look-up, and the other program lost, nobody overtook."""
+        """An entry that our books had at the look-up, and that the other program lost, was not
+        overtaken."""
         was_there = lookup.missed.get(mark.segment) in ("best_effort_evicted", "not_told")
         return not was_there and super()._was_overtaken(query, lookup, mark, now)
 
@@ -227,7 +232,8 @@ class ExternalLoop:
 
     def submit(self, request: RequestState, samples: list[SampleParams]) -> None:
         """The first choice computes the prompt. Raises DuplicateRequest and Overloaded."""
-        # Those that have not begun to answer: the other program does not tell which it computes.
+        # The requests that have not begun to answer. The other program does not tell which it
+        # computes.
         if (
             sum(sequence.request.started_at is None for sequence in self._serving)
             >= self._max_waiting
@@ -242,7 +248,7 @@ class ExternalLoop:
             for other in self._serving
             if other.request.started_at is None
         )
-        # How much of its prompt others that have not begun to answer are computing.
+        # How much of its prompt is being computed by others that have not begun to answer.
         shared = max((common_blocks(digests, other) for other in others), default=0)
         request.lookup.raced = shared * self._cache.pool.block_size
         self._begin(request.leader)
@@ -273,14 +279,15 @@ class ExternalLoop:
             self._begin(fork)
 
     def _learn(self, request: RequestState) -> None:
-        """Take the time of a prefill that waited for nobody: of others' steps nothing is told."""
+        """Learn from the time of a prefill that waited for nobody. Nothing is told of others'
+        steps."""
         if self._alone is not request or len(request.sequences) > 1:
             return
         began_at = request.began_at
         started_at = request.started_at
         if request.usage is not None and began_at is not None and started_at is not None:
             seconds = started_at - began_at
-            if seconds > 0:  # a clock that is moved by hand tells no time
+            if seconds > 0:  # a manual clock tells no such time
                 computed = request.usage.computed_tokens
                 self.accounting.prefill_times.observe(computed, 0, seconds)
 
@@ -297,12 +304,12 @@ class ExternalLoop:
         """Fail every request; this loop is not used again."""
         self._is_stopped = True
         for sequence in list(self._serving):
-            if sequence in self._serving:  # else it ended with another choice of its request
+            if sequence in self._serving:  # otherwise it ended with another choice of its request
                 self._fail(sequence, message, code)
         await self._cancel_tasks()
 
     def _let_go(self, sequences: Iterable[SequenceState]) -> None:
-        """Give back what choices hold here that end."""
+        """Give back the references of choices that end."""
         for sequence in sequences:
             if sequence in self._serving:
                 self._remove(sequence)
@@ -319,7 +326,7 @@ class ExternalLoop:
     # The engine's calls.
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None:
-        """`on_crash` hears of an error that nothing can go on after."""
+        """`on_crash` is called with an error after which nothing can go on."""
         self._on_crash = on_crash
         self._event_loop.call_soon_threadsafe(self._supervisor.start, "expiry", self._watch_time)
 
@@ -333,7 +340,7 @@ class ExternalLoop:
             asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._event_loop).result()
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run a function between two outputs; what it ended is told. None waits for a step."""
+        """Run a function between two outputs, and tell what it ended. It waits for no step."""
 
         async def run() -> T:
             result = function()

@@ -1,6 +1,6 @@
-"""Which model this is: what tells it from another one of the same name.
+"""The identity of a model, which tells it from another one of the same name.
 
-A gateway compares what two engines of one name say, so all that is here is the same in every
+A gateway compares the identities of two engines of one name. So an identity is the same in every
 process, with every version of torch, vLLM and tokenizers.
 """
 
@@ -14,10 +14,10 @@ from engine.text.files import model_folder
 from engine.text.renderer import ChatRenderer
 
 MAX_READ_BYTES = 1 << 30
-"""Of larger weights so much is read, in pieces that lie evenly: a start waits about a second for
+"""How much of larger weights is read, in evenly spaced pieces. A start waits about a second for
 it."""
 _PIECE_BYTES = 1 << 16
-# The first kind that a folder has is what is loaded.
+# The first kind of file that a folder has is loaded.
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.gguf")
 
 
@@ -73,7 +73,7 @@ def _piece_starts(size: int, total: int) -> Iterator[int]:
 
 
 def _vocabulary_digest(renderer: ChatRenderer) -> str:
-    """Of tokens and ids. The tokenizer's own file is written otherwise by other versions."""
+    """A digest of tokens and ids. Other versions write the tokenizer's own file in another way."""
     tokens = renderer.tokenizer.get_vocab(with_added_tokens=True)
     state = sha256()
     for token, number in sorted(tokens.items(), key=lambda item: (item[1], item[0])):

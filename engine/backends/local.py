@@ -86,7 +86,7 @@ class LocalBackend(EngineBackend):
             store=disk,
         )
         if store is not None:
-            # Let the engine's thread take what the store's threads did.
+            # Let the engine's thread take the results of the store's threads.
             store.wake_by(partial(loop.call, lambda: None))
         pool = new_pool(parts.renderer, parts.worker, description, settings, self._days)
         self._begin(
@@ -106,8 +106,8 @@ class LocalBackend(EngineBackend):
             self._measure(loop, parts.approximate, scheduler)
 
     def _measure(self, loop: EngineLoop, approximate: Approximations, scheduler: Scheduler) -> None:
-        """Begin to measure, behind what is served. An error ends the engine, as one of the load
-        does."""
+        """Begin to measure, behind what is served. An error ends the engine, as an error of the
+        load does."""
 
         async def call(function: Callable[[], float | None]) -> float | None:
             return await asyncio.wrap_future(loop.call(function))

@@ -1,4 +1,4 @@
-"""How far approximate answers are from exact ones is measured behind what is served.
+"""Measures how far approximate answers are from exact ones, behind what is served.
 
 Measuring takes a model as much time as some hundred steps. It is done on the engine's thread, a
 slice between two steps, so exact turns are answered from the start. While requests run a slice is
@@ -22,7 +22,8 @@ log = structlog.get_logger()
 
 
 def measure_slice(approximate: Approximations) -> float | None:
-    """Measure for a slice, on the engine's thread. Return its seconds; None where all is done."""
+    """Measure for a slice, on the engine's thread. Return the seconds that it took. None: all is
+    measured."""
     begun = time.perf_counter()
     took = 0.0
     while took < SLICE_SECONDS:

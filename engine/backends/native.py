@@ -37,11 +37,11 @@ LEAST_BLOCKS = 8
 MARKS_A_CONTEXT = 5
 """A recurrent state for each breakpoint of a prompt, and one that goes on."""
 SPECULATION_TOKENS = 8
-"""Tokens that are proposed at once at most."""
+"""The most tokens that are proposed at once."""
 
 
 def instructions_of(renderer: ChatRenderer) -> Instructions:
-    """What tells the model to repeat its prompt, as its template writes it."""
+    """The tokens that tell the model to repeat its prompt, as its template writes them."""
     text = REPEAT.strip()
     rendered = renderer.render(
         Prompt([Message("user", [TextPart(text)])]), thinking=False, scope=""
@@ -106,7 +106,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
 
 
 def _fitting_blocks(loaded: LoadedModel, block_size: int) -> int:
-    """Room for some full contexts, within a share of the memory that is free."""
+    """How many blocks have room for some full contexts, within a share of the free memory."""
     state_blocks = loaded.layout.state_blocks(block_size)
     context_blocks = loaded.max_context_tokens // block_size
     wanted = DEFAULT_CONTEXTS * (context_blocks + MARKS_A_CONTEXT * state_blocks)

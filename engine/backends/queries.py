@@ -1,4 +1,4 @@
-"""From a prepared request to what the cache and the sampler are asked."""
+"""From a prepared request to the cache's query and the sampler's parameters."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -52,7 +52,8 @@ def query_of(
 
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
-    """One a choice. Their seeds differ; without a seed they follow from the request's id."""
+    """The parameters of each choice. Their seeds differ. Without a seed they follow from the
+    request's id."""
     sampling = request.sampling
     default = description.default_sampling
     drawn_by: dict[str, Any] = {}

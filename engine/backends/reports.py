@@ -41,7 +41,7 @@ class EventLog:
         self._names: dict[str, tuple[Tier, int, bool]] = {}
 
     def held(self, names: Sequence[str]) -> list[ChainHeld]:
-        """Those of these names that are held, by what was published and by snapshots."""
+        """Those of these names that are held, as far as events and snapshots told."""
         chains = []
         for name in names:
             place = self._names.get(name)

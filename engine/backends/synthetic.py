@@ -23,7 +23,8 @@ STEP_TOKENS = 512
 CONTEXT_TOKENS = 131_072
 DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
-"""Llama-3-8B's in 16 bits: the bytes that a copy between device and host is taken to move."""
+"""The bytes of a token that copies between device and host are charged for: Llama-3-8B's in 16
+bits."""
 COPY_BYTES_PER_SECOND = 10e9
 
 
@@ -69,9 +70,8 @@ def load_synthetic(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticRunner:
-    """Prefill takes its time per token, one sequence after the other; a decode step one time.
-
-    A block takes its time on the way to the host or back; copies on the device take none.
+    """Prefill takes time per token, one sequence after the other. A decode step takes one time for
+    all. A block takes time on the way to the host and back. Copies on the device take none.
     """
 
     prefill_seconds: float

@@ -87,7 +87,7 @@ class SyntheticParser:
 
 
 def segment_texts(prompt: Prompt) -> list[str]:
-    """What each segment renders to, in order. Roles are part of the text, as in a template."""
+    """The text of each segment, in order. Roles are part of it, as in a template."""
     if prompt.text is not None:
         return [prompt.text]
     texts = [msgspec.json.encode(tool).decode() for tool in prompt.tools]

@@ -15,7 +15,7 @@ DEFAULT_SCORER: Scorer = "kvzip"
 Method = Scorer | Literal["blocks", "sibling"]
 LEAST_KEEP = 0.1
 KEEP_FIELD = "breakpoints: keep"
-"""What refusals of a `Breakpoint.keep` begin with."""
+"""Refusals of a `Breakpoint.keep` begin with this."""
 SIBLING_FIELD = "breakpoints: sibling"
 DEFAULT_RECOMPUTE = 16
 MAX_RECOMPUTE = 1_000_000
@@ -40,8 +40,8 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     segment: NotNegative
     # How long the exact entry is held.
     ttl: Ttl = "5m"
-    # So many of its first tokens are computed where it stands, or this share (below 1) of its
-    # tokens: those whose values differ most.
+    # How many of its first tokens are computed where it stands. Below 1: which share of its tokens,
+    # those whose values differ most.
     recompute: Recompute = DEFAULT_RECOMPUTE
     # The gateway's digest of the text alone. It is held while the entry's blocks are.
     name: str = ""
@@ -95,7 +95,7 @@ class FromSibling(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     # So many tokens were, now or when an entry of this prompt was written. With 0 the prompt is
     # exact.
     reused: int
-    # So many of the first layers were computed all the same,
+    # How many of the first layers were computed all the same,
     recomputed_layers: int
     # of so many.
     of_layers: int

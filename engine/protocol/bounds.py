@@ -1,4 +1,4 @@
-"""What a request has at most, and the type of what is counted."""
+"""The bounds of a request, and the types of counts."""
 
 from typing import Annotated
 

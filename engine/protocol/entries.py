@@ -54,13 +54,13 @@ class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine now holds of the request's names."""
+    """Which of the request's names are held now."""
 
     # Of each of the request's `names`, in its order.
     name_tokens: list[int]
     # So many of the first names are in `tier`.
     num_held: int
-    # So many of the first names are under a lease, for `lease_seconds` more.
+    # How many of the first names are under a lease, for `lease_seconds` more.
     num_leased: int = 0
     lease_seconds: float | None = None
     tier: Tier = "device"

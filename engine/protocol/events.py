@@ -1,4 +1,4 @@
-"""The stream of events: what of the names comes, goes, and loses its lease."""
+"""The stream of events: which names come, go, and lose their lease."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class ChainHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
     # A chain, the shortest first.
     names: list[HeldName]
     tier: Tier = "device"
-    # So many of the first names are under a lease, for `lease_seconds` more.
+    # How many of the first names are under a lease, for `lease_seconds` more.
     num_leased: int = 0
     lease_seconds: float | None = None
 

@@ -15,11 +15,11 @@ FinishReason = Literal[
 
 
 ALLOWED_TOOLS = ""
-"""In the place of a tool: the choice of the tools that may be called is not held."""
+"""In the place of a tool's name: the choice of the tools that may be called can't be guaranteed."""
 
 
 class UnheldTool(msgspec.Struct, frozen=True):
-    """A strict tool whose calls are not held to its schema, or ALLOWED_TOOLS, and why."""
+    """A strict tool whose calls need not keep to its schema, or ALLOWED_TOOLS, and why."""
 
     tool: str
     reason: str

@@ -148,9 +148,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     # `cpu`, or a GPU's name or kind.
     device: str = ""
     default_sampling: Sampling = Sampling(max_tokens=None)
-    # So many sequences are computed together at most. What is sent beyond waits there.
+    # The most sequences that are computed together. Others wait at the engine.
     max_running: int = 0
-    # So many bytes of text, as UTF-8, become one token at most. A prompt of n bytes has at least
+    # The most bytes of text, as UTF-8, that become one token. A prompt of n bytes has at least
     # n / that many tokens.
     longest_token_bytes: int = 0
     # The kind of the server that an engine of the backend `upstream` stands in front of.
@@ -335,7 +335,7 @@ class PrefillSums(msgspec.Struct, kw_only=True):
     tokens: int = 0
     # Choices that got one token each in the same time.
     decodes: int = 0
-    # The tokens of steps that decoded nothing: without them such a step would not have run.
+    # The tokens of steps that decoded nothing. Such a step ran for them alone.
     unshared_tokens: int = 0
     seconds: float = 0.0
     tokens_tokens: float = 0.0

@@ -1,4 +1,4 @@
-"""Images of a prompt: whether they can be read, and what they make of its tokens.
+"""Images of a prompt: whether they can be read, and where they stand in its tokens.
 
 A prompt is rendered with one place for each image. Only the program that computes knows how many
 tokens stand there: it expands the tokens, and everything behind moves.
@@ -24,14 +24,14 @@ from engine.text.files import read_json, read_prompt_files
 from engine.text.rendered import RenderedPrompt
 
 MAX_KNOWN = 10_000
-"""Images that a process remembers to have decoded."""
+"""How many decoded images a process remembers."""
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _NO_TOKEN = 1 << 31
-"""No token's id is so large: a word of an image is never taken for a token."""
+"""No token's id is so large, so a word of an image is never taken for a token."""
 
 
 def image_token_text(model: str) -> str:
-    """The token that stands for an image by the model's config.json; empty where it names none."""
+    """The token that stands for an image, by the model's config.json. Empty: it names none."""
     config = read_json(model, "config.json")
     token = config.get("image_token_id", config.get("image_token_index"))
     if not isinstance(token, int):
@@ -104,7 +104,7 @@ class Expanded(NamedTuple):
 
 
 class Widening:
-    """Where tokens are when the place of each image, one token, has become many.
+    """Where tokens are after the place of each image, one token, has become many.
 
     A processor may join an image's outermost tokens with the text's beside them, as Gemma 3's does
     with line breaks. Such a token is the image's, and nothing ends inside of it. Raises
@@ -116,7 +116,8 @@ class Widening:
         starts = [*(start for start, _ in spans), len(token_ids)]
         ends = [0, *(start + length for start, length in spans)]
         joined = list[tuple[int, int]]()
-        """Of each text, how many tokens went to the image in front of it, and to that behind."""
+        """For each text, how many of its tokens went to the image in front of it, and to the one
+        behind."""
         for text in range(len(spans) + 1) if len(places) == len(spans) else ():
             begin = places[text - 1] + 1 if text else 0
             rendered = list(compact[begin : places[text] if text < len(places) else len(compact)])
@@ -138,7 +139,7 @@ class Widening:
         self._stops = ends[1:]
 
     def end(self, end: int) -> int:
-        """The end of the first so many tokens."""
+        """Where the first so many tokens end now."""
         image = bisect_left(self._begins, end) - 1
         if image < 0:
             return end

@@ -1,4 +1,5 @@
-"""Who may have a worker: what grammars are known to take, and what scopes used of late. Pure."""
+"""Who may have a worker, by the time that grammars are known to take and that scopes used of late.
+Pure."""
 
 import time
 from collections import Counter, OrderedDict
@@ -8,10 +9,12 @@ from dataclasses import dataclass
 from engine.backends.prepare.prepared import MayCompile, Verdict
 
 KNOWN_SECONDS = 600.0
-"""So long it is known what a grammar takes: one that takes too much is refused without a try."""
+"""How long it is remembered what a grammar takes. A grammar that takes too much is refused without
+a try."""
 MAX_KNOWN = 4_096
 SHORT_SECONDS = 0.2
-"""Of the processor: a grammar that takes no more is compiled by any worker, as texts are read."""
+"""Seconds of the processor. A grammar that takes no more is compiled by any worker, just as texts
+are prepared."""
 SLOW_SECONDS = 1.0
 """A scope is slow while it has used so many seconds of workers beyond its share of them."""
 SCOPE_SHARE = 0.25
@@ -29,8 +32,9 @@ class _Known:
 class Grammars:
     """What grammars take, by digest, and which of them are being compiled.
 
-    One that is not known to be short may take long. So at most `most` workers compile such ones at
-    once, of all scopes together, and one that is not known at all only once. What was found is
+    A grammar that is not known to be short may take long. At most `most` workers compile such
+    grammars at once, of all scopes together. A grammar that is not known at all is compiled by one
+    worker at a time. What was found is
     known for KNOWN_SECONDS of `monotonic`, and beyond MAX_KNOWN the oldest is forgotten.
 
     `num_waiting` requests wait until theirs may be compiled. Nobody goes before them.
@@ -49,7 +53,7 @@ class Grammars:
         return self._is_decided(digest) or self._has_room(digest)
 
     def reserve(self, digest: bytes) -> None:
-        """A worker was given to such a request. After it comes `end_reservation`."""
+        """A worker was given to such a request. `end_reservation` must follow."""
         self._reserved[digest] += 1
 
     def end_reservation(self, digest: bytes) -> None:
@@ -58,9 +62,8 @@ class Grammars:
         self._reserved += Counter()  # drops what is at zero
 
     def begin(self, digest: bytes, *, any_grammar: bool) -> MayCompile:
-        """A worker asks whether to compile. After a `yes` comes `end`.
-
-        Without `any_grammar` it compiles only what is known to be short.
+        """A worker asks whether to compile. After a `yes` `end` must follow. Without `any_grammar`
+        it compiles only what is known to be short.
         """
         verdict = self._verdict(digest, any_grammar=any_grammar)
         self.end_reservation(digest)

@@ -51,9 +51,9 @@ MAX_WAITING_BYTES = 256 * 1024 * 1024
 PREPARE_SECONDS = 8.0
 """Seconds that preparing one prompt may take; then its process is ended."""
 GRAMMAR_SECONDS = 2.0
-"""Of the processor: what one request's grammar may take to compile."""
+"""Seconds of the processor that compiling one request's grammar may take."""
 COMPILE_SECONDS = 60.0
-"""On the wall: what a grammar may take where others take the processor."""
+"""Seconds on the wall that compiling it may take, where others use the processor."""
 SHORT_BYTES = 256 * 1024
 """A body of no more is prepared in half a second of processor time, whatever is in it."""
 WAIT_SECONDS = 5.0
@@ -62,20 +62,21 @@ MEMORY_BYTES = 2 * 2**30
 """Memory that preparing one prompt may take."""
 START_SECONDS = 60.0
 MAX_TRIES = 4
-"""Processes that one prompt is given to, as long as it was not too costly for two of them."""
+"""How many processes one prompt is given to, unless it was too costly for two of them."""
 BUSY_SHARE = 0.2
-"""A process that was late is to blame for it if it used less of its time than this."""
+"""A late process is to blame if it used less than this part of its time."""
 CERTAIN_SHARE = 0.5
-"""A request is to blame if the process used more of its time than this: no other one tries it."""
+"""The request is to blame if the process used more than this part of its time. Then no other
+process tries it."""
 _OTHERS_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGALRM)
-"""A process that ends so was ended by others, or by itself when its engine did not listen."""
+"""The exit of a process that others ended, or that ended itself when its engine did not listen."""
 NICENESS = 5
 """A long prompt takes a third of the processor that a step of the engine takes beside it.
 
 A short one still runs at once: Linux lets a process that slept go before one that computes.
 """
 GIVE_UP_SECONDS = 0.5
-"""A request that is left may end by itself for so long; then its process is ended."""
+"""How long a request that its caller left may go on. Then its process is ended."""
 
 _from_worker = msgspec.msgpack.Decoder[FromWorker](FromWorker)
 log = structlog.get_logger()
@@ -108,7 +109,7 @@ class SessionDays:
         self._today = today
         self._seconds = seconds
         self._grace_seconds = grace_seconds
-        # By beginning: its day, and until when that is remembered.
+        # By beginning: its day, and until when the day is remembered.
         self._scopes: OrderedDict[str, OrderedDict[bytes, tuple[str, float]]] = OrderedDict()
         self._num_days = 0
 
@@ -125,7 +126,8 @@ class SessionDays:
         return KnownDays(today, earlier)
 
     def note(self, scope: str, used: DatedBeginning, seconds: float = 0.0) -> None:
-        """A prompt was rendered. Its leases end within `seconds`, or within the usual time."""
+        """Note that a prompt was rendered. Its leases end within `seconds`, or within the usual
+        time."""
         now = self._clock.now()
         day = used.day
         until = now + max(self._seconds, seconds + self._grace_seconds)
@@ -150,7 +152,7 @@ class SessionDays:
 
 
 class StillCompiling(PreparationFull):
-    """The request's time is over, and what its grammar takes is not known yet: it will be."""
+    """The request's time is over. What its grammar takes is not known yet, but will be."""
 
 
 class WorkerProcess:
@@ -223,7 +225,7 @@ class WorkerProcess:
         raise Overloaded("the workers that prepared the request were killed or stopped")
 
     async def _answer(self, process: asyncio.subprocess.Process, job: Job) -> Answer:
-        """The worker's answer, when it has asked what it had to ask."""
+        """The worker's answer, after the questions that it had to ask."""
         message = await _ask(process, job)
         if isinstance(message, Grammar):
             answer = self._grammars.begin(message.digest, any_grammar=self._any_grammar)
@@ -240,7 +242,7 @@ class WorkerProcess:
 
     async def _lost(self, process: asyncio.subprocess.Process) -> bool:
         """The process has ended. Whether over its request: then its grammar takes too much."""
-        with suppress(TimeoutError):  # how it ended is told behind the end of its pipe
+        with suppress(TimeoutError):  # the exit is told after the end of its pipe
             await asyncio.wait_for(process.wait(), GIVE_UP_SECONDS)
         grammar = self._grammar
         self._grammar = None
@@ -303,7 +305,7 @@ class WorkerProcess:
             if self._process is not None and self._process.returncode is None:
                 return self._process
             self._starting = asyncio.create_task(self._begin())
-            # All who waited for it may have left.
+            # Everybody who waited for it may have left.
             self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._starting)
 
@@ -352,12 +354,12 @@ class WorkerProcess:
 
 
 def _niceness() -> int:
-    """Of a worker: already while it starts, since whoever costs workers costs starts."""
+    """A worker's niceness, already while it starts: who makes workers end makes them start."""
     return min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Processor seconds of a process. Of one that can't be asked, those on the wall."""
+    """A process's seconds of the processor. Where they can't be read: its seconds on the wall."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:
@@ -525,13 +527,13 @@ class PreparePool:
             await worker.close()
 
     async def _wait(self, job: _Job) -> WorkerProcess:
-        """A worker for this job; whoever is cancelled or refused here has none."""
+        """Wait for a worker for this job. A job that is cancelled or refused here gets none."""
         scope = job.scope
         waiting = self._waiting_bytes
         of_scope = waiting[scope] + job.num_bytes
         of_all = waiting.total() + job.num_bytes
         is_full = of_scope > MAX_WAITING_BYTES // 2 or of_all > MAX_WAITING_BYTES
-        # A body that is larger than the bounds waits where nothing else does.
+        # A body beyond the bounds may wait where no other body waits.
         is_full = is_full and of_all > job.num_bytes
         if is_full or len(self._lines.get(scope, ())) >= self._max_waiting:
             raise PreparationFull("too many requests of one scope wait to be prepared")
@@ -661,7 +663,7 @@ def new_pool(
         compile_seconds=COMPILE_SECONDS,
     )
     max_workers = min((os.cpu_count() or 1) + 1, MAX_WORKERS)
-    # Neither do grammars that may take long hold all of those that take long requests.
+    # Grammars that may take long don't get all of the workers that take long requests either.
     grammars = Grammars(max(max_workers - 2, 1))
     return PreparePool(
         partial(WorkerProcess, start, grammars),

@@ -1,4 +1,4 @@
-"""What goes through a worker's pipe: msgpack behind a length of 4 bytes, big-endian."""
+"""The messages through a worker's pipe: msgpack behind a length of 4 bytes, big-endian."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     # Taken in place of the model's own.
     template: str | None = None
-    # They end a turn beside those that the tokenizer's files name.
+    # Tokens that end a turn, beside those that the tokenizer's files name.
     end_token_ids: list[int] = []
     tool_format: str = "auto"
     reasoning_format: str = "auto"
@@ -41,7 +41,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     memory_bytes: int
     # A worker that works on one request for longer ends itself.
     seconds: float
-    # So does one whose grammar takes more processor time: no other way ends a compilation.
+    # So does a worker whose grammar takes more processor time. Nothing else ends a compilation.
     grammar_seconds: float
     # What a compilation may take on the wall.
     compile_seconds: float
@@ -75,7 +75,7 @@ class MayCompile(msgspec.Struct, frozen=True, tag="may_compile"):
 
 
 class Postponed(msgspec.Struct, frozen=True, tag="postponed"):
-    """The request is to come again when another worker may compile the grammar of this digest."""
+    """The request must come again when another worker may compile the grammar of this digest."""
 
     digest: bytes
 
@@ -101,7 +101,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     dated: DatedBeginning | None = None
     # The longest lifetime of the breakpoints.
     lease_seconds: float = 0.0
-    # In the order of their places. Who computes says how many tokens each of them is.
+    # In the order of their places. The program that computes says how many tokens each image has.
     images: list[Image] = []
     # For each of the request's documents, the tokens in front of its text.
     begins: list[int] = []

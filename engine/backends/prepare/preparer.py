@@ -262,7 +262,8 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
         ):
             if value > most:
                 raise SchemaRefused(f"{where}: {value} {unit} > {most} maximum")
-        # The levels of all that references name. Many may name one value, which is measured once.
+        # The levels of all that references name. Many references may name one value, which is
+        # measured once.
         depths = {id(schema): size.depth}
         nested = size.depth
         for target in _targets(schema, size.references):
@@ -283,7 +284,8 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]]) -> None:
 def _can_end(schema: dict[str, Any]) -> bool:
     """Whether some value of finite length keeps to the schema, by what its references require.
 
-    From what needs nothing this goes on to what needs that. Each need is looked at once.
+    The search begins with schemas that need nothing, and goes on to those that need these. Each
+    need is looked at once.
     """
     lacking: dict[int, set[int]] = {}  # of each schema, its lists that have no value yet
     needed_by: dict[int, list[tuple[int, int]]] = {}
@@ -359,7 +361,8 @@ def _digits(number: Any) -> int:
 
 
 def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
-    """What the references name; the whole schema for one that is no pointer into it.
+    """The parts of the schema that references name. A reference that is no pointer names the whole
+    schema.
 
     The library compiles each of them once, one inside of another at worst.
     """
@@ -378,7 +381,7 @@ def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
 
 
 SPARE_BLOCKS = 2
-"""What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
+"""The blocks of the pool that a prompt must leave: its next token's, and one for copy-on-write."""
 _SEGMENTS: dict[type[Part], SegmentKind] = {
     TextPart: "text",
     ThinkingPart: "thinking",
@@ -388,7 +391,7 @@ _SEGMENTS: dict[type[Part], SegmentKind] = {
 
 
 class PostponedError(Exception):
-    """The grammar of this digest is not to be compiled now."""
+    """The grammar of this digest must not be compiled now."""
 
     def __init__(self, digest: bytes) -> None:
         super().__init__(digest)
@@ -396,7 +399,8 @@ class PostponedError(Exception):
 
 
 class Preparer:
-    """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
+    """Prepares bodies; knows no process. A fault of the request itself is answered with
+    `Refused`."""
 
     def __init__(
         self,
@@ -415,7 +419,7 @@ class Preparer:
         self._images = ImageCheck()
 
     def answer(self, job: Job) -> Answer:
-        """Without days a template that writes the date writes today's."""
+        """The answer to a job. Without `days` a template that writes the date writes today's."""
         try:
             if job.kind == "count":
                 request = decoded(job.body, CountRequest)
@@ -514,7 +518,7 @@ class Preparer:
         """The same where its grammar is not too costly to compile."""
         if not self._refusal(request):
             return request, []
-        # Which of them is at fault is only asked where some are.
+        # Each tool is tried by itself only where the grammar of all fails.
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
             prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
@@ -533,9 +537,11 @@ class Preparer:
         return loosened, [UnheldTool(name, reason) for name, reason in unheld.items()]
 
     def _grammar_of(self, request: GenerateRequest) -> Grammar:
-        """What the engine will compile is tried here: what is too much ends this process alone.
+        """The grammar that the engine will compile is tried here, so that a too costly one ends
+        this process alone.
 
-        The digest has the scope: no workspace learns from a time what another one asked for.
+        The digest has the scope in it, so that no workspace learns from a time what another one
+        asked for.
         """
         tools = [
             (tool.name, tool.input_schema, tool.strict) for tool in request.prompt.callable_tools
@@ -557,7 +563,7 @@ class Preparer:
         )
 
     def _refusal(self, request: GenerateRequest) -> str:
-        """Why no grammar can hold the strict tools' calls; empty where one can."""
+        """Why no grammar can keep the strict tools' calls to their schemas. Empty: one can."""
         tools = [tool for tool in request.prompt.callable_tools if tool.strict]
         try:
             check_schemas((f"tool `{tool.name}`", tool.input_schema) for tool in tools)

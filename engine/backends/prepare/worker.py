@@ -1,7 +1,7 @@
 """A worker process: `python -m engine.backends.prepare.worker`, messages on its standard pipes.
 
-It prepares one request at a time, so that none holds a lock that the engine needs. The end of its
-input makes it end.
+It prepares one request at a time, so that none holds a lock that the engine needs. It ends with its
+input.
 """
 
 import gc
@@ -38,7 +38,8 @@ _UNLIMITED_STACK = 2 * 2**20
 """A thread's stack where `ulimit -s` is unlimited."""
 _SPARE_BYTES = 8 * 2**20
 _SPARE_SECONDS = 5
-"""The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
+"""The engine ends a late worker. A worker whose engine is gone ends itself so many seconds
+later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def main() -> int:
 
 
 class Heap:
-    """What this process holds. A grammar takes some hundred MB, which are free behind it."""
+    """This process's memory. A grammar takes some hundred MB, which are free after it."""
 
     def __init__(self, statistics: Path) -> None:
         self._statistics = statistics
@@ -125,14 +126,14 @@ class Heap:
             self._pages = self._resident()
 
     def _resident(self) -> int:
-        """Pages, 0 where the system does not tell."""
+        """The resident pages. 0: the system does not tell."""
         with suppress(OSError):
             return int(self._statistics.read_text("ascii").split()[1])
         return 0
 
 
 def new_renderer(spec: WorkerSpec) -> Renderer:
-    """What only one kind needs is imported here: it is half of a worker's start."""
+    """Each kind's modules are imported here, because importing is half of a worker's start."""
     if spec.kind == "synthetic":
         from engine.backends.synthetic_renderer import SyntheticRenderer
 

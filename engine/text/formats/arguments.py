@@ -35,7 +35,7 @@ _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _ITEM = "item"
 _ID_LENGTH = 24
 ITEM_TAGS = (f"<{_ITEM}>", f"</{_ITEM}>")
-"""Around each value of a list that is written as elements."""
+"""The tag around each value of a list that is written as elements."""
 
 
 def resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class CallStream:
         return []
 
     def unsaid(self) -> str:
-        """What was fed and never told. Once a call is begun it is no text any more."""
+        """The text that was fed and never told. Empty once a call is begun."""
         return "" if self.is_started else self._pending
 
     def _start(self, name: str) -> ToolUseStart:
@@ -295,7 +295,7 @@ class ArgumentStream(CallStream):
         raise NotImplementedError
 
     def _begin_argument(self, key: str) -> None:
-        """Of an argument that comes twice the first one counts."""
+        """Begin an argument. Of one that comes twice the first counts."""
         self._is_said = key not in self._keys
         self._say((", " if self._keys else "{") + json.dumps(key, ensure_ascii=False) + ": ")
         self._keys.add(key)
@@ -382,7 +382,7 @@ class TaggedInput(ArgumentStream):
         self._passed = 0
 
     def end(self) -> list[Delta]:
-        """An input whose last argument is whole is whole."""
+        """The model ended its turn. An input whose last argument is whole counts as whole."""
         if self.is_over:
             return []
         if self._is_in_value:
@@ -579,7 +579,7 @@ class _Scan:
         return None
 
     def _pass_string(self, text: str) -> bool:
-        """To behind the string; False where its end is not there yet."""
+        """Go on behind the string. False: its end is not there yet."""
         while True:
             at = text.find(self._quote, self.at)
             slash = text.find("\\", self.at) if self._escapes else -1

@@ -1,7 +1,7 @@
 """Tool calls as they stream: text up to a marker, and behind it calls whose markup is data.
 
-Nothing is lost: what turns out to be no call is passed on as text, and however the text is cut into
-pieces, the blocks are the same.
+Nothing is lost: markup that turns out to be no call is passed on as text. However the text is cut
+into pieces, the result is the same.
 """
 
 import json
@@ -301,7 +301,8 @@ class CallSyntax:
     closes: Pattern = ()
     # None: the input is JSON.
     arguments: TagSyntax | LiteralSyntax | None = None
-    # Only the request's tools can be called, since the markup alone tells no call from text.
+    # Whether only the request's tools can be called, since the markup alone tells no call from
+    # text.
     knows_names: bool = False
     # No call comes without `opens`.
     is_opened: bool = False
@@ -310,7 +311,8 @@ class CallSyntax:
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """What a turn's first call may begin with. Some models leave out what surrounds calls."""
+        """The texts that a turn's first call may begin with. Some models leave out what surrounds
+        calls."""
         parts = (self.opens,) if self.is_opened else (self.opens, self.head)
         return tuple(dict.fromkeys(filter(None, map(first_literal, parts))))
 
@@ -337,7 +339,7 @@ class CallSyntax:
 
 
 def starts_of(ways: Sequence[CallSyntax]) -> tuple[str, ...]:
-    """What a turn's first call may begin with in any of these ways."""
+    """The texts that a turn's first call may begin with, written in any of these ways."""
     return tuple(dict.fromkeys(chain.from_iterable(way.starts for way in ways)))
 
 
@@ -374,7 +376,8 @@ class CallParser:
         return deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
-        """A call that was cut off before its name is known is neither a call nor text."""
+        """End the text. A call that was cut off before its name is known is neither a call nor
+        text."""
         deltas: list[Delta] = []
         left = self._pending
         if self._step == self._read_call:
@@ -531,7 +534,8 @@ class CallParser:
         self._pending = self._pending[count:]
 
     def _give_up(self, deltas: list[Delta]) -> bool:
-        """No call: what was skipped is text (told at once, so that no marker is found again)."""
+        """There is no call: the skipped part is text. It is told at once, so that no marker in it
+        is found again."""
         deltas += texts(self._skipped)
         self._skipped = ""
         self._step = self._read_text

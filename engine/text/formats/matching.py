@@ -1,5 +1,5 @@
-"""What is looked for in a text that comes in pieces: stop strings, all at once (Aho and Corasick,
-1975), and the markup of formats, by patterns."""
+"""Searches in a text that comes in pieces: for stop strings, all at once (Aho and Corasick, 1975),
+and for the markup of formats, by patterns."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -114,12 +114,13 @@ _CONTROL = re.compile(r"<\|[^<>|]+\|>|<｜[^<>｜]+｜>")
 
 
 def is_begun_markup(pending: str) -> bool:
-    """Does the beginning of a marker, which is all that came, have a whole control token?"""
+    """Whether text that begins a marker has a whole control token in it."""
     return _CONTROL.match(pending) is not None
 
 
 def places_of(text: str, needles: Iterable[str]) -> list[tuple[int, str]]:
-    """Of each needle that stands in the text, where it first does; the least is the first."""
+    """The first place of each needle that stands in the text, with the needle. The least is the
+    first in the text."""
     places: list[tuple[int, str]] = []
     for needle in needles:
         at = text.find(needle)
@@ -148,7 +149,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """What may be missing."""
+    """A part that may be missing."""
 
     pattern: "Pattern"
 
