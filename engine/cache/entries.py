@@ -276,7 +276,7 @@ class Entries:
     ) -> int:
         """End a scope's entry, or all of them, before their time. Return their number.
 
-        Their leases end with the reason. The part of their copies that no other copy has is deleted.
+        Their leases end with the reason. Of their copies what no other copy has is deleted.
         """
         keys = list(self._by_key) if key is None else [key]
         entries = (self._by_key.get(key) for key in keys)
