@@ -61,9 +61,9 @@ class StoreCopies:
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
             return []
-        own = self._scopes.get(scope)
-        if own is not None:
-            doomed = _first_of(own.for_own, excess)
+        own_copies = self._scopes.get(scope)
+        if own_copies is not None:
+            doomed = _first_of(own_copies.for_own, excess)
             if doomed is not None:
                 return doomed
         num_blocks = {name: copies.num_blocks for name, copies in self._scopes.items()}

@@ -186,19 +186,20 @@ def _seal(body: bytes, keys: StoreKeys) -> bytes:
 
 
 class JournalContent:
-    """What a journal has told: the entries that had not ended, and its damaged lines by reason.
-
-    `changed` are the keys of lines that nobody has looked at yet. `model` is a fingerprint as hex.
-    `lost` are the keys of leased entries whose line is damaged. Where even the key can't be read,
-    it is the line's number.
-    """
+    """What a journal has told so far."""
 
     def __init__(self, model: str, keys: StoreKeys) -> None:
+        """`model` is a fingerprint as hex."""
         self._model = model
         self._keys = keys
+        # By their keys: those that have not ended.
         self.entries: dict[str, Put] = {}
+        # The keys of lines that nobody has looked at yet.
         self.changed: set[str] = set()
+        # The number of damaged lines, by reason.
         self.damages: Counter[str] = Counter()
+        # The keys of leased entries whose line is damaged. Where the key can't be read either, it
+        # is the line's number.
         self.lost: set[str] = set()
 
     def take(self, lines: Iterable[bytes]) -> None:

@@ -51,16 +51,14 @@ _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class Constraint:
-    """One choice's state in a grammar. `allowed` has a bit per token id, lowest first; beyond it
-    none is allowed. `is_complete`: nothing but the end may come. `is_failed`: the library gave up
-    (its limits on time and memory), and nothing is known to be
-    allowed. `compute` finds out what is allowed: it
-    may take long, and does it without the interpreter's lock. `is_ready` says whether it is known.
-    """
+    """One choice's state in a grammar."""
 
     def __init__(self, matcher: LLMatcher, grammar: str) -> None:
+        # In llguidance's form of Lark.
         self.grammar = grammar
+        # Nothing but the end may come.
         self.is_complete = False
+        # The library gave up, by its limits on time and memory. No token is known to be allowed.
         self.is_failed = False
         self._matcher = matcher
         self._allowed: bytes | None = None
@@ -68,10 +66,12 @@ class Constraint:
 
     @property
     def is_ready(self) -> bool:
+        """Whether the token mask is known."""
         return self._allowed is not None
 
     @property
     def allowed(self) -> bytes:
+        """The token mask: a bit per token id, lowest first. Beyond its end no token is allowed."""
         self.compute()
         assert self._allowed is not None
         return self._allowed
@@ -83,7 +83,10 @@ class Constraint:
         self.is_failed = self.is_failed or not is_taken
 
     def compute(self) -> None:
-        """Find out what may come next; nothing happens where that is known."""
+        """Find the token mask. Nothing happens where it is known.
+
+        It may take long. It frees the interpreter's lock meanwhile.
+        """
         if self._allowed is None:
             mask: bytes = self._matcher.compute_bitmask()
             self.is_failed = self._matcher.is_error()

@@ -109,11 +109,7 @@ class TurnParser:
     """An `engine.schedule.output.OutputParser`.
 
     Stop strings are looked for in what the model writes, before any format is parsed: no delta
-    contains one. A `constraint` says which tokens may come, and ends the turn when it is complete.
-    Without a constraint `token_mask` says it for the whole turn.
-    A call that is forced and cut off before its name leaves nothing behind (`forces_call`).
-    `end_token_ids` end the turn, and with `ends_after_call` the first call does.
-    `thinking_tokens` counts every token from the opening tag to the closing one.
+    contains one.
     """
 
     def __init__(
@@ -128,8 +124,15 @@ class TurnParser:
         forces_call: bool = False,
         token_mask: bytes | None = None,
     ) -> None:
+        """A `constraint` says which tokens may come, and ends the turn when it is complete. Without
+        a constraint `token_mask` says it for the whole turn.
+
+        `ends_after_call`: the first call ends the turn. `forces_call`: a call that is cut off
+        before its name leaves nothing behind.
+        """
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
+        # Every token from the opening tag to the closing one.
         self.thinking_tokens = 0
         self._detokenizer = detokenizer
         self._stops = stops
@@ -281,15 +284,7 @@ def _place_images(
 
 
 class ChatRenderer:
-    """Renders, tokenizes and parses for one model; may be used from one thread at a time.
-
-    `tool_format` and `reasoning_format` are None where the template proves none of ours.
-    `prefix_order` is told from a render: whether the tools come before the system prompt.
-    `end_token_ids` end a turn: those the model declares and the one its template ends turns with.
-    `can_constrain` says whether the grammar library can use the tokenizer. The `image_text` is what
-    a prompt has for each image, as the model's server reads it; empty for a model that sees none.
-    Raises TemplateRefused where a tool format is demanded of a template that renders no tools.
-    """
+    """Renders, tokenizes and parses for one model. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -299,6 +294,8 @@ class ChatRenderer:
         now: Callable[[], datetime] = datetime.now,
         image_text: str = "",
     ) -> None:
+        """Raises TemplateRefused where a tool format is demanded of a template without tools."""
+        # What a prompt has for each image, as the model's server reads it. Empty: it sees none.
         self.image_text = image_text
         self.template = ChatTemplate(files.templates, files.special_tokens, now)
         self.tokenizer = files.tokenizer
@@ -311,6 +308,7 @@ class ChatRenderer:
         controls = self._pieces.control_ids
         declared = {text for text, token in controls.items() if token in files.end_token_ids}
         self.formats = find_formats(probe, formats or FormatChoice(), declared)
+        # None where the template proves none of ours. So is `reasoning_format`.
         self.tool_format = self.formats.tool_format
         self.traits = probe.find_text_input(probe.find_traits(self.formats.traits))
         if self.tool_format is not None and not probe.shows_tools(self.traits):
@@ -322,12 +320,14 @@ class ChatRenderer:
             self.traits = instructed if is_told else self.traits
             self.tool_format = self.tool_format if is_told else None
         self.reasoning_format = self.formats.reasoning_format
+        # Whether the tools come before the system prompt, found by a render.
         self.prefix_order: PrefixOrder = "template"
         if probe.has_tools_first(self.traits):
             self.prefix_order = "tools_first"
         ends = {controls[text] for text in self.formats.ends if text in controls}
         no_ends = {controls[text] for text in self.formats.no_ends if text in controls}
         shown_ends = probe.find_turn_end(self.traits)
+        # They end a turn: those that the model declares, and the one that its template writes.
         self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
         self._opens_thinking = _opens_thinking(probe, self.formats, self.traits)
         texts = files.tokenizer.get_added_tokens_decoder().values()
@@ -348,6 +348,7 @@ class ChatRenderer:
 
     @property
     def can_constrain(self) -> bool:
+        """Whether the grammar library can use the tokenizer."""
         return self._writer is not None
 
     @classmethod
