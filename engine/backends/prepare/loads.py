@@ -32,20 +32,19 @@ class _Known:
 class Grammars:
     """What grammars take, by digest, and which of them are being compiled.
 
-    A grammar that is not known to be short may take long. At most `most` workers compile such
-    grammars at once, of all scopes together. A grammar that is not known at all is compiled by one
-    worker at a time. What was found is
-    known for KNOWN_SECONDS of `monotonic`, and beyond MAX_KNOWN the oldest is forgotten.
-
-    `num_waiting` requests wait until theirs may be compiled. Nobody goes before them.
+    A grammar that is not known to be short may take long. A few workers compile such grammars at
+    once, of all scopes together. A grammar that is not known at all is compiled by one worker at a
+    time. What was found is known for KNOWN_SECONDS. Beyond MAX_KNOWN the oldest is forgotten.
     """
 
     def __init__(self, most: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """At most `most` workers compile at once what may take long."""
         self._most = most
         self._monotonic = monotonic
         self._known = OrderedDict[bytes, _Known]()
         self._compiling = Counter[bytes]()
         self._reserved = Counter[bytes]()
+        # Requests that wait until their grammar may be compiled. Nobody goes before them.
         self.num_waiting = 0
 
     def may_begin(self, digest: bytes) -> bool:

@@ -91,10 +91,6 @@ class SessionDays:
 
     A prefix whose text has a date is lost at midnight. So the day that a beginning (tools and
     system prompt) was first written with stays its day, for as long as a lease on it may live.
-
-    `today` is asked at each request. A beginning is forgotten when it was not used for `seconds`
-    of `clock`, or for as long as its leases live and `grace_seconds` more. Beyond the bounds the
-    least recently used of a scope go before others.
     """
 
     def __init__(
@@ -105,6 +101,12 @@ class SessionDays:
         seconds: float,
         grace_seconds: float = 0.0,
     ) -> None:
+        """`today` is called at each request.
+
+        A beginning is forgotten when it was not used for `seconds` of `clock`, or for as long as
+        its leases live and `grace_seconds` more. Beyond the bounds the least recently used of a
+        scope go before others.
+        """
         self._clock = clock
         self._today = today
         self._seconds = seconds
@@ -385,24 +387,21 @@ async def _receive(process: asyncio.subprocess.Process) -> FromWorker:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """`digest` is that of a grammar that is known to wait for its turn."""
+    """A request that waits for a worker."""
 
     scope: str
     num_bytes: int
     granted: asyncio.Future[WorkerProcess]
+    # Of its grammar, where that is known to wait for its turn.
     digest: bytes | None = None
 
 
 class PreparePool:
-    """`new_worker` is called for up to `max_workers`, each time that a request waits for one.
+    """The workers, and the requests that wait for one.
 
-    The last of them, which is `new_last`'s, takes only what is short: no body of more than
-    SHORT_BYTES, no grammar that may take long, and nothing of a scope that another worker works
-    for. So no number of long requests, of however many scopes, holds all workers. With one worker
-    there is no such last one.
-
-    A request waits for a worker for `wait_seconds` at most; a scope has `max_waiting` waiting.
-    `days` are there if the template writes the date and a session's prefix keeps its own.
+    The last worker takes only what is short: no body of more than SHORT_BYTES, no grammar that may
+    take long, and nothing of a scope that another worker works for. So no number of long requests,
+    of however many scopes, takes all workers. With one worker there is no such last one.
     """
 
     def __init__(
@@ -417,12 +416,18 @@ class PreparePool:
         grammars: Grammars | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`new_worker` is called each time that a request waits, up to `max_workers` times.
+
+        `new_last` makes the last worker. A request waits `wait_seconds` at most, and a scope has
+        `max_waiting` requests waiting at most. `days`: None unless the template writes the date and
+        a session's prefix keeps its own.
+        """
         self._grammars = grammars
         self._monotonic = monotonic
         self._loads = ScopeLoads()
         self._new_worker = new_worker
         self._new_last = new_last or new_worker
-        # Of those for all requests.
+        # The most workers that take all requests.
         self._most = max(max_workers - 1, 1)
         self._has_last = max_workers > 1
         self._max_waiting = max_waiting

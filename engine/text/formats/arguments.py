@@ -230,15 +230,23 @@ def new_tool_use_id(written: str = "") -> str:
 
 
 class CallStream:
-    """One call. `has_input`: the input is whole. `written_id` is what the model wrote as its id.
+    """One call.
 
-    Once `is_over`, `rest` is the text behind it, or, `is_broken`, what was no part of it. A call
-    whose input breaks off stays incomplete, as at the end of a generation.
+    A call whose input breaks off stays incomplete, as at the end of a generation.
     """
 
     def __init__(self, written_id: str = "") -> None:
-        self.is_started = self.has_input = self.is_over = self.is_broken = False
-        self.rest = self._pending = ""
+        """`written_id` is what the model wrote as its id."""
+        # It was told that the call begins.
+        self.is_started = False
+        # The input is whole.
+        self.has_input = False
+        # Nothing more is read. `rest` is the text behind the call.
+        self.is_over = False
+        # The call broke off. `rest` is the text that was no part of it.
+        self.is_broken = False
+        self.rest = ""
+        self._pending = ""
         self._written_id = written_id
 
     def feed(self, text: str) -> list[Delta]:
@@ -257,7 +265,8 @@ class CallStream:
         return ToolUseStart(new_tool_use_id(self._written_id), name)
 
     def _break(self, rest: str) -> None:
-        self.is_over = self.is_broken = True
+        self.is_over = True
+        self.is_broken = True
         self.rest = rest
         self._pending = ""
 

@@ -147,10 +147,7 @@ class EncodedText:
 
 
 class PieceTokenizer:
-    """Encodes whole texts; what was encoded before is remembered, apart for every scope.
-
-    `controls` finds control tokens' texts, `control_ids` are the tokens by text.
-    """
+    """Encodes whole texts. What was encoded before is remembered, apart for every scope."""
 
     def __init__(
         self,
@@ -162,6 +159,7 @@ class PieceTokenizer:
     ) -> None:
         self.tokenizer = tokenizer
         ends = frozenset(end_token_ids)
+        # Finds control tokens' texts.
         self.controls = ControlTexts(
             {
                 token.content: token_id
