@@ -81,7 +81,8 @@ class ChainHasher:
         it in the digest, and where it begins: what follows decides that, so equal tokens do not
         tell. Blocks behind it have both by their parent.
         """
-        salt = person = b""
+        salt = b""
+        person = b""
         if kind is not None:
             offset = kind.start - place * self.block_size
             if 0 <= offset < len(packed) // TOKEN_BYTES:

@@ -317,7 +317,8 @@ class Scheduler:
         if not is_batch:
             self._pace.begin(self.running, candidate)
         while room.is_left and (prefilling or candidate is not None):
-            is_admitted = goes_on = False
+            is_admitted = False
+            goes_on = False
             if candidate is not None and prefilling:
                 # The scope that got less comes first.
                 first = prefilling[0]

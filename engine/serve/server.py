@@ -228,7 +228,8 @@ def snapshot_pieces(snapshot: Snapshot) -> Iterator[bytes]:
     assert head.endswith(b"[]}"), "the chains are the last field"
     yield head[:-2]
     separator = b""
-    begin = num_names = 0
+    begin = 0
+    num_names = 0
     for end, chain in enumerate(snapshot.chains, 1):
         num_names += len(chain.names)
         if num_names >= NAMES_A_PIECE or end == len(snapshot.chains):

@@ -87,7 +87,8 @@ class StoreThreads:
         self._is_closed = threading.Event()
         self._unwritten: list[bytes] = []
         self._untold: dict[Entry, Recorded] = {}
-        self._journal_bytes = self._compacted_bytes = 0
+        self._journal_bytes = 0
+        self._compacted_bytes = 0
 
     # Tasks of the writer.
 
@@ -251,7 +252,10 @@ class DiskStore:
         self._misses = restored.misses
         self._looked_at = self._paced_at
         self._is_gone = False
-        self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
+        self._queued_bytes = 0
+        self._written_bytes = 0
+        self._read_bytes = 0
+        self._failed_writes = 0
         self._down_until: float | None = None
         self._problem: str | None = None
         # Files that the journal does not tell of are nobody's any more.

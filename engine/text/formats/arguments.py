@@ -202,7 +202,8 @@ class Elements:
         too."""
         elements: list[tuple[str, str]] = []
         open_names: list[str] = []
-        begin = end = 0
+        begin = 0
+        end = 0
         for tag in re.finditer(rf"{re.escape(self.prefix)}<(/?)([^<>/]{{1,128}})>", text):
             if not tag[1]:
                 if not open_names:
@@ -318,7 +319,8 @@ class ArgumentStream(CallStream):
 
     def _close(self, rest: str) -> None:
         self._said.append("}" if self._keys else "{}")
-        self.has_input = self.is_over = True
+        self.has_input = True
+        self.is_over = True
         self.rest = rest
         self._pending = ""
 
@@ -385,8 +387,10 @@ class TaggedInput(ArgumentStream):
         self._open = (SPACE, *syntax.pattern)
         self._ends = tuple((SPACE, text) for text in (syntax.end, *syntax.others))
         self._wanted: frozenset[str] = ALL_TYPES
-        self._is_in_value = self._is_at_begin = False
-        self._key = self._value_close = ""
+        self._is_in_value = False
+        self._is_at_begin = False
+        self._key = ""
+        self._value_close = ""
         # How much of a pending value was looked at and is no closing tag.
         self._passed = 0
 
@@ -418,7 +422,8 @@ class TaggedInput(ArgumentStream):
                 kinds = self._syntax.kinds.items()
                 wanted = (kind for kind, word in kinds if word == opening.words["kind"])
                 self._wanted = frozenset(wanted) or ALL_TYPES
-            self._is_in_value = self._is_at_begin = True
+            self._is_in_value = True
+            self._is_at_begin = True
             self._value_close = self._syntax.close_of(self._key)
             self._passed = 0
             if self._wanted == _STRING:

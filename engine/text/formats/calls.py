@@ -57,7 +57,8 @@ class JsonObjectStream:
         self._expects: Literal["value", "key", "colon", "comma"] = "value"
         # An object or a list was just opened, so that it may end here.
         self._may_end = False
-        self._is_in_string = self._is_key = False
+        self._is_in_string = False
+        self._is_key = False
 
     def feed(self, text: str) -> str:
         self.rest += text
@@ -263,7 +264,8 @@ class CallObject(CallStream):
                 return ""
             deltas.append(self._start(name))
             deltas.append(ToolInputDelta(json.dumps(call_input, ensure_ascii=False)))
-            self.has_input = self.is_over = True
+            self.has_input = True
+            self.is_over = True
             self.rest = self._whole.rest
         return ""
 
@@ -391,7 +393,8 @@ class CallParser:
         left = self._skipped + left
         is_text = (bool(left.strip()) or not self.num_calls) and not is_behind
         is_text = is_text and not (is_cut and (is_in_call or is_begun_markup(left)))
-        self._pending = self._skipped = ""
+        self._pending = ""
+        self._skipped = ""
         self._step = self._read_text
         return [*deltas, *texts(left)] if is_text else deltas
 

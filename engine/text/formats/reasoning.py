@@ -100,7 +100,8 @@ class MessagesParser:
             else:
                 begins.append(begin)
         self._begins = tuple(begins)
-        self._num_calls = self._num_ended = 0
+        self._num_calls = 0
+        self._num_ended = 0
         self._pending = ""
         self._is_in_header = True
         self._call: CallObject | None = None
@@ -148,7 +149,8 @@ class MessagesParser:
         if not is_header and not syntax.start and self._num_ended:
             self._pending = ""  # another role's
             return False
-        self._is_in_header = self._is_begun = False
+        self._is_in_header = False
+        self._is_begun = False
         if is_header and at >= 0:
             header = pending[:at]
             self._pending = pending[at + len(syntax.stop) :]

@@ -136,7 +136,8 @@ def take_out(text: str, marks: frozenset[str]) -> Unmarked:
     """Remove the marks."""
     pieces: list[str] = []
     positions: dict[str, list[int]] = {}
-    length = last = 0
+    length = 0
+    last = 0
     for match in _PRIVATE.finditer(text):
         mark = match.group()
         if mark not in marks:
@@ -229,7 +230,8 @@ class ChatTemplate:
                 self.render(probe)
                 break
         else:
-            self._always_thinks = self._omits_tools = False
+            self._always_thinks = False
+            self._omits_tools = False
 
     @property
     def writes_date(self) -> bool:

@@ -411,7 +411,8 @@ class _Builder:
             text = ""
         if calls and text and (traits.splits_text or traits.names_in_metadata):
             yield self._assistant(text, thought)
-            text = thought = ""
+            text = ""
+            thought = ""
         if calls and traits.names_in_metadata:
             for function in (call["function"] for call in calls):
                 arguments = write_json(function["arguments"])
