@@ -27,7 +27,7 @@ DEEPSEEK = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
-    "n_routed_experts": None,
+    "n_routed_experts": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": None,
     "qk_nope_head_dim": 32,
