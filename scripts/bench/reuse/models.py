@@ -51,7 +51,7 @@ def replay_lru(trace: Trace, num_blocks: int) -> Reads:
             reads.num_refused += 1
             continue
         blocks = request.blocks
-        hit = _num_readable(request, trace.block_size)
+        hit = num_readable(request, trace.block_size)
         for place in range(hit):
             if blocks[place] not in cached:
                 hit = place
@@ -79,7 +79,7 @@ def replay_belady(trace: Trace, num_blocks: int) -> Reads:
     farthest: list[tuple[int, int, int]] = []
     for request, uses in zip(requests, _next_uses(requests, trace.block_size), strict=True):
         blocks = request.blocks
-        readable = blocks[: _num_readable(request, trace.block_size)]
+        readable = blocks[: num_readable(request, trace.block_size)]
         # The last block is computed again, so what is cached of it makes way at no cost.
         cached.pop(blocks[-1], None)
         num_cached = sum(block in cached for block in readable)
@@ -98,7 +98,7 @@ def replay_belady(trace: Trace, num_blocks: int) -> Reads:
     return reads
 
 
-def _num_readable(request: Request, block_size: int) -> int:
+def num_readable(request: Request, block_size: int) -> int:
     """Whole blocks in front of the last token."""
     return (request.tokens - 1) // block_size
 
@@ -113,7 +113,7 @@ def _next_uses(requests: Sequence[Request], block_size: int) -> list[list[int]]:
         uses.append([next_use.get(block, NEVER) for block in whole])
         for block in whole:
             next_use[block] = number
-        if len(whole) > _num_readable(request, block_size):
+        if len(whole) > num_readable(request, block_size):
             del next_use[whole[-1]]
     uses.reverse()
     return uses

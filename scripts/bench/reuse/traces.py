@@ -53,6 +53,10 @@ FLOODED_PAUSE_SECONDS = 600.0
 """Between two conversations: no lease of 5 minutes outlives it."""
 
 
+ENDS = ("tool_use", "end_turn", "other")
+"""How the answer behind a prompt ended. What a trace does not tell is `other`."""
+
+
 class TraceMissing(Exception):
     """A file of a public trace is not in the folder. The message names it."""
 
@@ -70,6 +74,8 @@ class Request:
     known: int
     # Its reads are counted for it too.
     group: str
+    # Of ENDS: how its answer ended.
+    end: str = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Prompt:
     tokens: int
     # None: by its length.
     group: str | None = None
+    end: str = "other"
 
 
 def new_trace(block_size: int, prompts: Iterable[Prompt]) -> Trace:
@@ -111,7 +118,7 @@ def new_trace(block_size: int, prompts: Iterable[Prompt]) -> Trace:
         group = prompt.group
         if group is None:
             group = "short" if prompt.tokens < MIN_TOKENS else "long"
-        requests.append(Request(prompt.at, blocks, prompt.tokens, known, group))
+        requests.append(Request(prompt.at, blocks, prompt.tokens, known, group, prompt.end))
     return Trace(block_size, requests)
 
 
@@ -125,6 +132,7 @@ class _Call(msgspec.Struct):
     t: float
     tokens: int = msgspec.field(name="in")
     hash_ids: list[int] = []
+    stop: str | None = None
 
 
 class _Session(msgspec.Struct):
@@ -167,7 +175,8 @@ def agents(folder: Path, seed: int = 1) -> Trace:
             for call in session.requests:
                 if call.hash_ids:
                     names = [(copy, number, block) for block in call.hash_ids]
-                    prompts.append(Prompt(begin + call.t, names, call.tokens))
+                    end = call.stop if call.stop in ENDS else "other"
+                    prompts.append(Prompt(begin + call.t, names, call.tokens, end=end))
     return new_trace(64, sorted(prompts, key=lambda prompt: prompt.at))
 
 
