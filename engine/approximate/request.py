@@ -140,9 +140,9 @@ class ApproximateSequence(SequenceState):
         self.placings = []
 
     def release(self) -> None:
-        self.table.release()
+        self.table.release(self.answer_end)
         self._go_back()
-        self.table.release()
+        self.table.release(self.answer_end)
         self.let_placings_go()
         self.parts = None
 

@@ -19,6 +19,7 @@ from engine.cache.ids import BlockId
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
+from engine.cache.worth import Worth
 from engine.clock import Clock
 from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
@@ -167,7 +168,7 @@ def _max_copies(parts: Parts) -> int:
 def _new_tiers(
     settings: Settings, parts: Parts, description: Description, plan: StorePlan | None
 ) -> _Tiers:
-    pool = BlockPool(description.num_blocks, description.block_size)
+    pool = BlockPool(description.num_blocks, description.block_size, worth=Worth())
     host = None
     if settings.host_blocks:
         host = HostTier(pool, settings.host_blocks, _max_copies(parts))

@@ -35,8 +35,14 @@ class Block:
     lease_count: int = 0
     # The number of the last release by a sequence that computed with the block.
     last_use: int = 0
-    # Set once the block is full and indexed.
+    # What its worth goes by: its class, -1 while no prompt has used it, when one last did, in
+    # seconds of the engine's clock, and how many have.
+    kind: int = -1
+    used_at: float = 0.0
+    num_uses: int = 0
+    # Set once the block is full and indexed, with the digest of the block in front of it.
     digest: Digest | None = None
+    parent: Digest | None = None
     # Four bytes a token. They only grow until the block is allocated anew, so that content in use
     # is never overwritten.
     tokens: bytearray = field(default_factory=bytearray)
@@ -47,6 +53,8 @@ class Block:
     # Counts the block for the owner; None: it has no useful content.
     share: "ScopeShare | None" = None
     queue: "BlockQueue | None" = None
+    # Its place in the queue, where that has places.
+    place: int = -1
 
     @property
     def tier(self) -> Tier:
@@ -70,7 +78,8 @@ class Block:
 class BlockQueue:
     """Unreferenced blocks, the least recently used first, a chain's tail first.
 
-    `requeue` of their pool must be called when their dependents have changed.
+    `requeue` of their pool must be called when their dependents have changed, and `settle` when
+    another block comes behind one in its chain, or the last one there goes.
     """
 
     def __init__(self) -> None:
@@ -94,13 +103,17 @@ class BlockQueue:
         self._size += 1
         if block.dependents:
             self._best_effort.add(block)
-        self.order.push(block)
+        self._enter(block)
 
     def remove(self, block: Block) -> None:
         assert block.queue is self, "the block is in another queue"
+        self._leave(block)
         block.queue = None
         self._size -= 1
         self._best_effort.discard(block)
+
+    def settle(self, block: Block) -> None:
+        """What follows a block in the queue has changed. Recency does not look at that."""
 
     def pop(self) -> Block:
         """Take the block that is reused next. The queue must not be empty."""
@@ -109,23 +122,29 @@ class BlockQueue:
         self.remove(block)
         return block
 
+    def _enter(self, block: Block) -> None:
+        self.order.push(block)
+
+    def _leave(self, block: Block) -> None:
+        """The order notices by itself that the block is in no queue."""
+
 
 @dataclass(slots=True, eq=False)
 class ScopeShare:
     """One scope's blocks."""
 
     owner: Digest
-    # How many they are.
+    # Those of its blocks that wait to be reused.
+    unreferenced: BlockQueue
+    # How many it has in all.
     num_owned: int = 0
-    # Those of them that wait to be reused.
-    unreferenced: BlockQueue = field(default_factory=BlockQueue)
 
     @property
     def is_reclaimable(self) -> bool:
         return bool(self.unreferenced)
 
     def pop(self) -> Block:
-        """Take the scope's block that was used least recently. There must be one."""
+        """Take the scope's block that makes way next. There must be one."""
         return self.unreferenced.pop()
 
 

@@ -17,12 +17,13 @@ from engine.cache.block import Block
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
 from engine.cache.table import BlockCopy, BlockTable
+from engine.cache.worth import copy_use
 
 
 class HostTier:
     def __init__(self, device: BlockPool, num_blocks: int, max_copies: int) -> None:
         """`max_copies` is the number of blocks that one step may copy in each direction."""
-        self.pool = BlockPool(num_blocks, device.block_size, tier="host")
+        self.pool = BlockPool(num_blocks, device.block_size, tier="host", worth=device.worth)
         self.pool.changes = device.changes
         self.max_copies = max_copies
         self.num_demoted = 0
@@ -79,8 +80,9 @@ class HostTier:
         """A host block with a reference, for the content of a device block."""
         mine = self.pool.allocate(block.index, block.owner)
         self.pool.append(mine, bytes(block.tokens))
+        copy_use(block, mine)
         if block.digest is not None:
-            self.pool.index(mine, block.digest)
+            self.pool.index(mine, block.digest, block.parent)
         self._demotions[mine.block_id] = block.block_id
         self.num_demoted += 1
         return mine

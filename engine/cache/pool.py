@@ -9,6 +9,7 @@ Rules it keeps (the reasons are in `engine/README.md`):
 It knows no torch, no clock and no I/O.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.order import Order
+from engine.cache.worth import REMEMBERED, AnswerEnd, Evicted, Worth
+from engine.cache.worth_queue import WorthQueue
 from engine.protocol import ChainGone, ChainHeld, HeldName, Tier
 from engine.protocol.reports import BlockCell
 
@@ -81,9 +84,20 @@ class BlockPool:
     others (max-min fairness). A single scope can have the whole pool.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, tier: Tier = "device") -> None:
-        """Both positive; `block_size` in tokens."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        tier: Tier = "device",
+        worth: Worth | None = None,
+    ) -> None:
+        """Both positive; `block_size` in tokens. Without `worth` the order is by recency alone."""
         self.tier = tier
+        self.worth = worth
+        self._evicted = Evicted(REMEMBERED * num_blocks)
+        # So many findable blocks stand behind the block with this digest.
+        self._num_following: Counter[Digest] = Counter()
         # Called with every block that has just lost its content, or never had any.
         self.forgotten: Callable[[Block], None] | None = None
         # Called with every findable block that lost its last reference, and its digest.
@@ -187,6 +201,13 @@ class BlockPool:
         elif block.ref_count == block.lease_count:
             self._num_lease_only += 1
 
+    def use(self, blocks: Sequence[Block], end: AnswerEnd) -> None:
+        """A prompt with its answer used these blocks of a chain, from its first one on."""
+        if self.worth is None:
+            return
+        for place, block in enumerate(blocks):
+            self.worth.use(block, end, len(blocks) - place)
+
     def release_chain(self, blocks: Iterable[Block]) -> None:
         """Release a sequence's blocks, last first, so that a chain is reused from its tail."""
         for block in reversed(list(blocks)):
@@ -267,10 +288,11 @@ class BlockPool:
         block.tokens += packed
         assert len(block.tokens) <= self.block_size * TOKEN_BYTES
 
-    def index(self, block: Block, digest: Digest) -> None:
+    def index(self, block: Block, digest: Digest, parent: Digest | None = None) -> None:
         """Make a full block findable. The first of several equal blocks stays the one found.
 
         That counts as used now: a prompt's last block is computed again though it is in memory.
+        `parent` is the digest of the block in front of it.
         """
         assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
         known = self._index.get(digest)
@@ -279,6 +301,14 @@ class BlockPool:
             return
         block.digest = digest
         self._index[digest] = block
+        if self.worth is None:
+            return
+        self._evicted.give_back(digest, block)
+        block.parent = parent
+        if parent is not None:
+            self._num_following[parent] += 1
+            if self._num_following[parent] == 1:
+                self._settle(parent)
 
     def forget(self, block: Block) -> None:
         """Make a block's content unfindable now. The block is empty once nothing references it."""
@@ -366,7 +396,7 @@ class BlockPool:
         """From now on the block is its owner's. It was no scope's before."""
         share = self._shares.get(block.owner)
         if share is None:
-            share = self._shares[block.owner] = ScopeShare(block.owner)
+            share = self._shares[block.owner] = ScopeShare(block.owner, self._new_queue())
         share.num_owned += 1
         block.share = share
         self._largest.push(share)
@@ -400,10 +430,34 @@ class BlockPool:
         block.last_use = -self._num_uses  # of empty blocks the latest is reused first
         self._empty.append(block)
 
+    def _new_queue(self) -> BlockQueue:
+        if self.worth is None:
+            return BlockQueue()
+        return WorthQueue(self.worth, self._is_followed)
+
+    def _is_followed(self, block: Block) -> bool:
+        return block.digest is not None and block.digest in self._num_following
+
+    def _settle(self, digest: Digest) -> None:
+        """What follows the block with this digest has changed."""
+        block = self._index.get(digest)
+        if block is not None and block.queue is not None:
+            block.queue.settle(block)
+
     def _unname(self, block: Block) -> None:
         if block.digest is not None:
             del self._index[block.digest]
+            self._evicted.add(block.digest, block)
             block.digest = None
+        parent = block.parent
+        block.parent = None
+        if parent is not None:
+            self._num_following[parent] -= 1
+            if not self._num_following[parent]:
+                del self._num_following[parent]
+                self._settle(parent)
+        block.kind = -1
+        block.num_uses = 0
         self.changes.gone(block.names)
         block.names.clear()
 

@@ -16,6 +16,7 @@ from engine.cache.digests import TOKEN_BYTES, ChainHasher, ChainKind, pack
 from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.recurrent import RecurrentState
+from engine.cache.worth import AnswerEnd, copy_use
 from engine.protocol import Tier
 from engine.sizing import blocks_for
 
@@ -215,7 +216,9 @@ class BlockTable:
         count = self._pool.block_size if is_state else self.beyond[index]
         self._pool.append(block, bytes(source.tokens[: count * TOKEN_BYTES]))
         if self.state is None and count == self._pool.block_size:
-            self._pool.index(block, self._known[index])
+            copy_use(source, block)
+            parent = self._known[index - 1] if index else self._root
+            self._pool.index(block, self._known[index], parent)
             self._pool.canonical(self._known[index], block).names.update(source.names)
             self._pool.changes.moved("device", source.names)
             source.names.clear()
@@ -305,10 +308,12 @@ class BlockTable:
                 digest = self._hasher.extend(parent, block.tokens, index, self.kind)
                 self._digests.append(digest)
                 if self.state is None:
-                    self._pool.index(block, self._digests[-1])
+                    self._pool.index(block, digest, parent)
 
-    def release(self) -> None:
-        """Give every reference back."""
+    def release(self, end: AnswerEnd | None = None) -> None:
+        """Give every reference back. `end`: how the answer ended; None: it goes on elsewhere."""
+        if end is not None:
+            self._pool.use(self.blocks, end)
         self._pool.release_chain(self.blocks)
         for block in reversed(self.incoming.values()):
             block.home.release(block)

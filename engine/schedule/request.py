@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Lookup, PrefixCache
 from engine.cache.table import BlockCopy, BlockTable
+from engine.cache.worth import AnswerEnd
 from engine.protocol import FinishReason, Frame, GenerateRequest, Image, InputUsage, UnheldTool
 from engine.schedule.output import LogProbs, OutputParser, Spelled, unspelled
 from engine.schedule.runner import SampleParams, Work
@@ -135,9 +136,22 @@ class SequenceState:
         request.lookup.raced = request.raced
         return cache.begin(request.query, request.lookup, self.table)
 
+    @property
+    def answer_end(self) -> AnswerEnd | None:
+        """How its answer ended, as far as the blocks' worth goes by it. None: it has not ended."""
+        match self.finish:
+            case None:
+                return None
+            case "tool_use":
+                return "tool_use"
+            case "stop" | "stop_sequence":
+                return "end_turn"
+            case _:
+                return "other"
+
     def release(self) -> None:
         """Give all blocks back."""
-        self.table.release()
+        self.table.release(self.answer_end)
 
     def work(self, chunk: "PrefillChunk") -> Work:
         """What the runner is to compute for a chunk."""

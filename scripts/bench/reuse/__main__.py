@@ -6,8 +6,7 @@ Traffic of one workspace is replayed through the engine's prefix cache (pool, en
 model, one request at a time, a virtual clock. `marked`: every prompt has a client's mark of 5
 minutes at its end. `unmarked`: every prompt has an automatic one there. `off`: none has one.
 Prompts of fewer than 1,024 tokens get no entry, and are a row of their own too. Beside it stand
-plain LRU over the same memory, and Belady's bound, which knows the future. `--orders learned` adds
-an order that learns how soon blocks are used again (learned.py).
+plain LRU over the same memory, and Belady's bound, which knows the future.
 
 *starved*: short prompts before and after 14 chats that never come back. *flooded*: conversations
 with a part of the memory between two turns. *strangers*: short prompts among many such chats.
@@ -35,12 +34,11 @@ import msgspec
 
 from scripts.bench.report import machine_line, table
 from scripts.bench.reuse.engine_replay import replay_engine
-from scripts.bench.reuse.learned import replay_learned
 from scripts.bench.reuse.models import Reads, replay_belady, replay_lru
 from scripts.bench.reuse.traces import SIZES, Trace, TraceMissing, load
 from scripts.setup.options import parse
 
-MODELS = ("lru", "learned", "belady")
+MODELS = ("lru", "belady")
 ENGINE = ("unmarked", "marked", "off")
 PUBLIC = ("conversations", "agents")
 NO_ROW = ("long", "chats")
@@ -137,8 +135,6 @@ def run(job: Job) -> Figure:
     match job.order:
         case "lru":
             reads = replay_lru(trace, job.blocks)
-        case "learned":
-            reads = replay_learned(trace, job.blocks)
         case "belady":
             reads = replay_belady(trace, job.blocks)
         case "unmarked" | "marked" | "off" as marks:

@@ -13,6 +13,7 @@ from engine.cache.ids import TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.worth import Worth
 from engine.protocol import Breakpoint
 from scripts.bench.reuse.models import Reads, fits
 from scripts.bench.reuse.traces import MIN_TOKENS, Request, Trace
@@ -37,7 +38,7 @@ def replay_engine(trace: Trace, num_blocks: int, marks: Marks) -> Reads:
 
 class EngineReplay:
     def __init__(self, num_blocks: int, block_size: int, marks: Marks) -> None:
-        self.pool = BlockPool(num_blocks, block_size)
+        self.pool = BlockPool(num_blocks, block_size, worth=Worth())
         self.entries = Entries(
             self.pool, lease_share=LEASE_SHARE, grace_seconds=ARRIVAL_GRACE_SECONDS
         )
@@ -67,7 +68,7 @@ class EngineReplay:
         for start, end in list(table.gaps(request.tokens)):
             table.commit(query.tokens[start:end])
         usage = self._cache.write(query, match, table, now).usage
-        table.release()
+        table.release(request.end)
         assert usage.prompt_tokens == request.tokens
         return usage.prompt_tokens - usage.computed_tokens
 

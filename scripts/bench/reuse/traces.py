@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.backends.synthetic_renderer import BYTES_PER_TOKEN
+from engine.cache.worth import ENDS, AnswerEnd
 from scripts.simulate.workload import Pieces
 from scripts.simulate.workload import conversations as made_up
 
@@ -53,10 +54,6 @@ FLOODED_PAUSE_SECONDS = 600.0
 """Between two conversations: no lease of 5 minutes outlives it."""
 
 
-ENDS = ("tool_use", "end_turn", "other")
-"""How the answer behind a prompt ended. What a trace does not tell is `other`."""
-
-
 class TraceMissing(Exception):
     """A file of a public trace is not in the folder. The message names it."""
 
@@ -74,8 +71,7 @@ class Request:
     known: int
     # Its reads are counted for it too.
     group: str
-    # Of ENDS: how its answer ended.
-    end: str = "other"
+    end: AnswerEnd = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class Prompt:
     tokens: int
     # None: by its length.
     group: str | None = None
-    end: str = "other"
+    end: AnswerEnd = "other"
 
 
 def new_trace(block_size: int, prompts: Iterable[Prompt]) -> Trace:
@@ -132,7 +128,7 @@ class _Call(msgspec.Struct):
     t: float
     tokens: int = msgspec.field(name="in")
     hash_ids: list[int] = []
-    stop: str | None = None
+    stop: str | None = None  # how its answer ended
 
 
 class _Session(msgspec.Struct):
@@ -175,7 +171,7 @@ def agents(folder: Path, seed: int = 1) -> Trace:
             for call in session.requests:
                 if call.hash_ids:
                     names = [(copy, number, block) for block in call.hash_ids]
-                    end = call.stop if call.stop in ENDS else "other"
+                    end = next((end for end in ENDS if end == call.stop), "other")
                     prompts.append(Prompt(begin + call.t, names, call.tokens, end=end))
     return new_trace(64, sorted(prompts, key=lambda prompt: prompt.at))
 

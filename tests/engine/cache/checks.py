@@ -12,6 +12,7 @@ from engine.cache.entries import Entries
 from engine.cache.order import Order
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import StoreTier
+from engine.cache.worth_queue import WorthQueue
 from tests.engine.cache.disk import content_on_disk
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ def check_pool(pool: BlockPool) -> None:
     for queue in queues:
         queued = inside.get(queue, [])
         assert len(queue) == len(queued)
-        check_order(queue.order, queued)
+        if isinstance(queue, WorthQueue):
+            check_leaves(pool, queue, queued)
+        else:
+            check_order(queue.order, queued)
     num_queued = sum(map(len, queues))
     assert num_queued == pool.num_reclaimable == len(pool.blocks) - len(inside.get(None, []))
     for block in pool.blocks:
@@ -225,6 +229,17 @@ def check_leases(leases: Leases) -> None:
     for block in leases._pool.blocks:
         assert block.lease_count == references[block.block_id]
     assert leases._pool.num_leased <= leases.max_blocks
+
+
+def check_leaves(pool: BlockPool, queue: WorthQueue, queued: Sequence[Block]) -> None:
+    """Each block is in its place, and a leaf where nothing findable stands behind it."""
+    parents = Counter(block.parent for block in pool.blocks if block.parent is not None)
+    assert parents == pool._num_following
+    assert [block.place for block in queue._leaves] == list(range(len(queue._leaves)))
+    assert [block.place for block in queue._inner] == list(range(len(queue._inner)))
+    assert {*queue._leaves, *queue._inner} == set(queued)
+    assert all(block.digest not in parents for block in queue._leaves)
+    assert all(block.digest in parents for block in queue._inner)
 
 
 def check_order(order: Order[T], items: Iterable[T]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from engine.cache.digests import ChainKind
 from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
+from engine.cache.worth import AnswerEnd
 from engine.protocol import Ttl
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Life:
     found: Lookup | None
     is_running: bool = False
     is_started: bool = False
+    # How its answer ends.
+    end: AnswerEnd = "end_turn"
     computed: set[int] = field(default_factory=set)
     """The positions whose KV was computed before the response began."""
 

@@ -46,6 +46,7 @@ class CacheMachine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 3, 8, 20]),
         store_blocks=st.sampled_from([0, 4, 12, 40]),
         max_copies=st.sampled_from([1, 100]),
+        learns=st.booleans(),
         lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
     def begin_with(self, **settings) -> None:

@@ -25,6 +25,7 @@ from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy
+from engine.cache.worth import Worth
 from engine.protocol import TTLS, Breakpoint, Ttl
 from tests.engine.cache.checks import check
 from tests.engine.cache.disk import FakeDisk, bring_from_disk
@@ -46,22 +47,25 @@ class WatchedPool(BlockPool):
     somebody's while it is referenced or has content.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, worth: Worth | None = None) -> None:
+        super().__init__(num_blocks, block_size, worth=worth)
         self.owners = {block.block_id: NOBODY for block in self.blocks}
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         held: Counter[Digest] = Counter()
-        last_use: dict[BlockId, int] = {}
+        ranks: dict[BlockId, tuple[bool, float, int, int]] = {}
         num_empty = 0
+        followed = {block.parent for block in self.blocks} - {None}
         for block in self.blocks:
             if block.ref_count or block.has_content:
                 held[self.owners[block.block_id]] += 1
             else:
                 num_empty += 1
             if block.has_content and not block.ref_count:
-                last_use[block.block_id] = block.last_use
-        reclaimable = set(last_use)
+                worth = self.worth.at(block) if self.worth is not None else 0.0
+                is_inner = self.worth is not None and block.digest in followed
+                ranks[block.block_id] = (is_inner, worth, block.last_use, -block.index)
+        reclaimable = set(ranks)
         givers = {self.owners[block_id] for block_id in reclaimable}
         before = {block_id: self.owners[block_id] for block_id in reclaimable}
         block = super().allocate(index, owner)
@@ -70,8 +74,8 @@ class WatchedPool(BlockPool):
             assert block.block_id not in reclaimable, "content was lost while blocks were empty"
             return block
         loser = before[block.block_id]
-        same = (last_use[block_id] for block_id, giver in before.items() if giver == loser)
-        assert last_use[block.block_id] == min(same), "not what was used least recently"
+        same = (ranks[block_id] for block_id, giver in before.items() if giver == loser)
+        assert ranks[block.block_id] == min(same), "not what makes way first"
         if loser == owner:
             assert all(held[giver] <= held[owner] + 1 for giver in givers), "spared who holds more"
         else:
@@ -102,6 +106,8 @@ class World:
     store_blocks: int = 0
     max_copies: int = 100
     marks_hold: bool = True
+    # The order of reuse is learned; else it is by recency alone.
+    learns: bool = False
     lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
@@ -117,7 +123,8 @@ class World:
 
     def begin_epoch(self) -> None:
         """A new process: nothing is in memory."""
-        self.pool = WatchedPool(self.num_blocks, self.block_size)
+        worth = Worth() if self.learns else None
+        self.pool = WatchedPool(self.num_blocks, self.block_size, worth)
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None
@@ -329,7 +336,7 @@ class World:
         """It finished, or was cancelled: everything goes back."""
         if life.found is not None:
             self.cache.let_go(life.found)
-        life.table.release()
+        life.table.release(life.end)
         self.lives.remove(life)
 
     def run(

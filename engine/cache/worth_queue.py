@@ -1,0 +1,78 @@
+"""Unreferenced blocks of one scope, those of the least worth first."""
+
+from collections.abc import Callable
+from itertools import islice
+
+from engine.cache.block import Block, BlockQueue
+from engine.cache.worth import Worth
+
+NUM_LOOKED_AT = 64
+"""About so many leaves, in equal distances, where there are more: a look at all costs too much."""
+NUM_CHOSEN = 16
+MIN_PER_CHOSEN = 256
+"""So many of them make way, one after the other, before others are looked at: one of 256 leaves."""
+
+
+class WorthQueue(BlockQueue):
+    """A block makes way before the block in front of it in its chain.
+
+    So the choice is among *leaves*: blocks that no block of the pool follows. Of equal worth, as of
+    blocks that no prompt has used, the least recently used goes first.
+    """
+
+    def __init__(self, worth: Worth, is_followed: Callable[[Block], bool]) -> None:
+        super().__init__()
+        self._worth = worth
+        self._is_followed = is_followed
+        self._leaves: list[Block] = []
+        self._inner: list[Block] = []
+        # What makes way next, the last one first, each with its last use when it was chosen.
+        self._chosen: list[tuple[Block, int]] = []
+        # Where the next look begins.
+        self._offset = 0
+
+    def settle(self, block: Block) -> None:
+        self._leave(block)
+        self._enter(block)
+
+    def pop(self) -> Block:
+        block = self._next()
+        self.remove(block)
+        return block
+
+    def _next(self) -> Block:
+        while self._chosen:
+            block, last_use = self._chosen.pop()
+            if block.queue is self and block.last_use == last_use and not self._is_followed(block):
+                return block
+        # A block in use may stand behind a double of a block that is not.
+        blocks = self._leaves or self._inner
+        stride = len(blocks) // NUM_LOOKED_AT
+        if stride > 1:
+            self._offset += 1
+            blocks = blocks[self._offset % stride :: stride]
+        ranked = sorted(blocks, key=self._rank)
+        num_chosen = min(len(self._leaves) // MIN_PER_CHOSEN, NUM_CHOSEN)
+        chosen = [(block, block.last_use) for block in islice(ranked, 1, num_chosen)]
+        self._chosen = chosen[::-1]
+        return ranked[0]
+
+    def _rank(self, block: Block) -> tuple[float, int]:
+        return self._worth.at(block), block.last_use
+
+    def _enter(self, block: Block) -> None:
+        blocks = self._inner if self._is_followed(block) else self._leaves
+        block.place = len(blocks)
+        blocks.append(block)
+
+    def _leave(self, block: Block) -> None:
+        """The last of its list takes its place."""
+        place = block.place
+        blocks = self._leaves
+        if place >= len(blocks) or blocks[place] is not block:
+            blocks = self._inner
+        last = blocks.pop()
+        if last is not block:
+            blocks[place] = last
+            last.place = place
+        block.place = -1
