@@ -171,7 +171,7 @@ def agents(folder: Path, seed: int = 1) -> Trace:
             for call in session.requests:
                 if call.hash_ids:
                     names = [(copy, number, block) for block in call.hash_ids]
-                    end = next((end for end in ENDS if end == call.stop), "other")
+                    end: AnswerEnd = next((end for end in ENDS if end == call.stop), "other")
                     prompts.append(Prompt(begin + call.t, names, call.tokens, end=end))
     return new_trace(64, sorted(prompts, key=lambda prompt: prompt.at))
 
