@@ -79,11 +79,11 @@ def test_what_moves_in_front_is_named_everywhere(
     reason = "system_changed" if is_marked else "no_breakpoint"
     assert told["miss_reason"] == reason
     assert [point["missed"] for point in told["breakpoints"]] == [reason] * is_marked
-    turn, found, said = judged(gateway, answers[-1]["id"])
+    turn, found, judgement = judged(gateway, answers[-1]["id"])
     assert turn.miss_reason == reason
     assert [mark.missed for mark in turn.marks or ()] == [reason] * is_marked
     assert (found.kind, found.section) == ("system_changed", "system")
-    assert said.said.change.startswith("Move what varies behind the")
+    assert judgement.advice.change.startswith("Move what varies behind the")
     (stream,) = gateway.post("advise", {"workspace": workspace})["streams"]
     assert stream["verdict"] == "fix"
     assert [finding["path"] for finding in stream["findings"]] == ["system.0"]

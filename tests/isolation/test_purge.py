@@ -3,6 +3,7 @@
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,7 @@ class House:
         self.stack = stack
         self.folder = folder
         self.admin = Admin(stack.gateway)
+        self.keys: dict[str, str] = {}
         tokenizer = Tokenizer.from_file(str(folder / "tiny" / "tokenizer.json"))
         # As it stands between two of its kind, so that no other text begins or ends with it.
         self.tokens = {
@@ -109,10 +111,31 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         house = House(stack, folder)
         for workspace, word in WORDS.items():
             house.admin.workspace(workspace, keep_days=30)
-            _, key = house.admin.make_key(workspace)
-            ask_by_every_route(stack.gateway, word, key)
-            marked(stack, key, word)
+            _, house.keys[workspace] = house.admin.make_key(workspace)
+            ask_by_every_route(stack.gateway, word, house.keys[workspace])
         yield house
+
+
+@pytest.fixture(autouse=True)
+def settled(house: House) -> None:
+    """A lease of each workspace, and what was asked for is kept: tests come in any order."""
+    for workspace, word in WORDS.items():
+        marked(house.stack, house.keys[workspace], word)
+        tokens = house.tokens[workspace]
+        eventually(lambda: is_stored(house, tokens), seconds=60)  # noqa: B023 - called at once
+    counts = [0]
+
+    def is_settled() -> bool:
+        time.sleep(2)
+        kept = [house.ciphertexts(workspace) for workspace in WORDS]
+        counts.append(sum(len(bodies) for tables in kept for bodies in tables.values()))
+        return counts[-1] == counts[-2] > 0
+
+    eventually(is_settled, seconds=60)
+
+
+def is_stored(house: House, tokens: bytes) -> bool:
+    return any("store/" in path for path in house.files_with([tokens]))
 
 
 def marked(stack: Stack, key: str, word: str) -> None:
@@ -135,7 +158,6 @@ def test_a_purge_leaves_nothing_of_a_workspace_and_all_of_another(house: House) 
     word = WORDS[PURGED].encode()
     tokens = house.tokens[PURGED]
     eventually(lambda: all(house.ciphertexts(PURGED).values()))
-    eventually(lambda: any("store/" in path for path in house.files_with([tokens])), seconds=60)
     ciphertexts = [body for bodies in house.ciphertexts(PURGED).values() for body in bodies]
     assert any(path.startswith("data/ledger.db") for path in house.files_with(ciphertexts))
     before = house.live(word)

@@ -74,8 +74,11 @@ def test_engines_that_run_elsewhere_are_attached(
             assert f"{engine.url}  (attached)" in run.said
             written = usage_of_example(run)["cache_creation_input_tokens"]
             assert usage_of_example(run)["cache_read_input_tokens"] == written > 1024
-            listed = httpx.get(f"{run.url}/v1/models", headers=headers_of(key_of(run))).json()
-            assert {entry["id"] for entry in listed["data"]} > {"synthetic"}
+            body = {"model": "claude-sonnet-5", "max_tokens": 1}
+            body["messages"] = [{"role": "user", "content": "hello"}]
+            headers = headers_of(key_of(run))
+            reply = httpx.post(f"{run.url}/v1/messages", json=body, headers=headers, timeout=60)
+            assert reply.status_code == 200, reply.text
             assert run.end() == 0
         assert engine.process.poll() is None, "what was attached runs on"
 
