@@ -1,4 +1,4 @@
-"""What nobody asked to hold is reused by plain LRU, and a mark leases what the gateway wrote."""
+"""A pool that learns nothing goes by plain LRU, and a mark leases what the gateway wrote."""
 
 import random
 from collections.abc import Sequence
