@@ -315,8 +315,8 @@ def test_an_id_in_a_table_leads_to_its_request(site: Site, admin: Visit) -> None
 
     def is_opened() -> bool:
         """The grid is a canvas, painted some time after it stands: a picking box, time, money,
-        the id."""
-        table.click(position={"x": 350, "y": 52})
+        tokens, the id."""
+        table.click(position={"x": 590, "y": 52})
         page.wait_for_timeout(3000)
         return any(f"requests?request={turn_id}" in each.url for each in admin.context.pages)
 
