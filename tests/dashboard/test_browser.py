@@ -247,7 +247,7 @@ def test_a_turn_that_read_is_no_miss_and_each_marker_has_its_reason(
             site.admin.recorded(message.id)
     page = admin.open(f"/why?miss={message.id}&range=1h&workspace=markers")
     page.get_by_text("A hit that grew").wait_for(timeout=WAIT_MS)
-    page.get_by_text("Of 2 markers 1 was read in full.").wait_for(timeout=WAIT_MS)
+    page.get_by_text("Read in full: 1 of 2 markers.").wait_for(timeout=WAIT_MS)
     listed = admin.open("/why?range=1h&workspace=markers")
     listed.get_by_text("Requests that read nothing").wait_for(timeout=WAIT_MS)
     listed.get_by_text("Of the newest 1 miss 1 has one reason").wait_for(timeout=WAIT_MS)
