@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from engine import supervisor as supervision
 from engine.supervisor import CountEnds, Supervisor
@@ -92,6 +93,9 @@ def test_readiness_names_a_loop_that_ends_again_and_again(gateway: Gateway) -> N
 def test_an_end_is_logged_with_its_trace_and_without_the_values_of_its_frames(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    # Another test of this process may have configured it.
+    structlog.reset_defaults()
+
     async def run() -> Counter[str]:
         counted: Counter[str] = Counter()
         again = asyncio.Event()
