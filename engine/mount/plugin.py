@@ -8,17 +8,16 @@ vLLM logs and ignores an entry point that can't be imported, and would serve wit
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from engine.backends.vllm.plugin import check_before_loading
-from engine.backends.vllm.plugin import register as register_connector
-
 if TYPE_CHECKING:
     from engine.mount.endpoint import MountedEngine
 
 
 def register() -> None:
     """Make the connector known, and have a server that names us checked before it loads."""
-    register_connector()
-    check_before_loading(check)
+    from engine.backends.vllm import plugin
+
+    plugin.register()
+    plugin.check_before_loading(check)
 
 
 def check(config: Any, log_stats: bool) -> None:
