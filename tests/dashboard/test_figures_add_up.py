@@ -195,7 +195,9 @@ def add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
     for name, (sum_of, counted) in money.items():
         sql = formats.dollars(facts.value(sum_of))
         table_.add("savings", name, card(app, name)[0], sql=sql, outside=formats.dollars(counted))
-    share = f"{percent(discount - premium, without)} less than without"
+    saved = discount - premium
+    than = "less" if saved >= 0 else "more"
+    share = f"{percent(abs(saved), without)} {than} than without"
     table_.add("savings", "Net saved, below", card(app, "Net saved")[1], outside=share)
     add_time_avoided(table_, "savings", facts, app)
     undelivered = facts.undelivered()
