@@ -19,7 +19,7 @@ from engine.cache.ids import BlockId
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
-from engine.cache.worth import Worth
+from engine.cache.worth import Worths
 from engine.clock import Clock
 from engine.protocol.reports import Description, StoreRefusal, StoreStats
 from engine.refusal import StartRefused
@@ -168,7 +168,7 @@ def _max_copies(parts: Parts) -> int:
 def _new_tiers(
     settings: Settings, parts: Parts, description: Description, plan: StorePlan | None
 ) -> _Tiers:
-    pool = BlockPool(description.num_blocks, description.block_size, worth=Worth())
+    pool = BlockPool(description.num_blocks, description.block_size, worths=Worths())
     host = None
     if settings.host_blocks:
         host = HostTier(pool, settings.host_blocks, _max_copies(parts))

@@ -23,7 +23,7 @@ from engine.cache.worth import copy_use
 class HostTier:
     def __init__(self, device: BlockPool, num_blocks: int, max_copies: int) -> None:
         """`max_copies` is the number of blocks that one step may copy in each direction."""
-        self.pool = BlockPool(num_blocks, device.block_size, tier="host", worth=device.worth)
+        self.pool = BlockPool(num_blocks, device.block_size, tier="host", worths=device.worths)
         self.pool.changes = device.changes
         self.max_copies = max_copies
         self.num_demoted = 0

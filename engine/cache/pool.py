@@ -4,8 +4,8 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that owns the most, by least recent use. That a best-effort entry stands on a block is no reason
-  to keep it.
+  that owns the most, by learned worth; in a pool that learns nothing, by least recent use. That a
+  best-effort entry stands on a block is no reason to keep it.
 It knows no torch, no clock and no I/O.
 """
 
@@ -17,7 +17,7 @@ from engine.cache.block import Block, BlockQueue, Entry, ScopeShare
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.order import Order
-from engine.cache.worth import REMEMBERED, AnswerEnd, Evicted, Worth
+from engine.cache.worth import REMEMBERED, AnswerEnd, Evicted, Worths
 from engine.cache.worth_queue import WorthQueue
 from engine.protocol import ChainGone, ChainHeld, HeldName, Tier
 from engine.protocol.reports import BlockCell
@@ -90,11 +90,11 @@ class BlockPool:
         block_size: int,
         *,
         tier: Tier = "device",
-        worth: Worth | None = None,
+        worths: Worths | None = None,
     ) -> None:
-        """Both positive; `block_size` in tokens. Without `worth` the order is by recency alone."""
+        """Both positive; `block_size` in tokens. Without `worths` the order is by recency alone."""
         self.tier = tier
-        self.worth = worth
+        self.worths = worths
         self._evicted = Evicted(REMEMBERED * num_blocks)
         # So many findable blocks stand behind the block with this digest.
         self._num_following: Counter[Digest] = Counter()
@@ -203,10 +203,10 @@ class BlockPool:
 
     def use(self, blocks: Sequence[Block], end: AnswerEnd) -> None:
         """A prompt with its answer used these blocks of a chain, from its first one on."""
-        if self.worth is None:
+        if self.worths is None:
             return
-        for place, block in enumerate(blocks):
-            self.worth.use(block, end, len(blocks) - place)
+        if blocks:
+            self.worths.use(blocks[0].owner, blocks, end)
 
     def release_chain(self, blocks: Iterable[Block]) -> None:
         """Release a sequence's blocks, last first, so that a chain is reused from its tail."""
@@ -301,7 +301,7 @@ class BlockPool:
             return
         block.digest = digest
         self._index[digest] = block
-        if self.worth is None:
+        if self.worths is None:
             return
         self._evicted.give_back(digest, block)
         block.parent = parent
@@ -313,6 +313,7 @@ class BlockPool:
     def forget(self, block: Block) -> None:
         """Make a block's content unfindable now. The block is empty once nothing references it."""
         assert not block.dependents, "an entry stands on the block"
+        block.kind = -1  # what is dropped is not remembered
         self._unname(block)
         self.requeue(block)
 
@@ -396,7 +397,8 @@ class BlockPool:
         """From now on the block is its owner's. It was no scope's before."""
         share = self._shares.get(block.owner)
         if share is None:
-            share = self._shares[block.owner] = ScopeShare(block.owner, self._new_queue())
+            share = ScopeShare(block.owner, self._new_queue(block.owner))
+            self._shares[block.owner] = share
         share.num_owned += 1
         block.share = share
         self._largest.push(share)
@@ -430,10 +432,10 @@ class BlockPool:
         block.last_use = -self._num_uses  # of empty blocks the latest is reused first
         self._empty.append(block)
 
-    def _new_queue(self) -> BlockQueue:
-        if self.worth is None:
+    def _new_queue(self, owner: Digest) -> BlockQueue:
+        if self.worths is None:
             return BlockQueue()
-        return WorthQueue(self.worth, self._is_followed)
+        return WorthQueue(self.worths, owner, self._is_followed)
 
     def _is_followed(self, block: Block) -> bool:
         return block.digest is not None and block.digest in self._num_following

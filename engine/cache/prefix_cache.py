@@ -183,8 +183,9 @@ class PrefixCache:
         Refresh the entries on the way.
         """
         now = query.arrived_at
-        if self.pool.worth is not None:
-            self.pool.worth.now = max(self.pool.worth.now, now)
+        if self.pool.worths is not None:
+            moment = self.pool.worths.moment
+            moment.now = max(moment.now, now)
         self.entries.leases.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_cache_tokens)
         hit = longest_hit(

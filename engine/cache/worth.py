@@ -7,7 +7,10 @@ chances come from histograms of times of reuse by class. `scripts/bench/README.m
 beside LRU and Belady's bound.
 """
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.cache.block import Block
@@ -29,12 +32,21 @@ RELEARN_AFTER = 1500
 """Uses between two times that the worth of a class is computed anew."""
 DECAY = 0.9
 """What is left of a class's counts then."""
+MAX_SCOPES = 64
+"""Whose times of reuse are kept, about 110 KB each."""
 REMEMBERED = 2
 """So many times a pool's blocks are remembered after they made way."""
 
 
 _END_OFFSETS = {end: place * NUM_DISTANCES for place, end in enumerate(ENDS)}
 _REACH = [max(distance.bit_length() - 1, 0) for distance in range(2 ** (NUM_DISTANCES - 1))]
+
+
+@dataclass(slots=True)
+class Moment:
+    """The latest moment that was told, in seconds of the engine's clock. Ages count from it."""
+
+    now: float = 0.0
 
 
 class Worth:
@@ -44,13 +56,12 @@ class Worth:
     no use of a block takes long.
     """
 
-    def __init__(self) -> None:
-        # The latest moment that was told. Ages count from it.
-        self.now = 0.0
-        self._reused = [[0.0] * NUM_AGES for _ in range(NUM_CLASSES)]
+    def __init__(self, moment: "Moment | None" = None) -> None:
+        self._moment = moment or Moment()
+        self._reused = [array("d", bytes(8 * NUM_AGES)) for _ in range(NUM_CLASSES)]
         self._begun = [0.0] * NUM_CLASSES
         # The last row is that of class -1.
-        self._worth = [[0.0] * NUM_AGES for _ in range(NUM_CLASSES + 1)]
+        self._worth = [array("d", bytes(8 * NUM_AGES)) for _ in range(NUM_CLASSES + 1)]
         self._num_uses = 0
         # The class whose worth is computed anew next, and after how many uses in all.
         self._next = 0
@@ -58,15 +69,15 @@ class Worth:
 
     def at(self, block: Block) -> float:
         """The worth of a block now. 0 for one that no prompt has used."""
-        return self._worth[block.kind][int((self.now - block.used_at) * TICKS).bit_length()]
+        return self._worth[block.kind][int((self._moment.now - block.used_at) * TICKS).bit_length()]
 
     def use(self, block: Block, end: AnswerEnd, distance: int) -> None:
         """A prompt used a block, so many blocks before its end; the last one is 1 before it."""
         if block.kind >= 0:
-            age = int((self.now - block.used_at) * TICKS)
+            age = int((self._moment.now - block.used_at) * TICKS)
             self._reused[block.kind][age.bit_length()] += 1
         block.num_uses += 1
-        block.used_at = self.now
+        block.used_at = self._moment.now
         block.kind = class_of(block.num_uses, end, distance)
         self._begun[block.kind] += 1
         self._num_uses += 1
@@ -100,8 +111,40 @@ class Worth:
                 hull.pop()
             self._worth[kind][age] = _slope(point, hull[-1])
             hull.append(point)
-        self._reused[kind] = [count * DECAY for count in reused]
+        for bucket, count in enumerate(reused):
+            reused[bucket] = count * DECAY
         self._begun[kind] *= DECAY
+
+
+class Worths:
+    """What each scope's blocks are worth, learned from that scope's prompts alone.
+
+    So no workspace's traffic moves another's order. Beyond MAX_SCOPES the scope whose prompts came
+    least recently is forgotten: its order is by recency until it is learned again.
+    """
+
+    def __init__(self) -> None:
+        self.moment = Moment()
+        self._by_owner: OrderedDict[Digest, Worth] = OrderedDict()
+
+    def of(self, owner: Digest) -> Worth:
+        worth = self._by_owner.get(owner)
+        if worth is None:
+            worth = self._by_owner[owner] = Worth(self.moment)
+            if len(self._by_owner) > MAX_SCOPES:
+                self._by_owner.popitem(last=False)
+        return worth
+
+    def use(self, owner: Digest, blocks: Sequence[Block], end: AnswerEnd) -> None:
+        """A prompt of this scope used these blocks of a chain, from its first one on."""
+        worth = self.of(owner)
+        self._by_owner.move_to_end(owner)
+        for place, block in enumerate(blocks):
+            worth.use(block, end, len(blocks) - place)
+
+    def at(self, block: Block) -> float:
+        """The worth of a block now, of those of its scope."""
+        return self.of(block.owner).at(block)
 
 
 class Evicted:

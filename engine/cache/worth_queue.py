@@ -4,7 +4,8 @@ from collections.abc import Callable
 from itertools import islice
 
 from engine.cache.block import Block, BlockQueue
-from engine.cache.worth import Worth
+from engine.cache.ids import Digest
+from engine.cache.worth import Worths
 
 NUM_LOOKED_AT = 64
 """About so many leaves, in equal distances, where there are more: a look at all costs too much."""
@@ -20,9 +21,10 @@ class WorthQueue(BlockQueue):
     blocks that no prompt has used, the least recently used goes first.
     """
 
-    def __init__(self, worth: Worth, is_followed: Callable[[Block], bool]) -> None:
+    def __init__(self, worths: Worths, owner: Digest, is_followed: Callable[[Block], bool]) -> None:
         super().__init__()
-        self._worth = worth
+        self._worths = worths
+        self._owner = owner
         self._is_followed = is_followed
         self._leaves: list[Block] = []
         self._inner: list[Block] = []
@@ -51,14 +53,12 @@ class WorthQueue(BlockQueue):
         if stride > 1:
             self._offset += 1
             blocks = blocks[self._offset % stride :: stride]
-        ranked = sorted(blocks, key=self._rank)
+        worth = self._worths.of(self._owner)
+        ranked = sorted(blocks, key=lambda block: (worth.at(block), block.last_use))
         num_chosen = min(len(self._leaves) // MIN_PER_CHOSEN, NUM_CHOSEN)
         chosen = [(block, block.last_use) for block in islice(ranked, 1, num_chosen)]
         self._chosen = chosen[::-1]
         return ranked[0]
-
-    def _rank(self, block: Block) -> tuple[float, int]:
-        return self._worth.at(block), block.last_use
 
     def _enter(self, block: Block) -> None:
         blocks = self._inner if self._is_followed(block) else self._leaves

@@ -12,7 +12,7 @@ import time
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
-from engine.cache.worth import Worth
+from engine.cache.worth import Worths
 from scripts.bench.report import machine_line, table
 from scripts.setup.options import parse
 
@@ -31,7 +31,8 @@ def main() -> int:
     rows = []
     for num_blocks in options.blocks:
         recency = microseconds(BlockPool(num_blocks, BLOCK_TOKENS), options.choices)
-        learned = microseconds(BlockPool(num_blocks, BLOCK_TOKENS, worth=Worth()), options.choices)
+        pool = BlockPool(num_blocks, BLOCK_TOKENS, worths=Worths())
+        learned = microseconds(pool, options.choices)
         ratio = f"{learned / recency:.2f}"
         rows.append([f"{num_blocks:,}", f"{recency:.1f}", f"{learned:.1f}", ratio])
     print(table(["blocks", "recency, µs", "worth, µs", "ratio"], rows))
@@ -63,8 +64,8 @@ def fill(pool: BlockPool, number: int, num_blocks: int) -> int:
             pool.index(block, digest, parent)
             parent = digest
             chain.append(block)
-        if pool.worth is not None:
-            pool.worth.now += 1.0
+        if pool.worths is not None:
+            pool.worths.moment.now += 1.0
         pool.use(chain, "end_turn")
         pool.release_chain(chain)
         pool.changes.take()

@@ -13,7 +13,7 @@ from engine.cache.ids import TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
-from engine.cache.worth import Worth
+from engine.cache.worth import Worths
 from engine.protocol import Breakpoint
 from scripts.bench.reuse.models import Reads, fits
 from scripts.bench.reuse.traces import MIN_TOKENS, Request, Trace
@@ -38,7 +38,7 @@ def replay_engine(trace: Trace, num_blocks: int, marks: Marks) -> Reads:
 
 class EngineReplay:
     def __init__(self, num_blocks: int, block_size: int, marks: Marks) -> None:
-        self.pool = BlockPool(num_blocks, block_size, worth=Worth())
+        self.pool = BlockPool(num_blocks, block_size, worths=Worths())
         self.entries = Entries(
             self.pool, lease_share=LEASE_SHARE, grace_seconds=ARRIVAL_GRACE_SECONDS
         )

@@ -1,6 +1,7 @@
 """Content makes way by what it is worth, which is learned from times of reuse."""
 
 import random
+from array import array
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,13 @@ from engine.cache.pool import BlockPool
 from engine.cache.worth import (
     BUCKET_SECONDS,
     ENDS,
+    MAX_SCOPES,
     NUM_AGES,
     NUM_CLASSES,
     RELEARN_AFTER,
+    Moment,
     Worth,
+    Worths,
     class_of,
 )
 from scripts.bench.reuse.engine_replay import replay_engine
@@ -50,7 +54,7 @@ def test_worth_is_the_largest_ratio_of_uses_to_block_seconds(
 ) -> None:
     begun = sum(reused) + num_never
     worth = Worth()
-    worth._reused[0] = [float(count) for count in reused]
+    worth._reused[0] = array("d", reused)
     worth._begun[0] = begun
     worth._learn(0)
     wanted = worth_by_definition(reused, begun, first)
@@ -68,19 +72,20 @@ def test_each_use_end_and_distance_has_a_class_within_the_table() -> None:
 
 
 def test_what_comes_back_is_worth_more_than_what_nobody_asks_for_again() -> None:
-    worth = Worth()
+    moment = Moment()
+    worth = Worth(moment)
     talk = [new_block(number) for number in range(4)]
     for number in range(RELEARN_AFTER):
-        worth.now += 1.0
+        moment.now += 1.0
         for place, block in enumerate(talk):
             worth.use(block, "end_turn", len(talk) - place)
         worth.use(new_block(number), "end_turn", 100)
     stranger = new_block(0)
     worth.use(stranger, "end_turn", 100)
-    worth.now += 1.0
+    moment.now += 1.0
     assert worth.at(talk[0]) > 10 * worth.at(stranger)
     # Its time is long over, and nothing of its class ever came back so late.
-    worth.now += 10_000.0
+    moment.now += 10_000.0
     assert worth.at(talk[0]) == 0.0
 
 
@@ -95,7 +100,7 @@ def full_block(pool: BlockPool, number: int, parent: Digest) -> Block:
 def test_no_block_makes_way_before_what_stands_behind_it(num_chains: int) -> None:
     """Chains of 20 blocks, also where there are more leaves than are looked at."""
     draw = random.Random(num_chains)
-    pool = BlockPool(20 * num_chains, 1, worth=Worth())
+    pool = BlockPool(20 * num_chains, 1, worths=Worths())
     behind: dict[Digest, Digest] = {}
     for number in range(num_chains):
         parent = OWNER
@@ -106,8 +111,8 @@ def test_no_block_makes_way_before_what_stands_behind_it(num_chains: int) -> Non
             behind[parent] = block.digest
             parent = block.digest
             chain.append(block)
-        assert pool.worth is not None
-        pool.worth.now += draw.choice((0.1, 5.0))
+        assert pool.worths is not None
+        pool.worths.moment.now += draw.choice((0.1, 5.0))
         pool.use(chain, draw.choice(ENDS))
         pool.release_chain(draw.sample(chain, len(chain)))
     present = {block.digest: block for block in pool.blocks}
@@ -142,3 +147,30 @@ def test_a_conversation_outlives_a_flood_of_twice_the_memory() -> None:
     group = "flood of 2.00"
     assert replay_lru(trace, 2048).share_of(group) == 0.0
     assert replay_engine(trace, 2048, "unmarked").share_of(group) > 0.9
+
+
+def test_a_neighbours_prompts_teach_nothing_about_a_scopes_own_blocks() -> None:
+    worths = Worths()
+    mine = [new_block(number) for number in range(4)]
+    other = Digest(b"p" * 16)
+    for number in range(2 * RELEARN_AFTER):
+        worths.moment.now += 1.0
+        worths.use(OWNER, mine, "end_turn")
+        if number % 30 == 0:
+            before = [worths.of(OWNER).at(block) for block in mine]
+            worths.use(other, [new_block(number) for _ in range(50)], "end_turn")
+            assert [worths.of(OWNER).at(block) for block in mine] == before
+    assert worths.of(OWNER).at(mine[0]) > 0
+
+
+def test_scopes_beyond_the_bound_are_forgotten_the_least_recent_first() -> None:
+    worths = Worths()
+    owners = [Digest(number.to_bytes(16, "big")) for number in range(MAX_SCOPES + 1)]
+    first = worths.of(owners[0])
+    second = worths.of(owners[1])
+    for owner in owners[2:MAX_SCOPES]:
+        worths.of(owner)
+    worths.use(owners[0], [new_block(0)], "other")
+    worths.of(owners[MAX_SCOPES])
+    assert worths.of(owners[0]) is first
+    assert worths.of(owners[1]) is not second

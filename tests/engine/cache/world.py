@@ -25,7 +25,7 @@ from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy
-from engine.cache.worth import Worth
+from engine.cache.worth import Worths
 from engine.protocol import TTLS, Breakpoint, Ttl
 from tests.engine.cache.checks import check
 from tests.engine.cache.disk import FakeDisk, bring_from_disk
@@ -47,8 +47,8 @@ class WatchedPool(BlockPool):
     somebody's while it is referenced or has content.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, worth: Worth | None = None) -> None:
-        super().__init__(num_blocks, block_size, worth=worth)
+    def __init__(self, num_blocks: int, block_size: int, worths: Worths | None = None) -> None:
+        super().__init__(num_blocks, block_size, worths=worths)
         self.owners = {block.block_id: NOBODY for block in self.blocks}
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
@@ -62,8 +62,8 @@ class WatchedPool(BlockPool):
             else:
                 num_empty += 1
             if block.has_content and not block.ref_count:
-                worth = self.worth.at(block) if self.worth is not None else 0.0
-                is_inner = self.worth is not None and block.digest in followed
+                worth = self.worths.at(block) if self.worths is not None else 0.0
+                is_inner = self.worths is not None and block.digest in followed
                 ranks[block.block_id] = (is_inner, worth, block.last_use, -block.index)
         reclaimable = set(ranks)
         givers = {self.owners[block_id] for block_id in reclaimable}
@@ -123,8 +123,8 @@ class World:
 
     def begin_epoch(self) -> None:
         """A new process: nothing is in memory."""
-        worth = Worth() if self.learns else None
-        self.pool = WatchedPool(self.num_blocks, self.block_size, worth)
+        worths = Worths() if self.learns else None
+        self.pool = WatchedPool(self.num_blocks, self.block_size, worths)
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None

@@ -34,6 +34,7 @@ from engine.cache.ids import BlockId, TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.worth import Worths
 from engine.clock import Clock, ManualClock
 from engine.protocol import (
     Breakpoint,
@@ -347,7 +348,7 @@ class Harness:
     ) -> None:
         """`cache`, where it is given, has the tiers and entries; `store` does the store's work."""
         self.clock = clock or ManualClock()
-        self.pool = BlockPool(num_blocks, block_size)
+        self.pool = BlockPool(num_blocks, block_size, worths=Worths())
         self.host = HostTier(self.pool, host_blocks, max_copies) if host_blocks else None
         self.entries = Entries(
             self.pool,
