@@ -208,6 +208,19 @@ def test_what_one_thing_is(statement: str, is_allowed: bool) -> None:
     assert is_one_thing(node.targets[0].elts, node.value.elts) == is_allowed
 
 
+def test_no_shared_count_is_read_before_an_await_and_written_behind_it() -> None:
+    """`self.count -= await …` loads the count first, so what others added meanwhile is lost."""
+    over_await = [
+        f"{name}:{node.lineno}"
+        for name, tree in product()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AugAssign)
+        and not isinstance(node.target, ast.Name)
+        and any(isinstance(part, ast.Await) for part in ast.walk(node.value))
+    ]
+    assert over_await == []
+
+
 def test_shell_scripts_are_short_and_strict() -> None:
     scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix]
     for path in [*scripts, ROOT / ".ci" / "run"]:

@@ -148,7 +148,9 @@ class ContentWriter:
         return len(oldest)
 
     async def _forget(self, turn_ids: list[str]) -> None:
-        self.waiting_bytes -= await self.journal.forget_contents(turn_ids)
+        num_bytes = await self.journal.forget_contents(turn_ids)
+        # In a statement of its own: `-= await` would undo what others added meanwhile.
+        self.waiting_bytes -= num_bytes
 
     async def read(self, workspace: str, turn_id: str) -> tuple[KeptContent, int]:
         """What is kept of a turn, and until when (ms). Raise NotFound."""
