@@ -18,8 +18,8 @@ class QueuedTurn:
     tokens: float = 0.0
     # An engine refused it after it was let in.
     is_again: bool = False
-    # The queue counted it as served.
-    is_charged: bool = False
+    # The tokens that the queue counts as served to its workspace.
+    charged: int = 0
 
     @property
     def workspace(self) -> str:

@@ -87,7 +87,7 @@ class EngineQueue:
         future = asyncio.get_running_loop().create_future()
         item = WaitingTurn(future, turn)
         queue = self._rows.queue if is_row else self._queue
-        waiting = Waiting(workspace, model, ask.estimated_tokens, item, turn.is_charged)
+        waiting = Waiting(workspace, model, ask.estimated_tokens, item, turn.charged)
         try:
             victims = queue.push(waiting, is_first=turn.is_again)
         except QueueFull as full:
@@ -104,15 +104,21 @@ class EngineQueue:
             queue.remove(waiting)
             if not is_row:
                 self._metrics.observe("waited_seconds", self._monotonic() - began)
-        turn.is_charged = waiting.is_charged
+        turn.charged = waiting.charged
 
     # What happens to a turn at an engine is told here, and passed on to the engine's own state.
 
     def assigned(self, turn: QueuedTurn, request_id: str, route: Route[Engine]) -> None:
         """The turn counts as the load of the route's engine from now on, until `left`."""
         route.engine.assign(request_id, route, is_batch=turn.is_row, workspace=turn.workspace)
-        self._between.learn(min(route.to_prefill / route.tokens, 1.0) if route.tokens else 1.0)
+        computed_share = min(route.to_prefill / route.tokens, 1.0) if route.tokens else 1.0
+        self._between.learn(computed_share)
         self._between.remove(turn)
+        # What it reads costs the engine nothing.
+        num_read = min(int(turn.ask.prompt_tokens * (1.0 - computed_share)), turn.charged)
+        queue = self._rows.queue if turn.is_row else self._queue
+        queue.give_back(turn.workspace, num_read)
+        turn.charged -= num_read
         self.changed()
 
     def started(self, turn: QueuedTurn, request_id: str, engine: Engine, frame: Started) -> None:

@@ -2,9 +2,13 @@
 
 Within a workspace it is first come, first served; between workspaces start-time fair queueing
 (Goyal, Vin and Cheng 1996) over tokens: the lowest *start tag* is next, the tokens that the
-workspace was served so far, but at least the tag that was served last. The queue is bounded in
-turns and in tokens, in total and for each workspace. When it is full in total, a new turn may
-replace the newest turns of the workspace that has the most, if its own has less.
+workspace was served so far, but at least the tag that was served last. A turn is charged its
+estimate when it is taken. What it reads from a cache is given back: else who caches well would wait
+for who does not.
+
+The queue is bounded in turns and in tokens, in total and for each workspace. When it is full in
+total, a new turn may replace the newest turns of the workspace that has the most, if its own has
+less.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,9 +39,9 @@ class Waiting(Generic[ItemT]):
     kind: str | None
     tokens: int
     item: ItemT
-    # Whether its tokens were added to its workspace's tag. That happens once, even where an engine
+    # The tokens that its workspace's tag has for it. They are added once, even where an engine
     # refuses it.
-    is_charged: bool = False
+    charged: int = 0
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class _Lane(Generic[ItemT]):
     """One workspace's turns in the order of their arrival, and the start tag of the next."""
 
     start: int
+    # The tag served last when the lane began: nothing given back makes up for time before it.
+    least: int
     tokens: int = 0
     turns: dict[int, Waiting[ItemT]] = field(default_factory=dict)
 
@@ -92,11 +98,10 @@ class FairQueue(Generic[ItemT]):
         lane = self._lanes.get(waiting.workspace)
         if lane is None:
             tag = self._tags.pop(waiting.workspace, 0)
-            lane = self._lanes[waiting.workspace] = _Lane(max(tag, self._served))
-        if waiting.is_charged:
-            # It was not served. It gets its old tag back, and is charged again when it goes.
-            lane.start -= waiting.tokens
-            waiting.is_charged = False
+            lane = self._lanes[waiting.workspace] = _Lane(max(tag, self._served), self._served)
+        # It was not served. It gets its old tag back, and is charged again when it goes.
+        self.give_back(waiting.workspace, waiting.charged)
+        waiting.charged = 0
         before = lane.turns if is_first else {}
         if is_first:
             lane.turns = {}
@@ -121,10 +126,20 @@ class FairQueue(Generic[ItemT]):
                 if answers[waiting.kind] or (can_go_early and can_go_early(waiting)):
                     self._served = max(self._served, lane.start)
                     lane.start += waiting.tokens
-                    waiting.is_charged = True
+                    waiting.charged = waiting.tokens
                     self.remove(waiting)
                     return waiting
         return None
+
+    def give_back(self, workspace: str, tokens: int) -> None:
+        """The workspace was charged so many tokens more than it was served."""
+        lane = self._lanes.get(workspace)
+        if lane is not None:
+            lane.start = max(lane.start - tokens, lane.least)
+        elif workspace in self._tags:
+            self._tags[workspace] -= tokens
+            if self._tags[workspace] <= self._served:
+                del self._tags[workspace]
 
     def remove(self, waiting: Waiting[ItemT]) -> bool:
         """Take a turn out. Return whether it was in the queue."""

@@ -46,6 +46,34 @@ def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
     assert len(queue) == TURNS
 
 
+def test_what_is_read_from_a_cache_is_given_back() -> None:
+    """A workspace with long prompts that it reads waited for a hundred short ones of another's."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(100):
+        queue.push(turn("crowd", number, 10))
+    num_before = []
+    for number in range(5):
+        queue.push(turn("reader", number, 1000))
+        num_before.append(0)
+        while (taken := queue.pop(anything)) is not None and taken.workspace == "crowd":
+            num_before[-1] += 1
+        queue.give_back("reader", 990)
+    assert max(num_before) <= 2, num_before
+
+
+def test_nothing_is_given_back_for_the_time_before_a_queue() -> None:
+    """The turn was let in before the queue was empty. Its workspace starts level with others."""
+    queue: FairQueue[int] = FairQueue()
+    queue.push(turn("reader", 0, 1000))
+    assert len(popped(queue)) == 1
+    for number in range(3):
+        queue.push(turn("crowd", number, 10))
+        queue.push(turn("reader", number, 10))
+    queue.give_back("reader", 990)
+    order = [waiting.workspace for waiting in popped(queue)]
+    assert order == ["crowd", "reader"] * 3
+
+
 @given(st.data())
 def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.DataObject) -> None:
     queue: FairQueue[int] = FairQueue(TURNS, TOKENS)
