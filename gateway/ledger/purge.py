@@ -43,7 +43,8 @@ async def purge_texts(ledger: Ledger, workspace: str) -> dict[str, int]:
     batch_ids = [row.id for row in await ledger.rows(query)]
     purged["batch_rows"] = 0
     for batch_id in batch_ids:
-        purged["batch_rows"] += await _delete_rows(ledger, batch_id)
+        num_rows = await _delete_rows(ledger, batch_id)
+        purged["batch_rows"] += num_rows
     purged["batches"] = len(batch_ids)
     if not ledger.is_postgres:
         async with ledger.transaction() as connection:
