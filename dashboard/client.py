@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -18,7 +18,7 @@ TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 # A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
 CALL_TIMEOUT = httpx.Timeout(300.0, connect=2.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
-# For what the gateway computes long: advice.
+# For what the gateway takes long to compute: advice.
 PATIENT_TIMEOUT = httpx.Timeout(90.0, connect=2.0)
 # Tabs of one sign-in ask the same questions. One answer serves them all for this long.
 KEPT_SECONDS = 3.0
@@ -44,11 +44,17 @@ class NotThere(ClientError):
 
 
 class NotAnswered(ClientError):
-    """The request went out, and no answer says what became of it: a change may be made."""
+    """The request went out, and no answer says what became of it. A change may have been made."""
 
 
 class Refused(ClientError):
     """The gateway refuses a change; the message is its own, so it is shown as plain text only."""
+
+
+class _KeptAnswer(NamedTuple):
+    # When it came, in seconds of the monotonic clock.
+    at: float
+    answer: Any
 
 
 class AdminClient:
@@ -57,12 +63,13 @@ class AdminClient:
 
     def __init__(self, gateway_url: str, key: str) -> None:
         self.asks_as = (gateway_url, key)
+        """Clients of one gateway and key get the same answers."""
         self.has_ended = False
         """Whether the gateway knows the key no more. Its sessions are over then."""
         self._http = httpx.Client(
             base_url=gateway_url, headers={"x-api-key": key}, timeout=TIMEOUT, trust_env=False
         )
-        self._kept: OrderedDict[tuple[Any, ...], tuple[float, Any]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], _KeptAnswer] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(
@@ -74,18 +81,19 @@ class AdminClient:
         timeout: httpx.Timeout = TIMEOUT,
     ) -> Reply:
         """The answer, at most `kept_seconds` old. Raise ClientError where there is none to use."""
-        fresh = KEPT_SECONDS if kept_seconds is None else kept_seconds
+        max_age = KEPT_SECONDS if kept_seconds is None else kept_seconds
         query = {name: value for name, value in (params or {}).items() if value is not None}
-        about = (path, str(shape), tuple(sorted((k, str(v)) for k, v in query.items())))
+        texts = sorted((name, str(value)) for name, value in query.items())
+        question = (path, str(shape), tuple(texts))
         with self._lock:
-            kept = self._kept.get(about)
-        if kept is not None and time.monotonic() - kept[0] < fresh:
-            answer: Reply = kept[1]
+            kept = self._kept.get(question)
+        if kept is not None and time.monotonic() - kept.at < max_age:
+            answer: Reply = kept.answer
             return answer
         answer = decoded(self._send("GET", path, query, timeout=timeout).content, shape)
         with self._lock:
-            self._kept[about] = time.monotonic(), answer
-            self._kept.move_to_end(about)
+            self._kept[question] = _KeptAnswer(time.monotonic(), answer)
+            self._kept.move_to_end(question)
             while len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         return answer

@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from dashboard.ui import formats
@@ -32,7 +33,7 @@ _PATHS = {
     "responses": "/v1/responses",
 }
 _CLOSE = 1.2
-"""Times that differ by less are told to be the same: both are measured once."""
+"""Two times that differ by a smaller factor are called the same: each is measured once."""
 
 
 class NotBlocks(ValueError):
@@ -46,7 +47,7 @@ class Block:
     kind: Kind
     # A text, or a tool's JSON.
     text: str
-    # Of the marker at its end; None without one.
+    # The TTL of the marker at its end; None without a marker.
     ttl: str | None = None
 
     @property
@@ -60,9 +61,10 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request of one of `DIALECTS`."""
+class ModelRequest:
+    """A request of a model API."""
 
+    # One of `DIALECTS`.
     dialect: str
     body: dict[str, Any]
 
@@ -70,10 +72,12 @@ class Asked:
         """Where it is sent. Google's dialect has the model in the path."""
         return _PATHS.get(self.dialect, f"/v1beta/models/{model}:generateContent")
 
-    def for_model(self, model: str) -> "Asked":
-        """The same for one answer in one piece, with a model that is served here."""
+    def for_model(self, model: str) -> "ModelRequest":
+        """The same request to another model, for an answer in one piece."""
         body = {name: value for name, value in self.body.items() if name != "stream"}
-        return Asked(self.dialect, body if self.dialect == "gemini" else {**body, "model": model})
+        if self.dialect != "gemini":
+            body["model"] = model
+        return ModelRequest(self.dialect, body)
 
 
 def in_order(blocks: Sequence[Block]) -> list[Block]:
@@ -116,7 +120,8 @@ def _tool(text: str) -> dict[str, Any]:
 
 
 def blocks_of(body: Mapping[str, Any]) -> list[Block]:
-    """Take a Messages body apart. Raise NotBlocks where it has more than text and tools."""
+    """Take the body of a Messages request apart. Raise NotBlocks where it has more than text and
+    tools, or more than `MAX_BLOCKS` blocks."""
     blocks: list[Block] = []
     for tool in body.get("tools") or []:
         plain = {name: value for name, value in tool.items() if name != "cache_control"}
@@ -150,7 +155,7 @@ class Answer:
     id: str | None = None
     # The tokens up to each marker, as the engine counts them.
     ends: list[int | None] = field(default_factory=list)
-    # The gateway's own word for why the answer ended badly.
+    # Why the answer ended badly, in the gateway's words; None where it did not.
     problem: str | None = None
 
 
@@ -189,8 +194,8 @@ def text_of(dialect: str, answer: Mapping[str, Any]) -> str:
 
 
 def counts_of(turn: Turn) -> dict[str, int]:
-    """A prompt's tokens by class, in their order in it: read, written (longer TTLs first, as the
-    contract asks), in memory all the same, and the rest."""
+    """A prompt's tokens by class, in the order in which they stand in it: read, written, reused
+    automatically, computed. Longer TTLs are written first, as the contract asks."""
     writes = reversed(turn.writes.items())
     return {
         "Read from cache": turn.cache_read_tokens,
@@ -214,33 +219,49 @@ def prompt_spans(counts: Mapping[str, int]) -> list[Row]:
 def part_rows(
     blocks: Sequence[Block], counts: Mapping[str, int], ends: Sequence[int | None]
 ) -> list[dict[str, Any]]:
-    """Each block of the prompt with its tokens by class, and where it ends. `told` is where marked
-    blocks end. Between two ends tokens are divided among the blocks by their length in characters;
-    `is_exact` is false for these, `ends_exactly` true for the last of them."""
+    """Each block of the prompt, with its tokens by class and where it ends.
+
+    `ends` are the tokens up to each marked block's end, as the engine counted them. The blocks
+    between two such ends are a group, whose tokens are divided by length in characters. A row
+    `is_exact` if its block is alone in its group; it `ends_exactly` if it is the last of its group.
+    """
     spans = prompt_spans(counts)
     marked = (number for number, block in enumerate(blocks) if block.ttl is not None)
-    exact = {n: tokens for n, tokens in zip(marked, ends, strict=False) if tokens}
-    exact[len(blocks) - 1] = sum(counts.values())
+    # The tokens up to a block's end, by the block's number.
+    known_ends = {number: tokens for number, tokens in zip(marked, ends, strict=False) if tokens}
+    known_ends[len(blocks) - 1] = sum(counts.values())
     rows: list[dict[str, Any]] = []
-    first = begins = start = 0
-    for last in sorted(exact):
-        group = blocks[first : last + 1]
-        done = 0
-        weight = max(sum(len(block.text) for block in group), 1)
-        for block in group:
-            done += len(block.text)
-            end = begins + round((exact[last] - begins) * done / weight)
-            row: dict[str, Any] = {"part": block, "tokens": end - start, "end": end}
-            row |= {"is_exact": len(group) == 1, "ends_exactly": block is group[-1]}
-            for span in spans:
-                overlap = min(end, span["end"]) - max(start, span["start"])
-                if overlap > 0:
-                    row[span["class"]] = overlap
-            rows.append(row)
+    num_grouped = 0
+    start = 0
+    for last in sorted(known_ends):
+        group = blocks[num_grouped : last + 1]
+        for block, end in zip(group, _divided(group, start, known_ends[last]), strict=True):
+            rows.append(
+                {
+                    "part": block,
+                    "tokens": end - start,
+                    "end": end,
+                    "is_exact": len(group) == 1,
+                    "ends_exactly": block is group[-1],
+                    **_overlaps(spans, start, end),
+                }
+            )
             start = end
-        first = last + 1
-        begins = exact[last]
+        num_grouped = last + 1
     return rows
+
+
+def _divided(group: Sequence[Block], start: int, end: int) -> list[int]:
+    """Where each block of a group ends, if its tokens are divided by length in characters."""
+    characters = max(sum(len(block.text) for block in group), 1)
+    lengths = accumulate(len(block.text) for block in group)
+    return [start + round((end - start) * length / characters) for length in lengths]
+
+
+def _overlaps(spans: Sequence[Row], start: int, end: int) -> dict[str, int]:
+    """The tokens of each class between two places of the prompt."""
+    tokens = {span["class"]: min(end, span["end"]) - max(start, span["start"]) for span in spans}
+    return {name: count for name, count in tokens.items() if count > 0}
 
 
 def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
@@ -260,8 +281,8 @@ def elsewhere_rows(parts: Sequence[Row]) -> list[Row]:
 
 
 def gained(first: Turn, second: Turn) -> str:
-    """A second send against the first, in one sentence: time to first token, tokens read, and
-    cost. Numbers alone stand in it, no text of users."""
+    """What the second send gained against the first: time to first token, tokens read, and cost.
+    The words are ours alone, without any text of users."""
     before = first.first_token_seconds
     now = second.first_token_seconds
     both = f"{formats.seconds(before)} → {formats.seconds(now)}"
@@ -273,18 +294,19 @@ def gained(first: Turn, second: Turn) -> str:
         sooner = f"**The second send answered later**: {both}."
     else:
         sooner = f"**Both sends answered about as soon**: {both}."
-    read = second.cache_read_tokens
-    prompt = second.prompt_tokens
-    paid = ""
+    cost = ""
     if first.cost_nano is not None and second.cost_nano is not None:
-        cost = formats.dollars(second.cost_nano)
-        once = formats.dollars(first.cost_nano)
-        paid = f" and cost {cost} instead of {once}"
-    return f"{sooner} It read {read:,} of its {prompt:,} prompt tokens{paid}."
+        second_cost = formats.dollars(second.cost_nano)
+        first_cost = formats.dollars(first.cost_nano)
+        cost = f" and cost {second_cost} instead of {first_cost}"
+    return (
+        f"{sooner} It read {second.cache_read_tokens:,} of its {second.prompt_tokens:,} prompt"
+        f" tokens{cost}."
+    )
 
 
 def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
-    """The key is never in it, nor in the code below."""
+    """The request as a curl command. It names the shell's variable of the key, not the key."""
     written = shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))
     return (
         f'curl {shlex.quote(url + path)} \\\n  -H "x-api-key: ${KEY}" \\\n'
@@ -294,7 +316,8 @@ def curl(url: str, path: str, body: Mapping[str, Any]) -> str:
 
 
 def python(url: str, path: str, body: Mapping[str, Any]) -> str:
-    """Anthropic's SDK for its own API; plain HTTP for the others."""
+    """The request as a Python program: Anthropic's SDK for its own API, plain HTTP for others. It
+    names the variable of the key, not the key."""
     if path == "/v1/messages":
         fields = "".join(f"    {name}={value!r},\n" for name, value in body.items())
         return (

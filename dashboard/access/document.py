@@ -20,10 +20,27 @@ FOLDER = Path(streamlit.__file__).parent / "static"
 # What pages are drawn by, as Streamlit's build names it. Code (1.5 MB) and the calendar are left
 # out: the pages that show them ask for them.
 WANTED = (
-    *("Html", "StreamlitMarkdown", "remark-emoji", "ButtonGroup", "Selectbox", "Metric"),
-    *("ArrowVegaLiteChart", "embed", "vega-interpreter", "DataFrame", "DownloadButton"),
-    *("Button", "LinkButton", "PageLink", "Checkbox", "TextInput", "TextArea", "NumberInput"),
-    *("Progress", "Spinner", "Toast"),
+    "Html",
+    "StreamlitMarkdown",
+    "remark-emoji",
+    "ButtonGroup",
+    "Selectbox",
+    "Metric",
+    "ArrowVegaLiteChart",
+    "embed",
+    "vega-interpreter",
+    "DataFrame",
+    "DownloadButton",
+    "Button",
+    "LinkButton",
+    "PageLink",
+    "Checkbox",
+    "TextInput",
+    "TextArea",
+    "NumberInput",
+    "Progress",
+    "Spinner",
+    "Toast",
 )
 _BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</script>"
 # A restarted server has no session of a page that is open. The page is loaded again, which leads to
@@ -59,14 +76,15 @@ def manifest() -> dict[str, Any]:
 def scripts(chunks: dict[str, Any]) -> list[str]:
     """The files of `WANTED` and those that they import, directly or not. A chunk's `dynamicImports`
     are left out: they are asked for when somebody edits or exports."""
-    waiting = [key for name in WANTED for key, chunk in chunks.items() if chunk.get("name") == name]
-    styles: dict[str, str] = {}
+    keys = {chunk.get("name"): key for key, chunk in chunks.items()}
+    waiting = [keys[name] for name in WANTED if name in keys]
+    files: dict[str, str] = {}
     while waiting:
         key = waiting.pop(0)
-        if key not in styles and key in chunks:
-            styles[key] = chunks[key]["file"]
+        if key not in files and key in chunks:
+            files[key] = chunks[key]["file"]
             waiting += chunks[key].get("imports", [])
-    return [file for file in styles.values() if file.endswith(".js")]
+    return [file for file in files.values() if file.endswith(".js")]
 
 
 async def _show(request: Request) -> HTMLResponse:

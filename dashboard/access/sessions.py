@@ -22,21 +22,25 @@ MAX_ADDRESSES = 10_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a change, and the key that it made."""
+    """What became of a change."""
 
-    said: str
+    # Told to the viewer as plain text.
+    message: str
+    # The key that the change made; empty where it made none.
     key: str = ""
 
 
 @dataclass(slots=True)
 class Session:
-    """One signed-in viewer. Sessions with one key share a client, and so its answers."""
+    """One signed-in viewer. Sessions of one key share a client, and so its kept answers."""
 
     client: AdminClient
     # What the gateway said of the key and of its numbers when the session began.
     about: About
+    # When it ends, in seconds of the monotonic clock.
     ends: float
-    # It stays until it is dismissed: a page that is loaded again begins with nothing else.
+    # What became of the last change. It is kept here until it is dismissed, since a page that is
+    # loaded again begins with nothing else.
     outcome: Outcome | None = None
 
     @property

@@ -61,14 +61,12 @@ HITS = _themes({"With a read": _TEAL, "Without a read": _AMBER})
 STAGES = _themes({"Available": _PALE, "Captured": _BLUE, "Delivered": _TEAL})
 # What was paid, what was saved, what was lost.
 MONEY = _themes({"Cost": ("#475569", "#94a3b8"), "Saved": _TEAL, "Lost": ("#b42318", "#ff8a7a")})
-# What a plan read, what it reused in all, and what one memory without leases would have.
-PLANS = _themes(
-    {
-        "LRU, no leases (exact)": _SLATE,
-        "Read (simulated)": _TEAL,
-        "Reused (simulated)": _AMBER,
-    }
-)
+LRU_EXACT = "LRU, no leases (exact)"
+"""What one memory without leases would have reused."""
+READ_SIMULATED = "Read (simulated)"
+REUSED_SIMULATED = "Reused (simulated)"
+"""What a plan reused in all, with or without a promise."""
+PLANS = _themes({LRU_EXACT: _SLATE, READ_SIMULATED: _TEAL, REUSED_SIMULATED: _AMBER})
 # What engines have in memory, and where requests wait.
 LOAD = _themes({"Leased": _TEAL, "Active": _BLUE, "At engines": _AMBER, "At this gateway": _SLATE})
 WAITS = _themes({"p50": _TEAL, "p95": _AMBER})
@@ -92,8 +90,8 @@ def frame(rows: Rows) -> Any:
 
 
 def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> alt.Color:
-    """The legend is above the chart, in so many columns where one line is too long for it. It shows
-    all words, also those that are not drawn."""
+    """A colour for each word, with a legend above the chart. `columns` breaks a legend that is too
+    long for one line. The legend shows all words, also those that are not drawn."""
     legend = alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
     if columns:
         legend.columns = columns
@@ -102,8 +100,8 @@ def colour(field: str, colours: Palette, columns: int = 0, **options: Any) -> al
 
 
 def with_tokens(colours: Palette, classes: Iterable[str]) -> Palette:
-    """The colours of `TOKENS`, less those of TTL classes that are not among `classes`: a legend
-    names no TTL class without a token."""
+    """The colours of `TOKENS` without those of TTL classes that are not among `classes`, so that a
+    legend names no TTL class without a token."""
     drawn = set(classes)
     return {
         name: code
@@ -119,7 +117,8 @@ def drawn_of(colours: Palette, names: Iterable[str]) -> Palette:
 
 
 def tips(*columns: str) -> list[alt.Tooltip]:
-    """What a mark says: each `field:type=Title`, or `field:type=Title|format`."""
+    """What a mark says when it is pointed at. Each column is `field:type=Title`, or
+    `field:type=Title|format`."""
     tooltips = []
     for column in columns:
         field, _, title = column.partition("=")
@@ -148,8 +147,9 @@ def styled(drawn: Any, theme: Theme) -> Any:
 
 
 def moment(since_ms: int, until_ms: int, *, has_ends: bool = True) -> alt.X:
-    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range.
-    Without its ends the chart needs a layer `ends`: lines lose an axis whose ends are told."""
+    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range. For a
+    chart of lines `has_ends` is false, since Vega draws no axis there if its ends are set: such a
+    chart needs the layer `ends`."""
     days = (until_ms - since_ms) / 86_400_000
     # A range of a day begins and ends at one time of day, so its labels name the day.
     forms = {0.01: "%H:%M:%S", 0.9: "%H:%M", 5: "%d %b %H:%M", 300: "%d %b"}
@@ -166,9 +166,9 @@ LEAST_SHOWN = 0.1
 def first_shown(
     starts: Iterable[int], since_ms: int, until_ms: int, least_ms: int | None = None
 ) -> int:
-    """Where a chart over time begins, in milliseconds: with the first of what it shows, where most
-    of the range came before that. `starts` are when the intervals with something to show begin.
-    The chart spans `least_ms` at least, or `LEAST_SHOWN` of the range."""
+    """Where a chart over time begins, in milliseconds: with the range, or with the first interval
+    that has something to show, if most of the range lies before that. `starts` are when such
+    intervals begin. The chart spans `least_ms` at least, or `LEAST_SHOWN` of the range."""
     span = until_ms - since_ms
     first = min(starts, default=since_ms)
     if 2 * (first - since_ms) <= span:
@@ -188,8 +188,8 @@ def ends(since_ms: int, until_ms: int) -> alt.Chart:
 
 
 def amounts(unit: str = "", *, whole: bool = False) -> alt.Axis:
-    """Labels of a linear axis: 0.05, 500, 20k; Vega's own forms write $300m for 30 cents. `whole`:
-    there are no halves of what is counted."""
+    """Labels of a linear axis: 0.05, 500, 20k. Vega's own forms would write $300m for 30 cents.
+    With `whole` no label stands between two whole numbers."""
     small = f"{unit},.4~r"
     large = f"{unit}~s"
     expression = f"format(datum.value, abs(datum.value) < 1000 ? '{small}' : '{large}')"
@@ -215,15 +215,22 @@ def per_bucket(bucket_seconds: int) -> str:
 
 
 def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]:
-    """The amounts of one interval by class, one above the other; `row` says when it is."""
+    """The amounts of one interval by class, one above the other. `row` says when the interval
+    is."""
     rows: list[Row] = []
     top = 0.0
     for name, amount in amounts.items():
         bottom = top
-        top = top + amount
-        said = f"{amount:,}{unit}"
+        top += amount
         rows.append(
-            {**row, "class": name, "amount": amount, "bottom": bottom, "top": top, "said": said}
+            {
+                **row,
+                "class": name,
+                "amount": amount,
+                "bottom": bottom,
+                "top": top,
+                "said": f"{amount:,}{unit}",
+            }
         )
     return rows
 
@@ -231,10 +238,12 @@ def stacked(row: Row, amounts: Mapping[str, float], unit: str = "") -> list[Row]
 def bars_over_time(
     rows: Rows, colours: Palette, *, title: str, x: alt.X, unit: str = "", height: int
 ) -> alt.Chart:
-    """Rectangles from `bottom` to `top`, one for each interval and class; a pause is a gap. Rows
-    have `start`, `end`, `class`, `bottom`, `top`, `said` (the amount in words) and `part`: a note
-    on an interval that the range cuts. It is drawn paler, as it looks low without being so. `unit`
-    is `$`, or empty for what is counted."""
+    """Rectangles from `bottom` to `top`, one for each interval and class. A pause is a gap.
+
+    Rows have `start`, `end`, `class`, `bottom`, `top`, `said` (the amount in words) and `part`: a
+    note on an interval that the range cuts. Such an interval is drawn paler, since it looks low
+    without being so. `unit` is `$`, or empty for what is counted.
+    """
     drawn: alt.Chart = (
         # A rectangle of no height is no mark.
         alt.Chart(frame([row for row in rows if row["top"] != row["bottom"]]))

@@ -44,8 +44,8 @@ _SILENT = {
 
 
 def strip() -> None:
-    """Draw it, and again by itself. While the gateway does not answer, the page's own status says
-    so."""
+    """Draw the strip, which refreshes itself. While the gateway does not answer it is empty: the
+    page's own status says so."""
 
     def refresh() -> None:
         with st.container(key="conditions"):
@@ -69,14 +69,14 @@ def strip() -> None:
 
 
 def read(client: AdminClient, *, with_new: bool = False) -> list[Condition]:
-    """The worst first; `with_new` also what has not lasted long enough to be told. Raise
-    ClientError."""
+    """What is wrong now, the worst first. `with_new` adds conditions that are too new for the
+    strip. Raise ClientError."""
     return client.get(_PATH, list[Condition], {"with_new": True} if with_new else None)
 
 
 def silent(client: AdminClient, engine: str | None = None) -> list[Condition]:
-    """The engines that tell nothing now of what they hold, and why; none where the gateway does not
-    say. With `engine` that one alone. Raise KeyEnded."""
+    """The conditions of engines that don't tell now what they hold, of all engines or of one. None
+    where the gateway does not answer. Raise KeyEnded."""
     try:
         conditions = read(client, with_new=True)
     except KeyEnded:
@@ -96,7 +96,8 @@ def not_known(condition: Condition) -> str:
 
 
 def by_kind(conditions: Sequence[Condition]) -> list[list[Condition]]:
-    """Those of a kind together, since the same is to do then; kinds in the order of their worst."""
+    """Group conditions by kind, since the remedy of a kind is the same. The kind of the worst
+    condition comes first."""
     groups: dict[ConditionKind, list[Condition]] = {}
     for condition in conditions:
         groups.setdefault(condition.kind, []).append(condition)
@@ -121,12 +122,13 @@ def _draw(same: Sequence[Condition]) -> None:
 
 
 def _draw_text(text: str) -> None:
-    """Words as they are, begun with a capital letter where no name begins them. A command or a name
-    between backticks is set as code."""
+    """Draw a sentence. Its first `the` gets a capital letter; a name that begins it stays as it is.
+    What stands between backticks is set as code."""
     text = f"The {text[4:]}" if text.startswith("the ") else text
     st.html(f"<p>{as_html(text)}</p>")
 
 
 def as_html(text: str) -> str:
-    """No character of the text makes an element but a pair of backticks, which makes `code`."""
+    """Escape the text. A pair of backticks becomes a `code` element, and nothing else an
+    element."""
     return _CODE.sub(r"<code>\1</code>", html.escape(text))

@@ -43,8 +43,10 @@ class Selection:
     @property
     def refresh_seconds(self) -> int:
         """How often to ask again. A long range changes slowly, so it is asked for less often."""
-        seconds, _ = RANGES.get(self.range, RANGES["30d"])
-        return 5 if seconds <= DAY_SECONDS else 30 if self.range == "7d" else 60
+        seconds, _ = RANGES.get(self.range, RANGES[LONGEST_RANGE])
+        if seconds <= DAY_SECONDS:
+            return 5
+        return 30 if self.range == "7d" else 60
 
     @property
     def words(self) -> str:
@@ -60,8 +62,10 @@ class Selection:
         until = datetime.fromtimestamp((int(now.timestamp()) // step + 1) * step, UTC)
         seconds, _ = RANGES.get(self.range, RANGES[DEFAULT_RANGE])
         since = until - timedelta(seconds=seconds)
-        # Whole hours are read from fewer sums than a part of one.
-        return (since if seconds < DAY_SECONDS else since.replace(minute=0, second=0)), until
+        if seconds >= DAY_SECONDS:
+            # The ledger has sums of whole hours, so a range of these is read from fewer rows.
+            since = since.replace(minute=0, second=0)
+        return since, until
 
     def params(self, *without: str) -> dict[str, Any]:
         """The query of the admin API, less these filters."""
@@ -77,7 +81,8 @@ class Selection:
 
 
 def first_range(about: About) -> str:
-    """The shortest range that has all requests; a day, where they are older or none came."""
+    """The shortest range that has all requests. It is a day where no request came, or where some
+    are older than a day."""
     if about.first_ms is None:
         return DEFAULT_RANGE
     age = (about.now_ms - about.first_ms) / 1000
@@ -144,8 +149,8 @@ def summary() -> str:
 
 
 def _begin(key: str, value: str | datetime, written: str) -> None:
-    """Set what nobody has chosen yet, in the URL too, so that a link to share has its range. A
-    widget's default is left out of it."""
+    """Set what nobody has chosen yet, also in the URL, so that a shared link has its range. A
+    widget's default would not stand in the URL."""
     if key not in st.session_state and key not in st.query_params:
         st.session_state[key] = value
         st.query_params[key] = written
@@ -169,8 +174,8 @@ def _draw_choice(name: str, names: list[str], applies: frozenset[str]) -> None:
 
 
 def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
-    """The filters of a page that are set to a name which the gateway does not know, and the name:
-    nothing has it, and no request of the last 31 days had it."""
+    """The filters of a page that are set to a name which the gateway does not know, with that name.
+    Nothing has such a name, and no request of the last 31 days had it."""
     selection = chosen()
     values = {
         "workspace": (selection.workspace, about.workspaces),
@@ -185,9 +190,9 @@ def unknown(about: About, applies: frozenset[str]) -> dict[str, str]:
 
 
 def request_for(about: About) -> str | None:
-    """The model that a request must ask for to be seen in what is chosen; None where no request can
-    be: of a time that is over, of a name that nobody has, or of one engine, which the gateway
-    chooses."""
+    """The model that a request must ask for to be among what is chosen. None where no new request
+    can be: if the chosen time is over, if nothing has the chosen name, or if an engine is chosen,
+    since the gateway chooses the engine."""
     selection = chosen()
     is_over = (
         selection.range == CUSTOM

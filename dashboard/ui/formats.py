@@ -8,9 +8,10 @@ from engine.protocol import Ttl
 NANO = 1_000_000_000
 NO_VALUE = "–"
 LEAST_SHARE = 0.0005
-"""Less would be rounded to 0.0 %, and so little less than 1 to 100.0 %."""
+"""A smaller share would be rounded to 0.0 %, and one so near to 1 would be rounded to 100.0 %."""
 MANY_TIMES = 10
-"""An amount that grew so much is told as a multiple: percents of four digits say little."""
+"""Growth by this factor or more is written as a multiple, since percents of four digits say
+little."""
 
 
 def moment(at_ms: int) -> datetime:
@@ -22,16 +23,16 @@ def written_moment(at_ms: int) -> str:
 
 
 def since(at_ms: int) -> str:
-    """A moment that something goes on from: the time of day, with its date if that is not today's.
-    UTC, as all times of the pages."""
+    """The moment since when something lasts: the time of day in UTC, with the date if that is not
+    today."""
     at = moment(at_ms)
     is_today = at.date() == datetime.now(UTC).date()
     return f"{at:%H:%M} UTC" if is_today else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def percent(share: float | None) -> str:
-    """Write a share. None, where there was nothing to divide by, is a dash and never 0 %. A share
-    that is not 0, or not 100 %, does not look like it."""
+    """Write a share in percent. None, where there was nothing to divide by, is a dash and never
+    0 %. Only a share that is exactly 0 or 1 looks like 0 % or 100 %."""
     if share is None:
         return NO_VALUE
     if 1 - LEAST_SHARE < share < 1:
@@ -50,7 +51,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def sampled(requests: str, num_turns: int, *, is_whole: bool) -> str:
-    """Of which `requests` figures are: of all that the range has, or of a sample of them."""
+    """Say which requests the figures are of: all of the range, or a sample of them."""
     if is_whole:
         return f"Of all {requests}: the whole range."
     return (
@@ -148,7 +149,7 @@ def signed(value: float) -> str:
 
 
 def ttls_written(writes: Iterable[Mapping[Ttl, int]]) -> list[Ttl]:
-    """The TTL classes that have a token in any of the rows: no other has a column."""
+    """The TTL classes with a token in any of the rows. Tables have a column for these alone."""
     tokens_by_ttl: dict[Ttl, int] = {}
     for row in writes:
         for ttl, tokens in row.items():

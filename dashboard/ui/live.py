@@ -36,10 +36,12 @@ def show(
     controls: Callable[[], None] | None = None,
     refresh_seconds: int | None = None,
 ) -> None:
-    """Draw a page's living part. `read` asks the admin API and raises ClientError; `draw` gets its
-    result. `controls` draws widgets that do not depend on the answer. `name` is unique among the
-    pages. The page refreshes every `refresh_seconds`, by default as often as the range is worth
-    it."""
+    """Draw the part of a page that refreshes itself.
+
+    `read` asks the admin API and raises ClientError; `draw` gets its result. `controls` draws
+    widgets that do not depend on the answer. `name` is unique among the pages. The part refreshes
+    every `refresh_seconds`, by default as the length of the range asks for.
+    """
 
     def refresh() -> None:
         if controls is not None:
@@ -52,10 +54,10 @@ def show(
         # The answer to another key or another selection is not shown.
         if kept and (kept.selection != chosen or kept.client is not session.client):
             kept = None
-        # Its place is there on every run: what follows keeps its own.
-        waiting = body.empty()
+        # The placeholder is drawn on every run, so that what follows keeps its position.
+        placeholder = body.empty()
         if kept is None:
-            waiting.skeleton(height=460)
+            placeholder.skeleton(height=460)
         seen = kept
         problem = ""
         try:
@@ -67,7 +69,7 @@ def show(
             # A key that has ended shows nothing, not even its last numbers.
             seen = None if isinstance(error, KeyRefused) else kept
             problem = str(error)
-        waiting.empty()
+        placeholder.empty()
         st.session_state[f"seen_{name}"] = seen
         if seen is None:
             status.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")

@@ -98,8 +98,8 @@ def card(
     is_good: bool | None = None,
     is_loss: bool = False,
 ) -> None:
-    """A number with its definition, or with what is `told` of one that the gateway has none of.
-    `delta` compares it; `is_good` makes that green or red."""
+    """A number with its tooltip: the gateway's definition of it, or `note` where the gateway has
+    none. `delta` stands below it; `is_good` makes that green or red."""
     colour: Literal["green", "red", "off"] = "off"
     if is_good is not None:
         colour = "green" if is_good else "red"
@@ -119,14 +119,14 @@ def card(
 
 
 def money_card(number: str, nano: int | None, label: str | None = None, **options: Any) -> None:
-    """A loss is red."""
+    """A card of an amount of money. A loss is red."""
     is_loss = nano is not None and nano < 0
     card(number, formats.dollars(nano), label=label, is_loss=is_loss, **options)
 
 
 def time_spared(savings: Savings) -> str | None:
-    """The prefill that reads avoided, in words; None where no engine's time of a token is known. It
-    is a GPU's time only where all of it is."""
+    """The prefill that reads avoided, in words; None where no engine's time for a token is known.
+    It is called a GPU's time only where all of it is."""
     seconds = savings.prefill_seconds_avoided
     if seconds is None:
         return None
@@ -136,7 +136,7 @@ def time_spared(savings: Savings) -> str | None:
 
 
 def tokens_spared(savings: Savings) -> str:
-    """The tokens behind that time, and those whose time is not known."""
+    """The tokens whose prefill was avoided, and how many of them have no known time."""
     text = f"{formats.compact(savings.prefill_tokens_avoided)} tokens read"
     if savings.unmeasured_tokens:
         text += f", {formats.compact(savings.unmeasured_tokens)} of them not timed"
@@ -189,12 +189,12 @@ def no_engine(text: str, key: str) -> None:
 
 
 def unseen_images(num_images: int, model: str | None, listed: Sequence[ListedModel]) -> None:
-    """Say of a request's images that its model will not see them. Nothing is said of a `model` that
-    is not known here, unless no model here sees images."""
-    seeing = {entry.id for entry in listed if entry.sees}
+    """Say of a request's images that its model will not see them. A `model` that is not listed is
+    taken to see them if any listed model does."""
+    seeing_ids = {entry.id for entry in listed if entry.sees}
     ids = {entry.id for entry in listed}
-    is_seen = model in seeing or (model not in ids and bool(seeing))
-    if not num_images or is_seen:
+    may_see = model in seeing_ids if model in ids else bool(seeing_ids)
+    if not num_images or may_see:
         return
     images = formats.counted(num_images, "image")
     them = "it" if num_images == 1 else "them"
@@ -213,7 +213,7 @@ def problem(what: str, text: str, icon: str = ":material/block:") -> None:
 
 @contextmanager
 def problems_told() -> Iterator[None]:
-    """Show what a page's own part could not get."""
+    """Show the error of a question that the gateway did not answer, in the place of the answer."""
     try:
         yield
     except Refused as error:
@@ -256,8 +256,8 @@ def table(
     picked: Callable[[Row], None] | None = None,
 ) -> None:
     """A table, and below it its CSV. A column is written as its title says: `($)`, `(UTC)`, `(s)`.
-    One without any value is in the CSV alone, but for money, which is not known then. `picked` gets
-    the row that is clicked, before the next run."""
+    A column without any value is in the CSV alone; one of money stays, since its dashes say that it
+    is not known. `picked` gets the row that is clicked, before the next run."""
 
     def pick() -> None:
         numbers = st.session_state[key]["selection"]["rows"]
@@ -302,7 +302,8 @@ def section(
     icon: str = HOURGLASS,
     **options: Any,
 ) -> None:
-    """A heading and its table. Without a row it is what `none` says, or nothing at all."""
+    """A heading and its table. Without a row the heading stands above `none`; without that either,
+    nothing is drawn."""
     if rows or none:
         heading(text, number)
     if rows:
@@ -312,7 +313,7 @@ def section(
 
 
 def _state_colour(state: object) -> str:
-    """By its beginning: what follows a colon or a word more is the reason."""
+    """The colour of a state. Its first words decide; the rest is the reason."""
     if not isinstance(state, str):
         return ""
     return next((colour for name, colour in _STATES.items() if state.startswith(name)), "")
@@ -342,8 +343,8 @@ def without_value(rows: Rows) -> list[str]:
 
 
 def text_width(name: str, rows: Rows) -> int | None:
-    """Pixels of a column whose longest text is not among the first rows, which are all that the
-    grid looks at; None leaves it to the grid."""
+    """The width of a column in pixels; None leaves it to the grid. The grid looks at the first
+    rows alone, so a column gets a width if its longest text is not among these."""
     lengths = [len(row[name]) for row in rows if isinstance(row[name], str)]
     longest = max(lengths, default=0)
     if longest <= max(lengths[:NUM_ROWS_SHOWN], default=0):
@@ -390,7 +391,7 @@ def as_csv(rows: Rows) -> str:
 
 
 def requests_of(prefix: str | None, workspace: str | None) -> str | None:
-    """The address of a prefix's requests, of all that the ledger has; None for one that no request
+    """The address of the page with all of a prefix's requests; None for a prefix that no request
     ended with."""
     if prefix is None or workspace is None:
         return None
@@ -399,7 +400,7 @@ def requests_of(prefix: str | None, workspace: str | None) -> str | None:
 
 
 def request_links(ids: Sequence[str]) -> None:
-    """Each leads to its request. They are the ledger's own, so they are plain."""
+    """Draw a link to each request. The ids are the ledger's own, so they are plain text."""
     with st.container(horizontal=True):
         for turn_id in ids:
             st.page_link("views/requests.py", label=turn_id, query_params={"request": turn_id})

@@ -11,8 +11,12 @@ import streamlit as st
 
 
 class Advice(NamedTuple):
+    """A reason in words."""
+
     title: str
+    # What it means, in a sentence.
     means: str
+    # What to change, in a sentence.
     change: str
 
 
@@ -34,8 +38,9 @@ def reason_title(reason: str) -> str:
 
 
 def reason_filter(unset: str) -> None:
-    """A choice of miss reasons in plain words; the words stand in the URL as `reason`."""
-    options = ["", *(advice.title for advice in ADVICE.values())]
+    """Draw a choice of miss reasons in plain words, which stand in the URL as `reason`. `unset` is
+    what the choice of none is called."""
+    options = ["", *(words.title for words in ADVICE.values())]
     linked = st.query_params.get("reason", "")
     if linked not in options and len(linked) <= MAX_REASON:
         options.append(linked)
@@ -50,8 +55,8 @@ def reason_filter(unset: str) -> None:
 
 
 def chosen_reason() -> str | None:
-    """The reason of the filter, as the ledger has it; None for any. Unknown words stand as they
-    came."""
-    title = st.session_state.get("reason") or ""
-    reasons = (reason for reason, advice in ADVICE.items() if advice.title == title)
-    return next(reasons, title) or None
+    """The reason of the filter, as the ledger has it; None for any. Words that are not known here
+    are taken for a reason as they stand."""
+    title = st.session_state.get("reason") or None
+    reasons = (reason for reason, words in ADVICE.items() if words.title == title)
+    return next(reasons, title)

@@ -1,20 +1,22 @@
 """Advice: which markers would pay, and what breaks prefixes."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import streamlit as st
 
 from dashboard.access.sessions import Session
 from dashboard.client import segment
 from dashboard.ui import filters, formats, parts, viewer
+from dashboard.ui.charts import Row
+from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
 from gateway.structs.advice import AdviceReport, Finding, NearDuplicate, StreamAdvice
 from gateway.structs.fleet import KeyInfo
 
 PATH = "/admin/v1/advise"
-# The gateway answers so many within the time that the dashboard waits.
+# The gateway can judge so many turns within the time that the dashboard waits.
 MAX_TURNS = 20_000
 MAX_CHARACTERS = 1_000_000
 WAYS = {
@@ -39,19 +41,34 @@ _PASTED = "Pasted requests"
 _SEEN = "advice_seen"
 
 
-def draw_range(session: Session) -> None:
-    """The advice is kept until the selection changes or somebody asks again."""
+class SeenAdvice(NamedTuple):
+    """Advice that came, and for whom and for which requests."""
+
+    # The only workspace that the viewer sees; None is all.
+    workspace: str | None
+    selection: Selection
+    report: AdviceReport
+
+
+def find_advice(session: Session) -> AdviceReport:
+    """The advice for the selection. It is kept until the selection changes or somebody clicks the
+    button to look again, which this draws. Raise ClientError."""
     chosen = filters.chosen()
-    about = (session.workspace, chosen)
-    kept = st.session_state.get(_SEEN)
-    again = st.button("Look again", key="advise_again", icon=":material/refresh:")
-    if again or kept is None or kept[0] != about:
-        # Advice is for clients, whatever engine served them.
-        query = {**chosen.params("engine"), "max_turns": MAX_TURNS}
-        with st.spinner("Comparing ways to place markers"):
-            kept = about, session.client.ask(PATH, AdviceReport, query)
-        st.session_state[_SEEN] = kept
-    report: AdviceReport = kept[1]
+    seen: SeenAdvice | None = st.session_state.get(_SEEN)
+    is_asked = st.button("Look again", key="advise_again", icon=":material/refresh:")
+    is_same = seen is not None and seen.workspace == session.workspace and seen.selection == chosen
+    if seen is not None and is_same and not is_asked:
+        return seen.report
+    # Advice is for clients, whatever engine served them.
+    query = {**chosen.params("engine"), "max_turns": MAX_TURNS}
+    with st.spinner("Comparing ways to place markers"):
+        report = session.client.ask(PATH, AdviceReport, query)
+    st.session_state[_SEEN] = SeenAdvice(session.workspace, chosen, report)
+    return report
+
+
+def draw_range(session: Session) -> None:
+    report = find_advice(session)
     if not report.streams:
         parts.empty("No requests in this range that could be compared.", key="advice")
         return
@@ -61,24 +78,11 @@ def draw_range(session: Session) -> None:
     streams = sorted(
         report.streams, key=lambda stream: (-(stream.saves.nano or 0), -stream.saves.multiples)
     )
-    keys = session.client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace})
+    whose = {"workspace": filters.chosen().workspace}
+    keys = session.client.get("/admin/v1/keys", list[KeyInfo], whose)
     names = {key.id: key.name for key in keys}
     parts.heading("By key and model")
-    rows = [
-        {
-            "Workspace": stream.workspace,
-            "Would save ($)": in_dollars(stream.saves.nano),
-            "Key": names.get(stream.key, stream.key),
-            "Model": stream.model,
-            "Requests": stream.num_turns,
-            "Advice": VERDICTS.get(stream.verdict, stream.verdict),
-            "Markers": ", ".join(f"{marker.place} ({marker.ttl})" for marker in stream.markers),
-            "Would save (input tokens)": round(stream.saves.multiples),
-            "Prefill saved (s)": stream.saves.prefill_seconds,
-            "Faults": len(stream.findings),
-        }
-        for stream in streams
-    ]
+    rows = [_stream_row(stream, names) for stream in streams]
     alt_text = f"Advice for {formats.counted(len(streams), 'group')} of requests."
     parts.table(rows, "advice_streams", alt_text, wide=("Markers",))
     parts.heading("Prefixes that are nearly the same")
@@ -89,6 +93,22 @@ def draw_range(session: Session) -> None:
     ]
     number = labels.index(st.selectbox("Look at", labels, key="advice_stream", width=420))
     draw_stream(session, streams[number])
+
+
+def _stream_row(stream: StreamAdvice, names: Mapping[str, str]) -> Row:
+    """`names` are the names of keys by id."""
+    return {
+        "Workspace": stream.workspace,
+        "Would save ($)": in_dollars(stream.saves.nano),
+        "Key": names.get(stream.key, stream.key),
+        "Model": stream.model,
+        "Requests": stream.num_turns,
+        "Advice": VERDICTS.get(stream.verdict, stream.verdict),
+        "Markers": ", ".join(f"{marker.place} ({marker.ttl})" for marker in stream.markers),
+        "Would save (input tokens)": round(stream.saves.multiples),
+        "Prefill saved (s)": stream.saves.prefill_seconds,
+        "Faults": len(stream.findings),
+    }
 
 
 def verdict_in_words(report: AdviceReport) -> str:
@@ -154,41 +174,46 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
 
 
 def by_change(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings of one workspace and model that ask for the same change in the same block together,
-    in their order."""
+    """Group the findings that ask for the same change in the same block. Near duplicates of
+    different workspaces or models stay apart. Groups and findings keep their order."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
-        whose: tuple[str, ...] = ()
+        group: tuple[str, ...] = (finding.path, finding.kind, finding.change)
         if isinstance(finding, NearDuplicate):
-            whose = finding.workspace, finding.model
-        groups.setdefault((finding.path, finding.kind, finding.change, *whose), []).append(finding)
+            group = (*group, finding.workspace, finding.model)
+        groups.setdefault(group, []).append(finding)
     return list(groups.values())
 
 
 def draw_finding(finding: Finding, key: str) -> None:
     with st.container(border=True, key=key):
         st.text(f"{finding.path}: {finding.text} {finding.change}")
-        facts = [formats.counted(finding.tokens, "token")] if finding.tokens else []
-        facts += [f"worth {formats.dollars(finding.nano)}"] if finding.nano else []
-        facts += [formats.counted(finding.num_turns, "request")] if finding.num_turns else []
+        facts: list[str] = []
+        if finding.tokens:
+            facts.append(formats.counted(finding.tokens, "token"))
+        if finding.nano:
+            facts.append(f"worth {formats.dollars(finding.nano)}")
+        if finding.num_turns:
+            facts.append(formats.counted(finding.num_turns, "request"))
         if facts:
             st.text(" · ".join(facts))
         parts.request_links([turn for turn in finding.turns if turn.startswith("msg_")])
 
 
 def draw_findings(findings: Sequence[Finding], key: str, none: str) -> None:
-    """Each once and in full, the dearest first."""
+    """Draw the first finding of each change in full, and the others of that change behind a click.
+    `none` is said where there is no finding."""
     if not findings:
         parts.empty(none, ":material/check_circle:")
         return
-    for number, alike in enumerate(by_change(findings)):
-        draw_finding(alike[0], f"{key}_{number}")
-        if len(alike) > 1:
-            more = formats.counted(len(alike) - 1, "more like it", "more like it")
-            worth = sum(finding.nano or 0 for finding in alike[1:])
-            words = f"{more}, worth {formats.dollars(worth)}" if worth else more
-            with st.expander(words, key=f"{key}_{number}_more"):
-                for place, finding in enumerate(alike[1:]):
+    for number, (first, *others) in enumerate(by_change(findings)):
+        draw_finding(first, f"{key}_{number}")
+        if others:
+            count = formats.counted(len(others), "more like it", "more like it")
+            worth = sum(finding.nano or 0 for finding in others)
+            label = f"{count}, worth {formats.dollars(worth)}" if worth else count
+            with st.expander(label, key=f"{key}_{number}_more"):
+                for place, finding in enumerate(others):
                     draw_finding(finding, f"{key}_{number}_{place}")
     rows = [
         {
@@ -212,37 +237,26 @@ def draw_apply(session: Session, stream: StreamAdvice) -> None:
             st.caption("Mark these blocks in the request; a pasted request shows how.")
         return
     ttl = policy.auto_cache_ttl
-    setting = f"auto_cache {policy.auto_cache}" + (f", {ttl}" if ttl else "")
-    st.text(f"The key's policy does the same: {setting}.")
+    ttl_words = f", {ttl}" if ttl else ""
+    st.text(f"The key's policy does the same: auto_cache {policy.auto_cache}{ttl_words}.")
     if viewer.may_change() and st.button(
         "Set this policy for the key", key="advice_apply", icon=":material/tune:"
     ):
-        body = {"auto_cache": policy.auto_cache} | ({"auto_cache_ttl": ttl} if ttl else {})
+        body: dict[str, Any] = {"auto_cache": policy.auto_cache}
+        if ttl:
+            body["auto_cache_ttl"] = ttl
         path = f"/admin/v1/keys/{segment(stream.key)}"
         session.client.change("POST", path, dict[str, Any], body)
         st.success("The policy is set. Requests without markers follow it from now on.")
 
 
 def draw_pasted(session: Session) -> None:
-    texts = [
-        st.text_area(
-            label,
-            key=f"advice_pasted_{number}",
-            height=height,
-            max_chars=MAX_CHARACTERS,
-            placeholder="curl … -d '{\"messages\": […]}'",
-        )
-        for number, (label, height) in enumerate(
-            (
-                ("A JSON body or a curl command, of any API", 220),
-                ("A second one to compare it with (optional)", 120),
-            )
-        )
-    ]
-    filled = [text for text in texts if text.strip()]
-    if not st.button("Advise", key="advise", type="primary", disabled=not filled):
+    first = _pasted_text("A JSON body or a curl command, of any API", 0, height=220)
+    second = _pasted_text("A second one to compare it with (optional)", 1, height=120)
+    texts = [text for text in (first, second) if text.strip()]
+    if not st.button("Advise", key="advise", type="primary", disabled=not texts):
         return
-    report = session.client.ask(PATH, AdviceReport, {"requests": filled})
+    report = session.client.ask(PATH, AdviceReport, {"requests": texts})
     st.caption(report.text)
     for number, advice in enumerate(report.requests):
         parts.heading(f"Request {number + 1}")
@@ -261,10 +275,24 @@ def draw_pasted(session: Session) -> None:
         draw_findings(report.near_duplicates, "pasted_near", "They are not nearly the same.")
 
 
+def _pasted_text(label: str, number: int, *, height: int) -> str:
+    return st.text_area(
+        label,
+        key=f"advice_pasted_{number}",
+        height=height,
+        max_chars=MAX_CHARACTERS,
+        placeholder="curl … -d '{\"messages\": […]}'",
+    )
+
+
 if __name__ == "__main__":
     parts.title("Advice", "Which markers would pay, and what breaks them?")
     mode = st.segmented_control(
         "Look at", [_RANGE, _PASTED], default=_RANGE, key="advice_mode", required=True
     )
     with parts.problems_told():
-        (draw_pasted if mode == _PASTED else draw_range)(viewer.session())
+        session = viewer.session()
+        if mode == _PASTED:
+            draw_pasted(session)
+        else:
+            draw_range(session)

@@ -16,24 +16,27 @@ from gateway.structs.usage import Latency, LatencyCell, LatencySamples, Percenti
 MIN_TURNS = 5
 """Medians of fewer turns are not compared."""
 TOO_FEW = f"no length has {MIN_TURNS} of each"
+NO_TURNS = Percentiles(requests=0, p50=None, p95=None, p99=None)
 MAX_DOTS = 600
 """Dots of one chart: a browser takes a second to draw a few thousand."""
 
 
 class View(NamedTuple):
-    """All of one model, where turns of one can be told from those of others."""
+    """What the page shows. Its figures are of one model, wherever several answered."""
 
+    # The model of all figures; None where no request was answered.
     model: str | None
+    # How many models answered in the range.
     num_models: int
     latency: Latency
     samples: LatencySamples
 
 
-class Compared(NamedTuple):
-    """Turns of one model and prompt length, with and without a read. `length` is that length in
-    words."""
+class Comparison(NamedTuple):
+    """Turns of one model and prompt length, with and without a read."""
 
     model: str
+    # The prompt length in words.
     length: str
     hits: Percentiles
     misses: Percentiles
@@ -46,20 +49,26 @@ class Compared(NamedTuple):
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
     latency = client.get("/admin/v1/latency", Latency, params)
-    models = Counter[str]()
-    for cell in latency.cells:
-        models[cell.model] += cell.seconds.requests
-    comparison = compared(latency)
+    num_models = len({cell.model for cell in latency.cells})
     model = chosen.model
-    if len(models) > 1:
+    if num_models > 1:
         # Nothing on this page compares one model's reads with another's misses.
-        model = (
-            comparison.model if comparison else max(models, key=lambda name: (models[name], name))
-        )
+        model = model_to_show(latency)
         params = {**params, "model": model}
         latency = client.get("/admin/v1/latency", Latency, params)
     samples = client.get("/admin/v1/latency/samples", LatencySamples, params)
-    return View(model, len(models), latency, samples)
+    return View(model, num_models, latency, samples)
+
+
+def model_to_show(latency: Latency) -> str:
+    """The model that has a comparison; without one, the model with the most requests."""
+    comparison = compared(latency)
+    if comparison is not None:
+        return comparison.model
+    requests = Counter[str]()
+    for cell in latency.cells:
+        requests[cell.model] += cell.seconds.requests
+    return max(requests, key=lambda name: (requests[name], name))
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -85,17 +94,7 @@ def draw(view: View, chosen: Selection) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("Over time", "first_token_seconds")
-        series = view.latency.series
-        rows = [
-            row
-            for point in series
-            for kind, side in (("With a read", point.hits), ("Without a read", point.misses))
-            for row in _point(point.start_ms, kind, side.p50, side.p95)
-        ]
-        title = "Time to first token (seconds)"
-        drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
-        summary = f"Median and 95th percentile in {len(series)} intervals, with and without a read."
-        parts.chart(drawn, "percentiles", summary)
+        draw_percentiles(view.latency, span)
     with right:
         draw_overhead(view.samples, span)
     parts.heading("By prompt length", "first_token_seconds")
@@ -103,9 +102,24 @@ def draw(view: View, chosen: Selection) -> None:
     parts.table(latency_table(view.latency), "latency", alt_text)
 
 
+def draw_percentiles(latency: Latency, span: tuple[int, int]) -> None:
+    rows: list[Row] = []
+    for point in latency.series:
+        hits = point.hits
+        misses = point.misses
+        rows += _point(point.start_ms, "With a read", hits.p50, hits.p95)
+        rows += _point(point.start_ms, "Without a read", misses.p50, misses.p95)
+    title = "Time to first token (seconds)"
+    drawn = lines_over_time(rows, charts.HITS[viewer.theme()], title, span, is_log=True)
+    alt_text = (
+        f"Median and 95th percentile in {len(latency.series)} intervals, with and without a read."
+    )
+    parts.chart(drawn, "percentiles", alt_text)
+
+
 def shown_span(view: View) -> tuple[int, int]:
-    """What both charts over time span: the range, from the first answer on where most of it came
-    before that."""
+    """The time that both charts show, in milliseconds: the range. Where most of the range lies
+    before the first answer, it begins there (`charts.first_shown`)."""
     since_ms = view.samples.since_ms
     until_ms = view.samples.until_ms
     starts = [
@@ -149,38 +163,61 @@ def draw_cards(view: View) -> None:
 
 
 def first_token_cards(
-    comparison: Compared | None, figure: Callable[[Percentiles], str], none: str | None = None
+    comparison: Comparison | None, note: Callable[[Percentiles], str], none: str | None = None
 ) -> None:
-    """The medians with and without a read, and what is `told` of each side."""
-    for name, side in (
-        ("with a read", comparison.hits if comparison else None),
-        ("without a read", comparison.misses if comparison else None),
+    """Two cards: the medians with and without a read. Under each stands what `note` says of its
+    percentiles; without a comparison it is `none`."""
+    hits = comparison.hits if comparison else None
+    misses = comparison.misses if comparison else None
+    for label, side in (
+        ("First token, with a read", hits),
+        ("First token, without a read", misses),
     ):
         parts.card(
             "compared_first_token",
             formats.seconds(side.p50 if side else None),
-            label=f"First token, {name}",
-            delta=figure(side) if side else none,
+            label=label,
+            delta=note(side) if side else none,
         )
 
 
-def compared(latency: Latency) -> Compared | None:
-    """The model and prompt length that most hits and misses both had; None where too few had one.
-    Medians over all lengths compare long prompts that are cached with short ones that are not, and
-    medians over all models, or over engines of several kinds, compare these."""
-    pairs = [
-        Compared(hit.model, _length(hit), hit.seconds, miss.seconds)
-        for hit in latency.cells
-        for miss in latency.cells
-        if hit.is_hit
-        and not miss.is_hit
-        and (hit.model, hit.above_tokens) == (miss.model, miss.above_tokens)
-        and hit.model not in latency.mixed
+def compared(latency: Latency) -> Comparison | None:
+    """Compare hits with misses of one model and prompt length: of those, the one where the rarer
+    side has the most turns. None where that side has fewer than `MIN_TURNS`.
+
+    Medians over all lengths would compare long prompts, which are cached, with short ones, which
+    are not. Medians over several models, or over engines of several kinds, would compare those.
+    """
+    comparisons = [
+        comparison
+        for comparison in comparisons_of(latency).values()
+        if comparison.model not in latency.mixed
     ]
-    best = max(pairs, key=lambda p: min(p.hits.requests, p.misses.requests), default=None)
-    if best is None or min(best.hits.requests, best.misses.requests) < MIN_TURNS:
+    best = max(comparisons, key=_rarer_turns, default=None)
+    if best is None or _rarer_turns(best) < MIN_TURNS:
         return None
     return best
+
+
+def _rarer_turns(comparison: Comparison) -> int:
+    """The turns of the side that has fewer."""
+    return min(comparison.hits.requests, comparison.misses.requests)
+
+
+def comparisons_of(latency: Latency) -> dict[tuple[str, int], Comparison]:
+    """Hits and misses side by side, by model and by the tokens that the prompt length is above. A
+    side without a turn has no requests and no percentiles."""
+    comparisons: dict[tuple[str, int], Comparison] = {}
+    for cell in latency.cells:
+        key = (cell.model, cell.above_tokens)
+        comparison = comparisons.get(key)
+        if comparison is None:
+            comparison = Comparison(cell.model, _length(cell), NO_TURNS, NO_TURNS)
+        if cell.is_hit:
+            comparisons[key] = comparison._replace(hits=cell.seconds)
+        else:
+            comparisons[key] = comparison._replace(misses=cell.seconds)
+    return comparisons
 
 
 def why_none(latency: Latency) -> str:
@@ -197,8 +234,8 @@ def _length(cell: LatencyCell) -> str:
 
 
 def draw_scatter(view: View) -> None:
-    """Time to first token against prompt length; both logarithmic, since both span decades. At most
-    `MAX_DOTS` of the sampled turns, the same ones each time."""
+    """Time to first token against prompt length. Both axes are logarithmic, since both span
+    decades. At most `MAX_DOTS` of the sampled turns are drawn, the same ones each time."""
     samples = sorted(view.samples.samples, key=lambda sample: sample.order)[:MAX_DOTS]
     rows: list[Row] = [
         {
@@ -235,6 +272,7 @@ def draw_scatter(view: View) -> None:
 
 
 def _point(start_ms: int, kind: str, p50: float | None, p95: float | None) -> list[Row]:
+    """The rows of one point of the chart: one for each percentile that is known."""
     start = formats.moment(start_ms)
     return [
         {"start": start, "kind": kind, "percentile": name, "value": value}
@@ -266,8 +304,9 @@ def draw_overhead(samples: LatencySamples, span: tuple[int, int]) -> None:
 def lines_over_time(
     rows: Rows, colours: Palette, title: str, span: tuple[int, int], *, is_log: bool
 ) -> Any:
-    """Lines by kind (colour) and percentile (dash), with a dot where only one point is. The dots
-    are a layer of their own: with the lines' own points the legend shows no dashes."""
+    """Lines by kind (colour) and percentile (dash). A dot marks each point, since a line of one
+    point can't be seen. The dots are a layer of their own: with the lines' own points the legend
+    would show no dashes."""
     y = alt.Y("value:Q", title=title, scale=charts.ZERO, axis=charts.amounts())
     if is_log:
         y = charts.decades(alt.Y, "value:Q", title)
@@ -300,29 +339,33 @@ def lines_over_time(
 
 def latency_table(latency: Latency) -> list[Row]:
     """Hits and misses of one model and prompt length side by side."""
+    comparisons = comparisons_of(latency)
     rows: list[Row] = []
-    nothing = Percentiles(requests=0, p50=None, p95=None, p99=None)
-    cells: dict[tuple[str, int], list[LatencyCell]] = {}
-    for cell in latency.cells:
-        cells.setdefault((cell.model, cell.above_tokens), []).append(cell)
-    for (model, _), cells_of in sorted(cells.items()):
-        sides = {cell.is_hit: cell.seconds for cell in cells_of}
-        length = _length(cells_of[0])
-        comparison = Compared(model, length, sides.get(True, nothing), sides.get(False, nothing))
-        row: dict[str, Any] = {"Model": model, "Prompt tokens": length}
-        for name, side in (("With a read", comparison.hits), ("Without a read", comparison.misses)):
-            row |= {
-                name: side.requests,
-                f"{name}, median (s)": _four_digits(side.p50),
-                f"{name}, 95 % (s)": _four_digits(side.p95),
+    for key in sorted(comparisons):
+        comparison = comparisons[key]
+        is_comparable = comparison.model not in latency.mixed
+        rows.append(
+            {
+                "Model": comparison.model,
+                "Prompt tokens": comparison.length,
+                **_side_columns("With a read", comparison.hits),
+                **_side_columns("Without a read", comparison.misses),
+                "Times shorter": _four_digits(comparison.times_sooner) if is_comparable else None,
             }
-        times = None if model in latency.mixed else _four_digits(comparison.times_sooner)
-        rows.append({**row, "Times shorter": times})
+        )
     return rows
 
 
+def _side_columns(name: str, side: Percentiles) -> Row:
+    return {
+        name: side.requests,
+        f"{name}, median (s)": _four_digits(side.p50),
+        f"{name}, 95 % (s)": _four_digits(side.p95),
+    }
+
+
 def _four_digits(value: float | None) -> float | None:
-    """A percentile is known to within 1 %, so a fifth digit would say nothing."""
+    """Round to four digits. A percentile is known to within 1 %, so a fifth would say nothing."""
     return None if value is None else float(f"{value:.4g}")
 
 

@@ -1,6 +1,7 @@
 """Memory: what holds the engines' blocks, and what was lost for want of room?"""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -10,13 +11,22 @@ from dashboard.client import AdminClient
 from dashboard.ui import charts, conditions, formats, live, parts, viewer
 from dashboard.ui.charts import BAR_HEIGHT, Row
 from dashboard.ui.filters import Selection
+from dashboard.ui.prefix_labels import NO_WORDS, entry_label, first_words
 from dashboard.views.fleet import foreign_share
-from dashboard.views.savings import NO_WORDS, first_words, held_label
-from engine.protocol.reports import Counters, Holding, Lifetimes, Memory, Stats, StoreStats
+from engine.protocol.reports import (
+    BlockCell,
+    Counters,
+    Holding,
+    Lifetimes,
+    Memory,
+    Stats,
+    StoreStats,
+)
 from gateway.structs.conditions import Condition
-from gateway.structs.fleet import EngineMemory
+from gateway.structs.fleet import EngineMemory, Held
 
 REFRESH_SECONDS = 5
+# What holds blocks, in words, and the field of a map's cell and of a pool's counts.
 CELLS = {
     "Active": "active",
     "Leased": "leased",
@@ -24,7 +34,7 @@ CELLS = {
     "Without an entry": "cached",
     "Free": "free",
 }
-# As holdings have them.
+# The same for the fields of a holding.
 HELD = {
     "Active": "active",
     "Leased": "leased",
@@ -58,9 +68,9 @@ class View(NamedTuple):
 def read(client: AdminClient, chosen: Selection) -> View:
     params = {"engine": chosen.engine}
     engines = client.get("/admin/v1/engines/memory", list[EngineMemory], params)
-    held = [entry for engine in engines for entry in engine.held]
-    held.sort(key=lambda entry: blocks_of(entry.holding), reverse=True)
-    words = first_words(client, (entry.look for entry in held))
+    held = list(chain.from_iterable(engine.held for engine in engines))
+    held.sort(key=lambda share: blocks_of(share.holding), reverse=True)
+    words = first_words(client, (share.look for share in held))
     return View(engines, conditions.silent(client, chosen.engine), words)
 
 
@@ -70,8 +80,8 @@ def draw(view: View, chosen: Selection) -> None:
     rows = silent_rows(view)
     if engines and not answering:
         count = formats.counted(len(engines), "engine")
-        told = f"None of {count} tells" if len(engines) > 1 else "The engine does not tell"
-        parts.hero(f"**{told}** what is in its memory.")
+        words = f"None of {count} tells" if len(engines) > 1 else "The engine does not tell"
+        parts.hero(f"**{words}** what is in its memory.")
         draw_silent(rows)
         parts.empty("Memory is shown live: it is known again when an engine answers.")
         return
@@ -106,7 +116,9 @@ def draw_map(engine: EngineMemory) -> None:
     if memory is None:
         parts.empty("This engine does not tell what is in its memory.")
     elif memory.cells:
-        alt_text = ", ".join(f"{n:,} {state.lower()}" for state, n in pool_of(engine).items())
+        alt_text = ", ".join(
+            f"{count:,} {state.lower()}" for state, count in pool_of(engine).items()
+        )
         parts.chart(
             block_map(memory, charts.BLOCKS[viewer.theme()]),
             f"map_{engine.name}",
@@ -174,8 +186,9 @@ def draw_silent(rows: Sequence[Row]) -> None:
 
 
 def pool_of(engine: EngineMemory) -> dict[str, int]:
-    """The blocks of an engine's pool by what holds them, each once. All bars, cards and tables show
-    these. They come from the holdings where the engine has a map, else from its own counts."""
+    """The blocks of an engine's pool by what holds them, each block once. All bars, cards and
+    tables show these numbers. They are sums over the holdings where the engine has a map, and the
+    engine's own counts elsewhere."""
     assert engine.stats is not None
     blocks = engine.stats.blocks
     if engine.memory is None or not engine.memory.cells:
@@ -188,11 +201,11 @@ def pool_of(engine: EngineMemory) -> dict[str, int]:
 
 
 def shares_of(engines: Sequence[EngineMemory]) -> dict[str, str]:
-    """The share of all pools together that each kind of holder has, in words. `In use` is what runs
-    and what is promised."""
+    """In words, the share of all pools together that each kind of holder has. `In use` is what
+    running sequences and leases hold."""
     pools = [pool_of(engine) for engine in engines]
     total = max(sum(engine.stats.blocks.total for engine in engines if engine.stats), 1)
-    counts = {name: sum(pool.get(name, 0) for pool in pools) for name in (*HELD, "Free")}
+    counts = {name: sum(pool.get(name, 0) for pool in pools) for name in [*HELD, "Free"]}
     counts["In use"] = counts["Active"] + counts["Leased"]
     return {name: formats.percent(count / total) for name, count in counts.items()}
 
@@ -214,9 +227,7 @@ def draw_cards(engines: Sequence[EngineMemory], all_stats: list[Stats]) -> None:
     host_used = sum(stats.host_blocks_used for stats in all_stats)
     demoted = sum(stats.counters.demoted_blocks for stats in all_stats)
     foreign = foreign_share(all_stats)
-    mapped = [e.memory for e in engines if e.memory and e.memory.unused_tokens is not None]
-    room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
-    unused = sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
+    unused = unused_share(engines)
     lowered = sum(pool.get("Leased in the store", 0) for pool in pools)
     with st.grid(3, min_column_width=190):
         note = f"{formats.percent(foreign)} by other clients" if foreign else None
@@ -233,8 +244,21 @@ def draw_cards(engines: Sequence[EngineMemory], all_stats: list[Stats]) -> None:
         note = f"{formats.compact(demoted)} copied to the host" if host else None
         parts.card("evicted_blocks", formats.compact(evicted), delta=note)
         note = f"of {formats.compact(host)}" if host else "none configured"
-        used_there = formats.compact(host_used) if host else formats.NO_VALUE
-        parts.card("host_blocks", used_there, delta=note)
+        value = formats.compact(host_used) if host else formats.NO_VALUE
+        parts.card("host_blocks", value, delta=note)
+
+
+def unused_share(engines: Sequence[EngineMemory]) -> float | None:
+    """The share of the token slots in referenced blocks that hold no token; None where no engine
+    tells."""
+    slots = 0
+    unused = 0
+    for engine in engines:
+        memory = engine.memory
+        if memory is not None and memory.unused_tokens is not None:
+            slots += (memory.referenced_blocks or 0) * memory.block_size
+            unused += memory.unused_tokens
+    return unused / slots if slots else None
 
 
 def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> None:
@@ -244,8 +268,8 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
     rows = holder_table(engines, by, words)
     if rows:
         alt_text = f"Blocks by {by.lower()}: {formats.counted(len(rows), 'row')}."
-        has_lowered = any(row["Leased in the store"] for row in rows)
-        hidden = () if has_lowered else ("Leased in the store",)
+        has_store_leases = any(row["Leased in the store"] for row in rows)
+        hidden = () if has_store_leases else ("Leased in the store",)
         parts.table(rows, "holders", alt_text, hidden=hidden)
     else:
         parts.empty("Nobody holds a block.")
@@ -256,9 +280,9 @@ def draw_holders(engines: Sequence[EngineMemory], words: Mapping[str, str]) -> N
             " prefix."
         )
     unmapped = [engine for engine in engines if not has_map(engine)]
-    rows = held_rows(unmapped, by, words)
     if not unmapped:
         return
+    rows = held_rows(unmapped, by, words)
     names = ", ".join(engine.name for engine in unmapped)
     st.text(
         f"{names}: of its blocks only the number is known, and not whose they are. What its"
@@ -296,8 +320,11 @@ def holder_table(
         if blocks:
             rows.append({**blank, **whose, **counts, "MiB": mib_of(engine, blocks) or None})
     if rows:
-        free = {"Workspace": "Free", "Blocks": num_free, "MiB": free_mib or None}
-        rows.append({**blank, **free, **dict.fromkeys(HELD)})
+        # Free blocks have no holder, so the columns of `HELD` stay empty.
+        rows.append(
+            {**blank, "Workspace": "Free", "Blocks": num_free, "MiB": free_mib or None}
+            | dict.fromkeys(HELD)
+        )
     return [{**row, "Share": row["Blocks"] / total} for row in rows]
 
 
@@ -318,29 +345,33 @@ def held_rows(
     on the page Prefixes."""
     rows: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for engine in engines:
-        for share in engine.held:
-            holding = share.holding
-            whose: dict[str, Any] = {"Workspace": share.workspace}
-            if by != "Workspace":
-                whose["Key"] = share.key or share.key_id
-            if by == "Prefix":
-                digest = holding.name or holding.entry
-                whose["Prefix"] = (
-                    held_label(share.look, holding.tokens, digest, words) if digest else None
-                )
-                whose["Prefix id"] = digest[:16] if digest else None
+        for held in engine.held:
+            holder = _holder_of(held, by, words)
             row = rows.setdefault(
-                tuple(whose.values()),
-                {**whose, "Blocks": 0, "Share": None, **dict.fromkeys(HELD, 0), "MiB": 0.0},
+                tuple(holder.values()),
+                {**holder, "Blocks": 0, "Share": None, **dict.fromkeys(HELD, 0), "MiB": 0.0},
             )
-            counts = {name: getattr(holding, key) for name, key in HELD.items()}
-            blocks = sum(counts.values())
-            for name, count in (("Blocks", blocks), *counts.items()):
-                row[name] += count
+            for name, key in HELD.items():
+                row[name] += getattr(held.holding, key)
+            blocks = blocks_of(held.holding)
+            row["Blocks"] += blocks
             row["MiB"] += mib_of(engine, blocks)
     for row in rows.values():  # an engine without a model does not tell what a token takes
         row["MiB"] = row["MiB"] or None
     return sorted(rows.values(), key=lambda row: int(row["Blocks"]), reverse=True)
+
+
+def _holder_of(held: Held, by: str, words: Mapping[str, str]) -> dict[str, str | None]:
+    """The columns that name a holder of blocks, as finely as `by` says."""
+    holder = {"Workspace": held.workspace}
+    if by != "Workspace":
+        holder["Key"] = held.key or held.key_id
+    if by == "Prefix":
+        digest = held.holding.name or held.holding.entry
+        label = entry_label(held.look, held.holding.tokens, digest, words) if digest else None
+        holder["Prefix"] = label
+        holder["Prefix id"] = digest[:16] if digest else None
+    return holder
 
 
 def draw_pools(engines: Sequence[EngineMemory]) -> None:
@@ -352,12 +383,12 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
             "engine": name,
             "state": state,
             "order": order,
-            "blocks": n,
-            "share": n / max(sum(pool.values()), 1),
+            "blocks": count,
+            "share": count / max(sum(pool.values()), 1),
         }
         for name, pool in pools.items()
-        for order, (state, n) in enumerate(pool.items())
-        if n
+        for order, (state, count) in enumerate(pool.items())
+        if count
     ]
     colours = charts.drawn_of(charts.BLOCKS[viewer.theme()], (row["state"] for row in rows))
     drawn = (
@@ -375,10 +406,12 @@ def draw_pools(engines: Sequence[EngineMemory]) -> None:
         )
         .properties(height=180 + len(pools) * BAR_HEIGHT)
     )
-    alt_text = ", ".join(
-        f"{name} {formats.percent((pool['Active'] + pool['Leased']) / max(sum(pool.values()), 1))}"
-        " in use"
+    shares = {
+        name: (pool["Active"] + pool["Leased"]) / max(sum(pool.values()), 1)
         for name, pool in pools.items()
+    }
+    alt_text = ", ".join(
+        f"{name} {formats.percent(share)} in use" for name, share in shares.items()
     )
     parts.chart(drawn, "pools", f"Blocks by what holds them: {alt_text}.")
 
@@ -412,26 +445,11 @@ def _store_row(engine: str, store: StoreStats) -> Row:
 
 
 def block_map(memory: Memory, colours: charts.Palette) -> Any:
-    """A square for each cell, in the order of its blocks, with what holds most of it."""
+    """A square for each cell, in the order of the blocks, in the colour of what holds most of
+    it."""
     size = memory.blocks_per_cell
     step = CELLS_A_ROW * size
-    rows = []
-    for number, cell in enumerate(memory.cells):
-        states = {name: getattr(cell, key) for name, key in CELLS.items()}
-        first = number * size
-        # A cell has the colour of what holds most of its blocks. Shared ones in use stand out.
-        holder = max(states, key=lambda state: states[state])
-        is_shared = cell.shared * 2 > sum(states.values())
-        rows.append(
-            {
-                "x": number % CELLS_A_ROW,
-                "y": number // CELLS_A_ROW * step,
-                "state": "Shared" if holder in ("Active", "Leased") and is_shared else holder,
-                "blocks": f"{first:,} to {first + sum(states.values()) - 1:,}",
-                "what": ", ".join(f"{n} {name.lower()}" for name, n in states.items() if n),
-                "shared": cell.shared,
-            }
-        )
+    rows = [_cell_row(number, cell, size) for number, cell in enumerate(memory.cells)]
     colours = charts.drawn_of(colours, (str(row["state"]) for row in rows))
     lines = max(len(rows) // CELLS_A_ROW, 1)
     title = f"Cells of {formats.counted(size, 'block')} each, {CELLS_A_ROW} a row"
@@ -454,6 +472,25 @@ def block_map(memory: Memory, colours: charts.Palette) -> Any:
         )
         .properties(height=max(lines * CELL_HEIGHT, 60) + 20)
     )
+
+
+def _cell_row(number: int, cell: BlockCell, size: int) -> Row:
+    """Where the cell of that number stands, and what holds its `size` blocks."""
+    counts = {name: getattr(cell, key) for name, key in CELLS.items()}
+    num_blocks = sum(counts.values())
+    first = number * size
+    state = max(counts, key=lambda name: counts[name])
+    # Blocks in use with more than one holder stand out.
+    if state in ("Active", "Leased") and cell.shared * 2 > num_blocks:
+        state = "Shared"
+    return {
+        "x": number % CELLS_A_ROW,
+        "y": number // CELLS_A_ROW * CELLS_A_ROW * size,
+        "state": state,
+        "blocks": f"{first:,} to {first + num_blocks - 1:,}",
+        "what": ", ".join(f"{count} {name.lower()}" for name, count in counts.items() if count),
+        "shared": cell.shared,
+    }
 
 
 def pool_table(engine: EngineMemory, memory: Memory) -> list[Row]:
@@ -510,20 +547,22 @@ def draw_endings(name: str, counters: Counters) -> None:
 
 
 def draw_rests(name: str, lifetimes: Lifetimes) -> None:
-    """Two histograms side by side: the time between uses, and since the last use at eviction."""
-    again = lifetimes.reuse_gaps
-    idle = lifetimes.idle_before_eviction
-    labels = [*map(formats.rounded, again.edges_seconds), "more"]
+    """Two histograms side by side: the time between two uses of an entry, and the time since its
+    last use when it was evicted."""
+    reuses = lifetimes.reuse_gaps
+    evictions = lifetimes.idle_before_eviction
+    labels = [formats.rounded(edge) for edge in reuses.edges_seconds]
+    labels.append("more")
     rows: list[Row] = [
-        {"Time, up to": label, "Used again after": used, "Evicted after no use for": evicted}
-        for label, used, evicted in zip(labels, again.counts, idle.counts, strict=True)
+        {"Time, up to": label, "Used again after": reused, "Evicted after no use for": evicted}
+        for label, reused, evicted in zip(labels, reuses.counts, evictions.counts, strict=True)
     ]
     parts.section(
         "How long entries rest",
-        rows if sum(again.counts) + sum(idle.counts) else [],
+        rows if sum(reuses.counts) + sum(evictions.counts) else [],
         f"rests_{name}",
-        f"{sum(again.counts):,} uses by the time since the one before,"
-        f" {sum(idle.counts):,} evictions by idle time.",
+        f"{sum(reuses.counts):,} uses by the time since the one before,"
+        f" {sum(evictions.counts):,} evictions by idle time.",
         number="entry_lifetimes",
         none="No entry has been used a second time, or evicted, since this engine started.",
     )

@@ -6,11 +6,30 @@ from typing import Any
 import altair as alt
 import streamlit as st
 
-import gateway.structs.plan as structs
 from dashboard.client import AdminClient, ClientError, decoded
 from dashboard.ui import charts, filters, formats, parts, viewer
-from dashboard.ui.charts import PLANS, WAITS, Palette, Row, Rows, colour, frame
-from gateway.structs.plan import Plan, PlanChoices, PlannedEngine, Point
+from dashboard.ui.charts import (
+    LRU_EXACT,
+    PLANS,
+    READ_SIMULATED,
+    REUSED_SIMULATED,
+    WAITS,
+    Palette,
+    Row,
+    Rows,
+    colour,
+    frame,
+)
+from gateway.structs.plan import (
+    Line,
+    Plan,
+    PlanChoices,
+    PlanFailed,
+    Planned,
+    PlannedEngine,
+    Point,
+    Progress,
+)
 
 PATH = "/admin/v1/plan"
 TRACE_PATH = "/admin/v1/trace"
@@ -23,7 +42,6 @@ _ENGINES = "Engines"
 _MAX_TRACE = 8_000_000
 _MAX_TOKENS = 2**40
 _SEEN = "plan_seen"
-_EXACT, _SIMULATED, _REUSED = PLANS["light"]
 _AS_IT_IS = "as it is"
 
 
@@ -32,12 +50,13 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
     bar = st.progress(0.0, text="Simulating")
     try:
         for text in client.stream(f"{PATH}/progress", body, {}):
-            match decoded(f"[{text}]", list[structs.Line])[0]:
-                case structs.Planned(plan=plan):
+            # Only as a member of a list does the union have a type that can be named here.
+            match decoded(f"[{text}]", list[Line])[0]:
+                case Planned(plan=plan):
                     return plan
-                case structs.PlanFailed(message=message):
+                case PlanFailed(message=message):
                     raise ClientError(message)
-                case structs.Progress(share=share):
+                case Progress(share=share):
                     bar.progress(min(share, 1.0), text=f"Simulating: {share:.0%}")
     finally:
         bar.empty()
@@ -45,7 +64,7 @@ def ask(client: AdminClient, body: dict[str, Any]) -> Plan:
 
 
 def form(choices: PlanChoices) -> dict[str, Any] | None:
-    """What is to be planned; None until somebody asks."""
+    """Draw the form. Return the plan's request; None until somebody sends it."""
     source = st.segmented_control(
         "Traffic", [_LEDGER, _TRACE], default=_LEDGER, key="plan_source", required=True
     )
@@ -55,18 +74,21 @@ def form(choices: PlanChoices) -> dict[str, Any] | None:
         body: dict[str, Any] = {}
         st.markdown("A field that is left empty is planned as it is.")
         left, middle, right = st.columns(3)
-        body["device_tokens"] = number(left, "device_tokens", "Tokens on the device", least=1024)
-        body["engines"] = number(left, "engines", "Engines", least=1, most=64)
-        body["host_tokens"] = number(middle, "host_tokens", "Tokens in host memory")
-        body["max_running"] = number(
+        body["device_tokens"] = number_input(
+            left, "device_tokens", "Tokens on the device", least=1024
+        )
+        body["engines"] = number_input(left, "engines", "Engines", least=1, most=64)
+        body["host_tokens"] = number_input(middle, "host_tokens", "Tokens in host memory")
+        body["max_running"] = number_input(
             middle, "max_running", "Requests computed together", least=1, most=4096
         )
-        body["disk_tokens"] = number(right, "disk_tokens", "Tokens on disk")
-        body["min_cache_tokens"] = number(
+        body["disk_tokens"] = number_input(right, "disk_tokens", "Tokens on disk")
+        body["min_cache_tokens"] = number_input(
             right, "min_cache_tokens", "Shortest cached prefix (tokens)", least=1, most=1_000_000
         )
-        chosen = filters.chosen().params("engine")
-        body |= {"served_model": chosen.pop("model"), **chosen}
+        chosen = filters.chosen()
+        body["served_model"] = chosen.model
+        body |= chosen.params("engine", "model")
         if source == _TRACE:
             body["trace"] = st.text_area(
                 "Lines of JSON: timestamp (ms), input_length, output_length, hash_ids",
@@ -107,9 +129,10 @@ def engine_text(engine: PlannedEngine) -> str:
     return f"{engine.model}: {engines}, each with {', '.join(tiers)}."
 
 
-def number(
+def number_input(
     column: Any, field: str, label: str, *, least: int = 0, most: int = _MAX_TOKENS
 ) -> int | None:
+    """A field for a whole number of the plan's request. Left empty, it is None."""
     value = column.number_input(
         label, least, most, None, 1, key=f"plan_{field}", placeholder=_AS_IT_IS
     )
@@ -130,7 +153,7 @@ def draw(plan: Plan) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         rows: list[Row] = [
-            {"x": point.tokens, "y": point.reuse_rate, "kind": _EXACT} for point in plan.lru
+            {"x": point.tokens, "y": point.reuse_rate, "kind": LRU_EXACT} for point in plan.lru
         ]
         draw_curves("memory", "By memory", _MEMORY, rows, plan.memory)
     with right:
@@ -159,16 +182,16 @@ def draw_cards(plan: Plan) -> None:
 
 
 def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[Point]) -> None:
-    """Shares of the prompt tokens, and times to first token where they are known, by the memory of
-    all engines together or by engines."""
+    """Draw shares of the prompt tokens, and times to first token where they are known, by the
+    number of engines (`key` is `engines`) or by the memory of all engines together."""
     parts.heading(heading)
     theme = viewer.theme()
     shares: list[Row] = list(lru)
     waits: list[Row] = []
     for point in points:
         x = point.engines if key == "engines" else point.device_tokens * point.engines
-        shares.append({"x": x, "y": point.hit_rate, "kind": _SIMULATED})
-        shares.append({"x": x, "y": point.reuse_rate, "kind": _REUSED})
+        shares.append({"x": x, "y": point.hit_rate, "kind": READ_SIMULATED})
+        shares.append({"x": x, "y": point.reuse_rate, "kind": REUSED_SIMULATED})
         if point.first_token_p50 is not None and point.first_token_p95 is not None:
             waits.append({"x": x, "y": max(point.first_token_p50, 0.001), "kind": "p50"})
             waits.append({"x": x, "y": max(point.first_token_p95, 0.001), "kind": "p95"})
@@ -194,7 +217,7 @@ def draw_curves(key: str, heading: str, title: str, lru: Rows, points: Sequence[
 
 
 def curves(rows: Rows, colours: Palette, title: str, y: alt.Y, tip: str) -> Any:
-    """Lines by kind; a simulated point is a dot."""
+    """Lines by kind. Each simulated point is a dot on its line."""
     axis = charts.amounts(whole=title == _ENGINES)
     drawn = alt.Chart(frame(rows)).encode(
         x=alt.X("x:Q", title=title, scale=charts.ZERO, axis=axis),

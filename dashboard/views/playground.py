@@ -1,8 +1,8 @@
 """The playground: what does a marker here do?
 
-It sends with the viewer's own key, or as the workspace that an admin picks, as any client does:
-with a key that the admin API makes for an hour under the name `playground` when something is sent,
-and that never leaves this process. Typed text is shown as plain text.
+It sends as any client does. A workspace's viewer sends with their own key. An admin picks a
+workspace: at the first send the admin API makes a key of it, named `playground`, for an hour. That
+key never leaves this process. Typed text is shown as plain text.
 """
 
 import json
@@ -19,7 +19,7 @@ import streamlit as st
 from dashboard import prompt
 from dashboard.access.sessions import Session
 from dashboard.client import AdminClient, ClientError, NotThere, Refused, segment
-from dashboard.prompt import Answer, Asked, Block, Kind, NotBlocks
+from dashboard.prompt import Answer, Block, Kind, ModelRequest, NotBlocks
 from dashboard.settings import settings
 from dashboard.ui import charts, formats, parts, viewer
 from dashboard.ui.charts import Row
@@ -46,7 +46,7 @@ TOOL = {
 }
 _BLOCKS = "Blocks"
 _PASTED = "JSON or curl"
-# What is kept in the session.
+# Names in the session.
 _ACTING = "acting_as"
 _SENT = "playground_sent"
 _READ = "playground_read"
@@ -55,36 +55,57 @@ _TEXT = "playground_pasted"
 _NEXT_MODE = "playground_next_mode"
 _NAMES: dict[str | None, str] = {ttl: name for name, ttl in prompt.TTLS.items()}
 _PREVIEW = 240
+"""Characters that are shown of a block's text."""
 _LEDGER_SECONDS = 8.0
-# Of what is written, by TTL class from the shortest on.
-_WRITTEN_COLOURS = islice(cycle(("yellow", "orange", "red", "violet")), len(TTLS))
-_BADGES: dict[str, Any] = dict(
-    zip(prompt.CLASSES, ("green", *_WRITTEN_COLOURS, "blue", "gray"), strict=True)
-)
+"""How long the page waits for a turn's row in the ledger."""
+# One colour for each TTL class, from the shortest on.
+_WRITTEN_COLOURS = list(islice(cycle(["yellow", "orange", "red", "violet"]), len(TTLS)))
+_COLOURS = ["green", *_WRITTEN_COLOURS, "blue", "gray"]
+_BADGES: dict[str, Any] = dict(zip(prompt.CLASSES, _COLOURS, strict=True))
+_GAINS = {
+    "sampled_first_token": "Time to first token",
+    "cache_read_tokens": "Read from cache",
+    "actual_nano": "Cost",
+}
+"""The three numbers that a second send changes, and what their cards are called."""
 
 
-class Acting(NamedTuple):
+class ActingClient(NamedTuple):
+    """The client by which an admin sends as a workspace."""
+
     workspace: str
     client: AdminClient
+    # When another key is made, in seconds of the monotonic clock.
     ends: float
 
 
-class Sent(NamedTuple):
+class SentRequest(NamedTuple):
     """One request that was sent."""
 
-    request: Asked
+    request: ModelRequest
+    # Its blocks, in the order of the prompt; none where it was pasted.
     blocks: list[Block]
     answer: Answer
     # What the ledger says of it.
     turn: Turn | None
     # The turn of the first time that this request was sent.
     first: Turn | None
+    # How many times it was sent, this one included.
     number: int
 
 
+class PastedRequest(NamedTuple):
+    """A pasted text, and how the gateway reads it."""
+
+    text: str
+    # The dialect that was chosen; None leaves it to the gateway.
+    dialect: str | None
+    advice: RequestAdvice
+
+
 def acting_workspace(session: Session) -> str | None:
-    """The workspace whose turn it will be: the viewer's own, or the one that an admin picks; None
-    until an admin has picked one. Raise ClientError where the workspaces are not told."""
+    """The workspace whose turn it will be: the viewer's own, or the one that an admin picks. None
+    until an admin has picked one. Raise ClientError where the gateway does not list workspaces."""
     if session.workspace is not None:
         return session.workspace
     workspaces = session.client.get("/admin/v1/workspaces", list[Workspace])
@@ -106,16 +127,18 @@ def sender(session: Session, workspace: str) -> AdminClient:
     ClientError where no key could be made."""
     if session.workspace is not None:
         return session.client
-    kept: Acting | None = st.session_state.get(_ACTING)
-    if kept is not None and kept.workspace == workspace and kept.ends > time.monotonic():
-        return kept.client
-    if kept is not None:
-        kept.client.close()
+    acting: ActingClient | None = st.session_state.get(_ACTING)
+    if acting is not None and acting.workspace == workspace and acting.ends > time.monotonic():
+        return acting.client
+    if acting is not None:
+        acting.client.close()
     ends_at = datetime.now(UTC) + timedelta(seconds=KEY_SECONDS)
     body = {"workspace": workspace, "name": "playground", "expires_at": ends_at.isoformat()}
-    made_key = session.client.change("POST", "/admin/v1/keys", MadeKey, body)
-    client = AdminClient(settings().gateway_url, made_key.key)
-    st.session_state[_ACTING] = Acting(workspace, client, time.monotonic() + KEY_SECONDS - 60)
+    new_key = session.client.change("POST", "/admin/v1/keys", MadeKey, body)
+    client = AdminClient(settings().gateway_url, new_key.key)
+    # Another key is made a minute before this one ends.
+    ends = time.monotonic() + KEY_SECONDS - 60
+    st.session_state[_ACTING] = ActingClient(workspace, client, ends)
     return client
 
 
@@ -167,35 +190,46 @@ def draw_session(session: Session) -> None:
             request, blocks = draw_pasted(session.client, model, about.listed)
         else:
             request, blocks = draw_blocks(model, int(longest))
-        sends = st.button(
+        is_sent = st.button(
             "Send", key="send", type="primary", width="stretch", disabled=request is None
         )
         if request is not None:
-            call = settings().gateway_url, request.path(model), request.body
-            with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
-                writers = {"curl": prompt.curl, "Python": prompt.python}
-                for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
-                    # Plain: the colours of highlighted code can't be read on every ground.
-                    tab.code(write(*call), language=None, height=220)
+            draw_code(request, model)
     with right:
-        if sends and request is not None:
+        if is_sent and request is not None:
             send(session, workspace, request, blocks, model)
         draw_sent()
-    sent: Sent | None = st.session_state.get(_SENT)
     with top:
-        if sent is None or sent.turn is None:
-            parts.hero("**Send it twice**: the second send reads what the first one wrote.")
-        elif sent.number == 1 or sent.first is None:
-            parts.hero("**Send it once more**: the second send is compared with this first one.")
-        else:
-            parts.hero(prompt.gained(sent.first, sent.turn))
+        draw_sentence(st.session_state.get(_SENT))
 
 
-def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
-    """The blocks, added, moved, marked and filled in; None where they can't be sent. A block's
-    widgets are named after its number, which stays with it when it moves."""
+def draw_code(request: ModelRequest, model: str) -> None:
+    """The request as a curl command and as a Python program."""
+    url = settings().gateway_url
+    path = request.path(model)
+    with st.expander("Copy as curl or Python", icon=":material/content_copy:"):
+        curl_tab, python_tab = st.tabs(["curl", "Python"])
+        # Plain: the colours of highlighted code can't be read on every ground.
+        curl_tab.code(prompt.curl(url, path, request.body), language=None, height=220)
+        python_tab.code(prompt.python(url, path, request.body), language=None, height=220)
+
+
+def draw_sentence(sent: SentRequest | None) -> None:
+    """The page's sentence: what to do next, or what the second send gained."""
+    if sent is None or sent.turn is None:
+        parts.hero("**Send it twice**: the second send reads what the first one wrote.")
+    elif sent.number == 1 or sent.first is None:
+        parts.hero("**Send it once more**: the second send is compared with this first one.")
+    else:
+        parts.hero(prompt.gained(sent.first, sent.turn))
+
+
+def draw_blocks(model: str, longest: int) -> tuple[ModelRequest | None, list[Block]]:
+    """Draw the blocks of the prompt. Return the request and its blocks in order; None where they
+    can't be sent. A block's widgets are named after its number, which stays with it when it
+    moves."""
     order = _order()
-    # What a widget shows is forgotten while it is not drawn, so it is put back.
+    # Streamlit forgets what a widget shows while it is not drawn. Setting it again keeps it.
     for number, _ in order:
         for name in (f"block_text_{number}", f"block_ttl_{number}"):
             if name in st.session_state:
@@ -226,7 +260,7 @@ def draw_blocks(model: str, longest: int) -> tuple[Asked | None, list[Block]]:
         for number, kind in order
     ]
     try:
-        request = Asked("messages", prompt.body_of(blocks, model, longest))
+        request = ModelRequest("messages", prompt.body_of(blocks, model, longest))
     except ValueError as error:
         parts.problem("This can't be sent:", str(error), ":material/data_object:")
         return None, []
@@ -244,28 +278,33 @@ def _draw_block(place: int, number: int, kind: Kind, num_blocks: int) -> None:
             key=f"block_ttl_{number}",
             required=True,
         )
-        for icon, step, direction in (
-            (":material/arrow_upward:", -1, "up"),
-            (":material/arrow_downward:", 1, "down"),
-        ):
-            st.button(
-                icon,
-                key=f"move_{direction}_{number}",
-                help=f"Move block {place + 1} {direction}",
-                disabled=not 0 <= place + step < num_blocks,
-                on_click=_move,
-                args=(place, step),
-            )
+        st.button(
+            ":material/arrow_upward:",
+            key=f"move_up_{number}",
+            help=f"Move block {place + 1} up",
+            disabled=place == 0,
+            on_click=_move,
+            args=(place, place - 1),
+        )
+        st.button(
+            ":material/arrow_downward:",
+            key=f"move_down_{number}",
+            help=f"Move block {place + 1} down",
+            disabled=place == num_blocks - 1,
+            on_click=_move,
+            args=(place, place + 1),
+        )
         st.button(
             ":material/delete:",
             key=f"drop_{number}",
             help=f"Take block {place + 1} out",
-            on_click=_move,
-            args=(place, None),
+            on_click=_take_out,
+            args=(place,),
         )
 
 
 def _order() -> list[tuple[int, Kind]]:
+    """The number and kind of each block, from the top to the bottom of the page."""
     if _ORDER not in st.session_state:
         _replace(
             [
@@ -293,19 +332,24 @@ def _add(block: Block) -> None:
     state[_ORDER] = [*state[_ORDER], (number, block.kind)]
 
 
-def _move(place: int, step: int | None) -> None:
-    """None takes it out."""
+def _move(place: int, new_place: int) -> None:
     order = list(_order())
-    moved = order.pop(place)
-    if step is not None:
-        order.insert(place + step, moved)
+    order.insert(new_place, order.pop(place))
+    st.session_state[_ORDER] = order
+
+
+def _take_out(place: int) -> None:
+    order = list(_order())
+    del order[place]
     st.session_state[_ORDER] = order
 
 
 def draw_pasted(
     client: AdminClient, model: str, listed: Sequence[ListedModel]
-) -> tuple[Asked | None, list[Block]]:
-    """A request of any dialect. The gateway reads it, so what it refuses is refused here."""
+) -> tuple[ModelRequest | None, list[Block]]:
+    """Draw the field for a request of any dialect. Return the request and its blocks: None where
+    there is none yet or the gateway refuses it, and no block where it has more than text and tools.
+    """
     dialect = st.selectbox(
         "API",
         [None, *prompt.DIALECTS],
@@ -321,39 +365,42 @@ def draw_pasted(
     )
     if not text.strip():
         return None, []
-    kept = st.session_state.get(_READ)
-    if kept is None or kept[0] != (text, dialect):
+    pasted: PastedRequest | None = st.session_state.get(_READ)
+    if pasted is None or (pasted.text, pasted.dialect) != (text, dialect):
         body = {"requests": [text], "dialect": dialect}
         try:
-            kept = (text, dialect), client.ask(PATH, AdviceReport, body).requests[0]
+            report = client.ask(PATH, AdviceReport, body)
         except Refused as error:
             parts.problem("This body would be refused:", str(error), ":material/data_object:")
             return None, []
-        st.session_state[_READ] = kept
-    read: RequestAdvice = kept[1]
-    name = prompt.DIALECTS.get(read.dialect, read.dialect)
+        pasted = PastedRequest(text, dialect, report.requests[0])
+        st.session_state[_READ] = pasted
+    advice = pasted.advice
+    name = prompt.DIALECTS.get(advice.dialect, advice.dialect)
     st.caption(f"{name}, sent as one answer to the model chosen above.")
-    parts.unseen_images(read.num_images, model, listed)
+    parts.unseen_images(advice.num_images, model, listed)
     blocks = []
-    why = "images, calls or results of tools"
+    obstacle = "images, calls or results of tools"
     try:
-        blocks = prompt.blocks_of(read.as_messages) if read.as_messages is not None else []
+        blocks = prompt.blocks_of(advice.as_messages) if advice.as_messages is not None else []
     except NotBlocks as error:
-        why = str(error)
+        obstacle = str(error)
     if st.button("Take it apart into blocks", key="take_apart"):
         if not blocks:
             st.warning("It stays as it is: blocks show text and tools, and it has")
-            st.text(why)
+            st.text(obstacle)
         else:
             # Go on with blocks that can be moved and marked: a request of the Messages API.
             _replace(blocks)
             st.session_state[_NEXT_MODE] = _BLOCKS
             st.rerun()
-    return Asked(read.dialect, read.body).for_model(model), blocks
+    return ModelRequest(advice.dialect, advice.body).for_model(model), blocks
 
 
-def send(session: Session, workspace: str, request: Asked, blocks: list[Block], model: str) -> None:
-    """Send it, and look it up in the ledger."""
+def send(
+    session: Session, workspace: str, request: ModelRequest, blocks: list[Block], model: str
+) -> None:
+    """Send the request, and look its turn up in the ledger. What became of it is in the session."""
     answer = Answer()
     turn_id = None
     place = st.empty()
@@ -367,20 +414,20 @@ def send(session: Session, workspace: str, request: Asked, blocks: list[Block], 
             turn_id = answer.id
         else:
             with place, st.spinner("The model answers …"):
-                whole, turn_id = client.call(request.path(model), request.body)
-            answer.text = prompt.text_of(request.dialect, whole)
+                body, turn_id = client.call(request.path(model), request.body)
+            answer.text = prompt.text_of(request.dialect, body)
     except ClientError as error:
         answer.problem = str(error)
     place.empty()
     turn = None if turn_id is None else _recorded(session.client, turn_id)
-    before: Sent | None = st.session_state.get(_SENT)
+    before: SentRequest | None = st.session_state.get(_SENT)
     if before is not None and before.request == request:
         first = before.first or before.turn
         number = before.number + 1
     else:
         first = None
         number = 1
-    st.session_state[_SENT] = Sent(request, blocks, answer, turn, first or turn, number)
+    st.session_state[_SENT] = SentRequest(request, blocks, answer, turn, first or turn, number)
 
 
 def _recorded(client: AdminClient, turn_id: str) -> Turn | None:
@@ -397,7 +444,7 @@ def _recorded(client: AdminClient, turn_id: str) -> Turn | None:
 
 
 def draw_sent() -> None:
-    sent: Sent | None = st.session_state.get(_SENT)
+    sent: SentRequest | None = st.session_state.get(_SENT)
     if sent is None:
         parts.heading("Answer")
         parts.empty(
@@ -408,21 +455,7 @@ def draw_sent() -> None:
     if sent.answer.problem is not None:
         parts.problem("The turn failed:", sent.answer.problem, ":material/power_off:")
     if sent.turn is not None:
-        # The three numbers that a second send changes.
-        first = sent.first if sent.number > 1 else None
-        with st.grid(3, min_column_width=150):
-            for number, label, field, write in (
-                (
-                    "sampled_first_token",
-                    "Time to first token",
-                    "first_token_seconds",
-                    formats.seconds,
-                ),
-                ("cache_read_tokens", "Read from cache", "cache_read_tokens", formats.whole),
-                ("actual_nano", "Cost", "cost_nano", formats.dollars),
-            ):
-                note = f"first send: {write(getattr(first, field))}" if first else "first send"
-                parts.card(number, write(getattr(sent.turn, field)), label=label, delta=note)
+        draw_gains(sent.turn, sent.first if sent.number > 1 else None)
     if sent.answer.text or sent.answer.problem is None:
         parts.heading("Answer")
         st.text(sent.answer.text or formats.NO_VALUE)
@@ -441,19 +474,39 @@ def draw_sent() -> None:
         st.caption("The ledger has not told yet what became of the prompt.")
 
 
+def draw_gains(turn: Turn, first: Turn | None) -> None:
+    """Cards of the numbers that a second send changes, each beside that of the first send. `first`
+    is None where `turn` is the first send."""
+    values = gain_values(turn)
+    first_values = {} if first is None else gain_values(first)
+    with st.grid(3, min_column_width=150):
+        for number, label in _GAINS.items():
+            note = f"first send: {first_values[number]}" if first_values else "first send"
+            parts.card(number, values[number], label=label, delta=note)
+
+
+def gain_values(turn: Turn) -> dict[str, str]:
+    """The numbers of `_GAINS` in words."""
+    return {
+        "sampled_first_token": formats.seconds(turn.first_token_seconds),
+        "cache_read_tokens": formats.whole(turn.cache_read_tokens),
+        "actual_nano": formats.dollars(turn.cost_nano),
+    }
+
+
 def _carry_on(answer: str) -> None:
     """Put the answer behind the blocks, and a place for the next question."""
     _add(Block("assistant", answer))
     _add(Block("user", ""))
 
 
-def draw_parts(sent: Sent, counts: dict[str, int]) -> None:
+def draw_parts(sent: SentRequest, counts: dict[str, int]) -> None:
     parts.heading("What became of the prompt")
     spans = prompt.prompt_spans(counts)
     summary = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
     total = sum(counts.values())
-    named = (span["class"] for span in spans)
-    colours = charts.with_tokens(charts.TOKENS[viewer.theme()], named)
+    classes = (span["class"] for span in spans)
+    colours = charts.with_tokens(charts.TOKENS[viewer.theme()], classes)
     drawn = (
         alt.Chart(charts.frame(spans))
         .mark_bar(size=40)

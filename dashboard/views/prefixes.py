@@ -10,14 +10,15 @@ from dashboard.ui import conditions, formats, live, parts, viewer
 from dashboard.ui.charts import Row
 from dashboard.ui.filters import Selection
 from dashboard.ui.parts import in_dollars
-from dashboard.views.savings import first_words, held_label, reads_per_write
+from dashboard.ui.prefix_labels import entry_label, first_words
+from dashboard.views.savings import reads_per_write
 from engine.protocol import TTLS, BestEffortReason
 from engine.protocol.reports import EntryInfo
 from gateway.structs.conditions import Condition
 from gateway.structs.fleet import Dropped, LiveEntry
 
 REFRESH_SECONDS = 3
-NUM_LEASES = 500
+NUM_ENTRIES = 500
 _COLUMNS = (
     "Prefix",
     "Net saved ($)",
@@ -51,31 +52,32 @@ REASONS: dict[BestEffortReason, str] = {
     "no_hold": "this engine holds nothing",
 }
 """Why an entry is best effort."""
-_DOOMED = "lease_to_drop"
+_TO_DROP = "lease_to_drop"
 _OUTCOME = "drop_outcome"
 
 
 class View(NamedTuple):
     """What the page shows."""
 
-    leases: list[LiveEntry]
-    # The engines whose leases are not known now, and why.
+    # What engines hold, leased or not, the most worth first.
+    entries: list[LiveEntry]
+    # The engines that don't tell now what they hold, and why.
     silent: list[Condition]
     # The first words of prefixes, by the id of their last request.
     words: Mapping[str, str]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
-    leases = client.get("/admin/v1/leases", list[LiveEntry], held)
-    ordered = sorted(leases, key=worth, reverse=True)
-    words = first_words(client, (lease.prefix.look for lease in ordered if lease.prefix))
-    return View(ordered, conditions.silent(client, chosen.engine), words)
+    query = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_ENTRIES}
+    entries = client.get("/admin/v1/leases", list[LiveEntry], query)
+    entries = sorted(entries, key=worth, reverse=True)
+    words = first_words(client, (entry.prefix.look for entry in entries if entry.prefix))
+    return View(entries, conditions.silent(client, chosen.engine), words)
 
 
 def draw(view: View, chosen: Selection) -> None:
-    draw_cards(view.leases, view.silent)
-    draw_leases(view)
+    draw_cards(view.entries, view.silent)
+    draw_entries(view)
     st.page_link(
         "views/savings.py",
         label="Savings says of each prefix whether it has paid for its writes",
@@ -83,54 +85,65 @@ def draw(view: View, chosen: Selection) -> None:
     )
 
 
-def draw_cards(leases: list[LiveEntry], silent: list[Condition]) -> None:
-    held = [lease for lease in leases if lease.entry.state == "leased"]
-    promised = by_prefix(held)
-    all_held = by_prefix(leases)
-    # Several leases, on several engines, may hold one prefix: its savings count once.
-    nets = [lease.prefix.saved_nano for (lease, *_) in all_held if lease.prefix is not None]
+def draw_cards(entries: list[LiveEntry], silent: list[Condition]) -> None:
+    leased = [entry for entry in entries if entry.entry.state == "leased"]
+    draw_sentence(leased, silent)
+    if len(entries) >= NUM_ENTRIES:
+        st.caption(f"Of the {NUM_ENTRIES:,} largest that are held: there may be more.")
+    prefixes = by_prefix(entries)
+    # Entries of one prefix, on several engines, have one and the same savings: they count once.
+    nets = [group[0].prefix.saved_nano for group in prefixes if group[0].prefix is not None]
     known_nets = [net for net in nets if net is not None]
-    next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
-    # Engines of one model hold the same tokens; those of another model hold others.
-    tokens = sum(
-        max(lease.entry.own_tokens for lease in same) for same in by_prefix(held, by_model=True)
-    )
-    if held:
+    next_end = min((entry.entry.expires_in_seconds for entry in leased), default=None)
+    is_known = bool(leased) or not silent
+    with st.grid(4, min_column_width=190):
+        note = f"{len(entries) - len(leased)} more best effort" if entries else None
+        count = formats.compact(len(leased)) if is_known else formats.NO_VALUE
+        parts.card("leases", count, delta=note)
+        tokens = formats.compact(leased_tokens(leased)) if is_known else formats.NO_VALUE
+        parts.card("leased_tokens", tokens)
+        parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
+        words = f"{formats.counted(len(prefixes), 'prefix', 'prefixes')}, each once"
+        note = words if is_known else None
+        parts.money_card("lease_saved_nano", sum(known_nets) if known_nets else None, delta=note)
+
+
+def draw_sentence(leased: list[LiveEntry], silent: list[Condition]) -> None:
+    """The page's sentence: how much is promised, as far as it is known."""
+    if leased:
+        promised = by_prefix(leased)
         words = formats.counted(len(promised), "prefix is", "prefixes are")
-        by = "" if len(promised) == len(held) else f", by {formats.counted(len(held), 'lease')}"
+        by = ""
+        if len(promised) != len(leased):
+            by = f", by {formats.counted(len(leased), 'lease')}"
+        tokens = formats.in_words(leased_tokens(leased))
         parts.hero(
-            f"**{words} promised** right now{by}:"
-            f" {formats.in_words(tokens)} tokens that need not be computed again."
+            f"**{words} promised** right now{by}: {tokens} tokens that need not be computed again."
         )
     elif silent:
         parts.hero("**What is promised is not known** right now.")
     else:
         parts.hero("**No prefix is promised** right now.")
-    if silent and held:
+    if silent and leased:
         count = formats.counted(len(silent), "engine")
         st.caption(f"Without what {count} may hold that can't say so now.")
-    if len(leases) >= NUM_LEASES:
-        st.caption(f"Of the {NUM_LEASES:,} largest that are held: there may be more.")
-    with st.grid(4, min_column_width=190):
-        note = f"{len(leases) - len(held)} more best effort" if leases else None
-        is_known = bool(held) or not silent
-        count = formats.compact(len(held)) if is_known else formats.NO_VALUE
-        parts.card("leases", count, delta=note)
-        parts.card("leased_tokens", formats.compact(tokens) if is_known else formats.NO_VALUE)
-        parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
-        prefixes = f"{formats.counted(len(all_held), 'prefix', 'prefixes')}, each once"
-        note = prefixes if is_known else None
-        parts.money_card("lease_saved_nano", sum(known_nets) if known_nets else None, delta=note)
 
 
-def by_prefix(leases: Sequence[LiveEntry], *, by_model: bool = False) -> list[list[LiveEntry]]:
-    """The leases of each prefix, of all models together or apart. A prefix without a name goes by
-    its entry, which is the same on every engine of a model."""
+def leased_tokens(leased: Sequence[LiveEntry]) -> int:
+    """The tokens that leases hold. Engines of one model hold the same tokens, which count once;
+    those of another model hold others."""
+    groups = by_prefix(leased, by_model=True)
+    return sum(max(entry.entry.own_tokens for entry in group) for group in groups)
+
+
+def by_prefix(entries: Sequence[LiveEntry], *, by_model: bool = False) -> list[list[LiveEntry]]:
+    """Group entries by prefix, over all models or by model. A prefix without a name goes by its
+    entry's id, which is the same on every engine of a model."""
     groups: dict[tuple[str | None, str | None, str], list[LiveEntry]] = {}
-    for lease in leases:
-        model = lease.model if by_model else None
-        key = lease.workspace, model, lease.entry.name or lease.entry.entry
-        groups.setdefault(key, []).append(lease)
+    for entry in entries:
+        model = entry.model if by_model else None
+        key = (entry.workspace, model, entry.entry.name or entry.entry.entry)
+        groups.setdefault(key, []).append(entry)
     return list(groups.values())
 
 
@@ -140,14 +153,15 @@ def time_left(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def draw_leases(view: View) -> None:
-    leases = view.leases
+def draw_entries(view: View) -> None:
+    entries = view.entries
     silent = view.silent
+    may_drop = bool(entries) and viewer.may_change()
     parts.heading("Held now", "leases")
     outcome = st.session_state.get(_OUTCOME)
     if outcome is not None:
         st.info(outcome, icon=":material/delete:")
-    if not (leases or silent):
+    if not (entries or silent):
         parts.empty(
             "Nothing is held: no engine is running, or no marked prompt came within its TTL.",
             ":material/lock_open:",
@@ -155,16 +169,16 @@ def draw_leases(view: View) -> None:
         )
         return
     parts.table(
-        [*silent_rows(silent), *lease_table(leases, view.words)],
+        [*silent_rows(silent), *entry_table(entries, view.words)],
         "leases",
-        f"{formats.counted(len(leases), 'entry', 'entries')} that engines hold"
-        f" of {formats.counted(len(by_prefix(leases)), 'prefix', 'prefixes')}, by their worth.",
+        f"{formats.counted(len(entries), 'entry', 'entries')} that engines hold"
+        f" of {formats.counted(len(by_prefix(entries)), 'prefix', 'prefixes')}, by their worth.",
         hidden=("Entry",),
-        height=min(38 + 35 * (len(leases) + len(silent)), 420),
-        picked=_doom if leases and viewer.may_change() else None,
+        height=min(38 + 35 * (len(entries) + len(silent)), 420),
+        picked=_choose_to_drop if may_drop else None,
     )
-    if leases and viewer.may_change():
-        draw_drop(leases, view.words)
+    if may_drop:
+        draw_drop(entries, view.words)
 
 
 def silent_rows(silent: Sequence[Condition]) -> list[Row]:
@@ -180,98 +194,95 @@ def silent_rows(silent: Sequence[Condition]) -> list[Row]:
     ]
 
 
-def worth(lease: LiveEntry) -> tuple[int, int, int]:
-    """The order of leases, the most first: what their prefix saved, then how often they were read,
+def worth(entry: LiveEntry) -> tuple[int, int, int]:
+    """The order of entries, the most first: what their prefix saved, then how often they were read,
     then their size."""
-    net = lease.prefix.saved_nano if lease.prefix else None
-    return net or 0, lease.entry.reads, lease.entry.tokens
+    net = entry.prefix.saved_nano if entry.prefix else None
+    return net or 0, entry.entry.reads, entry.entry.tokens
 
 
-def lease_table(leases: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
-    """One row for each lease, in their order. Prefixes that came once, or have no price, have
+def entry_table(entries: Sequence[LiveEntry], words: Mapping[str, str]) -> list[Row]:
+    """One row for each entry, in their order. Prefixes that came once, or have no price, have
     no net savings."""
-    return [_lease_row(lease, words) for lease in leases]
+    return [_entry_row(entry, words) for entry in entries]
 
 
-def _lease_row(lease: LiveEntry, words: Mapping[str, str]) -> Row:
-    entry = lease.entry
-    look = lease.prefix.look if lease.prefix else None
+def _entry_row(entry: LiveEntry, words: Mapping[str, str]) -> Row:
+    info = entry.entry
+    look = entry.prefix.look if entry.prefix else None
     return {
-        "Prefix": lease_label(lease, words),
-        "Net saved ($)": in_dollars(lease.prefix.saved_nano if lease.prefix else None),
-        parts.READS_PER_WRITE: reads_per_write(lease.prefix) if lease.prefix else None,
-        "Tokens": entry.tokens,
-        "State": state_of(entry),
-        # Cached contents end when their clients said.
-        "TTL": entry.ttl if entry.expires_in_seconds <= TTLS[entry.ttl].seconds else "its own",
-        "Ends in": time_left(entry.expires_in_seconds),
+        "Prefix": label_of(entry, words),
+        "Net saved ($)": in_dollars(entry.prefix.saved_nano if entry.prefix else None),
+        parts.READS_PER_WRITE: reads_per_write(entry.prefix) if entry.prefix else None,
+        "Tokens": info.tokens,
+        "State": state_of(info),
+        # A cached content ends at the time that its client chose.
+        "TTL": info.ttl if info.expires_in_seconds <= TTLS[info.ttl].seconds else "its own",
+        "Ends in": time_left(info.expires_in_seconds),
         # At most all of it, also where an engine's clock differs.
-        "TTL left": min(max(entry.expires_in_seconds / TTLS[entry.ttl].seconds, 0.0), 1.0),
-        parts.REQUESTS_OF: parts.requests_of(entry.name, lease.workspace) if look else None,
-        "Workspace": lease.workspace,
-        "Model": lease.model,
-        "Engine": lease.engine,
-        "Reads": entry.reads,
+        "TTL left": min(max(info.expires_in_seconds / TTLS[info.ttl].seconds, 0.0), 1.0),
+        parts.REQUESTS_OF: parts.requests_of(info.name, entry.workspace) if look else None,
+        "Workspace": entry.workspace,
+        "Model": entry.model,
+        "Engine": entry.engine,
+        "Reads": info.reads,
         "Last used (UTC)": formats.moment(look.last_ms) if look else None,
         "Client": look.user_agent if look else None,
-        "Blocks": entry.blocks,
-        "Shared by": entry.shared_by,
+        "Blocks": info.blocks,
+        "Shared by": info.shared_by,
         "Last request": look.last_turn if look else None,
-        "Cached content": lease.cached_content,
-        "Prefix id": (entry.name or entry.entry)[:16],
-        "Entry": entry.entry,
+        "Cached content": entry.cached_content,
+        "Prefix id": (info.name or info.entry)[:16],
+        "Entry": info.entry,
     }
 
 
-def state_of(entry: EntryInfo) -> str:
-    """The state in words, with the reason where nothing holds the entry."""
-    state = entry.state.replace("_", " ")
-    return f"{state}: {REASONS[entry.reason]}" if entry.reason else state
+def state_of(info: EntryInfo) -> str:
+    """The state in words, with the reason where no lease holds the entry."""
+    state = info.state.replace("_", " ")
+    return f"{state}: {REASONS[info.reason]}" if info.reason else state
 
 
-def lease_label(lease: LiveEntry, words: Mapping[str, str]) -> str:
-    """What a person can recognise the lease by."""
-    look = lease.prefix.look if lease.prefix else None
-    entry = lease.entry
-    return held_label(look, entry.tokens, entry.name or entry.entry, words)
+def label_of(entry: LiveEntry, words: Mapping[str, str]) -> str:
+    """What a person can recognise the entry by."""
+    look = entry.prefix.look if entry.prefix else None
+    info = entry.entry
+    return entry_label(look, info.tokens, info.name or info.entry, words)
 
 
-def _doom(row: Row) -> None:
-    st.session_state[_DOOMED] = row["Entry"], row["Engine"]
+def _choose_to_drop(row: Row) -> None:
+    st.session_state[_TO_DROP] = (row["Entry"], row["Engine"])
     st.session_state.pop(_OUTCOME, None)
 
 
-def draw_drop(leases: list[LiveEntry], words: Mapping[str, str]) -> None:
-    """What was picked, and the button that really ends it."""
-    doomed = st.session_state.get(_DOOMED)
-    lease = next(
-        (candidate for candidate in leases if (candidate.entry.entry, candidate.engine) == doomed),
-        None,
-    )
-    if lease is None:
+def draw_drop(entries: list[LiveEntry], words: Mapping[str, str]) -> None:
+    """The entry that was picked, and the button that really ends it."""
+    chosen = st.session_state.get(_TO_DROP)
+    entry = next((entry for entry in entries if (entry.entry.entry, entry.engine) == chosen), None)
+    if entry is None:
         st.caption("Pick a row to end its lease before its time.")
         return
     with st.container(border=True, key="drop"):
         st.text(
-            f"{lease_label(lease, words)} · {lease.entry.tokens:,} tokens on"
-            f" {lease.engine}, ends by itself in {time_left(lease.entry.expires_in_seconds)}"
+            f"{label_of(entry, words)} · {entry.entry.tokens:,} tokens on"
+            f" {entry.engine}, ends by itself in {time_left(entry.entry.expires_in_seconds)}"
         )
-        if lease.workspace is None:
+        if entry.workspace is None:
             st.caption("It belongs to no workspace of this gateway, so it can't be dropped here.")
             return
         with st.container(horizontal=True):
-            help_text = "Drop it: the next turn pays for it again"
-            keep = st.session_state.pop
-            st.button(help_text, key="drop_now", on_click=_drop, args=(lease,))
-            st.button("Keep it", key="drop_not", on_click=keep, args=(_DOOMED, None))
+            label = "Drop it: the next turn pays for it again"
+            st.button(label, key="drop_now", on_click=_drop, args=(entry,))
+            forget = st.session_state.pop
+            st.button("Keep it", key="drop_not", on_click=forget, args=(_TO_DROP, None))
 
 
-def _drop(lease: LiveEntry) -> None:
-    """Drop a lease. This is called before a run, so that the run shows the outcome, whether it is a
-    run of the page or of this part. A run of the whole page that asked for another run of its part
-    would fail."""
-    path = f"/admin/v1/leases/{lease.entry.entry}"
-    params = {"workspace": lease.workspace, "engine": lease.engine}
+def _drop(entry: LiveEntry) -> None:
+    """Drop an entry. Streamlit calls this before a run, so that the run shows the outcome, whether
+    it is a run of the page or of this part. A run of the whole page that asked for another run of
+    its part would fail."""
+    path = f"/admin/v1/leases/{entry.entry.entry}"
+    params = {"workspace": entry.workspace, "engine": entry.engine}
     outcome = "Dropped. The engine holds it no more."
     try:
         viewer.session().client.change("DELETE", path, Dropped, params=params)
@@ -282,7 +293,7 @@ def _drop(lease: LiveEntry) -> None:
     except ClientError as error:
         outcome = f"{error} Nothing was dropped."
     st.session_state[_OUTCOME] = outcome
-    st.session_state.pop(_DOOMED, None)
+    st.session_state.pop(_TO_DROP, None)
 
 
 if __name__ == "__main__":

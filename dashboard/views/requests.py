@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -31,8 +31,8 @@ NUM_REFUSED = 50
 MAX_SHOWN = 20_000
 ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
-# As the query of the admin API says it.
 READ_NOTHING = "read nothing"
+# The words of the filter, and `has_read` in the admin API's query.
 HITS = {ANY: None, "read something": "true", READ_NOTHING: "false"}
 SHARES = {"Read at least (%)": "min_read", "Read at most (%)": "max_read"}
 """The filters of the share of the prompt that was read, both ends included."""
@@ -46,15 +46,26 @@ class View(NamedTuple):
     """What the page shows."""
 
     page: TurnPage
+    # The newest error answers, and how many requests were refused.
     refused: list[Refusal]
     counts: RefusalCounts
+    # The request that was picked.
+    picked: "PickedRequest"
+
+
+class PickedRequest(NamedTuple):
+    """One request in full. All fields are empty where no request was picked."""
+
     turn: Turn | None = None
+    # All turns of its conversation, this one included.
     conversation: Sequence[Turn] = ()
+    # Its prompt and answer, where they are kept and this key may read them.
     content: TurnContent | None = None
+    # What was answered in place of a turn.
     refusal: Refusal | None = None
     # There is no such request, or this key may not see it.
     is_missing: bool = False
-    # This key may see prompts and answers.
+    # This key may read prompts and answers.
     may_read: bool = False
 
 
@@ -68,19 +79,26 @@ def controls() -> None:
             width=330,
             bind="query-params",
         )
-        for label, options, width in (("Outcome", OUTCOMES, 170), ("Cache", list(HITS), 160)):
-            st.selectbox(
-                label,
-                options,
-                format_func=lambda option: option or "Any",
-                key="outcome" if label == "Outcome" else "hit",
-                width=width,
-                accept_new_options=label == "Outcome",
-                bind="query-params",
-            )
+        st.selectbox(
+            "Outcome",
+            OUTCOMES,
+            format_func=lambda option: option or "Any",
+            key="outcome",
+            width=170,
+            accept_new_options=True,
+            bind="query-params",
+        )
+        st.selectbox(
+            "Cache",
+            list(HITS),
+            format_func=lambda option: option or "Any",
+            key="hit",
+            width=160,
+            bind="query-params",
+        )
         reason_filter("Any")
-        for label, key, length in (("Key id", "key", 32), ("Prefix id", "prefix", 16)):
-            st.text_input(label, key=key, max_chars=length, width=180, bind="query-params")
+        st.text_input("Key id", key="key", max_chars=32, width=180, bind="query-params")
+        st.text_input("Prefix id", key="prefix", max_chars=16, width=180, bind="query-params")
         st.text_input(
             "Client begins with",
             key="client",
@@ -113,69 +131,64 @@ def summary() -> str:
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
+    page = client.get("/admin/v1/turns/search", TurnPage, search_query(chosen))
+    newest = {"workspace": chosen.workspace, "limit": NUM_REFUSED}
+    refused = client.get("/admin/v1/refusals", list[Refusal], newest)
+    in_range = {**chosen.params("engine", "model"), "limit": NUM_REFUSED}
+    counts = client.get("/admin/v1/refusals/counts", RefusalCounts, in_range)
+    request_id = _typed("request")
+    picked = PickedRequest()
+    if request_id is not None:
+        picked = read_request(client, chosen, request_id)
+    return View(page, refused, counts, picked)
+
+
+def search_query(chosen: Selection) -> dict[str, Any]:
+    """The query for the page of turns, from the filters."""
     state = st.session_state
-    which = {
+    return {
         **chosen.params(),
         "outcome": state.get("outcome") or None,
         "has_read": HITS.get(state.get("hit") or ANY),
         "miss_reason": chosen_reason(),
-        "key": (state.get("key") or "").strip() or None,
-        "prefix": (state.get("prefix") or "").strip() or None,
-        "client": (state.get("client") or "").strip() or None,
+        "key": _typed("key"),
+        "prefix": _typed("prefix"),
+        "client": _typed("client"),
         **{f"{name}_percent": state.get(name) for name in SHARES.values()},
         "after": state.get("after"),
         "limit": PAGE,
     }
-    page = client.get("/admin/v1/turns/search", TurnPage, which)
-    query = {"workspace": chosen.workspace}
-    refused = client.get("/admin/v1/refusals", list[Refusal], {**query, "limit": NUM_REFUSED})
-    within = {**chosen.params("engine", "model"), "limit": NUM_REFUSED}
-    counts = client.get("/admin/v1/refusals/counts", RefusalCounts, within)
-    request_id = (state.get("request") or "").strip()
-    if not request_id:
-        return View(page, refused, counts)
+
+
+def _typed(name: str) -> str | None:
+    """The text of a filter; None where it is empty."""
+    return (st.session_state.get(name) or "").strip() or None
+
+
+def read_request(client: AdminClient, chosen: Selection, request_id: str) -> PickedRequest:
     try:
         turn = client.get(f"/admin/v1/turns/{segment(request_id)}", Turn)
     except NotThere:
-        refusals = client.get(
-            "/admin/v1/refusals", list[Refusal], {**query, "request_id": request_id}
-        )
-        return View(
-            page, refused, counts, refusal=next(iter(refusals), None), is_missing=not refusals
-        )
+        query = {"workspace": chosen.workspace, "request_id": request_id}
+        refusals = client.get("/admin/v1/refusals", list[Refusal], query)
+        return PickedRequest(refusal=next(iter(refusals), None), is_missing=not refusals)
     path = f"/admin/v1/turns/{segment(turn.id)}"
-    talk = list[Turn]()
+    conversation = list[Turn]()
     content = None
     with suppress(NotThere):  # it never began, so it has no fingerprint
-        talk = client.get(f"{path}/conversation", list[Turn])
+        conversation = client.get(f"{path}/conversation", list[Turn])
     may_read = viewer.may_change() or not viewer.is_admin()
     if may_read:
         with suppress(NotThere):  # nothing is kept, or no longer
             content = client.get(f"{path}/content", TurnContent)
-    return View(page, refused, counts, turn, talk, content, may_read=may_read)
+    return PickedRequest(turn, conversation, content, may_read=may_read)
 
 
 def draw(view: View, chosen: Selection) -> None:
+    draw_picked(view.picked)
     turns = view.page.turns
-    if view.is_missing:
-        parts.empty(NO_SUCH, ":material/search_off:")
-    if view.turn is not None:
-        draw_turn(view.turn)
-        draw_conversation(view.conversation)
-        if view.content is not None:
-            draw_content(view.content)
-        elif view.may_read and view.turn.content is not None:
-            parts.heading("Prompt and answer")
-            st.caption(KEPT_CONTENTS.get(view.turn.content, view.turn.content))
-    elif view.refusal is not None:
-        draw_refusal(view.refusal)
-    elif turns:
-        read = sum(turn.cache_read_tokens > 0 for turn in turns)
-        failed = sum(turn.outcome.endswith("_error") for turn in turns)
-        count = formats.counted(len(turns), "request")
-        parts.hero(f"**{read:,} of the newest {count} read from the cache**, {failed:,} failed.")
-    else:
-        parts.hero(f"**No request** of {chosen.words} matches.")
+    if view.picked.turn is None and view.picked.refusal is None:
+        draw_sentence(turns, chosen)
     parts.heading("Requests, the newest first")
     if turns:
         st.caption(
@@ -195,6 +208,35 @@ def draw(view: View, chosen: Selection) -> None:
         draw_counts(view.counts)
     if view.refused:
         draw_refused(view.refused)
+
+
+def draw_picked(picked: PickedRequest) -> None:
+    if picked.is_missing:
+        parts.empty(NO_SUCH, ":material/search_off:")
+    if picked.refusal is not None:
+        draw_refusal(picked.refusal)
+    turn = picked.turn
+    if turn is None:
+        return
+    draw_turn(turn)
+    draw_conversation(picked.conversation)
+    if picked.content is not None:
+        draw_content(picked.content)
+    elif picked.may_read and turn.content is not None:
+        parts.heading("Prompt and answer")
+        st.caption(KEPT_CONTENTS.get(turn.content, turn.content))
+
+
+def draw_sentence(turns: Sequence[Turn], chosen: Selection) -> None:
+    if not turns:
+        parts.hero(f"**No request** of {chosen.words} matches.")
+        return
+    num_read = sum(turn.cache_read_tokens > 0 for turn in turns)
+    num_failed = sum(turn.outcome.endswith("_error") for turn in turns)
+    count = formats.counted(len(turns), "request")
+    parts.hero(
+        f"**{num_read:,} of the newest {count} read from the cache**, {num_failed:,} failed."
+    )
 
 
 def draw_refusal(refusal: Refusal) -> None:
@@ -228,7 +270,7 @@ def draw_refused(refused: Sequence[Refusal]) -> None:
 
 
 def draw_counts(counts: RefusalCounts) -> None:
-    """A row a minute, key and reason. What was refused is no request of the tables above."""
+    """Draw the refusals: a row for each minute, key and reason. They are in no other table."""
     parts.heading("Refused before they were requests")
     count = formats.counted(counts.requests, "request")
     num_shown = sum(refusal.requests for refusal in counts.counts)
@@ -254,49 +296,50 @@ def pick(row: Row) -> None:
 
 
 def turn_table(turns: Sequence[Turn]) -> list[Row]:
+    """A row for each turn. The column of approximate turns is there only where there is one."""
     has_approximate = any(turn.approximate for turn in turns)
-    return [
-        {
-            "Time (UTC)": formats.moment(turn.opened_ms),
-            "Net saved ($)": in_dollars(turn.saved_nano),
-            "Cost ($)": in_dollars(turn.cost_nano),
-            "Read (tokens)": turn.cache_read_tokens,
-            "Written (tokens)": turn.written_tokens,
-            "Id": turn.id,
-            **({parts.APPROXIMATE: turn.approximate or ""} if has_approximate else {}),
-            "Outcome": turn.outcome,
-            NOT_READ: _missed(turn),
-            "HTTP": turn.status,
-            "Workspace": turn.workspace,
-            "Model": turn.model,
-            "Reused automatically (tokens)": turn.automatic_input_tokens,
-            "Computed, not written (tokens)": turn.computed_input_tokens,
-            "Output (tokens)": turn.output_tokens,
-            "First token (s)": turn.first_token_seconds,
-            "Duration (s)": turn.duration_seconds,
-            "Error": turn.error,
-            "Engine": turn.engine,
-            "Name": turn.name,
-            "Client": turn.user_agent,
-            "Request id": turn.http_request_id,
-        }
-        for turn in turns
-    ]
+    return [_turn_row(turn, has_approximate=has_approximate) for turn in turns]
 
 
-def _missed(turn: Turn) -> str | None:
-    """Why the last marker was not read. A turn that read something did not miss."""
+def _turn_row(turn: Turn, *, has_approximate: bool) -> Row:
+    approximate = {parts.APPROXIMATE: turn.approximate or ""} if has_approximate else {}
+    return {
+        "Time (UTC)": formats.moment(turn.opened_ms),
+        "Net saved ($)": in_dollars(turn.saved_nano),
+        "Cost ($)": in_dollars(turn.cost_nano),
+        "Read (tokens)": turn.cache_read_tokens,
+        "Written (tokens)": turn.written_tokens,
+        "Id": turn.id,
+        **approximate,
+        "Outcome": turn.outcome,
+        NOT_READ: why_not_read(turn),
+        "HTTP": turn.status,
+        "Workspace": turn.workspace,
+        "Model": turn.model,
+        "Reused automatically (tokens)": turn.automatic_input_tokens,
+        "Computed, not written (tokens)": turn.computed_input_tokens,
+        "Output (tokens)": turn.output_tokens,
+        "First token (s)": turn.first_token_seconds,
+        "Duration (s)": turn.duration_seconds,
+        "Error": turn.error,
+        "Engine": turn.engine,
+        "Name": turn.name,
+        "Client": turn.user_agent,
+        "Request id": turn.http_request_id,
+    }
+
+
+def why_not_read(turn: Turn) -> str | None:
+    """Why the last marker was not read, in words; None where it was. A turn that read something did
+    not miss: a later marker of it was not read."""
     if turn.miss_reason is None:
         return None
+    title = reason_title(turn.miss_reason)
     if turn.cache_read_tokens:
-        title = reason_title(turn.miss_reason)
         return f"A later marker: {title[:1].lower()}{title[1:]}"
-    reused = (
-        f"; {formats.counted(turn.automatic_tokens, 'token')} reused"
-        if turn.automatic_tokens
-        else ""
-    )
-    return f"{reason_title(turn.miss_reason)}{reused}"
+    if turn.automatic_tokens:
+        return f"{title}; {formats.counted(turn.automatic_tokens, 'token')} reused"
+    return title
 
 
 def draw_turn(turn: Turn) -> None:
@@ -313,16 +356,16 @@ def draw_turn(turn: Turn) -> None:
         if turn.error is not None:
             st.text(f"Error: {turn.error}")
         if turn.miss_reason is not None:
-            said = advice(turn.miss_reason)
-            what = "Missed because" if not turn.cache_read_tokens else "A later marker was not read"
-            st.markdown(f"**{what}:** {said.title}. {said.means} {said.change}")
+            reason = advice(turn.miss_reason)
+            words = "A later marker was not read" if turn.cache_read_tokens else "Missed because"
+            st.markdown(f"**{words}:** {reason.title}. {reason.means} {reason.change}")
         draw_marks(turn)
         about, amounts = st.columns(2)
         alt_text = "What the ledger knows of this request."
         with about:
-            parts.table(said_rows(turn_facts(turn)), "turn_about", alt_text, height="content")
+            parts.table(value_rows(turn_facts(turn)), "turn_about", alt_text, height="content")
         with amounts:
-            parts.table(said_rows(turn_amounts(turn)), "turn_amounts", alt_text, height="content")
+            parts.table(value_rows(turn_amounts(turn)), "turn_amounts", alt_text, height="content")
         if turn.miss_reason is not None:
             st.page_link(
                 "views/why.py",
@@ -346,9 +389,9 @@ def draw_marks(turn: Turn) -> None:
         }
         for mark in turn.marks
     ]
-    read = sum(mark.missed is None for mark in turn.marks)
+    num_read = sum(mark.missed is None for mark in turn.marks)
     count = formats.counted(len(turn.marks), "marker")
-    alt_text = f"Read in full: {read} of {count}."
+    alt_text = f"Read in full: {num_read} of {count}."
     st.caption(alt_text)
     parts.table(rows, "marks", alt_text, height="content")
 
@@ -369,37 +412,42 @@ def draw_conversation(turns: Sequence[Turn]) -> None:
             "Reused automatically (tokens)": turn.automatic_input_tokens,
             "Computed, not written (tokens)": turn.computed_input_tokens,
             "First token (s)": turn.first_token_seconds,
-            NOT_READ: _missed(turn),
+            NOT_READ: why_not_read(turn),
         }
         for number, turn in enumerate(turns, 1)
     ]
-    read = sum(turn.cache_read_tokens for turn in turns)
-    whole = sum(turn.prompt_tokens for turn in turns)
-    alt_text = f"{len(turns)} turns, which read {read:,} of their {whole:,} prompt tokens."
+    read_tokens = sum(turn.cache_read_tokens for turn in turns)
+    prompt_tokens = sum(turn.prompt_tokens for turn in turns)
+    alt_text = (
+        f"{len(turns)} turns, which read {read_tokens:,} of their {prompt_tokens:,} prompt tokens."
+    )
     parts.table(rows, "conversation", alt_text)
 
 
-def draw_content(kept: TurnContent) -> None:
-    """What was asked and answered: the workspace keeps it. All of it is plain text."""
+def draw_content(content: TurnContent) -> None:
+    """Draw the prompt and the answer, which the workspace keeps. Both are shown as plain text."""
     parts.heading("Prompt and answer")
-    until = formats.written_moment(kept.until_ms)
+    until = formats.written_moment(content.until_ms)
     st.caption(f"Its workspace keeps them. They are deleted at {until} UTC.")
     with st.expander("Prompt", key="kept_prompt"):
-        prompt = json.dumps(kept.prompt, indent=2, ensure_ascii=False)
+        prompt = json.dumps(content.prompt, indent=2, ensure_ascii=False)
         st.code(prompt[:MAX_SHOWN], language=None, wrap_lines=True)
         if len(prompt) > MAX_SHOWN:
             st.caption(f"The first {MAX_SHOWN:,} of {len(prompt):,} characters.")
-    for number, part in enumerate(kept.answer):
+    for number, part in enumerate(content.answer):
         with st.container(border=True, key=f"kept_{number}"):
-            st.text(" ".join([part.kind.capitalize(), *([part.name] if part.name else [])]))
+            kind = part.kind.capitalize()
+            st.text(f"{kind} {part.name}" if part.name else kind)
             st.code(part.text, language=None, wrap_lines=True)
     if viewer.may_change():
-        st.button("Delete prompt and answer", key="delete_content", on_click=_delete, args=(kept,))
+        st.button(
+            "Delete prompt and answer", key="delete_content", on_click=_delete, args=(content,)
+        )
 
 
-def _delete(kept: TurnContent) -> None:
+def _delete(content: TurnContent) -> None:
     with parts.problems_told():
-        path = f"/admin/v1/turns/{segment(kept.turn)}/content"
+        path = f"/admin/v1/turns/{segment(content.turn)}/content"
         viewer.session().client.change("DELETE", path, Turn)
 
 
@@ -422,7 +470,7 @@ def turn_facts(turn: Turn) -> dict[str, Value]:
         "Client": turn.user_agent,
         "Name": turn.name,
         "Stop reason": turn.stop_reason,
-        NOT_READ: _missed(turn),
+        NOT_READ: why_not_read(turn),
         "Prefix": turn.prefix,
         "TTL": turn.prefix_ttl,
         "Approximate": turn.approximate,
@@ -431,7 +479,7 @@ def turn_facts(turn: Turn) -> dict[str, Value]:
 
 def turn_amounts(turn: Turn) -> dict[str, Value]:
     """Tokens, times and money, in the order of a request's life. An answer that was not delivered
-    costs nothing, and its tokens are the engine's work."""
+    costs nothing. The engine has computed its tokens all the same."""
     is_delivered = turn.price != NOT_DELIVERED
     return {
         "Read (tokens)": turn.cache_read_tokens,
@@ -453,20 +501,17 @@ def turn_amounts(turn: Turn) -> dict[str, Value]:
 
 
 def turn_details(turn: Turn) -> dict[str, str | None]:
-    """All of it as text."""
-    return {
-        name: _said(value)
-        for values in (turn_facts(turn), turn_amounts(turn))
-        for name, value in values.items()
-    }
+    """Its facts and amounts as text."""
+    values = {**turn_facts(turn), **turn_amounts(turn)}
+    return {name: _written(value) for name, value in values.items()}
 
 
-def said_rows(values: Mapping[str, Value]) -> list[dict[str, str | None]]:
-    return [{"What": name, "Value": _said(value)} for name, value in values.items()]
+def value_rows(values: Mapping[str, Value]) -> list[dict[str, str | None]]:
+    return [{"What": name, "Value": _written(value)} for name, value in values.items()]
 
 
-def _said(value: Value) -> str | None:
-    """A count in full, and seconds as a time."""
+def _written(value: Value) -> str | None:
+    """A value as text. An int is a count, and a float is a time in seconds."""
     if isinstance(value, float):
         return seconds(value)
     return f"{value:,}" if isinstance(value, int) else value

@@ -1,67 +1,59 @@
 """Savings: what does caching save, where does it cost, and would the other TTL be cheaper?"""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import altair as alt
 import streamlit as st
 
-from dashboard.client import AdminClient, NotThere, segment
+from dashboard.client import AdminClient
 from dashboard.ui import charts, formats, live, parts, viewer
 from dashboard.ui.charts import CHART_HEIGHT, MONEY, TEXT, Row, bars_over_time, per_bucket
 from dashboard.ui.filters import Selection
 from dashboard.ui.formats import NANO, dollars
 from dashboard.ui.parts import in_dollars
+from dashboard.ui.prefix_labels import NO_WORDS, first_words, prefix_label
 from dashboard.views.overview import intervals, time_axis
-from gateway.structs.usage import (
-    JUDGED_TTLS,
-    KEPT,
-    Group,
-    PrefixLook,
-    PrefixReport,
-    Savings,
-    TurnBeginning,
-    Usage,
-    Waterfall,
-)
+from gateway.structs.usage import JUDGED_TTLS, Group, PrefixReport, Savings, Usage, Waterfall
 
 NUM_PREFIXES = 100
-NO_WORDS: Mapping[str, str] = MappingProxyType({})
-NUM_WORDS = 20
-"""So many prefixes are called by their first words: each is a kept prompt that is opened."""
-WORDS_SECONDS = 60.0
-"""How long first words stand after their prompt was deleted, at most."""
+DELETED = "its requests were deleted"
+"""What a prefix is called of which the ledger has only sums."""
 _LAST_SPACE = "lastindexof(datum.label, ' ')"
 _LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {_LAST_SPACE} + 1)]"
+"""A label of an axis in two lines: its last word stands in the second one."""
 
 
 class View(NamedTuple):
+    """What the page shows."""
+
     usage: Usage
     savings: Savings
+    # By what they saved, the most first.
     prefixes: list[PrefixReport]
+    # The usage of each model, and of each workspace.
     models: list[Group]
     workspaces: list[Group]
+    # The first words of prefixes, by the id of their last request.
     words: Mapping[str, str]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = chosen.params()
-    of_prefixes = {**chosen.params("engine"), "limit": NUM_PREFIXES}
-    prefixes = client.get("/admin/v1/prefixes", list[PrefixReport], of_prefixes)
+    query = {**chosen.params("engine"), "limit": NUM_PREFIXES}
+    prefixes = by_savings(client.get("/admin/v1/prefixes", list[PrefixReport], query))
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
-        by_worth(prefixes),
+        prefixes,
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "workspace"}),
-        first_words(client, (prefix.look for prefix in by_worth(prefixes))),
+        first_words(client, (prefix.look for prefix in prefixes)),
     )
 
 
-def by_worth(prefixes: Sequence[PrefixReport]) -> list[PrefixReport]:
-    """What saved most comes first."""
+def by_savings(prefixes: Sequence[PrefixReport]) -> list[PrefixReport]:
+    """The prefixes in the order of what they saved, the most first."""
     return sorted(prefixes, key=lambda prefix: prefix.saved_nano or 0, reverse=True)
 
 
@@ -85,10 +77,20 @@ def draw(view: View, chosen: Selection) -> None:
     if totals.is_priced:
         draw_money(view)
     draw_prefixes(view, chosen.model)
-    for by, groups in (("model", view.models), ("workspace", view.workspaces)):
-        parts.heading(f"By {by}")
-        rows = group_table(groups, by, by.capitalize())
-        parts.table(rows, f"by_{by}", f"Usage of {len(groups)} {by}s.")
+    draw_groups(view.models, "model")
+    draw_groups(view.workspaces, "workspace")
+    draw_hosted(view.savings)
+
+
+def draw_groups(groups: Sequence[Group], by: str) -> None:
+    """The usage of each model or each workspace, as `by` says."""
+    parts.heading(f"By {by}")
+    rows = group_table(groups, by, by.capitalize())
+    parts.table(rows, f"by_{by}", f"Usage of {len(groups)} {by}s.")
+
+
+def draw_hosted(savings: Savings) -> None:
+    """What the same traffic would have cost at the published prices of hosted models."""
     rows = [
         {
             "Model": hosted.model,
@@ -97,7 +99,7 @@ def draw(view: View, chosen: Selection) -> None:
             "Prices as of": hosted.as_of,
             "Source": hosted.source,
         }
-        for hosted in view.savings.hosted
+        for hosted in savings.hosted
     ]
     parts.section(
         "The same traffic at published prices",
@@ -113,36 +115,36 @@ def draw(view: View, chosen: Selection) -> None:
 def draw_cards(view: View, chosen: Selection) -> None:
     waterfall = view.savings.own
     seconds = view.savings.prefill_seconds_avoided
-    priced = view.usage.totals.is_priced
-    time = parts.time_spared(view.savings)
-    spared = "" if time is None else f"**{time}** and "
-    if not priced:
+    is_priced = view.usage.totals.is_priced
+    prefill_time = parts.time_spared(view.savings)
+    time_and = "" if prefill_time is None else f"**{prefill_time}** and "
+    if not is_priced:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
     elif waterfall.saved_nano < 0:
         lost = dollars(-waterfall.saved_nano)
         parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
     else:
-        parts.hero(f"Caching saved {spared}**{dollars(waterfall.saved_nano)}** in {chosen.words}.")
+        saved = dollars(waterfall.saved_nano)
+        parts.hero(f"Caching saved {time_and}**{saved}** in {chosen.words}.")
     with st.grid(6, min_column_width=160):
         note = parts.tokens_spared(view.savings)
         parts.card("prefill_seconds_avoided", formats.seconds(seconds), delta=note)
-        whole = waterfall.counterfactual_nano
         parts.money_card(
             "saved_nano",
-            waterfall.saved_nano if priced else None,
-            delta=cheaper_by(waterfall.saved_nano, whole),
-            is_good=waterfall.saved_nano >= 0 if priced else None,
+            waterfall.saved_nano if is_priced else None,
+            delta=cheaper_by(waterfall.saved_nano, waterfall.counterfactual_nano),
+            is_good=waterfall.saved_nano >= 0 if is_priced else None,
         )
         for part in ("counterfactual", "write_premium", "read_discount", "actual"):
             number = f"{part}_nano"
-            parts.card(number, dollars(getattr(waterfall, number) if priced else None))
+            parts.card(number, dollars(getattr(waterfall, number) if is_priced else None))
 
 
-def cheaper_by(saved_nano: int, whole_nano: int) -> str | None:
+def cheaper_by(saved_nano: int, counterfactual_nano: int) -> str | None:
     """What is saved as a share of the cost without a cache; None where there was no cost."""
-    if not whole_nano:
+    if not counterfactual_nano:
         return None
-    share = formats.percent(abs(saved_nano) / whole_nano)
+    share = formats.percent(abs(saved_nano) / counterfactual_nano)
     return f"{share} {'more' if saved_nano < 0 else 'less'} than without"
 
 
@@ -234,38 +236,61 @@ def draw_waterfall(waterfall: Waterfall) -> None:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
-    """Four bars in dollars, from `bottom` to `top`: two that stand, two that hang between them."""
+    """Four bars, in dollars: the first and the last stand on 0, the two between them hang."""
     without = waterfall.counterfactual_nano
     premium = waterfall.write_premium_nano
     discount = waterfall.read_discount_nano
     actual = waterfall.actual_nano
-    high = without + premium
     return [
-        {
-            "step": step,
-            "class": kind,
-            "bottom": min(first, last) / NANO,
-            "top": max(first, last) / NANO,
-            "amount": amount / NANO,
-            "label": dollars(amount),
-        }
-        for step, kind, first, last, amount in (
-            ("Without a cache", "Cost", 0, without, without),
-            ("Write premium", "Lost", without, high, premium),
-            ("Read discount", "Saved", high, high - discount, -discount),
-            ("Actual cost", "Cost", 0, actual, actual),
-        )
+        _bar("Without a cache", "Cost", 0, without),
+        _bar("Write premium", "Lost", without, premium),
+        _bar("Read discount", "Saved", without + premium, -discount),
+        _bar("Actual cost", "Cost", 0, actual),
     ]
 
 
+def _bar(step: str, kind: str, start_nano: int, amount_nano: int) -> Row:
+    """A bar that begins at `start_nano`. A negative amount hangs down from there."""
+    end_nano = start_nano + amount_nano
+    return {
+        "step": step,
+        "class": kind,
+        "bottom": min(start_nano, end_nano) / NANO,
+        "top": max(start_nano, end_nano) / NANO,
+        "amount": amount_nano / NANO,
+        "label": dollars(amount_nano),
+    }
+
+
 def draw_prefixes(view: View, model: str | None) -> None:
-    """`model` is the one that was chosen, None where all are."""
+    """Draw the table of prefixes. `model` is the chosen one; None where none is chosen."""
     prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
-    # A conversation that grows marks a longer prefix each turn, and reads the one before.
-    workspaces = {prefix.workspace for prefix in prefixes}
-    blank = dict.fromkeys(prefix_table(prefixes)[0]) if prefixes else {}
-    rest = [
+    growing = growing_rows(view)
+    if not prefixes and not growing:
+        parts.empty(
+            "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
+        )
+        return
+    num_paid = sum(prefix.is_paid_back is True for prefix in prefixes)
+    notes = prefix_notes(prefixes, model)
+    if growing:
+        notes.append(
+            "A conversation that grows has a new prefix each turn: workspaces with nothing else"
+            " stand last, with what they saved in this range."
+        )
+    st.caption(" ".join(notes))
+    rows = [*prefix_table(prefixes, view.words), *growing]
+    count = formats.counted(len(prefixes), "prefix", "prefixes")
+    parts.table(rows, "prefixes", f"{count}, {num_paid} of them paid back.")
+
+
+def growing_rows(view: View) -> list[Row]:
+    """A row for each workspace that saved or lost money and has no prefix in the table. In a
+    conversation that grows, each turn marks a longer prefix and reads the one before."""
+    listed = {prefix.workspace for prefix in view.prefixes}
+    blank = dict.fromkeys(prefix_table(view.prefixes)[0]) if view.prefixes else {}
+    return [
         {
             **blank,
             "Prefix": "growing conversations",
@@ -276,138 +301,89 @@ def draw_prefixes(view: View, model: str | None) -> None:
             "With a read": group.totals.requests_with_read,
         }
         for group in view.workspaces
-        if group.saved_nano and group.workspace not in workspaces
+        if group.saved_nano and group.workspace not in listed
     ]
-    if not prefixes and not rest:
-        parts.empty(
-            "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
-        )
-        return
-    paid = sum(prefix.is_paid_back is True for prefix in prefixes)
+
+
+def prefix_notes(prefixes: Sequence[PrefixReport], model: str | None) -> list[str]:
+    """The sentences above the table: what is judged, and what is not."""
+    num_paid = sum(prefix.is_paid_back is True for prefix in prefixes)
     gains = [prefix.better_ttl_saves_nano or 0 for prefix in prefixes]
-    wrong = sum(gain > 0 for gain in gains)
-    mixed = sum(len(prefix.models) > 1 for prefix in prefixes)
-    unjudged = sum(
+    num_dearer = sum(gain > 0 for gain in gains)
+    num_mixed = sum(len(prefix.models) > 1 for prefix in prefixes)
+    num_unjudged = sum(
         len(prefix.models) < 2 and prefix.ttl is not None and prefix.ttl not in JUDGED_TTLS
         for prefix in prefixes
     )
-    st.caption(
-        f"{paid:,} of {len(prefixes):,} have paid back. {wrong:,} would be cheaper with the"
-        f" other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
+    notes = [
+        f"{num_paid:,} of {len(prefixes):,} have paid back. {num_dearer:,} would be cheaper with"
+        f" the other TTL, by {dollars(sum(gains))} in all, judged by the gaps between their own"
         " requests. Whole life of each prefix, of all engines; what saved most first."
-        + (
-            f" {formats.counted(mixed, 'prefix is', 'prefixes are')} of several models, one row for"
-            " all of them: no TTL is judged there, since each model holds the prefix for itself."
-            if mixed
-            else ""
+    ]
+    if num_mixed:
+        notes.append(
+            f"{formats.counted(num_mixed, 'prefix is', 'prefixes are')} of several models, one row"
+            " for all of them: no TTL is judged there, since each model holds the prefix for"
+            " itself."
         )
-        + (" Their sums are of all their models, not of the chosen one." if mixed and model else "")
-        + (
-            f" Of {formats.counted(unjudged, 'prefix', 'prefixes')} with another TTL than"
+    if num_mixed and model:
+        notes.append("Their sums are of all their models, not of the chosen one.")
+    if num_unjudged:
+        notes.append(
+            f"Of {formats.counted(num_unjudged, 'prefix', 'prefixes')} with another TTL than"
             f" {' and '.join(JUDGED_TTLS)} none is judged."
-            if unjudged
-            else ""
         )
-        + (
-            " A conversation that grows has a new prefix each turn: workspaces with nothing else"
-            " stand last, with what they saved in this range."
-            if rest
-            else ""
-        )
-    )
-    rows = [*prefix_table(prefixes, view.words), *rest]
-    parts.table(
-        rows,
-        "prefixes",
-        f"{formats.counted(len(prefixes), 'prefix', 'prefixes')}, {paid} of them paid back.",
-    )
+    return notes
 
 
 def prefix_table(
     prefixes: Sequence[PrefixReport], words: Mapping[str, str] = NO_WORDS
 ) -> list[Row]:
-    return [
-        {
-            "Prefix": prefix_label(prefix.look, prefix.prefix, words) if prefix.look else DELETED,
-            "Net ($)": in_dollars(prefix.saved_nano),
-            parts.READS_PER_WRITE: reads_per_write(prefix),
-            "TTL": prefix.ttl,
-            "Cheaper TTL": prefix.better_ttl,
-            "It would save ($)": in_dollars(prefix.better_ttl_saves_nano or None),
-            parts.REQUESTS_OF: parts.requests_of(prefix.prefix, prefix.workspace),
-            "Workspace": prefix.workspace,
-            "Model": models_of(prefix),
-            "Client": prefix.look.user_agent if prefix.look else None,
-            "Last used (UTC)": formats.moment(prefix.look.last_ms) if prefix.look else None,
-            "Paid back": {None: None, True: "yes", False: "not yet"}[prefix.is_paid_back],
-            "Requests": prefix.requests,
-            "With a read": prefix.requests_with_read,
-            "Pays back after (reads)": prefix.reads_to_pay_back,
-            "Gaps up to 5 min": prefix.gaps_5m,
-            "Gaps 5 min to 1 h": prefix.gaps_1h,
-            "Longer gaps": max(prefix.requests - 1 - prefix.gaps_5m - prefix.gaps_1h, 0),
-            "Tokens": (prefix.look.tokens or None) if prefix.look else None,
-            "Last request": prefix.look.last_turn if prefix.look else None,
-            "Prefix id": prefix.prefix,
-        }
-        for prefix in prefixes
-    ]
+    return [_prefix_row(prefix, words) for prefix in prefixes]
+
+
+def _prefix_row(prefix: PrefixReport, words: Mapping[str, str]) -> Row:
+    look = prefix.look
+    return {
+        "Prefix": prefix_label(look, prefix.prefix, words) if look else DELETED,
+        "Net ($)": in_dollars(prefix.saved_nano),
+        parts.READS_PER_WRITE: reads_per_write(prefix),
+        "TTL": prefix.ttl,
+        "Cheaper TTL": prefix.better_ttl,
+        "It would save ($)": in_dollars(prefix.better_ttl_saves_nano or None),
+        parts.REQUESTS_OF: parts.requests_of(prefix.prefix, prefix.workspace),
+        "Workspace": prefix.workspace,
+        "Model": models_of(prefix),
+        "Client": look.user_agent if look else None,
+        "Last used (UTC)": formats.moment(look.last_ms) if look else None,
+        "Paid back": paid_back_in_words(prefix.is_paid_back),
+        "Requests": prefix.requests,
+        "With a read": prefix.requests_with_read,
+        "Pays back after (reads)": prefix.reads_to_pay_back,
+        "Gaps up to 5 min": prefix.gaps_5m,
+        "Gaps 5 min to 1 h": prefix.gaps_1h,
+        "Longer gaps": max(prefix.requests - 1 - prefix.gaps_5m - prefix.gaps_1h, 0),
+        "Tokens": (look.tokens or None) if look else None,
+        "Last request": look.last_turn if look else None,
+        "Prefix id": prefix.prefix,
+    }
+
+
+def paid_back_in_words(is_paid_back: bool | None) -> str | None:
+    if is_paid_back is None:
+        return None
+    return "yes" if is_paid_back else "not yet"
 
 
 def models_of(prefix: PrefixReport) -> str:
-    """Its model, or two of them, which one row is of."""
+    """The prefix's model. One row may stand for two models; then it is both names."""
     return prefix.model if len(prefix.models) < 2 else " and ".join(prefix.models)
 
 
-DELETED = "its requests were deleted"
-NUM_DIGITS = 6
-"""Of a digest: enough to tell the prefixes of one page apart."""
-
-
 def reads_per_write(prefix: PrefixReport) -> float | None:
-    """What each written token was read, in tokens; None where nothing was written."""
+    """The tokens read for each token written; None where none was written."""
     written = prefix.written_tokens
     return round(prefix.cache_read_tokens / written, 2) if written else None
-
-
-def first_words(client: AdminClient, looks: Iterable[PrefixLook | None]) -> dict[str, str]:
-    """By its last request, the first words of each prefix without a name whose workspace keeps
-    contents, for a viewer who may read them; of the first `NUM_WORDS`. Raise ClientError."""
-    if viewer.is_admin() and not viewer.may_change():
-        return {}
-    turns = [look.last_turn for look in looks if look and not look.name and look.content == KEPT]
-    words: dict[str, str] = {}
-    for turn_id in list(dict.fromkeys(turns))[:NUM_WORDS]:
-        path = f"/admin/v1/turns/{segment(turn_id)}/content/beginning"
-        with suppress(NotThere):  # it was deleted, or is on its way to the database
-            words[turn_id] = client.get(path, TurnBeginning, kept_seconds=WORDS_SECONDS).text
-    return words
-
-
-def held_label(look: PrefixLook | None, tokens: int, digest: str, words: Mapping[str, str]) -> str:
-    """What a person can tell an entry by: as `prefix_label`, or by its size where no request of the
-    ledger ended with it."""
-    if look is not None:
-        return prefix_label(look, digest, words)
-    return f"{formats.counted(tokens, 'token')} · {digest[:NUM_DIGITS]}"
-
-
-def prefix_label(look: PrefixLook, digest: str = "", words: Mapping[str, str] = NO_WORDS) -> str:
-    """What a person can tell a prefix by: its name, or else its first words, or else how many
-    blocks of each kind it has; behind these stands the start of its digest."""
-    if look.name:
-        return look.name
-    beginning = words.get(look.last_turn)
-    if beginning:
-        return " · ".join(filter(None, (beginning, digest[:NUM_DIGITS])))
-    kinds = {"tool": look.num_tools, "system block": look.num_system}
-    kinds["message block"] = look.num_messages
-    counted = [formats.counted(count, kind) for kind, count in kinds.items() if count]
-    if look.tokens:
-        counted.append(formats.counted(look.tokens, "token"))
-    if digest:
-        counted.append(digest[:NUM_DIGITS])
-    return " · ".join(counted) or "a prompt that its client did not name"
 
 
 def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:

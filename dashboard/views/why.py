@@ -16,8 +16,6 @@ from gateway.structs.usage import Turn, TurnDivergence, TurnPage
 
 NUM_MISSES = 100
 _NEW_CONVERSATION = "Nothing, if it is another conversation. Otherwise only ever append to it."
-
-
 _AFTER_A_WHILE = (
     "Nothing in the prompt. Use the one-hour TTL where Savings says that it is cheaper, and give"
     " engines a store that outlives restarts."
@@ -27,17 +25,27 @@ _AFTER_A_WHILE = (
 class View(NamedTuple):
     """What the page shows."""
 
+    # Turns that read nothing.
     misses: TurnPage
     # Turns that read something, but not up to a later marker.
-    parts: TurnPage
+    partial_reads: TurnPage
     # Whether the range has a request, whatever became of it.
-    was_asked: bool
+    has_requests: bool
+    examined: "ExaminedTurn"
+
+
+class ExaminedTurn(NamedTuple):
+    """The turn that the page explains, and what it is compared with. All fields are empty where no
+    turn was picked."""
+
     turn: Turn | None = None
-    # None where a prompt left no fingerprint.
+    # Where its prompt differs from the earlier one; None where a prompt left no fingerprint.
     divergence: TurnDivergence | None = None
+    # The request that it is compared with.
     earlier: Turn | None = None
-    # The newest request with the same marked prefix.
-    before: Turn | None = None
+    # The newest earlier request with the same marked prefix. It is asked for where the turn was
+    # cold.
+    same_prefix: Turn | None = None
     # There is no such request.
     is_missing: bool = False
 
@@ -52,17 +60,25 @@ class Verdict(NamedTuple):
 
 
 def controls() -> None:
-    """The ids' parameters are named for this page: Streamlit drops other pages' widgets."""
+    """Draw the filters. The ids have other names in the URL than on the page Requests, because
+    Streamlit drops the widgets of other pages."""
     with filters.folded("why_filters", lambda: "Request and reason"):
-        for key, label in (("miss", "Request id"), ("earlier", "Compare with (optional)")):
-            st.text_input(
-                label,
-                key=key,
-                placeholder="msg_… or req_…" if key == "miss" else "the most similar before it",
-                max_chars=64,
-                width=330,
-                bind="query-params",
-            )
+        st.text_input(
+            "Request id",
+            key="miss",
+            placeholder="msg_… or req_…",
+            max_chars=64,
+            width=330,
+            bind="query-params",
+        )
+        st.text_input(
+            "Compare with (optional)",
+            key="earlier",
+            placeholder="the most similar before it",
+            max_chars=64,
+            width=330,
+            bind="query-params",
+        )
         reason_filter("Any reason")
 
 
@@ -70,49 +86,56 @@ def read(client: AdminClient, chosen: Selection) -> View:
     query = {**chosen.params(), "miss_reason": chosen_reason() or "any", "limit": NUM_MISSES}
     path = "/admin/v1/turns/search"
     misses = client.get(path, TurnPage, {**query, "has_read": False})
-    in_part = client.get(path, TurnPage, {**query, "has_read": True})
-    was_asked = bool(misses.turns or in_part.turns)
-    if not was_asked:
+    partial_reads = client.get(path, TurnPage, {**query, "has_read": True})
+    has_requests = bool(misses.turns or partial_reads.turns)
+    if not has_requests:
         newest = client.get(path, TurnPage, {**chosen.params(), "limit": 1})
-        was_asked = bool(newest.turns)
+        has_requests = bool(newest.turns)
     turn_id = (st.session_state.get("miss") or "").strip()
-    before = (st.session_state.get("earlier") or "").strip()
-    if not turn_id:
-        return View(misses, in_part, was_asked)
+    earlier_id = (st.session_state.get("earlier") or "").strip()
+    examined = examine(client, turn_id, earlier_id or None) if turn_id else ExaminedTurn()
+    return View(misses, partial_reads, has_requests, examined)
+
+
+def examine(client: AdminClient, turn_id: str, earlier_id: str | None) -> ExaminedTurn:
+    """Compare a turn with the earlier one of that id, or with the most similar one. Raise
+    ClientError."""
     try:
         turn = client.get(f"/admin/v1/turns/{segment(turn_id)}", Turn)
     except NotThere:
-        return View(misses, in_part, was_asked, is_missing=True)
+        return ExaminedTurn(is_missing=True)
     path = f"/admin/v1/turns/{segment(turn.id)}/divergence"
     try:
-        divergence = client.get(path, TurnDivergence, {"from": before or None})
+        divergence = client.get(path, TurnDivergence, {"from": earlier_id})
         earlier = None
         if divergence.earlier is not None:
             earlier = client.get(f"/admin/v1/turns/{segment(divergence.earlier)}", Turn)
     except NotThere:
-        return View(misses, in_part, was_asked, turn, is_missing=bool(before))
-    before_it = None
+        return ExaminedTurn(turn, is_missing=earlier_id is not None)
+    same_prefix = None
     if turn.miss_reason == "cold" and turn.prefix is not None:
-        same = {"since_ms": 0, "until_ms": turn.opened_ms, "prefix": turn.prefix, "limit": 1}
-        page = client.get("/admin/v1/turns/search", TurnPage, same)
-        before_it = next(iter(page.turns), None)
-    return View(misses, in_part, was_asked, turn, divergence, earlier, before_it)
+        query = {"since_ms": 0, "until_ms": turn.opened_ms, "prefix": turn.prefix, "limit": 1}
+        page = client.get("/admin/v1/turns/search", TurnPage, query)
+        same_prefix = next(iter(page.turns), None)
+    return ExaminedTurn(turn, divergence, earlier, same_prefix)
 
 
 def draw(view: View, chosen: Selection) -> None:
-    if view.is_missing:
+    examined = view.examined
+    turn = examined.turn
+    if examined.is_missing:
         parts.empty(NO_SUCH, ":material/search_off:")
-    if view.turn is None:
+    if turn is None:
         draw_most_frequent(view, chosen)
     else:
-        draw_verdict(view.turn, view.divergence, view.before)
-        draw_marks(view.turn)
-        draw_side_by_side(view.turn, view.earlier)
-    draw_lists(view, chosen)
+        draw_verdict(turn, examined.divergence, examined.same_prefix)
+        draw_marks(turn)
+        draw_side_by_side(turn, examined.earlier)
+    draw_lists(view)
 
 
 def draw_side_by_side(turn: Turn, earlier: Turn | None) -> None:
-    """The fields that differ between the two, or all fields. Without an earlier request these are
+    """Draw the fields of both requests: those that differ, or all. Without an earlier request draw
     the fields of this one that have a value."""
     parts.heading("Side by side" if earlier else "The request")
     rows = compared_fields(_fields(turn), _fields(earlier) if earlier else {})
@@ -129,52 +152,57 @@ def draw_side_by_side(turn: Turn, earlier: Turn | None) -> None:
 
 
 def compared_fields(
-    here: Mapping[str, str | None], there: Mapping[str, str | None]
+    fields: Mapping[str, str | None], earlier_fields: Mapping[str, str | None]
 ) -> list[Mapping[str, str | None]]:
     """A row for each field of either request."""
     return [
-        {"What": name, "This request": here.get(name), "Earlier": there.get(name)}
-        for name in {**here, **there}
+        {"What": name, "This request": fields.get(name), "Earlier": earlier_fields.get(name)}
+        for name in {**fields, **earlier_fields}
     ]
 
 
-def draw_lists(view: View, chosen: Selection) -> None:
+def draw_lists(view: View) -> None:
     """The requests that read nothing, and those that read a part of what was marked."""
     parts.heading("Requests that read nothing, the newest first")
     turns = view.misses.turns
-    if view.turn is None and (turns or view.parts.turns):
+    partial_reads = view.partial_reads.turns
+    if view.examined.turn is None and (turns or partial_reads):
         st.caption("Click one to see where its prompt first differs from the one before it.")
     if turns:
         alt_text = f"{formats.counted(len(turns), 'request')} that missed."
         parts.table(turn_table(turns), "misses", alt_text, picked=pick)
     else:
         message = "No requests in this range."
-        if view.was_asked:
+        if view.has_requests:
             message = "Nothing missed in this range." if chosen_reason() is None else "None for it."
         parts.empty(
             f"{message} A marked prompt that is sent for the first time is shown here as a miss.",
-            ":material/check_circle:" if view.was_asked else parts.HOURGLASS,
+            ":material/check_circle:" if view.has_requests else parts.HOURGLASS,
             key="misses",
         )
-    if view.parts.turns:
+    if partial_reads:
         parts.heading("Requests that read a part of what they marked")
-        alt_text = f"{formats.counted(len(view.parts.turns), 'request')} that read in part."
-        parts.table(turn_table(view.parts.turns), "parts", alt_text, picked=pick)
+        alt_text = f"{formats.counted(len(partial_reads), 'request')} that read in part."
+        parts.table(turn_table(partial_reads), "parts", alt_text, picked=pick)
 
 
 def draw_most_frequent(view: View, chosen: Selection) -> None:
     """The most frequent reason among the newest misses, and what to change."""
-    misses = view.misses
-    counted = Counter(turn.miss_reason for turn in misses.turns)
-    if not counted:
-        none = "Nothing missed" if chosen_reason() is None else "Nothing missed for this reason"
-        parts.hero(f"**{none if view.was_asked else 'Nothing was asked'}** in {chosen.words}.")
+    turns = view.misses.turns
+    if not turns:
+        words = "Nothing was asked"
+        if view.has_requests and chosen_reason() is None:
+            words = "Nothing missed"
+        elif view.has_requests:
+            words = "Nothing missed for this reason"
+        parts.hero(f"**{words}** in {chosen.words}.")
         return
-    ((most, times),) = counted.most_common(1)
-    explanation = advice(most or "")
-    count = formats.counted(len(misses.turns), "miss", "misses")
+    reasons = Counter(turn.miss_reason for turn in turns)
+    reason, num_turns = reasons.most_common(1)[0]
+    explanation = advice(reason or "")
+    count = formats.counted(len(turns), "miss", "misses")
     parts.hero(
-        f"Of the newest {count} **{times:,}** {'has' if times == 1 else 'have'} one reason:"
+        f"Of the newest {count} **{num_turns:,}** {'has' if num_turns == 1 else 'have'} one reason:"
         f" **{explanation.title.lower()}**. {explanation.change}"
     )
 
@@ -184,92 +212,107 @@ def pick(row: Row) -> None:
     st.session_state["earlier"] = ""
 
 
-def verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None = None) -> Verdict:
-    """Judge a turn by its own counts first, then by the comparison.
-
-    `cold` says only that nothing was known of the prefix, so a first difference says more. A
-    difference behind the last marker costs nothing.
-    """
+def verdict(
+    turn: Turn, divergence: TurnDivergence | None, same_prefix: Turn | None = None
+) -> Verdict:
+    """Judge a turn by its own counts first, then by the comparison. `same_prefix` is the newest
+    earlier request with the same marked prefix."""
+    difference = costly_difference(turn, divergence)
+    if turn.miss_reason == "cold" and same_prefix is not None:
+        return Verdict(False, with_reuse(_sent_before(same_prefix), turn))
+    if turn.miss_reason is not None:
+        return _verdict_of_miss(turn, turn.miss_reason, difference)
     read = turn.cache_read_tokens
     written = turn.written_tokens
-    difference = divergence if divergence is not None and divergence.kind is not None else None
-    if (
-        difference is not None
-        and read + written
-        and (difference.shared_tokens or 0) >= read + written
-    ):
-        difference = None
-    why = advice(difference.kind or "") if difference else None
-    if turn.miss_reason == "cold" and before is not None:
-        moment = formats.written_moment(before.opened_ms)
-        means = f"The same prefix came before, last at {moment} UTC. Its engine held it no more."
-        explanation = Advice("Sent before, and not held", means, _AFTER_A_WHILE)
-        return Verdict(False, with_reuse(explanation, turn))
-    if why and difference is not None and turn.miss_reason in ("cold", difference.kind):
-        return Verdict(False, with_reuse(why, turn), difference)
-    if (
-        turn.miss_reason == "no_breakpoint"
-        and why
-        and difference is not None
-        and is_early(difference)
-    ):
-        explanation = advice("no_breakpoint")
-        change = f"{why.change} Then mark the last block that stays the same."
-        return Verdict(False, with_reuse(explanation._replace(change=change), turn), difference)
-    if turn.miss_reason is not None:
-        explanation = with_reuse(advice(turn.miss_reason), turn)
-        if read:
-            means = f"{read:,} tokens were read. A later marker was not: {explanation.means}"
-            explanation = explanation._replace(means=means)
-        return Verdict(False, explanation)
     if not read:
         means = "This request had nothing to read, and no marker missed."
         return Verdict(True, Advice("No miss", means, "Nothing."))
     if not written:
         means = f"All {read:,} tokens up to the last marker were read."
         return Verdict(True, Advice("A hit", means, "Nothing."))
-    if difference is None or why is None:
+    if difference is None:
         means = (
             f"{read:,} tokens were read. {written:,} new ones behind them were written for the"
             " next turn."
         )
         return Verdict(True, Advice("A hit that grew", means, "Nothing."))
+    explanation = advice(difference.kind or "")
     means = (
-        f"{why.means} {read:,} tokens before it were read, {written:,} behind them were written"
-        " anew."
+        f"{explanation.means} {read:,} tokens before it were read, {written:,} behind them were"
+        " written anew."
     )
-    change = _NEW_CONVERSATION if difference.kind == "messages_changed" else why.change
-    return Verdict(False, Advice(why.title, means, change), difference)
+    change = explanation.change
+    if difference.kind == "messages_changed":
+        change = _NEW_CONVERSATION
+    return Verdict(False, Advice(explanation.title, means, change), difference)
+
+
+def costly_difference(turn: Turn, divergence: TurnDivergence | None) -> TurnDivergence | None:
+    """The difference from the earlier prompt, if there is one and it cost something. A difference
+    behind the last marker costs nothing."""
+    if divergence is None or divergence.kind is None:
+        return None
+    marked = turn.cache_read_tokens + turn.written_tokens
+    is_behind = marked > 0 and (divergence.shared_tokens or 0) >= marked
+    return None if is_behind else divergence
+
+
+def _sent_before(same_prefix: Turn) -> Advice:
+    moment = formats.written_moment(same_prefix.opened_ms)
+    means = f"The same prefix came before, last at {moment} UTC. Its engine held it no more."
+    return Advice("Sent before, and not held", means, _AFTER_A_WHILE)
+
+
+def _verdict_of_miss(turn: Turn, reason: str, difference: TurnDivergence | None) -> Verdict:
+    """Explain a miss by its reason, or by the difference where that says more: `cold` says only
+    that nothing was known of the prefix."""
+    if difference is not None:
+        cause = advice(difference.kind or "")
+        if reason in ("cold", difference.kind):
+            return Verdict(False, with_reuse(cause, turn), difference)
+        if reason == "no_breakpoint" and is_early(difference):
+            change = f"{cause.change} Then mark the last block that stays the same."
+            explanation = advice("no_breakpoint")._replace(change=change)
+            return Verdict(False, with_reuse(explanation, turn), difference)
+    explanation = with_reuse(advice(reason), turn)
+    if turn.cache_read_tokens:
+        means = (
+            f"{turn.cache_read_tokens:,} tokens were read. A later marker was not:"
+            f" {explanation.means}"
+        )
+        explanation = explanation._replace(means=means)
+    return Verdict(False, explanation)
 
 
 def is_early(divergence: TurnDivergence) -> bool:
-    """Whether the prompts part before half of the earlier one. A marker behind that only costs."""
+    """Whether the prompts part in the first half of the earlier one. Behind such a place a marker
+    costs its write and is never read."""
     shared = divergence.shared_tokens or 0
     whole = divergence.earlier_tokens or 0
     return 2 * shared < whole and divergence.kind != "model_changed"
 
 
 def with_reuse(explanation: Advice, turn: Turn) -> Advice:
-    """The advice, with what of the prompt was reused from memory without a promise."""
+    """The advice, and the number of tokens that were reused from memory without a promise."""
     if not turn.automatic_tokens:
         return explanation
     reused = f" {turn.automatic_tokens:,} of its tokens were in memory all the same, and reused."
     return explanation._replace(means=explanation.means + reused)
 
 
-def draw_verdict(turn: Turn, divergence: TurnDivergence | None, before: Turn | None) -> None:
+def draw_verdict(turn: Turn, divergence: TurnDivergence | None, same_prefix: Turn | None) -> None:
     """Draw the verdict. Cards show where the prompts part, if the verdict rests on that."""
-    judgement = verdict(turn, divergence, before)
+    judgement = verdict(turn, divergence, same_prefix)
     with st.container(border=True, key="verdict"):
         if judgement.difference is not None:
             draw_difference(judgement.difference, turn)
             if judgement.difference.segment is not None:
                 st.caption(known_to(judgement.difference))
-        st.badge(
-            "Hit" if judgement.is_good else "Read in part" if turn.cache_read_tokens else "Miss",
-            icon=":material/check_circle:" if judgement.is_good else ":material/report:",
-            color="green" if judgement.is_good else "orange",
-        )
+        if judgement.is_good:
+            st.badge("Hit", icon=":material/check_circle:", color="green")
+        else:
+            label = "Read in part" if turn.cache_read_tokens else "Miss"
+            st.badge(label, icon=":material/report:", color="orange")
         parts.hero(f"**{judgement.advice.title}.** {judgement.advice.means}")
         if not judgement.is_good:
             st.markdown(f"**What to change:** {judgement.advice.change}")
@@ -303,22 +346,23 @@ def compared_with(divergence: TurnDivergence | None, judgement: Verdict) -> str:
 
 
 def draw_difference(divergence: TurnDivergence, turn: Turn) -> None:
-    """Where the prompts part, what was read before that place, and what was lost behind it. The
-    place is a section, the block within it and the character within that, counted from 1."""
+    """Draw where the prompts part, what was read before that place, and what was lost behind it.
+    The place is a section, the block within it (counted from 1) and the character within that."""
     section = formats.NO_VALUE
-    where = None
+    place = None
     if divergence.section is not None and divergence.block is not None:
         section = (parts.plain(divergence.section) or "").capitalize()
-        where = f"block {divergence.block + 1}"
-        where += _characters(divergence)
-    whole = divergence.earlier_tokens
+        place = f"block {divergence.block + 1}{_characters(divergence)}"
+    earlier_tokens = divergence.earlier_tokens
     with st.grid(5, min_column_width=170):
-        parts.card("first_difference", section, delta=where)
+        parts.card("first_difference", section, delta=place)
         of_prompt = f"of {turn.prompt_tokens:,} in the prompt"
         parts.card("cache_read_tokens", formats.whole(turn.cache_read_tokens), delta=of_prompt)
         parts.card("missed_tokens", formats.whole(divergence.missed_tokens))
         parts.card("missed_nano", formats.dollars(divergence.missed_nano))
-        note = None if whole is None else f"of {whole:,} in the earlier prompt"
+        note = None
+        if earlier_tokens is not None:
+            note = f"of {earlier_tokens:,} in the earlier prompt"
         shared = formats.whole(divergence.shared_tokens)
         below = divergence.shared_tokens_below
         if not divergence.is_exact and below is not None:
@@ -327,7 +371,7 @@ def draw_difference(divergence: TurnDivergence, turn: Turn) -> None:
 
 
 def known_to(divergence: TurnDivergence) -> str:
-    """How exact the place is."""
+    """How exactly the place is known, in a sentence."""
     if divergence.is_exact or divergence.grid_characters is None:
         return "The place is exact: the workspace keeps what was asked."
     return (
@@ -337,13 +381,13 @@ def known_to(divergence: TurnDivergence) -> str:
 
 
 def _characters(divergence: TurnDivergence) -> str:
-    """How far into the block the difference is, exactly or between which bounds."""
+    """How far into the block the difference is: exactly, or between two bounds."""
     least = divergence.characters or 0
-    below = divergence.characters_below
+    most = divergence.characters_below
     if divergence.is_exact:
         return f", after {formats.counted(least, 'character')}"
-    if below is not None:
-        return f", after {least:,} to {below:,} characters"
+    if most is not None:
+        return f", after {least:,} to {most:,} characters"
     return f", after at least {formats.counted(least, 'character')}" if least else ""
 
 

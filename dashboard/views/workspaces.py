@@ -25,18 +25,23 @@ _GRACES = {"1 day": 86_400.0, "1 hour": 3600.0, "none: it ends now": 0.0}
 _NO_LIMIT = "no limit"
 _INSTALLATION = ""
 """Chosen in a form: the installation's setting holds."""
-# How many forms were filled in and taken. The next one is new and empty.
-_NUM_TAKEN = "num_forms_taken"
+# How many changes the gateway has made. It is in the names of forms, so that each form is new and
+# empty after a change.
+_NUM_CHANGES = "num_forms_taken"
 
 
 class View(NamedTuple):
-    """`month` are the turns of this calendar month (UTC), which spend limits count."""
+    """What the page shows."""
 
     workspaces: list[Workspace]
+    # The usage of each workspace in the range.
     groups: list[Group]
+    # The usage of each workspace in this calendar month (UTC), which spend limits count.
     month: list[Group]
     keys: list[KeyInfo]
+    # The usage of each key in the range.
     by_key: list[Group]
+    # What limits refused since the gateway's start.
     limited: list[Limited]
 
 
@@ -44,9 +49,9 @@ def read(client: AdminClient, chosen: Selection) -> View:
     # Sums by key are of all engines.
     params = chosen.params("engine")
     now = datetime.now(UTC)
-    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    of_month = {
-        "since_ms": int(month.timestamp() * 1000),
+    month_start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    month_params = {
+        "since_ms": int(month_start.timestamp() * 1000),
         "until_ms": params["until_ms"] if chosen.range != CUSTOM else int(now.timestamp() * 1000),
         "workspace": chosen.workspace,
         "group_by": "workspace",
@@ -55,7 +60,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
     return View(
         client.get("/admin/v1/workspaces", list[Workspace]),
         client.get(path, list[Group], {**params, "group_by": "workspace"}),
-        client.get(path, list[Group], of_month),
+        client.get(path, list[Group], month_params),
         client.get("/admin/v1/keys", list[KeyInfo], {"workspace": chosen.workspace}),
         client.get(path, list[Group], {**params, "group_by": "key"}),
         client.get("/admin/v1/refusals/limits", list[Limited], {"workspace": chosen.workspace}),
@@ -63,7 +68,9 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def draw(view: View, chosen: Selection) -> None:
-    selected = [w for w in view.workspaces if chosen.workspace in (None, w.id)]
+    selected = [
+        workspace for workspace in view.workspaces if chosen.workspace in (None, workspace.id)
+    ]
     draw_cards(view, selected, chosen)
     # Its place is always there, so that the forms below keep what is typed.
     with st.container(key="manage_place"):
@@ -114,37 +121,45 @@ def draw_cards(view: View, selected: list[Workspace], chosen: Selection) -> None
         )
     else:
         parts.hero(f"**No workspace** sent a request in {chosen.words}.")
+    num_active = sum(workspace.archived_at is None for workspace in selected)
     with st.grid(4, min_column_width=190):
-        parts.card("workspaces", f"{sum(w.archived_at is None for w in selected):,}")
+        parts.card("workspaces", f"{num_active:,}")
         parts.card("active_workspaces", f"{len(view.groups):,}")
-        for label, pick in (("Best net saved", max), ("Worst net saved", min)):
-            group = pick(view.groups, key=lambda usage_group: usage_group.saved_nano, default=None)
-            saved = group.saved_nano if group and group.totals.is_priced else None
-            name = parts.plain(group.workspace) if group else None
-            parts.money_card("saved_nano", saved, label, delta=name)
+        best = max(view.groups, key=lambda group: group.saved_nano, default=None)
+        worst = min(view.groups, key=lambda group: group.saved_nano, default=None)
+        draw_saved("Best net saved", best)
+        draw_saved("Worst net saved", worst)
     parts.placeholder_prices()
 
 
+def draw_saved(label: str, group: Group | None) -> None:
+    """A card of what one workspace saved; a dash where there is none, or no price."""
+    saved = group.saved_nano if group and group.totals.is_priced else None
+    name = parts.plain(group.workspace) if group else None
+    parts.money_card("saved_nano", saved, label, delta=name)
+
+
 def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list[Row]:
-    spent = {group.workspace: group.totals.cost_nano for group in month}
-    return [
-        {
-            "Workspace": workspace.id,
-            "This month ($)": in_dollars(spent.get(workspace.id, 0)),
-            "Spend limit ($)": in_dollars(workspace.monthly_spend_nano),
-            "Name": workspace.display_name,
-            "Of the limit": min(spent.get(workspace.id, 0) / workspace.monthly_spend_nano, 1.0)
-            if workspace.monthly_spend_nano
-            else None,
-            "Requests per minute": workspace.requests_per_minute,
-            "Tokens per minute": workspace.tokens_per_minute,
-            "At once": workspace.max_concurrency,
-            "Lease share": workspace.lease_share,
-            "Keeps prompts (days)": workspace.keep_days,
-            "Archived": workspace.archived_at.date() if workspace.archived_at else None,
-        }
-        for workspace in workspaces
-    ]
+    """A row for each workspace: its limits, and what it has spent of them in this month."""
+    costs = {group.workspace: group.totals.cost_nano for group in month}
+    return [_limit_row(workspace, costs.get(workspace.id, 0)) for workspace in workspaces]
+
+
+def _limit_row(workspace: Workspace, cost_nano: int) -> Row:
+    limit = workspace.monthly_spend_nano
+    return {
+        "Workspace": workspace.id,
+        "This month ($)": in_dollars(cost_nano),
+        "Spend limit ($)": in_dollars(limit),
+        "Name": workspace.display_name,
+        "Of the limit": min(cost_nano / limit, 1.0) if limit else None,
+        "Requests per minute": workspace.requests_per_minute,
+        "Tokens per minute": workspace.tokens_per_minute,
+        "At once": workspace.max_concurrency,
+        "Lease share": workspace.lease_share,
+        "Keeps prompts (days)": workspace.keep_days,
+        "Archived": workspace.archived_at.date() if workspace.archived_at else None,
+    }
 
 
 def limited_table(limited: Sequence[Limited], keys: Sequence[KeyInfo]) -> list[Row]:
@@ -162,10 +177,10 @@ def limited_table(limited: Sequence[Limited], keys: Sequence[KeyInfo]) -> list[R
 
 
 def key_table(keys: Sequence[KeyInfo], groups: Sequence[Group]) -> list[Row]:
-    """The most used first; a key without a turn in the range has dashes."""
-    used = {group.key: group for group in groups}
-    rows = [_key_row(key, used.get(key.id)) for key in keys]
-    return sorted(rows, key=lambda row: -(row["Requests"] or 0))
+    """A row for each key, the most used first. A key without a turn in the range has dashes."""
+    usage = {group.key: group for group in groups}
+    rows = [_key_row(key, usage.get(key.id)) for key in keys]
+    return sorted(rows, key=lambda row: row["Requests"] or 0, reverse=True)
 
 
 def _key_row(key: KeyInfo, group: Group | None) -> Row:
@@ -194,7 +209,7 @@ def draw_outcome() -> None:
         session.outcome = None
 
     with st.container(key="manage_outcome_box", border=True):
-        st.text(session.outcome.said)
+        st.text(session.outcome.message)
         if session.outcome.key:
             st.caption("The key is shown this once, until you dismiss it or sign out:")
             st.code(session.outcome.key, language=None)
@@ -204,33 +219,35 @@ def draw_outcome() -> None:
 def draw_forms(workspaces: list[Workspace], keys: list[KeyInfo]) -> None:
     """Forms stay as they are filled in while the page refreshes."""
     with st.expander("Make and change workspaces and keys", key="manage", icon=":material/tune:"):
-        make, limits, key, end = st.tabs(
+        workspace_tab, limits_tab, keys_tab, ends_tab = st.tabs(
             ["New workspace", "Limits", "New or rotated key", "Archive or revoke"],
             key="manage_tabs",
         )
-        labels = {
-            f"{live_key.workspace} · {live_key.name} · {live_key.id}": live_key.id
-            for live_key in keys
-            if not live_key.revoked_at
+        key_ids = {
+            f"{key.workspace} · {key.name} · {key.id}": key.id for key in keys if not key.revoked_at
         }
-        number = st.session_state.get(_NUM_TAKEN, 0)
-        with make, st.form(f"new_workspace_{number}", border=False):
-            name = st.text_input(
-                "Id", max_chars=64, placeholder="support-desk", key=f"new_id_{number}"
-            )
-            title = st.text_input(
-                "Name (optional)", max_chars=128, key=f"new_name_{number}"
-            ).strip()
-            if st.form_submit_button("Create workspace") and name.strip():
-                body = {"id": name.strip()} | ({"display_name": title} if title else {})
-                said = f"The workspace {name.strip()} was made."
-                _change("/admin/v1/workspaces", body, said)
-        with limits:
+        with workspace_tab:
+            _draw_new_workspace()
+        with limits_tab:
             _draw_limits({workspace.id: workspace for workspace in workspaces})
-        with key:
-            _draw_keys([workspace.id for workspace in workspaces], labels)
-        with end:
-            _draw_ends(workspaces, labels)
+        with keys_tab:
+            _draw_keys([workspace.id for workspace in workspaces], key_ids)
+        with ends_tab:
+            _draw_ends(workspaces, key_ids)
+
+
+def _draw_new_workspace() -> None:
+    number = st.session_state.get(_NUM_CHANGES, 0)
+    with st.form(f"new_workspace_{number}", border=False):
+        workspace = st.text_input(
+            "Id", max_chars=64, placeholder="support-desk", key=f"new_id_{number}"
+        ).strip()
+        name = st.text_input("Name (optional)", max_chars=128, key=f"new_name_{number}").strip()
+        if st.form_submit_button("Create workspace") and workspace:
+            body = {"id": workspace}
+            if name:
+                body["display_name"] = name
+            _change("/admin/v1/workspaces", body, f"The workspace {workspace} was made.")
 
 
 def _draw_limits(workspaces: dict[str, Workspace]) -> None:
@@ -240,12 +257,9 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
     now = workspaces[chosen]
     with st.form(f"limits_{chosen}", border=False):
         body: dict[str, Any] = {
-            field: st.number_input(label, 1, 10**12, value, placeholder=_NO_LIMIT, step=1)
-            for field, label, value in (
-                ("requests_per_minute", "Requests per minute", now.requests_per_minute),
-                ("tokens_per_minute", "Tokens per minute", now.tokens_per_minute),
-                ("max_concurrency", "Requests at once", now.max_concurrency),
-            )
+            "requests_per_minute": _limit_input("Requests per minute", now.requests_per_minute),
+            "tokens_per_minute": _limit_input("Tokens per minute", now.tokens_per_minute),
+            "max_concurrency": _limit_input("Requests at once", now.max_concurrency),
         }
         dollars = in_dollars(now.monthly_spend_nano)
         spend = st.number_input(
@@ -263,19 +277,18 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
             placeholder="none is kept",
             step=1,
         )
-        for field, label, options, value in (
-            ("auto_cache", "Marks added to requests without any", AutoCacheMode, now.auto_cache),
-            ("auto_cache_ttl", "TTL of added marks", AutoCacheTtl, now.auto_cache_ttl),
-        ):
-            words = [_INSTALLATION, *get_args(options)]
-            picked = st.selectbox(
-                label,
-                words,
-                words.index(value or _INSTALLATION),
-                format_func=lambda word: word or "as the installation has it",
-                key=f"{field}_{chosen}",
-            )
-            body[field] = picked or None
+        body["auto_cache"] = _policy_input(
+            "Marks added to requests without any",
+            get_args(AutoCacheMode),
+            now.auto_cache,
+            key=f"auto_cache_{chosen}",
+        )
+        body["auto_cache_ttl"] = _policy_input(
+            "TTL of added marks",
+            get_args(AutoCacheTtl),
+            now.auto_cache_ttl,
+            key=f"auto_cache_ttl_{chosen}",
+        )
         body["may_approximate"] = st.checkbox(
             "May ask that only a part of a prefix is kept (approximate answers)",
             now.may_approximate,
@@ -285,39 +298,62 @@ def _draw_limits(workspaces: dict[str, Workspace]) -> None:
             _change(path, body, f"The limits of {chosen} were set.")
 
 
-def _draw_keys(ids: list[str], labels: dict[str, str]) -> None:
+def _limit_input(label: str, value: int | None) -> int | None:
+    """A field for a whole number; None is no limit."""
+    return st.number_input(label, 1, 10**12, value, placeholder=_NO_LIMIT, step=1)
+
+
+def _policy_input(
+    label: str, policies: tuple[str, ...], value: str | None, *, key: str
+) -> str | None:
+    """A choice of policies; None leaves it to the installation's setting."""
+    options = [_INSTALLATION, *policies]
+    policy = st.selectbox(
+        label,
+        options,
+        options.index(value or _INSTALLATION),
+        format_func=lambda option: option or "as the installation has it",
+        key=key,
+    )
+    return policy or None
+
+
+def _draw_keys(workspaces: list[str], key_ids: dict[str, str]) -> None:
+    """Draw the forms for a new and for a rotated key. `key_ids` are the ids of keys by label."""
     left, right = st.columns(2, gap="large")
-    number = st.session_state.get(_NUM_TAKEN, 0)
+    number = st.session_state.get(_NUM_CHANGES, 0)
     with left, st.form(f"new_key_{number}", border=False):
-        owner = st.selectbox("Workspace of the new key", ids, key="key_workspace")
+        workspace = st.selectbox("Workspace of the new key", workspaces, key="key_workspace")
         name = st.text_input(
             "Its name", max_chars=64, placeholder="unnamed", key=f"key_name_{number}"
         )
         scope = st.selectbox("Its scope", _SCOPES, key="key_scope")
-        if st.form_submit_button("Create key") and owner:
-            body: dict[str, Any] = {"workspace": owner, "scope": scope}
-            body |= {"name": name.strip()} if name.strip() else {}
-            _change("/admin/v1/keys", body, f"A key of {owner} was made.")
+        if st.form_submit_button("Create key") and workspace:
+            body: dict[str, Any] = {"workspace": workspace, "scope": scope}
+            if name.strip():
+                body["name"] = name.strip()
+            _change("/admin/v1/keys", body, f"A key of {workspace} was made.")
     with right, st.form("rotate_key", border=False):
-        old = st.selectbox("Key to rotate", list(labels), key="rotate_label")
+        old_key = st.selectbox("Key to rotate", list(key_ids), key="rotate_label")
         grace = st.selectbox("The old one works for", list(_GRACES), key="rotate_grace")
         is_sure = st.checkbox("The old key may stop working at once", key="rotate_sure")
-        asks = st.form_submit_button("Rotate key")
-        if asks and not _GRACES[grace] and not is_sure:
+        is_submitted = st.form_submit_button("Rotate key")
+        if is_submitted and not _GRACES[grace] and not is_sure:
             st.warning(
                 "Tick the box, or let the old key work for a while.", icon=":material/warning:"
             )
-        elif asks and old:
-            path = f"/admin/v1/keys/{segment(labels[old])}/rotate"
+        elif is_submitted and old_key:
+            path = f"/admin/v1/keys/{segment(key_ids[old_key])}/rotate"
             body = {"grace_seconds": _GRACES[grace]}
             _change(path, body, "The key has a successor.")
 
 
-def _draw_ends(workspaces: list[Workspace], labels: dict[str, str]) -> None:
+def _draw_ends(workspaces: list[Workspace], key_ids: dict[str, str]) -> None:
+    """Draw what ends a workspace or a key. `key_ids` are the ids of keys by label."""
     left, right = st.columns(2, gap="large")
     with left:
-        live = [workspace.id for workspace in workspaces if workspace.archived_at is None]
-        chosen = st.selectbox("Workspace to archive", live, index=None, key="archive_id")
+        active = [workspace.id for workspace in workspaces if workspace.archived_at is None]
+        chosen = st.selectbox("Workspace to archive", active, index=None, key="archive_id")
         if chosen and _is_confirmed(
             f"archive_{chosen}", "Archive it", "All its keys stop working at once."
         ):
@@ -325,42 +361,45 @@ def _draw_ends(workspaces: list[Workspace], labels: dict[str, str]) -> None:
             _change(path, {}, f"{chosen} was archived.")
         archived = [workspace.id for workspace in workspaces if workspace.archived_at is not None]
         if archived:
-            back = st.selectbox("Workspace to restore", archived, index=None, key="restore_id")
-            if back and st.button("Restore it", key="restore"):
-                path = f"/admin/v1/workspaces/{segment(back)}/restore"
-                _change(path, {}, f"{back} was restored.")
+            restored = st.selectbox("Workspace to restore", archived, index=None, key="restore_id")
+            if restored and st.button("Restore it", key="restore"):
+                path = f"/admin/v1/workspaces/{segment(restored)}/restore"
+                _change(path, {}, f"{restored} was restored.")
     with right:
-        key = st.selectbox("Key to revoke", list(labels), index=None, key="revoke_label")
-        if key and _is_confirmed(
-            f"revoke_{labels[key]}", "Revoke it", "It stops working for good: nothing restores it."
+        label = st.selectbox("Key to revoke", list(key_ids), index=None, key="revoke_label")
+        if label and _is_confirmed(
+            f"revoke_{key_ids[label]}",
+            "Revoke it",
+            "It stops working for good: nothing restores it.",
         ):
-            path = f"/admin/v1/keys/{segment(labels[key])}/revoke"
+            path = f"/admin/v1/keys/{segment(key_ids[label])}/revoke"
             _change(path, {}, "The key was revoked.")
 
 
 def _is_confirmed(key: str, label: str, warning: str) -> bool:
-    """A box to tick, then the button: whether both were done."""
+    """Draw a warning, a box and a button. Whether the box is ticked and the button was clicked."""
     st.warning(warning, icon=":material/warning:")
     is_sure = st.checkbox("I am sure", key=f"sure_{key}")
     return st.button(label, key=f"do_{key}", type="primary", disabled=not is_sure)
 
 
-def _change(path: str, body: dict[str, Any], said: str) -> None:
-    """Ask the gateway, and tell the outcome above the forms on the next run. What it refuses stays
-    in its form."""
+def _change(path: str, body: dict[str, Any], message: str) -> None:
+    """Ask the gateway for a change, and run the page again with the outcome above the forms.
+    `message` is the outcome of a change that was made. A form whose change was refused keeps what
+    was typed."""
     key = ""
     session = viewer.session()
     try:
-        # Of all answers, those that make a key have one.
+        # Only the answer to a change that makes a key has a key.
         key = session.client.change("POST", path, dict[str, Any], body).get("key", "")
-        st.session_state[_NUM_TAKEN] = st.session_state.get(_NUM_TAKEN, 0) + 1
+        st.session_state[_NUM_CHANGES] = st.session_state.get(_NUM_CHANGES, 0) + 1
     except NotAnswered as error:
-        said = f"{error} Whether it was changed is not known: the tables tell."
+        message = f"{error} Whether it was changed is not known: the tables tell."
         st.toast("It is not known whether it was changed.")
     except ClientError as error:
-        said = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
+        message = str(error) if isinstance(error, Refused) else f"{error} Nothing was changed."
         st.toast("Nothing was changed.")
-    session.outcome = Outcome(said, key)
+    session.outcome = Outcome(message, key)
     st.rerun()
 
 
