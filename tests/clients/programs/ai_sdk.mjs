@@ -48,13 +48,31 @@ const asked = {
 };
 const isStreamed = process.env.STREAMED === "1";
 
+// Results for the calls that have none: the SDK does not go on behind a call that was cut.
+function missingResults(messages) {
+  const parts = messages.flatMap(({ content }) => (Array.isArray(content) ? content : []));
+  const answered = new Set(
+    parts.filter(({ type }) => type === "tool-result").map(({ toolCallId }) => toolCallId),
+  );
+  const results = parts
+    .filter(({ type, toolCallId }) => type === "tool-call" && !answered.has(toolCallId))
+    .map(({ toolCallId, toolName }) => ({
+      type: "tool-result",
+      toolCallId,
+      toolName,
+      output: { type: "error-text", value: "the call was cut off" },
+    }));
+  return results.length === 0 ? [] : [{ role: "tool", content: results }];
+}
+
 // What a run says, and the conversation after it.
 async function run(messages) {
   const result = isStreamed
     ? streamText({ ...asked, messages })
     : await generateText({ ...asked, messages });
   const text = await result.text;
-  return [text, [...messages, ...(await result.responseMessages)]];
+  const after = [...messages, ...(await result.responseMessages)];
+  return [text, [...after, ...missingResults(after)]];
 }
 
 const user = { role: "user", content: prompt };
