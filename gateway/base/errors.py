@@ -45,19 +45,23 @@ class PromptTooLong(InvalidRequest, default="prompt is too long"):
         self.max_tokens = max_tokens
 
 
+def why_not_kept(keeps: bool) -> str:
+    """Why nothing is kept under an id. `keeps`: others of its workspace are, for a time."""
+    if keeps:
+        return "it was deleted, its time is over, or it had `store` set to false."
+    return (
+        "this gateway keeps none, until its operator sets HOLDFAST_RESPONSE_DAYS, or"
+        " `keep_days` of this workspace."
+    )
+
+
 class ResponseNotKept(InvalidRequest):
     """A request names an earlier response, or interaction, that is not kept. `keeps`: others of its
     workspace are, for a time."""
 
     def __init__(self, response_id: str, *, keeps: bool, kind: str = "response") -> None:
-        cause = (
-            "it was deleted, its time is over, or it had `store` set to false."
-            if keeps
-            else "this gateway keeps none, until its operator sets HOLDFAST_RESPONSE_DAYS, or"
-            " `keep_days` of this workspace."
-        )
         super().__init__(
-            f"Previous {kind} with id '{response_id}' not found: {cause} Send the whole"
+            f"Previous {kind} with id '{response_id}' not found: {why_not_kept(keeps)} Send the whole"
             " conversation as `input`, as clients do with `store` set to false.",
             f"previous_{kind}_id",
         )

@@ -184,7 +184,8 @@ def serving(
         "ENGINE_SYNTHETIC_DECODE_MS": "0",
     }
     logs = data.parent
-    names = {"HOLDFAST_CLAUDE_ALIAS": "true"}
+    # Responses are kept as `scripts/run` does it.
+    gateway_settings = {"HOLDFAST_CLAUDE_ALIAS": "true", "HOLDFAST_RESPONSE_DAYS": "1"}
     with (
         seeing_engine(data, script)
         if sees
@@ -200,7 +201,9 @@ def serving(
             gateways.close()
             log = logs / "gateway.log"
             return (
-                gateways.enter_context(serving_gateway(data, [engine.url], names, log)).wait().url
+                gateways.enter_context(serving_gateway(data, [engine.url], gateway_settings, log))
+                .wait()
+                .url
             )
 
         with relaying(start()) as relay:

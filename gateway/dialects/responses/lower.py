@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from engine.protocol import TextPart, ThinkingPart, Tool, ToolChoice, ToolResultPart, ToolUsePart
-from gateway.base.errors import InvalidRequest
+from gateway.base.errors import InvalidRequest, why_not_kept
 from gateway.dialects.anthropic.request import CacheBreakpoint
 from gateway.dialects.custom_tools import GRAMMAR_REASON, INPUT, function_of
 from gateway.dialects.lowering import (
@@ -453,8 +453,12 @@ class _ResponsesLowering(Lowering):
             case wire.CompactionTrigger():
                 raise InvalidRequest(f"{path}: {NO_TRIGGER}", path)
             case wire.ItemReference():
-                why = "item references lead to nothing that is kept: send the item"
-                raise InvalidRequest(f"{path}: {why}", path)
+                cause = why_not_kept(self.context.keeps_responses)
+                raise InvalidRequest(
+                    f"{path}: item references lead to nothing that is kept: {cause} Send the item"
+                    " itself, as clients do with `store` set to false.",
+                    path,
+                )
 
     def _add_message(self, path: str, item: wire.Message) -> None:
         where = f"{path}.content"

@@ -15,7 +15,11 @@ const models = {
   "openai-chat": () => createOpenAI(given).chat(name),
   openai: () => createOpenAI(given)(name),
 };
-const kept = { anthropic: { cacheControl: { type: "ephemeral" } } };
+const kept = {
+  anthropic: { cacheControl: { type: "ephemeral" } },
+  // Else it names its own texts of a Responses API by their ids.
+  openai: { store: process.env.STORE !== "0" },
+};
 const asked = {
   model: models[mode](),
   system: handbook,

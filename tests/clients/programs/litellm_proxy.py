@@ -1,7 +1,7 @@
 """LiteLLM's proxy in the background.
 
-    python litellm_proxy.py start CONFIG PORT FOLDER    returns when it answers
-    python litellm_proxy.py stop FOLDER
+python litellm_proxy.py start CONFIG PORT FOLDER    returns when it answers
+python litellm_proxy.py stop FOLDER
 """
 
 import os

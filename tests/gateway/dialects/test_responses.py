@@ -420,6 +420,13 @@ def test_no_response_is_kept(stack: Stack) -> None:
     with pytest.raises(openai.BadRequestError, match="HOLDFAST_RESPONSE_DAYS") as caught:
         client.responses.create(model=MODEL, input="Hi", previous_response_id=answer.id)
     assert caught.value.code == "previous_response_not_found"
+    # As the AI SDK names its own answer, whatever `store` the response had.
+    named: Any = {"type": "item_reference", "id": answer.output[0].id}
+    with pytest.raises(
+        openai.BadRequestError, match="HOLDFAST_RESPONSE_DAYS.*Send the item"
+    ) as caught:
+        client.responses.create(model=MODEL, input=[user("Hi"), named, user("And then?")])
+    assert caught.value.param == "input[1]"
 
 
 @pytest.fixture(scope="module")
@@ -597,7 +604,7 @@ def test_an_item_of_a_kept_response_is_named_by_its_id(keeping: Stack) -> None:
     client.responses.create(model=MODEL, input=again)
     assert texts_of(keeping.engine.requests[-1]) == SPOKEN
     again[1] = {"id": "msg_0000"}
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError, match="its time is over") as caught:
         client.responses.create(model=MODEL, input=again)
     assert caught.value.param == "input[1]"
 
