@@ -60,8 +60,9 @@ class ResponseNotKept(InvalidRequest):
     workspace are, for a time."""
 
     def __init__(self, response_id: str, *, keeps: bool, kind: str = "response") -> None:
+        cause = why_not_kept(keeps)
         super().__init__(
-            f"Previous {kind} with id '{response_id}' not found: {why_not_kept(keeps)} Send the whole"
+            f"Previous {kind} with id '{response_id}' not found: {cause} Send the whole"
             " conversation as `input`, as clients do with `store` set to false.",
             f"previous_{kind}_id",
         )

@@ -200,11 +200,8 @@ def serving(
             """End the gateway that runs, start another on its data, and say where it is."""
             gateways.close()
             log = logs / "gateway.log"
-            return (
-                gateways.enter_context(serving_gateway(data, [engine.url], gateway_settings, log))
-                .wait()
-                .url
-            )
+            gateway = serving_gateway(data, [engine.url], gateway_settings, log)
+            return gateways.enter_context(gateway).wait().url
 
         with relaying(start()) as relay:
             yield relay, start
