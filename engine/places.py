@@ -244,6 +244,28 @@ class RefusedConnections:
             oldest.abort()
 
 
+class Places:
+    """The places of all connections to one server, and of those that are told of a refusal."""
+
+    def __init__(self, connections: Connections, refused_connections: RefusedConnections) -> None:
+        self.connections = connections
+        self._refused_connections = refused_connections
+
+    def enter(self, guest: Guest, address: str, num_sockets: int) -> bool:
+        """Whether a new connection may stay. `num_sockets` are those of all connections."""
+        self._refused_connections.make_room(num_sockets)
+        return self.connections.enter(guest, address)
+
+    def note_refusal(self, transport: asyncio.Transport) -> None:
+        """A connection without a place is told so."""
+        self._refused_connections.add(transport)
+
+    def leave(self, guest: Guest, transport: asyncio.Transport) -> None:
+        """A connection has ended."""
+        self.connections.leave(guest)
+        self._refused_connections.leave(transport)
+
+
 class RoundRobin:
     """Who waits, by group and by holder: the groups are served in turn, the holders of a group in
     turn among themselves, and each holder's in their order. A group with many holders has as much

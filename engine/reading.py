@@ -14,6 +14,10 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 8
+"""The most requests on a connection that wait for the answer to an earlier one. One packet of 256
+KiB may bring thousands, and each answer lets the next packet in."""
 PIECE_BYTES = 4096
 PARTS_A_ROUND = 256
 """Calls of the parser (headers, pieces of bodies) until the loop serves others: below 1 ms."""

@@ -27,20 +27,22 @@ from engine.asgi import (
     raise_descriptor_limit,
     send_whole,
 )
-from engine.places import Connections, RefusedConnections, Split, Strangers, group_of, split
+from engine.places import (
+    Connections,
+    Places,
+    RefusedConnections,
+    Split,
+    Strangers,
+    group_of,
+    split,
+)
 from engine.protocol import STATUS_OF, ErrorReply
-from engine.reading import FRAMING_TOLD, SteadyProtocol
+from engine.reading import FRAMING_TOLD, MAX_HEAD_BYTES, MAX_PIPELINED, SteadyProtocol
 from engine.serve.health import ServedEngine
 from engine.serve.secret import Secret
 from engine.serve.server import note_call
 from engine.settings import Settings
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_PIPELINED = 8
-"""The most requests on a connection that wait for the answer to an earlier one. Gateways send none.
-
-One packet of 256 KiB may bring thousands, and each answer lets the next packet in.
-"""
 HEAD_SECONDS = 30.0
 """The time for a whole head. It begins with the connection, or on a used connection with the first
 byte."""
@@ -53,13 +55,11 @@ RETRY_SECONDS = 1
 """The `retry-after` of a connection that lost its place, or got none."""
 
 
-class Places:
+def engine_places(parts: Split) -> Places:
     """The places of all connections to one engine. A connection that showed the secret counts for
     its address, which is a gateway's. `parts` are parts of the process's descriptors."""
-
-    def __init__(self, parts: Split) -> None:
-        self.connections = Connections(parts.places, parts.places, part_of_holder=1.0)
-        self.refused_connections = RefusedConnections(parts.sockets)
+    connections = Connections(parts.places, parts.places, part_of_holder=1.0)
+    return Places(connections, RefusedConnections(parts.sockets))
 
 
 class BoundedProtocol(SteadyProtocol):
@@ -78,8 +78,8 @@ class BoundedProtocol(SteadyProtocol):
         # Bytes since the last complete part. They are a head's, trailers', or no part's.
         self._loose_bytes = 0
         self._refusal = ""
-        self.places.refused_connections.make_room(len(self.connections))
-        if not self.places.connections.enter(self, self.client[0] if self.client else ""):
+        address = self.client[0] if self.client else ""
+        if not self.places.enter(self, address, len(self.connections)):
             self._refuse_place()
 
     def evict(self) -> None:
@@ -97,8 +97,7 @@ class BoundedProtocol(SteadyProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()
-        self.places.connections.leave(self)
-        self.places.refused_connections.leave(self.transport)
+        self.places.leave(self, self.transport)
         super().connection_lost(exc)
 
     def feed(self, piece: bytes) -> None:
@@ -173,7 +172,7 @@ class BoundedProtocol(SteadyProtocol):
         self._say(503, ErrorReply("overloaded", NO_PLACE_TOLD), retry_after)
         self.lingering.has_more = True
         self.transport.close()
-        self.places.refused_connections.add(self.transport)
+        self.places.note_refusal(self.transport)
 
     def _say(self, status: int, reply: ErrorReply, more: bytes = b"") -> None:
         body = msgspec.json.encode(reply)
@@ -229,7 +228,7 @@ class Server(SteadyServer):
         self._engine = host
         raise_descriptor_limit()
         parts = split(num_descriptors(sys.maxsize))
-        places = Places(parts)
+        places = engine_places(parts)
         served: Application = app
         if settings.log_level == "debug":
             served = AccessLog(app, note_call)

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.protocol import InputUsage, TextPart
 from gateway.advice.observation import Observation, Row, observe
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.lower import plan_of
@@ -281,7 +281,7 @@ def _by_fields(body: dict[str, Any]) -> PastedDialect:
 def _plan_of(dialect: PastedDialect, body: dict[str, Any]) -> Plan:
     name = body.get("model")
     filled = body if isinstance(name, str) else {**body, "model": "any"}
-    model = Model(id=str(filled["model"]), display_name="")
+    model = CatalogueModel(id=str(filled["model"]), display_name="")
     who = Principal(SCOPE, SCOPE, SCOPE, auto_cache=AutoCache("off"))
     context = RequestContext(who, model, 0.0)
     match dialect:

@@ -22,7 +22,7 @@ class CatalogueError(Exception):
     """The models file is wrong; the start stops."""
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
     """What an id of clients means."""
 
     id: str
@@ -75,7 +75,7 @@ class Served(NamedTuple):
 class Catalogue:
     def __init__(
         self,
-        models: Iterable[Model],
+        models: Iterable[CatalogueModel],
         default: str | None,
         *,
         claude_alias: bool | str,
@@ -87,7 +87,7 @@ class Catalogue:
         self._models = {model.id: model for model in models}
         if default is not None and default not in self._models:
             raise CatalogueError(f"models: default `{default}` is not among the models")
-        self._default = Model(id="", display_name="", price=price)
+        self._default = CatalogueModel(id="", display_name="", price=price)
         if default is not None:
             self._default = self._models[default]
         self._claude_alias = claude_alias
@@ -105,7 +105,7 @@ class Catalogue:
         except ModelNotFound:
             return None
 
-    def find(self, requested: str, served: Served) -> Model:
+    def find(self, requested: str, served: Served) -> CatalogueModel:
         """Resolve an id, given what engines serve. `MODEL:ADAPTER` is an adapter on a model. Raise
         ModelNotFound for an unknown id, and for an adapter that no engine of the model has."""
         model = self._find(requested, served)
@@ -137,7 +137,7 @@ class Catalogue:
         sees = any(model.is_served_by(engine_model) for engine_model in served.seeing)
         return replace(model, name=name, sees=sees)
 
-    def _find(self, requested: str, served: Served) -> Model | None:
+    def _find(self, requested: str, served: Served) -> CatalogueModel | None:
         model = self._named(requested, served)
         if model is not None:
             return model
@@ -145,7 +145,7 @@ class Catalogue:
         if not requested.startswith(_VENDOR_PREFIX) or ":" in requested:
             return None
         if self._claude_alias is True:
-            meant: Model | None = _resolved(self._default, served)
+            meant: CatalogueModel | None = _resolved(self._default, served)
         else:
             meant = self._named(self._claude_alias, served) if self._claude_alias else None
         if meant is None:
@@ -153,7 +153,7 @@ class Catalogue:
         alias = replace(meant, id=requested, display_name=requested)
         return alias if meant.adapter is not None else _with_meaning(alias)
 
-    def _named(self, requested: str, served: Served) -> Model | None:
+    def _named(self, requested: str, served: Served) -> CatalogueModel | None:
         """Of an id of the table, or of what is served."""
         if requested in self._models:
             return _resolved(self._models[requested], served)
@@ -180,7 +180,7 @@ class Catalogue:
             requested if requested in ids else [*ids, base_name(engine_model)[:MODEL_CHARACTERS]][0]
         )
 
-    def models(self, served: Served) -> list[Model]:
+    def models(self, served: Served) -> list[CatalogueModel]:
         """The table's ids, then the ids of the engines' own models, then those of adapters."""
         resolved = {id_: _resolved(model, served) for id_, model in self._models.items()}
         for name in served.models:
@@ -207,7 +207,7 @@ class Catalogue:
             return self.find(model_id, served).sees
         return False
 
-    def base_of(self, model: Model) -> str:
+    def base_of(self, model: CatalogueModel) -> str:
         """The id of the model that an adapter is on or an alias stands for, and of a model
         itself."""
         if model.stands_for:
@@ -215,8 +215,8 @@ class Catalogue:
         is_plain = model.adapter is None or model.engine_model is None
         return model.id if is_plain or not model.engine_model else self.name_of(model.engine_model)
 
-    def _own(self, engine_model: str, requested: str) -> Model:
-        return Model(
+    def _own(self, engine_model: str, requested: str) -> CatalogueModel:
+        return CatalogueModel(
             id=requested,
             display_name=base_name(engine_model),
             # All engines under this name have one model, however much of its path they say.
@@ -225,14 +225,14 @@ class Catalogue:
         )
 
 
-def _resolved(model: Model, served: Served) -> Model:
+def _resolved(model: CatalogueModel, served: Served) -> CatalogueModel:
     """A model of the table with the model that it means."""
     if model.engine_model is None:
         model = replace(model, engine_model=served.default)
     return model if model.adapter is not None else _with_meaning(model)
 
 
-def _with_meaning(model: Model) -> Model:
+def _with_meaning(model: CatalogueModel) -> CatalogueModel:
     """With what it stands for, where its id is not its engines' own."""
     if model.engine_model is None:
         return model
@@ -242,12 +242,12 @@ def _with_meaning(model: Model) -> Model:
     )
 
 
-def _with_adapter(model: Model, requested: str, adapter: str) -> Model:
+def _with_adapter(model: CatalogueModel, requested: str, adapter: str) -> CatalogueModel:
     return replace(model, id=requested, display_name=requested, adapter=adapter, stands_for="")
 
 
 def is_served(model: str | None, engine_model: str) -> bool:
-    """Whether an engine with this model serves a `Model.engine_model`."""
+    """Whether an engine with this model serves a `CatalogueModel.engine_model`."""
     return model is None or model in (engine_model, base_name(engine_model))
 
 
@@ -261,7 +261,7 @@ def load_catalogue(path: Path | None = None, *, claude_alias: bool | str = False
         with path.open("rb") as file:
             document = tomllib.load(file)
         entries = document.get("models", [])
-        models = [Model(**{"display_name": entry["id"], **entry}) for entry in entries]
+        models = [CatalogueModel(**{"display_name": entry["id"], **entry}) for entry in entries]
         default = document.get("default")
         price = document.get("price")
         return Catalogue(models, default, claude_alias=claude_alias, price=price)

@@ -35,7 +35,7 @@ from engine.protocol import (
     Ttl,
     outlives,
 )
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.errors import InvalidRequest
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheControl, CacheTtl
@@ -80,7 +80,7 @@ class RequestContext:
     """What a request is lowered with, besides its own fields."""
 
     principal: Principal
-    model: Model
+    model: CatalogueModel
     # On the monotonic clock, in seconds.
     arrived: float
     # What becomes of images and the like that the model can't read.

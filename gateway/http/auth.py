@@ -193,7 +193,7 @@ def _is_read(method: object, opt: Mapping[str, Any]) -> bool:
 async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, UserT]]) -> UserT:
     """Who has the key and the address, by `find`. Tell the connection whether the key is valid."""
     connection: GuardedProtocol = scope["state"]["connection"]
-    connections = connection.bounds.connections
+    connections = connection.bounds.places.connections
     client = scope.get("client")
     try:
         user = await find(_presented_key(scope), group_of(client[0]) if client else "")

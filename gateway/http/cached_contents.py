@@ -19,7 +19,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import UNSET, UnsetType
 
 from engine.protocol import Started, Ttl
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.errors import EngineFailed, InvalidRequest
 from gateway.dialects.collector import Findings, Holdfast, extension_of
 from gateway.dialects.gemini import response as caches
@@ -113,7 +113,7 @@ class CachedContentsAtV1Controller(CachedContentsController):
 
 
 async def held_by(
-    request: KeyRequest, name: str | None, model: Model, field: str = "cachedContent"
+    request: KeyRequest, name: str | None, model: CatalogueModel, field: str = "cachedContent"
 ) -> tuple[HeldContent, int] | None:
     """The prompt of the cached content of this name, and its bytes. None without a name.
 
@@ -195,7 +195,7 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
 
 async def _hold(
     request: KeyRequest,
-    model: Model,
+    model: CatalogueModel,
     prompted: Prompted,
     num_bytes: int,
     lifetime: timedelta,

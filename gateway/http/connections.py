@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from engine.places import Connections, RefusedConnections
-from engine.reading import FRAMING_TOLD, SteadyProtocol
+from engine.places import Places
+from engine.reading import FRAMING_TOLD, MAX_HEAD_BYTES, MAX_PIPELINED, SteadyProtocol
 from gateway.base.errors import GatewayError, HeadTimeout, HeadTooLarge, InvalidRequest, Overloaded
 from gateway.http.errors import reply_without_route
 
@@ -63,10 +63,7 @@ def check_head(
     return SERVER.encode() if method == b"OPTIONS" and not (slash or rest) else b"/" + rest
 
 
-MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
-MAX_PIPELINED = 8
-"""Requests that may wait on a connection for the answer to the one before them."""
 
 
 class TooManyConnections(Overloaded):
@@ -93,8 +90,7 @@ class ConnectionLimits:
     # Called with the reason of every refusal that no route sees, and with the request's id where
     # the client got one.
     refused: Callable[[str, str | None], None]
-    connections: Connections
-    refused_connections: RefusedConnections
+    places: Places
 
 
 class GuardedProtocol(SteadyProtocol):
@@ -126,9 +122,8 @@ class GuardedProtocol(SteadyProtocol):
         self._on_leave: Callable[[], None] | None = None
         self.is_lost = False
         self._arm()
-        # The rest of the descriptors is the journal's and the engines'.
-        self.bounds.refused_connections.make_room(len(self.connections))
-        if not self.bounds.connections.enter(self, self.client[0] if self.client else ""):
+        address = self.client[0] if self.client else ""
+        if not self.bounds.places.enter(self, address, len(self.connections)):
             self._refuse(TooManyConnections())
 
     def evict(self) -> None:
@@ -156,8 +151,7 @@ class GuardedProtocol(SteadyProtocol):
         self.is_lost = True
         self._disarm()
         self.resume_writing()
-        self.bounds.connections.leave(self)
-        self.bounds.refused_connections.leave(self.transport)
+        self.bounds.places.leave(self, self.transport)
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -351,4 +345,4 @@ class GuardedProtocol(SteadyProtocol):
         self.bounds.refused(reason, request_id)
         self.lingering.has_more = True
         self.transport.close()
-        self.bounds.refused_connections.add(self.transport)
+        self.bounds.places.note_refusal(self.transport)

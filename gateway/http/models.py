@@ -12,7 +12,7 @@ from litestar.params import FromPath, QueryParameter, RawBody
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET
 
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.response import ModelInfo, ModelList
 from gateway.dialects.gemini import response as gemini
@@ -75,7 +75,7 @@ class ModelsController(Controller):
     async def get_model(
         self, request: KeyRequest, model_id: FromPath[str], services: NamedDependency[Services]
     ) -> ModelInfo | openai.Model | gemini.Model:
-        make = _MADE[dialect_of(request.scope)]
+        make = _WRITERS[dialect_of(request.scope)]
         return make(services.find_model(str(model_id).lstrip("/")), services)
 
 
@@ -97,7 +97,7 @@ def _gemini_models(request: KeyRequest, services: Services) -> gemini.ModelList:
     return gemini.ModelList(models=[_gemini_model(model, services) for model in models])
 
 
-def _gemini_model(model: Model, services: Services) -> gemini.Model:
+def _gemini_model(model: CatalogueModel, services: Services) -> gemini.Model:
     longest = _longest_context(model, services)
     return gemini.Model(
         name=f"models/{model.id}",
@@ -114,7 +114,7 @@ def _position(ids: list[str], model_id: str, field: str) -> int:
     return ids.index(model_id)
 
 
-def _info(model: Model, services: Services) -> ModelInfo:
+def _info(model: CatalogueModel, services: Services) -> ModelInfo:
     longest = _longest_context(model, services)
     return ModelInfo(
         id=model.id,
@@ -125,7 +125,7 @@ def _info(model: Model, services: Services) -> ModelInfo:
     )
 
 
-def _openai_model(model: Model, services: Services) -> openai.Model:
+def _openai_model(model: CatalogueModel, services: Services) -> openai.Model:
     longest = _longest_context(model, services)
     if model.adapter is None:
         root = model.stands_for or UNSET
@@ -134,14 +134,14 @@ def _openai_model(model: Model, services: Services) -> openai.Model:
     return openai.Model(id=model.id, max_model_len=longest, root=model.adapter, parent=parent)
 
 
-def _display_name(model: Model) -> str:
+def _display_name(model: CatalogueModel) -> str:
     """An alias says so where a dialect has no field for it."""
     if not model.stands_for:
         return model.display_name
     return f"{model.display_name} (alias of {model.stands_for})"
 
 
-def _longest_context(model: Model, services: Services) -> int | None:
+def _longest_context(model: CatalogueModel, services: Services) -> int | None:
     contexts = [
         engine.description.max_context_tokens
         for engine in services.fleet.engines
@@ -150,7 +150,9 @@ def _longest_context(model: Model, services: Services) -> int | None:
     return max(contexts, default=None)
 
 
-_MADE: Mapping[Dialect, Callable[[Model, Services], ModelInfo | openai.Model | gemini.Model]] = {
+_WRITERS: Mapping[
+    Dialect, Callable[[CatalogueModel, Services], ModelInfo | openai.Model | gemini.Model]
+] = {
     "anthropic": _info,
     "openai": _openai_model,
     "gemini": _gemini_model,

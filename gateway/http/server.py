@@ -29,7 +29,7 @@ from engine.asgi import (
     UntilGrace,
     num_descriptors,
 )
-from engine.places import Connections, RefusedConnections, Strangers, split
+from engine.places import Connections, Places, RefusedConnections, Strangers, split
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
@@ -75,20 +75,20 @@ def front(app: Litestar) -> Application:
             await app(scope, receive, send)
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
-        async def told(message: Any) -> None:
+        async def send_with_cause(message: Any) -> None:
             if message["type"] == "lifespan.startup.failed" and "start_failure" in app.state:
                 message = {**message, "message": app.state.start_failure}
             await send(message)
 
         if scope["type"] == "lifespan":
-            await app(scope, receive, told)
+            await app(scope, receive, send_with_cause)
             return
         gate: AdminGate = app.state.services.admin
         holder = gate.holder(scope)
         if holder is not None:
             connection: GuardedProtocol = scope["state"]["connection"]
             # What waits for its beginning is no stranger's, whose places are few.
-            connection.bounds.connections.prove(connection, holder.key_id)
+            connection.bounds.places.connections.prove(connection, holder.key_id)
             with strangers.known():
                 await beginnings.wait(holder.workspace, holder.key_id)
                 if not connection.is_lost:
@@ -123,8 +123,10 @@ class Server(SteadyServer):
             request_seconds=tuning.request_seconds,
             stall_seconds=tuning.stall_seconds,
             refused=refused,
-            connections=Connections(most, tuning.connections_per_address, _PART_OF_KEY),
-            refused_connections=RefusedConnections(parts.sockets),
+            places=Places(
+                Connections(most, tuning.connections_per_address, _PART_OF_KEY),
+                RefusedConnections(parts.sockets),
+            ),
         )
         options: dict[str, Any] = {
             "host": settings.host,
@@ -167,8 +169,18 @@ class Server(SteadyServer):
 
 
 _TURN_FIELDS = (
-    *("workspace", "model", "engine", "attempt", "outcome", "status", "error", "miss_reason"),
-    *("input_tokens", "cache_read_tokens", "output_tokens", "first_token_seconds"),
+    "workspace",
+    "model",
+    "engine",
+    "attempt",
+    "outcome",
+    "status",
+    "error",
+    "miss_reason",
+    "input_tokens",
+    "cache_read_tokens",
+    "output_tokens",
+    "first_token_seconds",
 )
 
 

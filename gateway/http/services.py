@@ -15,7 +15,7 @@ from gateway.admission.rates import Counting, ReadKind, ReadLimit
 from gateway.admission.shared import SharedLimits
 from gateway.admission.workers import Workers
 from gateway.base.bounds import Tuning
-from gateway.base.catalogue import Catalogue, Model
+from gateway.base.catalogue import Catalogue, CatalogueModel
 from gateway.base.clock import Clock
 from gateway.base.errors import ModelNotFound, NoEngineReady
 from gateway.base.metrics import Metrics
@@ -83,7 +83,7 @@ class Services:
     refusals: RefusalCounter
     refused: RefusalsTable
 
-    def find_model(self, requested: str) -> Model:
+    def find_model(self, requested: str) -> CatalogueModel:
         """Raise ModelNotFound, and NoEngineReady while nothing is known of any model and an engine
         starts that may have it."""
         served = self.fleet.served
@@ -102,7 +102,7 @@ class Services:
     def context_of(
         self,
         user: Principal,
-        model: Model,
+        model: CatalogueModel,
         arrived: float,
         header_mark: ApproximateMark | None = None,
     ) -> RequestContext:

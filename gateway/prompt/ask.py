@@ -16,7 +16,7 @@ from engine.protocol import (
     ToolChoice,
     held_as,
 )
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters
 from gateway.prompt.ignored import Ignored, Notepad
@@ -134,7 +134,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request for an answer, in no dialect."""
 
     principal: Principal
-    model: Model
+    model: CatalogueModel
     plan: Plan
     sampling: Sampling
     # On the monotonic clock. The prompt's TTLs count from it.

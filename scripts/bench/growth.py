@@ -38,7 +38,7 @@ import psutil  # type: ignore[import-untyped]
 
 from engine.protocol import ChainHeld, Document, HeldName, Name, Snapshot
 from engine.protocol.reports import Description, Technique
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
@@ -130,7 +130,9 @@ def ask_of(digests: Sequence[str], template: list[Ask], num_documents: int = 0) 
     """A turn whose prompt has these names, NAME_TOKENS apart. The last names are documents'."""
     if not template:
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-        request = RequestContext(Principal("w", "k", "scope"), Model(id="m", display_name="m"), 0.0)
+        request = RequestContext(
+            Principal("w", "k", "scope"), CatalogueModel(id="m", display_name="m"), 0.0
+        )
         template.append(chat_ask_of(decode_chat(msgspec.json.encode(body)), request))
     names = [Name(digest, 0, number) for number, digest in enumerate(digests)]
     lengths = [4 * NAME_TOKENS * (number + 1) for number in range(len(digests))]

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.lower import count_ask_of
 from gateway.dialects.anthropic.request import decode_messages
@@ -15,7 +15,7 @@ from gateway.dialects.openai.request import decode_chat
 from gateway.prompt.ask import Ask, Principal
 
 WHO = Principal("w", "k", "scope", auto_cache=AutoCache("off"))
-ASKED = RequestContext(WHO, Model(id="m", display_name="m"), 0.0, removes_nonces=True)
+ASKED = RequestContext(WHO, CatalogueModel(id="m", display_name="m"), 0.0, removes_nonces=True)
 SHORT: dict[str, str] = {"type": "ephemeral"}
 LONG: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}
 

@@ -26,7 +26,7 @@ from gateway.advice.pasted import advise_request
 from gateway.advice.stream import advise_stream
 from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
 from gateway.base.bounds import Tuning
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
@@ -51,7 +51,7 @@ from tests.doubling import Dimension, Work
 Json = dict[str, Any]
 
 PRINCIPAL = Principal("workspace", "key", "5" * 32)
-MODEL = Model(id="m", display_name="m")
+MODEL = CatalogueModel(id="m", display_name="m")
 ASKED = RequestContext(PRINCIPAL, MODEL, 0.0, removes_nonces=True)
 _COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
 _BLOCKS = BOUNDS.max_blocks - 16

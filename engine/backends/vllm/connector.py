@@ -44,7 +44,7 @@ from engine.backends.vllm.internals import (
     VllmChangedError,
     check_layers,
 )
-from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
+from engine.backends.vllm.leases import Blocks, LeaseManager, VllmEntry
 from engine.backends.vllm.names import check_names
 from engine.backends.vllm.plugin import register
 from engine.backends.vllm.switch import Switch, guarded
@@ -67,7 +67,7 @@ class TrackedRequest:
     hit_tokens: int = 0
     num_taken: int = 0
     num_watched: int = 0
-    claims: list[Hold] = field(default_factory=list)
+    claims: list[VllmEntry] = field(default_factory=list)
     made_tokens: dict[str, int] = field(default_factory=dict)
     computed: Ranges = field(default_factory=Ranges)
 
@@ -77,7 +77,7 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    """Turns the scheduler's news of requests into protection, holds and reports.
+    """Turns the scheduler's news of requests into protection, entries and reports.
 
     vLLM's request ids differ from ours (it adds a suffix, and choices of one request get one each),
     so states are kept by vLLM's and reported by the directive's. Not thread-safe: all calls come
@@ -158,7 +158,7 @@ class RequestTracker:
         self._unprotect(state)
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """A step was made up: note what it computes, and hold the wants whose blocks it hashed."""
+        """A step was made up. Note what it computes, and add the wants whose blocks it hashed."""
         for request_id, num_scheduled in num_scheduled_tokens.items():
             state = self._states.get(request_id)
             if state is not None and not state.is_started:
@@ -182,8 +182,8 @@ class RequestTracker:
             return
         self._wanting.pop(request_id, None)
         self._unprotect(state)
-        for hold in state.claims:
-            self._leases.end_claim(hold, request_id, is_started=state.is_started)
+        for entry in state.claims:
+            self._leases.end_claim(entry, request_id, is_started=state.is_started)
         our_id = state.directive.request_id
         if self._by_id.get(our_id) is state:
             self._ended[our_id] = None
@@ -202,7 +202,7 @@ class RequestTracker:
         return False
 
     def give_back(self) -> None:
-        """End every protection and every hold: the cache is emptied, or another server binds."""
+        """End every protection and every entry: the cache is emptied, or another server binds."""
         for state in self._states.values():
             self._unprotect(state)
         self._leases.reset()
@@ -261,13 +261,13 @@ class RequestTracker:
             state.num_taken += 1
             if want.tokens > request.num_prompt_tokens:
                 continue
-            hold = self._leases.hold(
+            entry = self._leases.add(
                 want, directive.scope, request.block_hashes, request.request_id
             )
-            if hold is not None:
-                state.made_tokens[want.key] = hold.tokens
-                if hold not in state.claims:
-                    state.claims.append(hold)
+            if entry is not None:
+                state.made_tokens[want.key] = entry.tokens
+                if entry not in state.claims:
+                    state.claims.append(entry)
         if state.num_watched == len(watches):
             del self._wanting[request.request_id]
 

@@ -11,10 +11,10 @@ with another token, or before a `bind`, is ignored.
 
 | call | arguments → what `msgspec.convert` makes of the answer |
 |---|---|
-| `bind` | token → `Bound`; all earlier holds end |
-| `switch_off` | why → None; all holds end, for good: the server's books failed |
+| `bind` | token → `Bound`; all earlier entries end |
+| `switch_off` | why → None; all entries end, for good: the server's books failed |
 | `report` | request_id (the directive's) → `Report`, or None for one never heard of |
-| `release` | keys → how many were held (int); unknown keys are no error |
+| `release` | keys → how many of these entries there were (int); unknown keys are no error |
 | `unlease` | keys → None; their leases are over, their entries stay as best-effort ones |
 | `record` | records as JSON → None; the tier below tells its journal of entries |
 | `losses` | → list of `Loss` since the last call |
@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol import EntryState
 from engine.protocol.reports import BlockStats, StoreStats
 from engine.store.journal import Put
 
@@ -32,121 +33,122 @@ PARAM_KEY = "holdfast"
 CALL = "holdfast_{}"
 """The name of a call in vLLM's EngineCore."""
 
-HoldState = Literal["leased", "best_effort", "none"]
 LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier below keeps `max_blocks` at most, and has these entries of an earlier process, which
-    are held. The secret of their keys is `chain`."""
+    """What the tier below has, where there is one."""
 
+    # It keeps at most so many blocks.
     max_blocks: int = 0
+    # The secret of its entries' keys.
     chain: bytes = b""
+    # Its entries of an earlier process. They live on.
     entries: list[Put] = []
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold the request's first `tokens` as the entry `key`.
+    """Make the request's first tokens an entry. A live entry of that key stays as it is."""
 
-    `tokens` is floored to a multiple of what a hit can end at.
-    `key` is the server's own id of the entry (hex), the same for the same prefix of one scope; a
-    live hold of that key is kept as it is and reported. `expires_at` (seconds on the server's
-    clock) only orders holds: the soonest to expire goes first when one must go. The later of two is
-    kept. Without `is_asked_for` it gets no lease: its blocks follow vLLM's own order of reuse.
-    """
-
+    # The server's own id of the entry (hex), the same for the same prefix of one scope.
     key: str
+    # Floored to a multiple of what a hit can end at.
     tokens: int
+    # In seconds on the server's clock. It only orders entries: the one that ends first goes first.
+    # A live entry keeps the later of two ends.
     expires_at: float
+    # Without this it gets no lease: its blocks follow vLLM's own order of reuse.
     is_asked_for: bool = True
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell when the block that ends the request's first `tokens` is in memory no more.
-
-    Told once, as a `Loss` of `key` with the reason `evicted` (or `reset`): no copy of the block's
-    content has been left. `tokens` is a multiple of the block size; nothing is held for it.
-    """
+    """Tell when no copy is left of the block that ends the request's first tokens. Nothing keeps
+    the block. It is told once, as a `Loss` of `key` with the reason `evicted` or `reset`."""
 
     key: str
+    # A multiple of the block size.
     tokens: int
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's part. `read` is the key of the entry that the look-up found, if any.
+    """What one request reads and writes.
 
-    Its blocks are kept in memory from the moment the scheduler's process hears of the request until
-    the request was admitted or has ended, also if the entry expires meanwhile.
-    Only when nothing else can run does a waiting request give them up. `lease_blocks` bounds what
-    the scope may hold under contention, None for the engine's default. `unix_offset` is what Unix
-    time is ahead of the server's clock.
-
-    A request that ends without an output token leaves no hold that it made; one that ends later
-    keeps all. `token` is the secret of `bind`.
+    If the request ends without an output token, the entries that it made end with it. If it ends
+    later, they stay.
     """
 
     request_id: str
     scope: str
     wants: list[Want]
+    # The secret of `bind`.
     token: str = ""
+    # The key of the entry that the look-up found, if any. Its blocks stay in memory from the moment
+    # the scheduler's process hears of the request until the request was admitted or has ended, also
+    # if the entry expires meanwhile. A waiting request gives them up only where nothing else can
+    # run.
     read: str | None = None
+    # The most blocks that the scope's leases may keep from other scopes; None is the engine's
+    # default.
     lease_blocks: int | None = None
     watches: list[Watch] = []
+    # Unix time less the server's clock, in seconds.
     unix_offset: float = 0.0
 
 
 class WantOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one want. `none`: the blocks were not all there when they should have been."""
+    """What became of one want."""
 
     key: str
-    state: HoldState
+    # `none`: not all of its blocks were there.
+    state: EntryState
     tokens: int
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete when the request's first token is there; `held` is as it is when asked.
-
-    `hit_tokens` came from vLLM's own cache, or were loaded by a connector beside ours, at every
-    admission up to the first token, so that a request that was preempted is not told what it
-    computed itself; at most vLLM's own `num_cached_tokens`, which is the first admission's.
-    `computed_tokens`: positions of the prompt that were scheduled before the first token, each
-    counted once.
-    """
+    """What a request read, wrote and computed. It is complete with the request's first token."""
 
     request_id: str
+    # Tokens that came from vLLM's own cache, or from a connector beside ours, at every admission up
+    # to the first token: what a preempted request computed itself is not among them. At most
+    # vLLM's own `num_cached_tokens`, which is the first admission's.
     hit_tokens: int
+    # The state of each want at the moment of the question.
     held: list[WantOutcome]
+    # Positions of the prompt that were scheduled before the first token, each counted once.
     computed_tokens: int = 0
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended without the server's doing, in the order in which it did.
+    """What ended without the server's doing. Losses are in the order in which they happened.
 
-    `sacrificed` and `yielded` end a lease, the entry is best-effort; `evicted` and `reset` end the
-    entry. A hold that was made anew since does not undo it: whoever asks for losses before it asks
-    for the report of a request hears first what that request's holds came after.
+    A later entry of the same key does not undo a loss. Whoever asks for losses before the report of
+    a request hears first of what was lost before that request's entries were made.
     """
 
     key: str
+    # `sacrificed` and `yielded` end the lease alone: the entry goes on as best-effort. `evicted`
+    # and `reset` end the entry.
     reason: LossReason
 
 
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler's blocks and requests. `preempted` are those that came back, ever.
+    """The scheduler's blocks and requests. Counters count from the start."""
 
-    `leased_blocks` are those that leases hold, whoever else does, of `max_leased_blocks` that they
-    may. `evicted_blocks` had content that had to go, and `leases_lowered` gave their room to others
-    while a tier below (`store`) kept their content, since the start. `foreign` blocks are active
-    ones that only requests without a directive use; `foreign_running` are such requests.
-    """
-
+    # Its `foreign` blocks are active ones that only requests without a directive use.
     blocks: BlockStats
     running: int = 0
     waiting: int = 0
+    # Running requests without a directive.
     foreign_running: int = 0
+    # How often a preempted request was admitted again.
     preempted: int = 0
+    # Blocks that leases hold, whether or not a request uses them too.
     leased_blocks: int = 0
+    # The most blocks that leases may hold.
     max_leased_blocks: int = 0
+    # Blocks whose content had to go.
     evicted_blocks: int = 0
+    # Leases that gave up their blocks while the tier below kept their content.
     leases_lowered: int = 0
+    # The tier below; None without one.
     store: StoreStats | None = None

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.backends.vllm.directive import HoldState, Loss, LossReason, Want, Watch
+from engine.backends.vllm.directive import Loss, LossReason, Want, Watch
 from engine.backends.vllm.internals import CacheManager, VllmBlock, keeps_states
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.leases import Claim, ScopeLeases, next_to_end
 from engine.cache.order import Order
+from engine.protocol import EntryState
 from engine.protocol.reports import BlockStats
 from engine.store.journal import End, Put, Record
 
@@ -35,8 +36,8 @@ MAX_UNTOLD_LOSSES = 65_536
 
 
 @dataclass(eq=False, slots=True)
-class Hold:
-    """An entry."""
+class VllmEntry:
+    """An entry, or a place that the server watches."""
 
     key: str
     scope: str
@@ -93,13 +94,13 @@ class LeaseManager:
         self.max_leased_blocks = int(self.total_blocks * lease_share)
         self.scope_leased_blocks = int(self.max_leased_blocks * scope_lease_share)
         self._shares: dict[str, int] = {}
-        self._holds: dict[str, Hold] = {}
-        self._leases: dict[str, dict[Hold, None]] = {}
-        self._by_end: dict[str, Order[Hold]] = {}
+        self._entries: dict[str, VllmEntry] = {}
+        self._leases: dict[str, dict[VllmEntry, None]] = {}
+        self._by_end: dict[str, Order[VllmEntry]] = {}
         self._lease_refs: Counter[int] = Counter()
         self._scope_refs: dict[str, Counter[int]] = {}
         self._protected: Counter[int] = Counter()
-        self._dependents: dict[int, set[Hold]] = {}
+        self._dependents: dict[int, set[VllmEntry]] = {}
         self._losses: deque[Loss] = deque(maxlen=MAX_UNTOLD_LOSSES)
         self._lost_watches: dict[str, None] = {}
         self.evicted_blocks = 0
@@ -121,12 +122,12 @@ class LeaseManager:
 
     def protect(self, key: str) -> Blocks | None:
         """Reference an entry's blocks for one who will read them; None where it is gone."""
-        hold = self._find(key)
-        if hold is None:
+        entry = self._find(key)
+        if entry is None:
             return None
-        self._pool.touch(hold.blocks)
-        self._protected.update(block.block_id for block in hold.blocks)
-        return hold.blocks
+        self._pool.touch(entry.blocks)
+        self._protected.update(block.block_id for block in entry.blocks)
+        return entry.blocks
 
     def unprotect(self, blocks: Blocks) -> None:
         """Give back what `protect` gave."""
@@ -156,34 +157,34 @@ class LeaseManager:
                 self.below.want(keys, end + unix_offset)
                 begin = max(begin, stop)
 
-    def hold(
+    def add(
         self, want: Want, scope: str, block_hashes: Sequence[bytes], claim: str
-    ) -> Hold | None:
-        """Keep a prefix whose blocks are hashed; None where they are not all there.
+    ) -> VllmEntry | None:
+        """Make an entry of a prefix whose blocks are hashed; None where they are not all there.
 
-        A live entry of that key stays, leased if it can be now. `claim` is who wants it: see
-        `end_claim`.
+        A live entry of that key stays, leased if it can be now. `claim` is the request that wants
+        it: see `end_claim`.
         """
-        hold = self._find(want.key)
-        new_hold = None
-        if hold is None or not hold.blocks:
-            new_hold = self._make(want, scope, block_hashes)
-        if hold is None:
-            hold = new_hold
-        elif new_hold is not None:  # it was below alone, and is here again
-            hold.blocks = new_hold.blocks
-            hold.hashes = new_hold.hashes
-            self._holds[want.key] = hold
-        if hold is None:
+        entry = self._find(want.key)
+        new_entry = None
+        if entry is None or not entry.blocks:
+            new_entry = self._make(want, scope, block_hashes)
+        if entry is None:
+            entry = new_entry
+        elif new_entry is not None:  # it was below alone, and is here again
+            entry.blocks = new_entry.blocks
+            entry.hashes = new_entry.hashes
+            self._entries[want.key] = entry
+        if entry is None:
             return None
-        hold.expires_at = max(hold.expires_at, want.expires_at)
-        if hold.blocks and not hold.is_leased:
-            is_leased = want.is_asked_for and self._try_lease(hold)
-            if not is_leased and new_hold is not None:
-                self._pool.touch(hold.blocks)
-                self._depend(hold)
-        hold.claims.add(claim)
-        return hold
+        entry.expires_at = max(entry.expires_at, want.expires_at)
+        if entry.blocks and not entry.is_leased:
+            is_leased = want.is_asked_for and self._try_lease(entry)
+            if not is_leased and new_entry is not None:
+                self._pool.touch(entry.blocks)
+                self._depend(entry)
+        entry.claims.add(claim)
+        return entry
 
     def watch(self, watches: Sequence[Watch], block_hashes: Sequence[bytes]) -> None:
         """Tell when the blocks that end these places are reused; they are ordered by length.
@@ -200,37 +201,38 @@ class LeaseManager:
                 continue
             self._lost_watches.pop(watch.key, None)
             hashes = tuple(block.block_hash for block in blocks)
-            hold = Hold(watch.key, "", watch.tokens, 0.0, blocks, hashes, is_watch=True)
-            self._holds[watch.key] = hold
+            entry = VllmEntry(watch.key, "", watch.tokens, 0.0, blocks, hashes, is_watch=True)
+            self._entries[watch.key] = entry
             # A reference taken and given back: the way to be told of its reuse.
             self._pool.touch(blocks)
-            self._depend(hold)
+            self._depend(entry)
 
-    def end_claim(self, hold: Hold, claim: str, *, is_started: bool) -> None:
-        """Who claimed has ended: what nobody got a token for, and nobody claims any more, goes."""
-        hold.claims.discard(claim)
-        hold.is_confirmed |= is_started
-        if not hold.is_confirmed and not hold.claims and self._holds.get(hold.key) is hold:
-            self._remove(hold)
+    def end_claim(self, entry: VllmEntry, claim: str, *, is_started: bool) -> None:
+        """A request that claimed the entry has ended. The entry goes if no request claims it any
+        more and none of them got a token."""
+        entry.claims.discard(claim)
+        entry.is_confirmed |= is_started
+        if not entry.is_confirmed and not entry.claims and self._entries.get(entry.key) is entry:
+            self._remove(entry)
 
     # What the server does.
 
     def release(self, keys: Sequence[str]) -> int:
         """End entries; how many there were."""
-        holds = [hold for key in keys if (hold := self._holds.get(key)) is not None]
-        for hold in holds:
-            self._remove(hold)
+        entries = [self._entries[key] for key in keys if key in self._entries]
+        for entry in entries:
+            self._remove(entry)
         if self.below is not None:
             self.below.record([End(key=key) for key in keys])
-        return len(holds)
+        return len(entries)
 
     def record(self, records: Iterable[Record]) -> None:
-        """What the journal of the tier below shall tell of entries. It gets their blocks' keys."""
+        """Have the tier below write records to its journal, with the keys of entries' blocks."""
         known_records = list[Record]()
         for record in records:
             if isinstance(record, Put):
-                hold = self._holds.get(record.key)
-                keys = None if hold is None else hold.tier_keys
+                entry = self._entries.get(record.key)
+                keys = None if entry is None else entry.tier_keys
                 if not keys:
                     continue
                 record = msgspec.structs.replace(record, files=list(keys))
@@ -243,27 +245,27 @@ class LeaseManager:
         puts = [] if self.below is None else self.below.take_restored()
         for put in puts:
             tokens = len(put.packed) // TOKEN_BYTES
-            hold = Hold(put.key, put.scope, tokens, 0.0, (), (), below=tuple(put.files))
-            hold.is_confirmed = True
-            hold.is_lowered = put.times.is_leased
-            self._holds[put.key] = hold
+            entry = VllmEntry(put.key, put.scope, tokens, 0.0, (), (), below=tuple(put.files))
+            entry.is_confirmed = True
+            entry.is_lowered = put.times.is_leased
+            self._entries[put.key] = entry
         return puts
 
     def unlease(self, keys: Iterable[str]) -> None:
-        """Leases that are over by the server's clock. Their entries become best-effort ones."""
+        """End leases that are over by the server's clock. Their entries become best-effort."""
         for key in keys:
-            hold = self._holds.get(key)
-            if hold is not None and hold.is_leased:
-                self._end_lease(hold)
-                self._depend(hold)
-            elif hold is not None:
-                hold.is_lowered = False
+            entry = self._entries.get(key)
+            if entry is not None and entry.is_leased:
+                self._end_lease(entry)
+                self._depend(entry)
+            elif entry is not None:
+                entry.is_lowered = False
 
-    def state(self, key: str) -> HoldState:
-        hold = self._find(key)
-        if hold is None:
+    def state(self, key: str) -> EntryState:
+        entry = self._find(key)
+        if entry is None:
             return "none"
-        return "leased" if hold.is_leased or hold.is_lowered else "best_effort"
+        return "leased" if entry.is_leased or entry.is_lowered else "best_effort"
 
     def take_losses(self) -> list[Loss]:
         """What was lost since the last call, in order; the oldest are forgotten beyond 65,536.
@@ -272,16 +274,16 @@ class LeaseManager:
         """
         # What stood on copies that the tier below has lost ends.
         gone = set() if self.below is None else self.below.take_gone()
-        for hold in list(self._holds.values()) if gone else ():
-            if gone.isdisjoint(hold.below):
+        for entry in list(self._entries.values()) if gone else ():
+            if gone.isdisjoint(entry.below):
                 continue
-            hold.below = ()
-            if not hold.blocks:
-                self._remove(hold)
-                self._note_loss(hold, "evicted")
-            elif hold.is_lowered:
-                hold.is_lowered = False
-                self._note_loss(hold, "yielded")
+            entry.below = ()
+            if not entry.blocks:
+                self._remove(entry)
+                self._note_loss(entry, "evicted")
+            elif entry.is_lowered:
+                entry.is_lowered = False
+                self._note_loss(entry, "yielded")
         losses = [*self._losses, *(Loss(key=key, reason="evicted") for key in self._lost_watches)]
         self._lost_watches = {}
         self._losses.clear()
@@ -306,8 +308,8 @@ class LeaseManager:
             elif block.block_hash is None:
                 count["free"] += 1
             else:
-                holds = self._dependents.get(block.block_id, ())
-                is_entry = any(not hold.is_watch for hold in holds)
+                entries = self._dependents.get(block.block_id, ())
+                is_entry = any(not entry.is_watch for entry in entries)
                 count["best_effort" if is_entry else "cached"] += 1
         names = ("free", "active", "leased", "best_effort", "cached", "shared", "foreign")
         return BlockStats(total=self.total_blocks, **{name: count[name] for name in names})
@@ -324,10 +326,10 @@ class LeaseManager:
         One that only has blocks of `hit`, which the waiting request takes itself, would be lost in
         vain. False where there is none to give.
         """
-        hold = next_to_end(self._held(hit))
-        if hold is not None:
-            self._lose_lease(hold, "sacrificed")
-        return hold is not None
+        entry = next_to_end(self._held(hit))
+        if entry is not None:
+            self._lose_lease(entry, "sacrificed")
+        return entry is not None
 
     def is_sole_user(self) -> bool:
         """Whether every block in use is so for our references only."""
@@ -339,9 +341,9 @@ class LeaseManager:
 
     def reset(self) -> None:
         """The cache is emptied: every entry ends. What is protected must be given back before."""
-        for hold in list(self._holds.values()):
-            self._remove(hold)
-            self._note_loss(hold, "reset")
+        for entry in list(self._entries.values()):
+            self._remove(entry)
+            self._note_loss(entry, "reset")
 
     def abandon(self) -> None:
         """Give every reference back, whatever state the books are in. They can't be used after."""
@@ -356,19 +358,19 @@ class LeaseManager:
 
     def note_reuse(self, block: VllmBlock) -> None:
         """The block gets other content: what stood on it without a lease ends."""
-        for hold in list(self._dependents.get(block.block_id, ())):
-            self._lose_content(hold)
+        for entry in list(self._dependents.get(block.block_id, ())):
+            self._lose_content(entry)
 
     # Inside.
 
-    def _find(self, key: str) -> Hold | None:
-        """The entry, if its content is still there; one that vLLM evicted ends here."""
-        hold = self._holds.get(key)
-        if hold is not None and not hold.is_intact:
-            self._lose_content(hold)
-        return self._holds.get(key)
+    def _find(self, key: str) -> VllmEntry | None:
+        """The entry, if its content is still there. If vLLM has evicted that, the entry ends."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.is_intact:
+            self._lose_content(entry)
+        return self._entries.get(key)
 
-    def _make(self, want: Want, scope: str, block_hashes: Sequence[bytes]) -> Hold | None:
+    def _make(self, want: Want, scope: str, block_hashes: Sequence[bytes]) -> VllmEntry | None:
         tokens = self.align(want.tokens)
         if tokens == 0:
             return None
@@ -381,9 +383,9 @@ class LeaseManager:
             return None
         blocks = tuple(block for group in groups for block in group if not block.is_null)
         hashes = tuple(block.block_hash for block in blocks)
-        hold = Hold(want.key, scope, tokens, want.expires_at, blocks, hashes)
-        self._holds[hold.key] = hold
-        return hold
+        entry = VllmEntry(want.key, scope, tokens, want.expires_at, blocks, hashes)
+        self._entries[entry.key] = entry
+        return entry
 
     def _find_ends(self, offsets: list[int], block_hashes: Sequence[bytes]) -> dict[int, Blocks]:
         """The blocks at those of these offsets, in rising order, at which a hit can end.
@@ -411,113 +413,123 @@ class LeaseManager:
             break
         return ends
 
-    def _try_lease(self, hold: Hold) -> bool:
-        new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
+    def _try_lease(self, entry: VllmEntry) -> bool:
+        new = sum(block.block_id not in self._lease_refs for block in entry.blocks)
         while (excess := len(self._lease_refs) + new - self.max_leased_blocks) > 0:
-            held = len(self._scope_refs.get(hold.scope, ())) + new
+            claimed = len(self._scope_refs.get(entry.scope, ())) + new
             # Of the scope's own next lease to end, and those of scopes above their share, one that
             # has a copy below loses nothing.
             firsts = [
                 scope_leases.first
                 for scope, scope_leases in zip(self._leases, self._held(), strict=True)
                 if scope_leases.first is not None
-                and (scope == hold.scope or scope_leases.num_blocks > scope_leases.share)
+                and (scope == entry.scope or scope_leases.num_blocks > scope_leases.share)
                 and self._has_copy(scope_leases.first)
             ]
-            other = min(firsts, key=lambda first: first.expires_at, default=None)
-            if other is None:
-                claim = Claim(held, self._share(hold.scope), excess)
-                other = next_to_end(self._held(), claim)
-            if other is None:
+            loser = min(firsts, key=lambda first: first.expires_at, default=None)
+            if loser is None:
+                claim = Claim(claimed, self._share(entry.scope), excess)
+                loser = next_to_end(self._held(), claim)
+            if loser is None:
                 return False
-            self._lose_lease(other, "yielded")
-            new = sum(block.block_id not in self._lease_refs for block in hold.blocks)
-        self._undepend(hold)
-        self._pool.touch(hold.blocks)
-        ids = [block.block_id for block in hold.blocks]
+            self._lose_lease(loser, "yielded")
+            new = sum(block.block_id not in self._lease_refs for block in entry.blocks)
+        self._undepend(entry)
+        self._pool.touch(entry.blocks)
+        ids = [block.block_id for block in entry.blocks]
         self._lease_refs.update(ids)
-        self._scope_refs.setdefault(hold.scope, Counter()).update(ids)
-        self._leases.setdefault(hold.scope, {})[hold] = None
-        hold.is_leased = True
-        hold.is_lowered = False
-        if hold.scope not in self._by_end:
-            self._by_end[hold.scope] = Order(lambda h: (h.expires_at, 0.0) if h.is_leased else None)
-        self._by_end[hold.scope].push(hold)
+        self._scope_refs.setdefault(entry.scope, Counter()).update(ids)
+        self._leases.setdefault(entry.scope, {})[entry] = None
+        entry.is_leased = True
+        entry.is_lowered = False
+        if entry.scope not in self._by_end:
+            self._by_end[entry.scope] = Order(_end_of)
+        self._by_end[entry.scope].push(entry)
         return True
 
-    def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[Hold]]:
+    def _held(self, hit: Collection[int] = ()) -> Iterator[ScopeLeases[VllmEntry]]:
         """Each scope's leases, but for those that only have blocks of `hit`."""
-        for scope, holds in self._leases.items():
+        for scope, entries in self._leases.items():
             first = self._by_end[scope].first()
             if hit:
-                able = (h for h in holds if any(block.block_id not in hit for block in h.blocks))
-                first = min(able, key=lambda hold: hold.expires_at, default=None)
+                others = (
+                    entry
+                    for entry in entries
+                    if any(block.block_id not in hit for block in entry.blocks)
+                )
+                first = min(others, key=lambda entry: entry.expires_at, default=None)
             yield ScopeLeases(len(self._scope_refs[scope]), self._share(scope), first)
 
     def _share(self, scope: str) -> int:
         return self._shares.get(scope, self.scope_leased_blocks)
 
-    def _lose_lease(self, hold: Hold, reason: LossReason) -> None:
-        self._end_lease(hold)
-        self._depend(hold)
-        if self._has_copy(hold):
-            hold.is_lowered = True
+    def _lose_lease(self, entry: VllmEntry, reason: LossReason) -> None:
+        self._end_lease(entry)
+        self._depend(entry)
+        if self._has_copy(entry):
+            entry.is_lowered = True
             self.num_lowered += 1
         else:
-            self._note_loss(hold, reason)
+            self._note_loss(entry, reason)
 
-    def _lose_content(self, hold: Hold) -> None:
+    def _lose_content(self, entry: VllmEntry) -> None:
         """vLLM has reused a block of an entry: it ends, or is below alone from now on."""
-        if not hold.is_watch and not hold.is_leased and self._has_copy(hold):
-            self._undepend(hold)
-            hold.blocks = hold.hashes = ()
+        if not entry.is_watch and not entry.is_leased and self._has_copy(entry):
+            self._undepend(entry)
+            entry.blocks = ()
+            entry.hashes = ()
         else:
-            self._remove(hold)
-            self._note_loss(hold, "evicted")
+            self._remove(entry)
+            self._note_loss(entry, "evicted")
 
-    def _has_copy(self, hold: Hold) -> bool:
-        keys = hold.tier_keys
-        if self.below is not None and not hold.below and keys and self.below.keeps(keys):
-            hold.below = keys
-        return bool(hold.below)
+    def _has_copy(self, entry: VllmEntry) -> bool:
+        keys = entry.tier_keys
+        if self.below is not None and not entry.below and keys and self.below.keeps(keys):
+            entry.below = keys
+        return bool(entry.below)
 
-    def _end_lease(self, hold: Hold) -> None:
+    def _end_lease(self, entry: VllmEntry) -> None:
         """The books only: the caller gives the references back."""
-        hold.is_leased = False
-        _subtract(self._lease_refs, hold.blocks)
-        _subtract(self._scope_refs[hold.scope], hold.blocks)
-        del self._leases[hold.scope][hold]
-        if not self._leases[hold.scope]:
-            del self._leases[hold.scope], self._scope_refs[hold.scope], self._by_end[hold.scope]
+        entry.is_leased = False
+        _subtract(self._lease_refs, entry.blocks)
+        _subtract(self._scope_refs[entry.scope], entry.blocks)
+        del self._leases[entry.scope][entry]
+        if not self._leases[entry.scope]:
+            del self._leases[entry.scope], self._scope_refs[entry.scope], self._by_end[entry.scope]
 
-    def _depend(self, hold: Hold) -> None:
+    def _depend(self, entry: VllmEntry) -> None:
         """Give one reference back, and hear of it when a block is reused."""
-        for block in hold.blocks:
-            self._dependents.setdefault(block.block_id, set()).add(hold)
+        for block in entry.blocks:
+            self._dependents.setdefault(block.block_id, set()).add(entry)
         # From the tail, so that LRU takes a chain from its end.
-        self._pool.unpin_blocks(reversed(hold.blocks), self._on_reuse)
+        self._pool.unpin_blocks(reversed(entry.blocks), self._on_reuse)
 
-    def _undepend(self, hold: Hold) -> None:
-        for block in hold.blocks:
+    def _undepend(self, entry: VllmEntry) -> None:
+        for block in entry.blocks:
             dependents = self._dependents.get(block.block_id)
             if dependents is not None:
-                dependents.discard(hold)
+                dependents.discard(entry)
                 if not dependents:
                     del self._dependents[block.block_id]
 
-    def _note_loss(self, hold: Hold, reason: LossReason) -> None:
-        if hold.is_watch:
-            self._lost_watches[hold.key] = None
+    def _note_loss(self, entry: VllmEntry, reason: LossReason) -> None:
+        if entry.is_watch:
+            self._lost_watches[entry.key] = None
             return
-        self._losses.append(Loss(key=hold.key, reason=reason))
+        self._losses.append(Loss(key=entry.key, reason=reason))
 
-    def _remove(self, hold: Hold) -> None:
-        del self._holds[hold.key]
-        if hold.is_leased:
-            self._end_lease(hold)
-            self._pool.free_blocks(reversed(hold.blocks))
+    def _remove(self, entry: VllmEntry) -> None:
+        del self._entries[entry.key]
+        if entry.is_leased:
+            self._end_lease(entry)
+            self._pool.free_blocks(reversed(entry.blocks))
         else:
-            self._undepend(hold)
+            self._undepend(entry)
+
+
+def _end_of(entry: VllmEntry) -> tuple[float, float] | None:
+    """The place of a lease in the order of ends; None without a lease."""
+    return (entry.expires_at, 0.0) if entry.is_leased else None
 
 
 def _subtract(counts: Counter[int], blocks: Blocks) -> None:

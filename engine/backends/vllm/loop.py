@@ -21,7 +21,6 @@ from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_
 from engine.backends.vllm.core import OrderRefused, Output, TurnFailed, VllmCore
 from engine.backends.vllm.directive import (
     Directive,
-    HoldState,
     Loss,
     Report,
     Want,
@@ -36,7 +35,7 @@ from engine.cache.lookup import longest_hit
 from engine.cache.prefix_cache import CacheQuery, Lookup
 from engine.cache.table import BlockTable
 from engine.clock import ManualClock
-from engine.protocol import ErrorCode, Failed, HeldName, MissReason
+from engine.protocol import EntryState, ErrorCode, Failed, HeldName, MissReason
 from engine.protocol.reports import LeaseEnd
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import RequestState, SequenceState
@@ -63,7 +62,7 @@ class HeldEntries(Entries):
             scope_lease_share=1.0,  # the connector decides
             grace_seconds=grace_seconds,
         )
-        self._states: dict[Digest, HoldState] = {}
+        self._states: dict[Digest, EntryState] = {}
         self.removed: list[Digest] = []
         self.unleased: dict[Digest, None] = {}
         self._is_recorded = is_recorded

@@ -16,9 +16,9 @@ import uvicorn
 
 from engine.asgi import num_descriptors
 from engine.places import Split, split
-from engine.reading import FRAMING_TOLD
+from engine.reading import FRAMING_TOLD, MAX_HEAD_BYTES, MAX_PIPELINED
 from engine.serve import connections
-from engine.serve.connections import MAX_HEAD_BYTES, MAX_PIPELINED, BoundedProtocol, Places
+from engine.serve.connections import BoundedProtocol, engine_places
 from tests.conformance.engines import SECRET, Engine, running_engine
 
 PATIENCE = 180
@@ -123,7 +123,7 @@ async def slow_answer(scope: Any, receive: Any, send: Any) -> None:
 @asynccontextmanager
 async def served(parts: Split | None = None) -> AsyncIterator[int]:
     """The port of a server with the engine's bounds."""
-    protocol: Any = partial(BoundedProtocol, Places(parts or split(4096)))
+    protocol: Any = partial(BoundedProtocol, engine_places(parts or split(4096)))
     config = uvicorn.Config(slow_answer, port=0, http=protocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

@@ -7,7 +7,7 @@ import pytest
 
 from engine.protocol import Capability, ChainHeld, HeldName, Snapshot
 from engine.protocol.reports import Description
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.lowering import RequestContext
 from gateway.dialects.openai.lower import chat_ask_of
@@ -69,7 +69,7 @@ def ask(text: str, key: str | None = None, scope: str = "scope", n: int = 1) -> 
     body = {"model": "m", "messages": [{"role": "user", "content": text}], "n": n}
     decoded = decode_chat(msgspec.json.encode({**body, "prompt_cache_key": key}))
     who = Principal("w", "k", scope)
-    return chat_ask_of(decoded, RequestContext(who, Model(id="m", display_name="m"), 0.0))
+    return chat_ask_of(decoded, RequestContext(who, CatalogueModel(id="m", display_name="m"), 0.0))
 
 
 def test_a_key_or_else_the_first_segment_decides_and_a_key_counts_within_its_workspace() -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.base.background import Background
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.cli.main import main
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import decode_messages
@@ -138,7 +138,9 @@ async def never(turn_id: str, workspace: str) -> bytes | None:
 def comparing(workspace: str, previous: str) -> Ask:
     decoded = decode_messages(msgspec.json.encode(body()))
     who = Principal(workspace, "k", workspace)
-    ask = ask_of(decoded, RequestContext(who, Model(id="m", display_name="m"), 0.0), "2023-06-01")
+    ask = ask_of(
+        decoded, RequestContext(who, CatalogueModel(id="m", display_name="m"), 0.0), "2023-06-01"
+    )
     return replace(ask, comparison=Compared(is_wanted=True, previous=previous))
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.base.background import Background
-from gateway.base.catalogue import Model
+from gateway.base.catalogue import CatalogueModel
 from gateway.dialects.anthropic.lower import ask_of
 from gateway.dialects.anthropic.request import decode_messages
 from gateway.dialects.lowering import RequestContext
@@ -25,7 +25,7 @@ def printed(system: Any, said: str = "Why?", model: str = "m", **more: Any) -> F
     asked = body(system=system, messages=[{"role": "user", "content": said}], **more)
     decoded = decode_messages(msgspec.json.encode(asked))
     who = Principal("w", "k", "w")
-    context = RequestContext(who, Model(id=model, display_name=model), 0.0)
+    context = RequestContext(who, CatalogueModel(id=model, display_name=model), 0.0)
     return ask_of(decoded, context, "2023-06-01").fingerprint(400, ())
 
 

@@ -253,7 +253,7 @@ class Simulator:
         return report
 
     def states(self) -> dict[str, str]:
-        return {key: self.leases.state(key) for key in list(self.leases._holds)}
+        return {key: self.leases.state(key) for key in list(self.leases._entries)}
 
     def losses(self) -> dict[str, str]:
         return {loss.key: loss.reason for loss in self.leases.take_losses()}
@@ -326,7 +326,7 @@ def tokens_of(name: str, length: int) -> list[int]:
 
 def check_leases(leases: LeaseManager) -> None:
     """Prove that books, leases and dependents agree; raises AssertionError."""
-    leased = [hold for hold in leases._holds.values() if hold.is_leased]
+    leased = [hold for hold in leases._entries.values() if hold.is_leased]
     assert len(leased) == sum(map(len, leases._leases.values()))
     assert leases._lease_refs == Counter(b.block_id for h in leased for b in h.blocks)
     assert len(leases._lease_refs) <= leases.max_leased_blocks
@@ -334,7 +334,7 @@ def check_leases(leases: LeaseManager) -> None:
         mine = [hold for hold in leased if hold.scope == scope]
         assert set(mine) == set(leases._leases[scope])
         assert refs == Counter(b.block_id for hold in mine for b in hold.blocks)
-    for hold in leases._holds.values():
+    for hold in leases._entries.values():
         for block in hold.blocks:
             assert hold.is_leased != (hold in leases._dependents.get(block.block_id, ()))
     ours = leases._lease_refs + leases._protected

@@ -5,7 +5,6 @@ import pytest
 from engine.backends.external import MirrorPool
 from engine.backends.vllm.directive import (
     Directive,
-    HoldState,
     Loss,
     LossReason,
     Report,
@@ -15,7 +14,7 @@ from engine.backends.vllm.loop import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, CacheResult
-from engine.protocol import Breakpoint, ChainGone, HeldName
+from engine.protocol import Breakpoint, ChainGone, EntryState, HeldName
 from tests.engine.cache.checks import check_entries, check_pool
 
 SIZE = 4
@@ -48,7 +47,7 @@ class Books:
         self._directive = self.cache.directive("request", query, self._found, None)
         return self._directive
 
-    def answer(self, hit_tokens: int = 0, state: HoldState = "leased") -> CacheResult:
+    def answer(self, hit_tokens: int = 0, state: EntryState = "leased") -> CacheResult:
         held = [
             WantOutcome(key=want.key, state=state, tokens=want.tokens if state != "none" else 0)
             for want in self._directive.wants

@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
 
     def readable(self, owner: str, tokens: int, length: int) -> str | None:
         """An entry that is there, the nearest to so many tokens; else one that is not."""
-        holds = self.sim.leases._holds.values()
+        holds = self.sim.leases._entries.values()
         mine = [h for h in holds if h.key.startswith(owner) and h.tokens <= length]
         if mine:
             return min(mine, key=lambda hold: abs(hold.tokens - tokens)).key
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
                 self.started.add(name)
                 for held in self.sim.report(name).held:
                     if held.state != "none":
-                        hold = self.sim.leases._holds[held.key]
+                        hold = self.sim.leases._entries[held.key]
                         self.owed[held.key] = hold.blocks, hold.hashes
 
     @precondition(lambda self: self.sim.scheduler.requests)
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         Looked up in the blocks themselves: to ask the manager for an entry is to have it find out.
         """
         self.take_losses()
-        assert self.owed.keys() <= self.sim.leases._holds.keys(), "an entry went untold"
+        assert self.owed.keys() <= self.sim.leases._entries.keys(), "an entry went untold"
         for key, (blocks, hashes) in self.owed.items():
             now = tuple(block.block_hash for block in blocks)
             assert now == hashes, f"{key} was evicted, and nobody told"
@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
         coordinator = self.sim.scheduler.kv_cache_manager.coordinator
         for key, state in self.sim.states().items():
             if state == "leased":
-                tokens = self.sim.leases._holds[key].tokens
+                tokens = self.sim.leases._entries[key].tokens
                 request = self.sim.make_request("probe", self.prompts[key], scope=key[0])
                 hashes = request.block_hashes[: tokens // BLOCK]
                 assert coordinator.find_longest_cache_hit(hashes, tokens)[1] == tokens

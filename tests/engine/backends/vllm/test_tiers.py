@@ -139,7 +139,7 @@ def content_of(block_hash: bytes) -> bytes:
 
 def file_of(sim: Offloading, entry: str) -> Path:
     """Of the entry's block in the middle."""
-    name = sim.tier._reader.keys.name_of(sim.leases._holds[entry].hashes[20])
+    name = sim.tier._reader.keys.name_of(sim.leases._entries[entry].hashes[20])
     return sim.tier._directory.path / "blocks" / name[:2] / str(name)
 
 
@@ -214,7 +214,7 @@ def test_what_nobody_asked_to_hold_takes_no_room_of_the_tier(make: Make) -> None
     assert sim.tier.stats().used_blocks == 0
     sim.run("marked", PREFIX, wants=[("marked", 640, soon())])
     sim.settle()
-    assert sim.tier.keeps(list(sim.leases._holds["marked"].hashes))
+    assert sim.tier.keeps(list(sim.leases._entries["marked"].hashes))
     assert sim.tier.stats().used_blocks == 40
 
 
@@ -239,7 +239,7 @@ def test_a_prefix_that_others_computed_is_written_when_it_is_marked(make: Make) 
     sim.run("unmarked", PREFIX)
     sim.run("marked", [*PREFIX, 1], wants=[("entry", 640, soon())])
     sim.settle()
-    assert sim.tier.keeps(list(sim.leases._holds["entry"].hashes))
+    assert sim.tier.keeps(list(sim.leases._entries["entry"].hashes))
 
 
 @pytest.mark.parametrize("damage", ["changed", "short", "gone"])
