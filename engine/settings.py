@@ -65,6 +65,11 @@ class Settings(BaseSettings):
         "kernel, in C++ on a CPU (built before, or compiled at the start), in Triton on a GPU; "
         "`auto`: the kernel where there is one",
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="Whether the native engine captures decode steps as CUDA graphs, on a GPU with "
+        "the kernel in Triton; it has not been measured",
+    )
     adapters: str = Field(
         "",
         description="Directory of folders with LoRA adapters, as PEFT writes them (native "
@@ -204,6 +209,7 @@ class Settings(BaseSettings):
             ("speculation", native, in_vllm.format("speculative_config")),
             ("approximate", native, ""),
             ("kv_dtype", native, in_vllm.format("kv_cache_dtype")),
+            ("cuda_graphs", native, in_vllm.format("compilation_config")),
         ):
             is_given = getattr(self, name) != type(self).model_fields[name].default
             if is_given and self.backend not in backends:
@@ -231,6 +237,12 @@ class Settings(BaseSettings):
             (
                 self.kv_dtype != "model" and self.attention in ("triton", "cpp"),
                 "ENGINE_KV_DTYPE needs ENGINE_ATTENTION auto or sdpa",
+            ),
+            (
+                self.cuda_graphs
+                and (self.kv_dtype != "model" or self.attention not in ("auto", "triton")),
+                "ENGINE_CUDA_GRAPHS needs ENGINE_ATTENTION auto or triton, and ENGINE_KV_DTYPE "
+                "model",
             ),
             (
                 self.clock == "manual" and self.host not in LOOPBACK,

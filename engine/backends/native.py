@@ -14,6 +14,8 @@ from engine.backends.sibling import read_sibling, store_facts
 from engine.compute.compress import KvCompressor, check_compressible
 from engine.compute.errors import ModelRefused
 from engine.compute.gate import measure
+from engine.compute.graphs.capture import Capture, CudaCapture
+from engine.compute.graphs.plan import GraphPlan
 from engine.compute.loading import LoadedModel, load_model
 from engine.compute.place import find_turns
 from engine.compute.runner import TorchRunner
@@ -21,6 +23,7 @@ from engine.compute.scorers import REPEAT, REPEAT_PART, Instructions
 from engine.compute.speculate import NgramDrafter
 from engine.protocol import SAMPLING_CAPABILITIES, Capability, Message, Prompt, TextPart
 from engine.protocol.reports import Description
+from engine.schedule.scheduler import most_running
 from engine.settings import Settings
 from engine.text.files import read_json, recommended
 from engine.text.renderer import ChatRenderer
@@ -56,8 +59,11 @@ def instructions_of(renderer: ChatRenderer) -> Instructions:
     )
 
 
-def load_native(settings: Settings, progress: Progress) -> Parts:
-    """Load the model and size the pool. Raises ModelRefused."""
+def load_native(settings: Settings, progress: Progress, capture: Capture | None = None) -> Parts:
+    """Load the model and size the pool. Raises ModelRefused.
+
+    `capture` is how decode steps are captured where the settings say so; None: on the GPU.
+    """
     loaded = load_model(
         settings.model,
         dtype=settings.dtype,
@@ -71,10 +77,12 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     state_blocks = loaded.layout.state_blocks(settings.block_size)
     if state_blocks and settings.speculation != "off":
         raise ModelRefused("ENGINE_SPECULATION: a recurrent state takes no proposed token back")
+    graphs = _graph_plan(settings, loaded, capture)
     num_blocks = settings.num_blocks
     if num_blocks is None:
-        num_blocks = _fitting_blocks(loaded, settings.block_size)
-    runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
+        taken = 0 if graphs is None else loaded.graph_bytes(graphs, settings.block_size)
+        num_blocks = _fitting_blocks(loaded, settings.block_size, taken)
+    runner = _new_runner(settings, loaded, num_blocks, graphs)
     progress("loading tokenizer", 0.95)
     worker = chat_worker(settings)
     renderer = chat_renderer(worker)
@@ -105,13 +113,44 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     )
 
 
-def _fitting_blocks(loaded: LoadedModel, block_size: int) -> int:
-    """How many blocks have room for some full contexts, within a share of the free memory."""
+def _graph_plan(
+    settings: Settings, loaded: LoadedModel, capture: Capture | None
+) -> GraphPlan | None:
+    """None where the settings want no graphs. Raises ModelRefused where there is no GPU."""
+    if not settings.cuda_graphs:
+        return None
+    if capture is None:
+        if loaded.device.type != "cuda":
+            raise ModelRefused(f"ENGINE_CUDA_GRAPHS: needs a GPU, not {loaded.device.type}")
+        capture = CudaCapture(loaded.device)
+    return GraphPlan(capture, most_running(settings.max_running))
+
+
+def _new_runner(
+    settings: Settings, loaded: LoadedModel, num_blocks: int, graphs: GraphPlan | None
+) -> TorchRunner:
+    """The pool's memory, and the graphs', whose size is logged."""
+    if graphs is None:
+        return loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
+    block_bytes = loaded.layout.bytes_per_block(settings.block_size)
+    free_bytes = loaded.free_bytes()
+    runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks, graphs)
+    log.info(
+        "decode steps are captured",
+        counted_bytes=loaded.graph_bytes(graphs, settings.block_size),
+        taken_bytes=free_bytes - loaded.free_bytes() - num_blocks * block_bytes,
+    )
+    return runner
+
+
+def _fitting_blocks(loaded: LoadedModel, block_size: int, taken: int) -> int:
+    """How many blocks have room for some full contexts, within a share of the free memory, of which
+    so many bytes are taken by other things."""
     state_blocks = loaded.layout.state_blocks(block_size)
     context_blocks = loaded.max_context_tokens // block_size
     wanted = DEFAULT_CONTEXTS * (context_blocks + MARKS_A_CONTEXT * state_blocks)
     block_bytes = loaded.layout.bytes_per_block(block_size)
-    most = int(loaded.free_bytes() * MEMORY_SHARE) // block_bytes
+    most = int(max(loaded.free_bytes() - taken, 0) * MEMORY_SHARE) // block_bytes
     return max(min(most, wanted), LEAST_BLOCKS)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.compute.attention.tiles import Run, Shared, Table, Tiles, cut
 from engine.schedule.runner import Work
@@ -66,18 +67,33 @@ def _table_of(work: Work, block_size: int) -> Table:
     return np.array(work.block_table[:needed], dtype=np.int64)
 
 
-def build_batch(
-    works: Sequence[Work],
-    block_size: int,
-    device: torch.device,
-    *,
-    share: bool = True,
-    tile_rows: int | None = None,
-) -> Batch:
-    """Pack a step, and cut it into tiles of `tile_rows` for a kernel, shared ones where `share`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedStep:
+    """One step's sequences in a row of tokens, in the host's memory."""
 
-    Raises ValueError for a work without tokens or with too short a table.
-    """
+    token_ids: NDArray[np.int64]
+    # These are `Batch`'s.
+    positions: NDArray[np.int64]
+    rotary: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    sampled: NDArray[np.int64]
+    # Sequences with several new tokens.
+    runs: Sequence[Run]
+    # Sequences with one.
+    decoding: Sequence[Run]
+    block_size: int
+
+    def cut(self, tile_rows: int, *, share: bool) -> Tiles:
+        """The tiles of the step, shared ones where `share`; `tile_rows` is a wide tile's width."""
+        shared: list[Shared] = []
+        single = list(self.decoding)
+        if share:
+            shared, single = _find_shared(self.decoding, self.block_size)
+        return cut([*self.runs, *single], shared, len(self.token_ids), self.block_size, tile_rows)
+
+
+def pack(works: Sequence[Work], block_size: int) -> PackedStep:
+    """Raises ValueError for a work without tokens or with too short a table."""
     num_tokens = sum(len(work.token_ids) for work in works)
     token_ids: list[int] = []
     sampled: list[int] = []
@@ -108,21 +124,44 @@ def build_batch(
         rotary[begin:end] = positions[begin:end] + work.cut
         if work.sample is not None:
             sampled.extend(range(end - 1 - len(work.draft), end))
-    packed = Batch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.from_numpy(positions).to(device),
-        rotary=torch.from_numpy(rotary).to(device),
-        slots=torch.from_numpy(slots).to(device),
-        sampled=torch.tensor(sampled, dtype=torch.long, device=device),
+    return PackedStep(
+        token_ids=np.array(token_ids, dtype=np.int64),
+        positions=positions,
+        rotary=rotary,
+        slots=slots,
+        sampled=np.array(sampled, dtype=np.int64),
+        runs=runs,
+        decoding=decoding,
+        block_size=block_size,
+    )
+
+
+def build_batch(
+    works: Sequence[Work],
+    block_size: int,
+    device: torch.device,
+    *,
+    share: bool = True,
+    tile_rows: int | None = None,
+) -> Batch:
+    """Pack a step, and cut it into tiles of `tile_rows` for a kernel, shared ones where `share`.
+
+    Raises ValueError for a work without tokens or with too short a table.
+    """
+    packed = pack(works, block_size)
+    batch = Batch(
+        token_ids=torch.from_numpy(packed.token_ids).to(device),
+        positions=torch.from_numpy(packed.positions).to(device),
+        rotary=torch.from_numpy(packed.rotary).to(device),
+        slots=torch.from_numpy(packed.slots).to(device),
+        sampled=torch.from_numpy(packed.sampled).to(device),
     )
     if tile_rows is not None:
-        shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
-        runs += single
-        return replace(packed, tiles=cut(runs, shared, len(token_ids), block_size, tile_rows))
+        return replace(batch, tiles=packed.cut(tile_rows, share=share))
     return replace(
-        packed,
-        chunks=[(run, torch.from_numpy(run.table).to(device)) for run in runs],
-        decode_groups=_group_decodes(decoding, device),
+        batch,
+        chunks=[(run, torch.from_numpy(run.table).to(device)) for run in packed.runs],
+        decode_groups=_group_decodes(packed.decoding, device),
     )
 
 

@@ -203,11 +203,20 @@ class KvLayout:
 class KvPool:
     """Per layer one key and one value tensor (num_blocks, block_size, kv_heads, head_dim).
 
+    With `has_scratch` there is one more block, which the cache knows nothing of: rows that are no
+    sequence's are written there.
+
     With a codec (`kv_codecs.py`) they are of bytes, as many in the last dimension as a head takes.
     """
 
     def __init__(
-        self, layout: KvLayout, num_blocks: int, block_size: int, device: torch.device
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        has_scratch: bool = False,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks: {num_blocks} of {block_size} slots")
@@ -217,7 +226,9 @@ class KvPool:
         self.device = device
         self._codec = layout.codec
         width, dtype = layout.kept
-        shape = (num_blocks, block_size, layout.num_kv_heads, width)
+        self.scratch_block = BlockId(num_blocks) if has_scratch else None
+        num_all = num_blocks + 1 if has_scratch else num_blocks
+        shape = (num_all, block_size, layout.num_kv_heads, width)
         # Zeros, not empty memory: a slot that the attention mask hides is still multiplied by its
         # weight of 0, and 0 x NaN is NaN.
         self._all = torch.zeros((layout.num_planes, *shape), dtype=dtype, device=device)

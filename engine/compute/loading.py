@@ -39,8 +39,11 @@ from engine.compute.attention.step import (
     AttentionProbe,
     paged_attention,
 )
+from engine.compute.attention.tiles import split_tokens
 from engine.compute.compiler import NotCompiled
 from engine.compute.errors import ModelRefused
+from engine.compute.graphs.plan import GraphPlan, planned_bytes
+from engine.compute.graphs.rule import GraphSizes
 from engine.compute.kv import HostKv, KvDtype, KvLayout, KvPool, new_codec
 from engine.compute.linear import state_parts, wrap_linear_layers
 from engine.compute.runner import Kernel, TorchRunner
@@ -97,10 +100,39 @@ class LoadedModel:
             return torch.cuda.mem_get_info(self.device)[0]
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-    def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
-        """Allocate the device's pool and the host's. The cache decides about their blocks."""
-        pool = KvPool(self.layout, num_blocks, block_size, self.device)
-        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), self.kernel)
+    def runner(
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        graphs: GraphPlan | None = None,
+    ) -> TorchRunner:
+        """Allocate the device's pool and the host's. The cache decides about their blocks.
+
+        Capture decode steps where there is a plan for it. Raises ModelRefused where that can't be.
+        """
+        sizes = None if graphs is None else self._graph_sizes(graphs, block_size)
+        pool = KvPool(
+            self.layout, num_blocks, block_size, self.device, has_scratch=graphs is not None
+        )
+        host = HostKv(pool, host_blocks)
+        runner = TorchRunner(self.model, pool, self.windows, host, self.kernel)
+        if graphs is not None and sizes is not None:
+            runner.capture_decodes(sizes, graphs.capture)
+        return runner
+
+    def graph_bytes(self, graphs: GraphPlan, block_size: int) -> int:
+        """The device's memory that decode graphs are counted with. Raises ModelRefused."""
+        sizes = self._graph_sizes(graphs, block_size)
+        return planned_bytes(sizes, self.model.config, self.layout, block_size)
+
+    def _graph_sizes(self, graphs: GraphPlan, block_size: int) -> GraphSizes:
+        if self.layout.state_parts:
+            raise ModelRefused("ENGINE_CUDA_GRAPHS: a recurrent state is not in static memory")
+        if self.kernel is None:
+            why = self.why_no_kernel or "torch's own functions attend"
+            raise ModelRefused(f"ENGINE_CUDA_GRAPHS: needs a paged kernel: {why}")
+        return GraphSizes(graphs.most_rows, self.max_context_tokens, split_tokens(block_size))
 
 
 def _read_weights(model: str, dtype: str, report: Progress) -> PreTrainedModel:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from engine.cache.ids import TokenId
 from engine.compute.adapters import Adapters
+from engine.compute.attention.placed import PlacedTiles
 from engine.compute.attention.replay import Replay
 from engine.compute.attention.step import (
     STEP_ARGUMENT,
@@ -19,7 +20,10 @@ from engine.compute.attention.step import (
     LatentCache,
 )
 from engine.compute.attention.tiles import Tiles
-from engine.compute.batch import build_batch
+from engine.compute.batch import Batch, build_batch
+from engine.compute.graphs.capture import Capture
+from engine.compute.graphs.decode import DecodeGraphs
+from engine.compute.graphs.rule import GraphSizes
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.linear import PackedCache, StepStates
 from engine.compute.sampler import biased, is_greedy, penalized, sample, sample_rows, tell_probs
@@ -37,6 +41,7 @@ class Kernel(Protocol):
         ...
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend: ...
+    def over(self, placed: PlacedTiles) -> Attend: ...
 
 
 def _draw_plain(
@@ -81,8 +86,12 @@ class TorchRunner:
         self.host = host
         self._model = model
         self._windows = windows
+        # A window hides keys of a shared prefix from some rows and not from others.
+        self._shares = not any(windows)
         self.num_heads: int = model.config.get_text_config().num_attention_heads
         self.adapters = Adapters(model)
+        # None: every step goes the plain way.
+        self.graphs: DecodeGraphs | None = None
         self.copy_blocks = pool.copy_blocks
         self.clear_blocks = pool.clear_blocks
         self.clear_from = pool.clear_from
@@ -92,7 +101,35 @@ class TorchRunner:
         self.save = pool.save
         self.load = pool.load
 
+    def capture_decodes(self, sizes: GraphSizes, capture: Capture) -> None:
+        """Capture decode steps of these sizes; the pool has a scratch block. Raises ModelRefused.
+
+        There must be a kernel, and no recurrent state.
+        """
+        kernel = self._kernel
+        assert kernel is not None
+
+        def forward(batch: Batch, placed: PlacedTiles) -> torch.Tensor:
+            step = AttentionStep(
+                pool=self.pool, batch=batch, windows=self._windows, attend=kernel.over(placed)
+            )
+            return self._forward(batch, step)
+
+        self.graphs = DecodeGraphs(
+            forward,
+            self.pool,
+            sizes,
+            vocabulary=self._model.config.get_text_config().vocab_size,
+            tile_rows=kernel.tile_rows,
+            share=self._shares,
+        )
+        self.graphs.capture(capture)
+
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        if self.graphs is not None:
+            launched = self.graphs.execute(works)
+            if launched is not None:
+                return list(launched)
         model_logits = self.logits(works)
         if all(work.sample is None for work in works):
             # A draw waits for the device. Nothing else here does, and the caller times the step.
@@ -185,7 +222,7 @@ class TorchRunner:
             works,
             self.pool.block_size,
             self.pool.device,
-            share=not any(self._windows),
+            share=self._shares,
             tile_rows=None if self._kernel is None else self._kernel.tile_rows,
         )
         attend = None
@@ -195,22 +232,27 @@ class TorchRunner:
             pool=self.pool, batch=batch, windows=self._windows, attend=attend, depth=depth
         )
         states = None
-        cache = None
         if self.pool.layout.state_parts:
             states = StepStates(works, self.pool, self._model.config.num_hidden_layers)
-            cache = PackedCache(states)
-        if self.pool.layout.latent_rank is not None:
-            cache = LatentCache(self.pool, batch.slots, states)
         with self.adapters.acting(works, self.pool.device):
-            output = self._model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.rotary[None],
-                past_key_values=cache,
-                use_cache=cache is not None,
-                logits_to_keep=batch.sampled,
-                **{STEP_ARGUMENT: step},
-            )
+            logits = self._forward(batch, step, states)
         if states is not None:
             states.keep()
-        logits: torch.Tensor = output.logits[0]
         return logits, step.visited
+
+    def _forward(
+        self, batch: Batch, step: AttentionStep, states: StepStates | None = None
+    ) -> torch.Tensor:
+        cache = None if states is None else PackedCache(states)
+        if self.pool.layout.latent_rank is not None:
+            cache = LatentCache(self.pool, batch.slots, states)
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.rotary[None],
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=batch.sampled,
+            **{STEP_ARGUMENT: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

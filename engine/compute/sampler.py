@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from engine.schedule.runner import DrawnProbs, SampleParams
 LEAST_LOGPROB = -9999.0
 """The log-probability told of a token that the model rules out. JSON has no infinity."""
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
-_HEAD = 256
+HEAD = 256
+"""So many of the likeliest tokens are ordered first."""
 _MAX_NUMBERS = 1 << 22
 """How many logits are ordered at a time, in some 160 MB."""
 
@@ -58,78 +59,134 @@ def sample_rows(
 
     No row is greedy. `num_kept` tokens can be drawn, None: all.
     """
-    num_kept = logits.shape[-1] if num_kept is None else num_kept
-    by_top_k = defaultdict(list)
-    for index, row_params in enumerate(params):
-        by_top_k[row_params.top_k if row_params.top_k < num_kept else 0].append(index)
+    vocabulary = logits.shape[-1]
+    num_kept = vocabulary if num_kept is None else num_kept
+    head = min(HEAD, vocabulary)
+    top_ks = [row.top_k if 0 < row.top_k < num_kept else vocabulary for row in params]
+    # By how many of the likeliest tokens are ordered first, and whether these are all that is
+    # drawn from.
+    kinds = defaultdict(list)
+    for index, top_k in enumerate(top_ks):
+        is_within = top_k < vocabulary
+        kinds[max(top_k, head) if is_within else head, is_within].append(index)
     tokens = [0] * len(params)
-    rows_at_once = max(_MAX_NUMBERS // logits.shape[-1], 1)
-    column = partial(torch.tensor, dtype=torch.float64, device=logits.device)
-    for top_k, indexes in by_top_k.items():
-        for begin in range(0, len(indexes), rows_at_once):
-            some = indexes[begin : begin + rows_at_once]
-            heat = column([[params[i].temperature] for i in some])
-            top_p = column([[params[i].top_p] for i in some])
-            min_p = column([[params[i].min_p] for i in some])
-            numbers = column([[uniform(params[i].seed, positions[i])] for i in some])
-            rows = logits[some].float()
-            # Most draws fall among few tokens, and sorting a large vocabulary takes long. So only
-            # the head, the likeliest tokens, is sorted first. A row is sorted whole where the head
-            # does not decide its draw.
-            head = min(_HEAD, rows.shape[-1])
-            values, order = torch.topk(rows, top_k or head)
-            if top_k:
-                weights = _weights(values, values, heat, min_p)
-                drawn = order.gather(-1, _places(weights, top_p, numbers)[0])[:, 0]
-            else:
-                order, by_token = order.sort(-1)
-                values = values.gather(-1, by_token)
-                values, by_value = values.sort(dim=-1, descending=True, stable=True)
-                order = order.gather(-1, by_value)
-                whole = _weights(rows, values, heat, min_p).sum(-1, keepdim=True)
-                weights = _weights(values, values, heat, min_p)
-                places, deepest = _places(weights, top_p, numbers, whole)
-                drawn = order.gather(-1, places.clamp(max=head - 1))[:, 0]
-                likelier = (values > values[:, -1:]).sum(-1, keepdim=True)
-                left = (deepest >= likelier)[:, 0].nonzero()[:, 0]
-                if len(left):
-                    values, order = torch.sort(rows[left], descending=True, stable=True)
-                    weights = _weights(values, values, heat[left], min_p[left])
-                    places, _ = _places(weights, top_p[left], numbers[left])
-                    drawn[left] = order.gather(-1, places)[:, 0]
+    at_a_time = rows_at_a_time(vocabulary)
+    for (width, is_within), indexes in kinds.items():
+        for begin in range(0, len(indexes), at_a_time):
+            some = indexes[begin : begin + at_a_time]
+            columns = _columns_of(
+                [params[i] for i in some],
+                [positions[i] for i in some],
+                [top_ks[i] for i in some],
+                logits.device,
+            )
+            drawn = _drawn(logits[some].float(), columns, width, is_within=is_within)
             for index, token in zip(some, drawn.tolist(), strict=True):
                 tokens[index] = token
     return tokens
 
 
-def _weights(
-    logits: torch.Tensor, ordered: torch.Tensor, heat: torch.Tensor, min_p: torch.Tensor
+class DrawColumns(NamedTuple):
+    """How each row is drawn from, a column (rows, 1) each."""
+
+    heat: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    # `uniform`'s.
+    numbers: torch.Tensor
+    # At least the vocabulary: off.
+    top_k: torch.Tensor
+
+
+def _columns_of(
+    params: Sequence[SampleParams],
+    positions: Sequence[int],
+    top_ks: Sequence[int],
+    device: torch.device,
+) -> DrawColumns:
+    floats = [
+        (row.temperature, row.top_p, row.min_p, uniform(row.seed, position))
+        for row, position in zip(params, positions, strict=True)
+    ]
+    return DrawColumns(
+        *torch.tensor(floats, dtype=torch.float64, device=device).split(1, dim=1),
+        torch.tensor(top_ks, device=device)[:, None],
+    )
+
+
+def draw(
+    rows: torch.Tensor, columns: DrawColumns, width: int, *, is_within: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from each row of logits (rows, vocabulary) of 32 bits by its `width` likeliest tokens.
+
+    Most draws fall among few tokens, and sorting a large vocabulary takes long. The second result
+    is False for rows that these tokens do not decide: where top-k is wider, or a draw falls behind
+    them or among tokens as likely as the last of them. `is_within`: no top-k is wider.
+
+    It asks the device for nothing, so it may be a part of a CUDA graph.
+    """
+    values, order = torch.topk(rows, width)
+    order, by_token = order.sort(-1)
+    values = values.gather(-1, by_token)
+    values, by_value = values.sort(dim=-1, descending=True, stable=True)
+    order = order.gather(-1, by_value)
+    whole = None
+    if not is_within:
+        whole = _weights(rows, values, columns).sum(-1, keepdim=True)
+    places, deepest = _places(_weights(values, values, columns), columns, whole)
+    drawn = order.gather(-1, places.clamp(max=width - 1))[:, 0]
+    likelier = (values > values[:, -1:]).sum(-1, keepdim=True)
+    is_decided = deepest < likelier
+    if not is_within:
+        is_decided &= (columns.top_k <= width) | (columns.top_k >= rows.shape[-1])
+    return drawn, is_decided[:, 0]
+
+
+def _drawn(
+    rows: torch.Tensor, columns: DrawColumns, width: int, *, is_within: bool
 ) -> torch.Tensor:
+    """Draw from each row, by all of its tokens where `width` of them do not decide."""
+    drawn, is_decided = draw(rows, columns, width, is_within=is_within)
+    left = (~is_decided).nonzero()[:, 0]
+    if len(left):
+        values, order = torch.sort(rows[left], descending=True, stable=True)
+        some = DrawColumns(*(column[left] for column in columns))
+        places, _ = _places(_weights(values, values, some), some)
+        drawn[left] = order.gather(-1, places)[:, 0]
+    return drawn
+
+
+def rows_at_a_time(vocabulary: int) -> int:
+    """How many rows of logits are ordered at a time, so that their copies stay small."""
+    return max(_MAX_NUMBERS // vocabulary, 1)
+
+
+def _weights(logits: torch.Tensor, ordered: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
     """The probabilities of logits (rows, tokens), as multiples of the most likely token's. That
     token is the first of `ordered`. Probabilities below `min_p` are 0."""
     # The largest is subtracted first so that no temperature overflows.
-    weights = (logits - ordered[:, :1]).double().div_(heat).exp_()
-    return weights.masked_fill_(weights < min_p, 0.0)
+    weights = (logits - ordered[:, :1]).double().div_(columns.heat).exp_()
+    return weights.masked_fill_(weights < columns.min_p, 0.0)
 
 
 def _places(
-    weights: torch.Tensor,
-    top_p: torch.Tensor,
-    numbers: torch.Tensor,
-    whole: torch.Tensor | None = None,
+    weights: torch.Tensor, columns: DrawColumns, whole: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's draw as a place in `weights` (rows, tokens), which are the most likely first.
 
-    `whole` is the weight of all tokens, where these are not all. The second result is the last
-    place that was looked at. The others are (rows, 1).
+    `whole` is the weight of all tokens, for rows whose top-k is wider than these. The second result
+    is the last place that was looked at. The others are (rows, 1).
     """
-    sums = weights.cumsum(-1)
-    whole = sums[:, -1:] if whole is None else whole
+    num = weights.shape[-1]
+    is_beyond = torch.arange(num, device=weights.device) >= columns.top_k
+    sums = weights.masked_fill_(is_beyond, 0.0).cumsum(-1)
+    of_these = sums[:, -1:]
+    whole = of_these if whole is None else torch.where(columns.top_k <= num, of_these, whole)
     # A token is kept while the sum before it has not reached top_p.
-    cut = torch.searchsorted(sums, whole * top_p)
-    is_cut = top_p < 1
-    kept = torch.where(is_cut, sums.gather(-1, cut.clamp(max=weights.shape[-1] - 1)), whole)
-    passed = (kept * numbers).minimum(kept.nextafter(torch.zeros_like(kept)))
+    cut = torch.searchsorted(sums, whole * columns.top_p)
+    is_cut = columns.top_p < 1
+    kept = torch.where(is_cut, sums.gather(-1, cut.clamp(max=num - 1)), whole)
+    passed = (kept * columns.numbers).minimum(kept.nextafter(torch.zeros_like(kept)))
     places = torch.searchsorted(sums, passed, right=True)
     return places, torch.where(is_cut, cut, places)
 

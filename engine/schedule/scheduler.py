@@ -39,6 +39,11 @@ SPARE_SHARE = 8
 running."""
 
 
+def most_running(max_running: int) -> int:
+    """How many sequences are admitted together at most, with the spare places."""
+    return max_running + max_running // SPARE_SHARE
+
+
 class Arrivals(NamedTuple):
     """What lower tiers bring in a step."""
 
@@ -362,7 +367,8 @@ class Scheduler:
         # One batch sequence keeps its place, so that batches get their floor.
         if left <= 0 and not self._preempt_batch(sequence, keep=1):
             is_new_scope = all(other.scope != sequence.scope for other in self.running)
-            if not is_new_scope or left + self._max_running // SPARE_SHARE <= 0:
+            most = most_running(self._max_running)
+            if not is_new_scope or len(self.running) >= most:
                 return False
         if sequence.lacks_look_up or not sequence.can_sample:
             return False

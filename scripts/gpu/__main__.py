@@ -115,7 +115,8 @@ def main() -> int:
             report.run("exactness", partial(exactness, device, report, deadline))
             report.run("architectures", partial(architectures, device, deadline))
         report.run("load", lambda: speed.load(sizes, device, loaded))
-        for part in (speed.first_tokens, speed.decoding, speed.host_tier) if loaded else ():
+        parts = (speed.first_tokens, speed.decoding, speed.graphs, speed.host_tier)
+        for part in parts if loaded else ():
             subject = part.__name__.replace("_", " ")
             if time.perf_counter() > begun + LIMIT_SECONDS:
                 report.add(subject, "not run: no time left")

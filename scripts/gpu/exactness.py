@@ -9,7 +9,11 @@ import numpy as np
 import torch
 
 from engine.compute.attention.arithmetic import Layer, visible
-from engine.compute.batch import build_batch
+from engine.compute.attention.step import Attend
+from engine.compute.attention.tiles import split_tokens
+from engine.compute.batch import build_batch, pack
+from engine.compute.graphs.buffers import StepBuffers
+from engine.compute.graphs.rule import GraphSizes
 from engine.compute.kv import KvLayout, KvPool
 from engine.compute.runner import Kernel
 from engine.schedule.runner import SampleParams, Work
@@ -87,6 +91,8 @@ def kernel_comparisons(
         for name, step in steps.items():
             compare = partial(_difference, device, dtype, shape, step, new_kernel)
             yield f"{name}: {shape}", compare
+            if name in ("decode", "shared"):
+                yield f"{name}, as a graph has it: {shape}", partial(compare, is_graph=True)
 
 
 def _difference(
@@ -95,6 +101,8 @@ def _difference(
     shape: Shape,
     step: list[tuple[int, int]],
     new_kernel: NewKernel,
+    *,
+    is_graph: bool = False,
 ) -> float:
     generator = torch.Generator().manual_seed(7)
     layout = KvLayout(
@@ -105,14 +113,8 @@ def _difference(
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     works = _works(step, shape.block_size) if step else _shared_works(shape.block_size)
     kernel = new_kernel(layout, shape.heads)
-    batch = build_batch(
-        works,
-        shape.block_size,
-        device,
-        share=shape.window is None,
-        tile_rows=kernel.tile_rows,
-    )
-    assert batch.tiles is not None
+    new_attend = _graph_attend if is_graph else _step_attend
+    rows, attend = new_attend(works, shape, device, kernel)
     sinks = 2 * torch.randn(shape.heads, generator=generator).to(device)
     layer = Layer(
         index=0,
@@ -121,12 +123,50 @@ def _difference(
         softcap=shape.softcap,
         sinks=sinks if shape.has_sinks else None,
     )
-    rows = len(batch.token_ids)
     query = torch.randn((shape.heads, rows, shape.head_dim), generator=generator)
     query = query.to(device, dtype)
-    computed = kernel.step(batch.tiles, batch.positions)(query, pool, layer).float()
+    computed = attend(query, pool, layer).float()
     expected = _plain(query.float(), works, pool, layer)
+    num_rows = expected.shape[1]
+    if computed[:, num_rows:].any():
+        return math.inf  # a row that is no sequence's attended to something
+    computed = computed[:, :num_rows]
     return float((computed - expected).abs().max() / expected.abs().max())
+
+
+def _step_attend(
+    works: list[Work], shape: Shape, device: torch.device, kernel: Kernel
+) -> tuple[int, Attend]:
+    """The rows of a step, and what attends them."""
+    batch = build_batch(
+        works,
+        shape.block_size,
+        device,
+        share=shape.window is None,
+        tile_rows=kernel.tile_rows,
+    )
+    assert batch.tiles is not None
+    return len(batch.token_ids), kernel.step(batch.tiles, batch.positions)
+
+
+def _graph_attend(
+    works: list[Work], shape: Shape, device: torch.device, kernel: Kernel
+) -> tuple[int, Attend]:
+    """The same in a graph's memory, which has room for more rows and tiles."""
+    sizes = GraphSizes(len(works) + 3, 4096, split_tokens(shape.block_size))
+    packed = pack(works, shape.block_size)
+    tiles = packed.cut(kernel.tile_rows, share=shape.window is None)
+    size = sizes.fitting(len(works) + 1, tiles.num_parts, draws=False)
+    buffers = StepBuffers(
+        size.rows,
+        size.parts,
+        blocks_a_part=sizes.split // shape.block_size,
+        scratch_slot=0,
+        vocabulary=2,
+        device=device,
+    )
+    buffers.send(size, packed, tiles, [GREEDY] * len(works), [0] * len(works))
+    return size.rows, kernel.over(buffers.placed(size))
 
 
 def _works(step: list[tuple[int, int]], block_size: int) -> list[Work]:

@@ -12,12 +12,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from engine.cache.ids import BlockId
 from engine.compute.errors import ModelRefused
+from engine.compute.graphs.capture import CudaCapture, PlainCapture
+from engine.compute.graphs.plan import GraphPlan
 from engine.compute.loading import LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 BLOCK_SIZE = 16
+COMPARED_STEPS = 8
 PREFILL_TOKENS = 2048  # in one step, as the engine does on a GPU
 
 
@@ -133,30 +136,80 @@ def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
 
 
 def decoding(loaded: LoadedModel, sizes: Sizes) -> Rows:
-    """Steps of one token a sequence, behind one shared prefix and behind one each."""
-    shared = sizes.shared_tokens // BLOCK_SIZE
-    own_blocks = sizes.own_tokens // BLOCK_SIZE
+    """Steps of one token a sequence, launch by launch."""
     for batch in sizes.batches:
-        num_blocks = batch * (shared + own_blocks)
-        runner = loaded.runner(num_blocks, BLOCK_SIZE)
-        figures = []
-        for is_shared in (True, False):
-            tables = [
-                [
-                    *(range(shared) if is_shared else range(i * shared, (i + 1) * shared)),
-                    *range(num_blocks - (i + 1) * own_blocks, num_blocks - i * own_blocks),
-                ]
-                for i in range(batch)
-            ]
-            steps = min(64, sizes.own_tokens // 2)
-            decode(runner, tables, sizes.shared_tokens, 3)
-            spent = seconds(partial(decode, runner, tables, sizes.shared_tokens + 3, steps))
-            figures.append(f"{batch * steps / spent:,.0f}")
-        yield (
-            f"decode, {batch} sequences behind {sizes.shared_tokens:,} tokens: shared, own",
-            f"{figures[0]}, {figures[1]} tokens/s",
-        )
+        runner = loaded.runner(_num_blocks(sizes, batch), BLOCK_SIZE)
+        yield _decoded(loaded, sizes, batch, runner, "decode")
         del runner
+
+
+def graphs(loaded: LoadedModel, sizes: Sizes) -> Rows:
+    """The same as CUDA graphs; without a GPU each step runs again as it is."""
+    if loaded.kernel is None:
+        yield "CUDA graphs", f"not run: {loaded.why_no_kernel or 'no paged kernel'}"
+        return
+    for batch in sizes.batches:
+        is_gpu = loaded.device.type == "cuda"
+        plan = GraphPlan(CudaCapture(loaded.device) if is_gpu else PlainCapture(), batch)
+        num_blocks = _num_blocks(sizes, batch)
+        counted = loaded.graph_bytes(plan, BLOCK_SIZE)
+        free_memory()
+        before = loaded.free_bytes() - num_blocks * loaded.layout.bytes_per_block(BLOCK_SIZE)
+        begun = time.perf_counter()
+        runner = loaded.runner(num_blocks, BLOCK_SIZE, graphs=plan)
+        spent = time.perf_counter() - begun
+        taken = before - loaded.free_bytes()
+        yield (
+            f"CUDA graphs for {batch} sequences: captured in; taken, counted",
+            f"{spent:.1f} s; {taken / 2**30:.2f}, {counted / 2**30:.2f} GiB",
+        )
+        yield _decoded(loaded, sizes, batch, runner, "decode by CUDA graphs")
+        yield _compared(runner, loaded.runner(num_blocks, BLOCK_SIZE), sizes, batch)
+        del runner
+
+
+def _num_blocks(sizes: Sizes, batch: int) -> int:
+    return batch * (sizes.shared_tokens + sizes.own_tokens) // BLOCK_SIZE
+
+
+def _tables(sizes: Sizes, batch: int, *, is_shared: bool) -> list[list[int]]:
+    """Of sequences behind one shared prefix, or behind one each."""
+    shared = sizes.shared_tokens // BLOCK_SIZE
+    own = sizes.own_tokens // BLOCK_SIZE
+    num_blocks = _num_blocks(sizes, batch)
+    return [
+        [
+            *(range(shared) if is_shared else range(i * shared, (i + 1) * shared)),
+            *range(num_blocks - (i + 1) * own, num_blocks - i * own),
+        ]
+        for i in range(batch)
+    ]
+
+
+def _decoded(
+    loaded: LoadedModel, sizes: Sizes, batch: int, runner: TorchRunner, what: str
+) -> tuple[str, str]:
+    """Tokens a second, and what share that is of what the memory's bandwidth allows."""
+    figures: list[str] = []
+    bandwidth = memory_bandwidth(loaded.device)
+    for is_shared in (True, False):
+        tables = _tables(sizes, batch, is_shared=is_shared)
+        steps = min(64, sizes.own_tokens // 2)
+        decode(runner, tables, sizes.shared_tokens, 3)
+        spent = seconds(partial(decode, runner, tables, sizes.shared_tokens + 3, steps))
+        rate = batch * steps / spent
+        figure = f"{rate:,.0f}"
+        if bandwidth is not None:
+            num_prefixes = 1 if is_shared else batch
+            kept = num_prefixes * sizes.shared_tokens + batch * (3 + steps // 2)
+            step_bytes = weight_bytes(loaded) + kept * loaded.layout.bytes_per_token
+            figure += f" ({rate * step_bytes / batch / bandwidth:.0%})"
+        figures.append(figure)
+    limit = "" if bandwidth is None else f" (of what {bandwidth / 1e12:.2f} TB/s allow)"
+    return (
+        f"{what}, {batch} sequences behind {sizes.shared_tokens:,} tokens: shared, own",
+        f"{figures[0]}, {figures[1]} tokens/s{limit}",
+    )
 
 
 def decode(runner: TorchRunner, tables: list[list[int]], start: int, steps: int) -> None:
@@ -164,6 +217,55 @@ def decode(runner: TorchRunner, tables: list[list[int]], start: int, steps: int)
         runner.execute(
             [Work(token_ids=[7], start=step, block_table=table, sample=GREEDY) for table in tables]
         )
+
+
+def memory_bandwidth(device: torch.device) -> float | None:
+    """The chip's own figure in bytes a second: two transfers a clock over the width of its bus.
+
+    None without a GPU, or where torch does not tell. An H100's (SXM5) is 3.35e12, an H200's 4.8e12.
+    """
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    kilohertz = getattr(properties, "memory_clock_rate", 0)
+    bits = getattr(properties, "memory_bus_width", 0)
+    return 2.0 * kilohertz * 1000 * bits / 8 or None
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """What a step reads of the weights: all but the table of input embeddings, unless the head is
+    the same table."""
+    table = loaded.model.get_input_embeddings().weight
+    head = loaded.model.get_output_embeddings().weight
+    whole = sum(weight.nbytes for weight in loaded.model.parameters())
+    return whole if table is head else whole - table.nbytes
+
+
+def _compared(
+    launched: TorchRunner, plain: TorchRunner, sizes: Sizes, batch: int
+) -> tuple[str, str]:
+    """How many tokens graphs draw as the plain way does behind equal prompts, greedy and seeded."""
+    tables = _tables(sizes, batch, is_shared=False)
+    drawn = SampleParams(temperature=0.8, top_p=0.95, top_k=40, seed=1)
+    num_same = 0
+    num_all = 0
+    for runner in (launched, plain):
+        for row, table in enumerate(tables):
+            prompt = [(31 * row + 17 * place) % 500 for place in range(BLOCK_SIZE)]
+            runner.execute([Work(token_ids=prompt, start=0, block_table=table)])
+    for sample in (GREEDY, drawn):
+        tokens = [7] * batch
+        for start in range(BLOCK_SIZE, BLOCK_SIZE + COMPARED_STEPS):
+            works = [
+                Work(token_ids=[token], start=start, block_table=table, sample=sample)
+                for token, table in zip(tokens, tables, strict=True)
+            ]
+            by_graph = launched.execute(works)
+            expected = plain.execute(works)
+            num_same += sum(a == b for a, b in zip(by_graph, expected, strict=True))
+            num_all += batch
+            tokens = [token or 0 for token in expected]
+    return f"the same tokens as without graphs, {batch} sequences", f"{num_same} of {num_all}"
 
 
 def host_tier(loaded: LoadedModel, sizes: Sizes) -> Rows:

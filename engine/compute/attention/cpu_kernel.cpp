@@ -298,6 +298,7 @@ void merge(const Step &step, int64_t row, const float *sinks, Element *merged) {
       const float *own = step.outputs + place * HEAD_DIM;
       for (int d = 0; d < HEAD_DIM; ++d) sum[d] += own[d] * weight;
     }
+    if (!(total > 0)) total = 1;  // a row without parts
     Element *to = merged + (row * heads + head) * HEAD_DIM;
     for (int d = 0; d < HEAD_DIM; ++d) to[d] = to_element(sum[d] / total);
   }

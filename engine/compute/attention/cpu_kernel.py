@@ -9,10 +9,10 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.compute.attention.arithmetic import Layer
+from engine.compute.attention.placed import PlacedTiles, place
 from engine.compute.attention.prebuilt import BUILT, ELEMENTS, LANES, SOURCE, constants_of
 from engine.compute.attention.step import Attend
 from engine.compute.attention.tiles import Tiles
@@ -73,18 +73,26 @@ class CpuKernel:
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
         """The attention function of one step. `positions` (rows) are those of its tokens."""
+        return self.over(place(tiles, positions))
+
+    def over(self, placed: PlacedTiles) -> Attend:
+        """The attention function over these tiles, whatever is in them when it is called."""
         num_heads, head_dim, _ = self._compiled_for
-        order = np.concatenate([tiles.wide, tiles.narrow])
-        arrays = (order, tiles.rows, tiles.table, tiles.offsets, tiles.parts)
+        num_parts = len(placed.parts)
         memory = [
-            *map(torch.from_numpy, arrays),
-            positions.to(torch.int32),
-            torch.empty(tiles.num_parts * num_heads * head_dim),
-            torch.empty(tiles.num_parts * num_heads),
+            placed.tiles,
+            placed.rows,
+            placed.table,
+            placed.offsets,
+            placed.parts,
+            placed.positions,
+            torch.empty(num_parts * num_heads * head_dim),
+            torch.empty(num_parts * num_heads),
         ]
         pointers = (tensor.data_ptr() for tensor in memory)
         threads = torch.get_num_threads()
-        step = _Step(*pointers, len(order), len(positions), threads, *self._heads)
+        num_tiles = len(placed.tiles)
+        step = _Step(*pointers, num_tiles, len(placed.positions), threads, *self._heads)
 
         # `step` points into the memory, which lives as long as the function.
         def attend(

@@ -15,6 +15,7 @@ import torch
 from triton.errors import TritonError
 
 from engine.compute.attention.arithmetic import Layer
+from engine.compute.attention.placed import PlacedTiles, place
 from engine.compute.attention.step import Attend
 from engine.compute.attention.tiles import Tiles
 from engine.compute.attention.triton_kernels import attend_tile, merge_parts
@@ -45,22 +46,22 @@ class PagedKernel:
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
         """The attention function of one step. `positions` (rows) are on the device."""
-        arrays = (tiles.rows, tiles.table, tiles.wide, tiles.narrow, tiles.offsets, tiles.parts)
-        rows_of, table, wide, narrow, offsets, parts = (
-            torch.from_numpy(array).to(positions.device, non_blocking=True) for array in arrays
-        )
-        places = positions.to(torch.int32)
+        return self.over(place(tiles, positions))
+
+    def over(self, placed: PlacedTiles) -> Attend:
+        """The attention function over these tiles, whatever is in them when it is called."""
 
         def attend(query: torch.Tensor, pool: KvPool, layer: Layer) -> torch.Tensor:
             num_heads, num_rows, head_dim = query.shape
             query = query if query.stride(2) == 1 else query.contiguous()
             kv_heads = pool.layout.num_kv_heads
-            outputs = query.new_empty((len(parts), num_heads, head_dim), dtype=torch.float32)
-            log_sums = query.new_empty((len(parts), num_heads), dtype=torch.float32)
+            num_parts = len(placed.parts)
+            outputs = query.new_empty((num_parts, num_heads, head_dim), dtype=torch.float32)
+            log_sums = query.new_empty((num_parts, num_heads), dtype=torch.float32)
             group = _padded(num_heads // kv_heads)
             padded_dim = max(_padded(head_dim), _LEAST)
             num_keys = _keys_at_once(padded_dim, query.dtype)
-            for kind, rows in ((wide, self.tile_rows), (narrow, 1)):
+            for kind, rows in ((placed.wide, self.tile_rows), (placed.narrow, 1)):
                 if not len(kind):
                     continue
                 scores = max(rows * group, _LEAST)
@@ -71,9 +72,9 @@ class PagedKernel:
                     outputs,
                     log_sums,
                     kind,
-                    rows_of,
-                    places,
-                    table,
+                    placed.rows,
+                    placed.positions,
+                    placed.table,
                     layer.scaling,
                     query.stride(0),
                     query.stride(1),
@@ -93,8 +94,8 @@ class PagedKernel:
             merge_parts[(num_rows, num_heads)](
                 outputs,
                 log_sums,
-                offsets,
-                parts,
+                placed.offsets,
+                placed.parts,
                 outputs if layer.sinks is None else layer.sinks,
                 merged,
                 num_heads,

@@ -102,12 +102,10 @@ def paged_attention(
         more = layout.num_kv_heads // key.shape[1]
         keys = _widened(key[0], layout.head_dim).transpose(0, 1)
         values = _widened(value[0], layout.head_dim).transpose(0, 1)
-        step.pool.write(
-            layer.index,
-            step.batch.slots,
-            keys.repeat_interleave(more, dim=1),
-            values.repeat_interleave(more, dim=1),
-        )
+        if more > 1:  # a copy otherwise, too
+            keys = keys.repeat_interleave(more, dim=1)
+            values = values.repeat_interleave(more, dim=1)
+        step.pool.write(layer.index, step.batch.slots, keys, values)
     if len(step.visited) == step.depth:
         raise DepthReached
     # A narrower head is kept with zeros behind it, which add nothing to a product.

@@ -60,11 +60,16 @@ class Tiles:
         return len(self.parts)
 
 
+def split_tokens(block_size: int) -> int:
+    """How many keys one tile of decoding sequences has at most: whole blocks of them."""
+    return max(SPLIT_TOKENS // block_size, 1) * block_size
+
+
 def cut(
     runs: Sequence[Run], shared: Sequence[Shared], num_rows: int, block_size: int, width: int
 ) -> Tiles:
     """The tiles of a step of `num_rows` rows; `width` is the most rows of a wide tile."""
-    split = max(SPLIT_TOKENS // block_size, 1) * block_size
+    split = split_tokens(block_size)
     tables = list[Table]()
     table_size = 0
     cut_rows = list[NDArray[np.int64]]()

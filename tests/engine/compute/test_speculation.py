@@ -3,13 +3,14 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
 import pytest
 
+from engine.backends.base import Parts, Progress
 from engine.backends.local import LocalBackend
 from engine.backends.native import load_native
 from engine.backends.prepare import pool
@@ -72,15 +73,18 @@ class Answered:
     choices: dict[int, Told] = field(default_factory=dict)
 
 
+Load = Callable[[Settings, Progress], Parts]
+
+
 @asynccontextmanager
-async def engine(**settings: object) -> AsyncIterator[LocalBackend]:
+async def engine(load: Load = load_native, **settings: object) -> AsyncIterator[LocalBackend]:
     """A native engine of these settings, with its thread and without HTTP."""
     fixed = {"secret": "x" * 16, "log_level": "warning"}
     crashes: list[BaseException] = []
     whole = Settings.model_validate(fixed | settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "WAIT_SECONDS", 300.0)  # a busy machine starts workers slowly
-        backend = LocalBackend(whole, MonotonicClock(), load_native, crashes.append)
+        backend = LocalBackend(whole, MonotonicClock(), load, crashes.append)
         await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
         yield backend
@@ -150,10 +154,10 @@ def new_request(rng: random.Random, name: str) -> GenerateRequest:
     )
 
 
-async def answers(**settings: object) -> tuple[list[Answered], Counters]:
+async def answers(load: Load = load_native, **settings: object) -> tuple[list[Answered], Counters]:
     """The answers to the same requests, BATCH at a time, and what was counted."""
     rng, given = random.Random(1), list[Answered]()
-    async with engine(num_blocks=200, min_cache_tokens=16, **settings) as backend:
+    async with engine(load, num_blocks=200, min_cache_tokens=16, **settings) as backend:
         for first in range(0, NUM_REQUESTS, BATCH):
             some = [new_request(rng, f"r{first + index}") for index in range(BATCH)]
             given += await ask_all(backend, some)

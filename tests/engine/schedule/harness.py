@@ -8,7 +8,7 @@ request must answer however it was scheduled.
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
@@ -412,13 +412,15 @@ class Harness:
         recompute: int | float = 3,
         sibling: int | None = None,
         hold: bool = True,
+        sample: SampleParams | None = None,
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold, where there is one.
 
         `has_names`: each segment's end has the name that a gateway would give it. Of what ends
         with the segment `keep[0]` the part `keep[1]` is kept, in whole blocks. The segments that
         are `documents` stand anywhere. What ends with the segment `sibling` may be a sibling's.
-        Marks ask for a lease where they `hold`.
+        Marks ask for a lease where they `hold`. `sample`, where it is given, is each choice's, with
+        a seed of its own.
         """
         self._num_sent += 1
         tokens: list[TokenId] = []
@@ -476,9 +478,8 @@ class Harness:
             emit=frames.append,
             submitted_at=self.clock.now(),
         )
-        samples = [
-            SampleParams(temperature=1, top_p=1, top_k=0, seed=seed + i) for i in range(choices)
-        ]
+        like = sample or SampleParams(temperature=1, top_p=1, top_k=0, seed=seed)
+        samples = [replace(like, seed=like.seed + i) for i in range(choices)]
         self.loop.submit(state, samples)
         return Sent(state, frames)
 

@@ -1,0 +1,117 @@
+"""Which decode steps are launched as a CUDA graph, and the sizes that graphs are captured in.
+
+A graph does the same with other numbers in the same memory. So it has a fixed number of rows, and
+does only what depends on nothing that the host must be asked for. `why_plain` is the whole rule;
+every other step goes the plain way.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.compute.sampler import HEAD, is_greedy
+from engine.schedule.runner import Work
+from engine.sizing import blocks_for
+
+MOST_ROWS = 256
+"""Larger batches have more to compute than to launch."""
+MOST_PARTS = 4096
+"""Parts of attention in one step, each a row over `SPLIT_TOKENS` keys at most."""
+_LEAST_PARTS = 64
+_PARTS_STEP = 4
+"""A size has so many times the parts of the one before. A part that a step has not costs a launched
+program that ends at once."""
+
+PLAIN: Mapping[str, Callable[[Work], bool]] = {
+    "several tokens of a sequence, as in prefill": lambda work: len(work.token_ids) != 1,
+    "nothing is drawn behind a token": lambda work: work.sample is None,
+    "a token mask": lambda work: work.allowed is not None,
+    "a bias, or a presence or frequency penalty": lambda work: work.bias is not None,
+    "a repetition penalty": lambda work: work.seen is not None,
+    "log-probabilities": lambda work: work.probs is not None,
+    "an adapter": lambda work: work.adapter is not None,
+    "a recurrent state": lambda work: work.state is not None,
+    f"a top-k of more than {HEAD}": lambda work: (
+        work.sample is not None and not is_greedy(work.sample) and work.sample.top_k > HEAD
+    ),
+}
+"""What a step has in which one of its sequences is so, and which goes the plain way."""
+TOO_MANY_ROWS = "more sequences than the largest graph has"
+TOO_MANY_PARTS = f"attention in more than {MOST_PARTS:,} parts"
+
+
+def why_plain(works: Sequence[Work], sizes: "GraphSizes") -> str | None:
+    """Why a step goes the plain way, by the words of this module. None: a graph is launched."""
+    for reason, is_so in PLAIN.items():
+        if any(map(is_so, works)):
+            return reason
+    if len(works) > sizes.rows[-1]:
+        return TOO_MANY_ROWS
+    # A row behind a shared prefix may have one part more.
+    most = sum(blocks_for(work.start + 1, sizes.split) + 1 for work in works)
+    return TOO_MANY_PARTS if most > sizes.most_parts(len(works)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What one graph has room for."""
+
+    # Rows, one for each sequence that decodes.
+    rows: int
+    # Parts of attention.
+    parts: int
+    # Whether a row may be drawn. Otherwise all take the likeliest token.
+    draws: bool
+
+    @property
+    def wide_tiles(self) -> int:
+        """A wide tile has two rows or more, each a part."""
+        return self.parts // 2 if self.rows > 1 else 0
+
+    @property
+    def tiles(self) -> int:
+        """Wide ones, and as many narrow ones as parts."""
+        return self.wide_tiles + self.parts
+
+
+class GraphSizes:
+    """The sizes of one engine's graphs: 1, 2, 4, … rows and the most that decode together."""
+
+    def __init__(self, most_rows: int, most_tokens: int, split: int) -> None:
+        """`most_tokens` of one sequence; `split` is of how many keys a part is at most."""
+        self.split = split
+        most_rows = min(most_rows, MOST_ROWS)
+        powers = [2**power for power in range(most_rows.bit_length())]
+        self.rows = sorted({*powers, most_rows})
+        self._parts = {rows: _part_sizes(rows, most_tokens, split) for rows in self.rows}
+
+    def most_parts(self, rows: int) -> int:
+        """Of a step of so many rows."""
+        return self._parts[self._fitting_rows(rows)][-1]
+
+    def all(self) -> list[GraphSize]:
+        """The largest first, so that the smaller ones find their memory taken."""
+        sizes = [
+            GraphSize(rows, parts, draws)
+            for rows in self.rows
+            for parts in self._parts[rows]
+            for draws in (False, True)
+        ]
+        return sizes[::-1]
+
+    def fitting(self, rows: int, parts: int, *, draws: bool) -> GraphSize:
+        """The smallest size that has room for a step that `why_plain` lets through."""
+        fitting_rows = self._fitting_rows(rows)
+        part_sizes = self._parts[fitting_rows]
+        return GraphSize(fitting_rows, part_sizes[bisect_left(part_sizes, parts)], draws)
+
+    def _fitting_rows(self, rows: int) -> int:
+        return self.rows[bisect_left(self.rows, rows)]
+
+
+def _part_sizes(rows: int, most_tokens: int, split: int) -> list[int]:
+    most = min(rows * (blocks_for(most_tokens, split) + 1), MOST_PARTS)
+    sizes = [min(max(_PARTS_STEP * rows, _LEAST_PARTS), most)]
+    while sizes[-1] < most:
+        sizes.append(min(_PARTS_STEP * sizes[-1], most))
+    return sizes
