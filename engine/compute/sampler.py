@@ -16,6 +16,8 @@ LEAST_LOGPROB = -9999.0
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
 HEAD = 256
 """So many of the likeliest tokens are ordered first."""
+_WIDTHS = (64, HEAD)
+"""The same where a top-k is smaller than these. One more than a top-k tells what is as likely."""
 _MAX_NUMBERS = 1 << 22
 """How many logits are ordered at a time, in some 160 MB."""
 
@@ -61,14 +63,13 @@ def sample_rows(
     """
     vocabulary = logits.shape[-1]
     num_kept = vocabulary if num_kept is None else num_kept
-    head = min(HEAD, vocabulary)
-    top_ks = [row.top_k if 0 < row.top_k < num_kept else vocabulary for row in params]
     # By how many of the likeliest tokens are ordered first, and whether these are all that is
     # drawn from.
     kinds = defaultdict(list)
-    for index, top_k in enumerate(top_ks):
-        is_within = top_k < vocabulary
-        kinds[max(top_k, head) if is_within else head, is_within].append(index)
+    for index, row in enumerate(params):
+        is_within = 0 < row.top_k < num_kept
+        width = next((width for width in _WIDTHS if width > row.top_k), row.top_k)
+        kinds[min(width if is_within else HEAD, vocabulary), is_within].append(index)
     tokens = [0] * len(params)
     at_a_time = rows_at_a_time(vocabulary)
     for (width, is_within), indexes in kinds.items():
@@ -77,8 +78,8 @@ def sample_rows(
             columns = _columns_of(
                 [params[i] for i in some],
                 [positions[i] for i in some],
-                [top_ks[i] for i in some],
                 logits.device,
+                is_within=is_within,
             )
             drawn = _drawn(logits[some].float(), columns, width, is_within=is_within)
             for index, token in zip(some, drawn.tolist(), strict=True):
@@ -94,23 +95,29 @@ class DrawColumns(NamedTuple):
     min_p: torch.Tensor
     # `uniform`'s.
     numbers: torch.Tensor
-    # At least the vocabulary: off.
-    top_k: torch.Tensor
+    # At least the vocabulary: off. None: off for all rows.
+    top_k: torch.Tensor | None
 
 
 def _columns_of(
     params: Sequence[SampleParams],
     positions: Sequence[int],
-    top_ks: Sequence[int],
     device: torch.device,
+    *,
+    is_within: bool,
 ) -> DrawColumns:
     floats = [
         (row.temperature, row.top_p, row.min_p, uniform(row.seed, position))
         for row, position in zip(params, positions, strict=True)
     ]
+    heat, top_p, min_p, numbers = torch.tensor(floats, dtype=torch.float64, device=device).unbind(1)
+    top_k = torch.tensor([row.top_k for row in params], device=device) if is_within else None
     return DrawColumns(
-        *torch.tensor(floats, dtype=torch.float64, device=device).split(1, dim=1),
-        torch.tensor(top_ks, device=device)[:, None],
+        heat[:, None],
+        top_p[:, None],
+        min_p[:, None],
+        numbers[:, None],
+        None if top_k is None else top_k[:, None],
     )
 
 
@@ -137,7 +144,7 @@ def draw(
     drawn = order.gather(-1, places.clamp(max=width - 1))[:, 0]
     likelier = (values > values[:, -1:]).sum(-1, keepdim=True)
     is_decided = deepest < likelier
-    if not is_within:
+    if columns.top_k is not None and not is_within:
         is_decided &= (columns.top_k <= width) | (columns.top_k >= rows.shape[-1])
     return drawn, is_decided[:, 0]
 
@@ -150,7 +157,7 @@ def _drawn(
     left = (~is_decided).nonzero()[:, 0]
     if len(left):
         values, order = torch.sort(rows[left], descending=True, stable=True)
-        some = DrawColumns(*(column[left] for column in columns))
+        some = DrawColumns(*(None if column is None else column[left] for column in columns))
         places, _ = _places(_weights(values, values, some), some)
         drawn[left] = order.gather(-1, places)[:, 0]
     return drawn
@@ -178,10 +185,14 @@ def _places(
     is the last place that was looked at. The others are (rows, 1).
     """
     num = weights.shape[-1]
-    is_beyond = torch.arange(num, device=weights.device) >= columns.top_k
-    sums = weights.masked_fill_(is_beyond, 0.0).cumsum(-1)
-    of_these = sums[:, -1:]
-    whole = of_these if whole is None else torch.where(columns.top_k <= num, of_these, whole)
+    if columns.top_k is not None:
+        is_beyond = torch.arange(num, device=weights.device) >= columns.top_k
+        weights = weights.masked_fill_(is_beyond, 0.0)
+    sums = weights.cumsum(-1)
+    if whole is None:
+        whole = sums[:, -1:]
+    elif columns.top_k is not None:
+        whole = torch.where(columns.top_k <= num, sums[:, -1:], whole)
     # A token is kept while the sum before it has not reached top_p.
     cut = torch.searchsorted(sums, whole * columns.top_p)
     is_cut = columns.top_p < 1

@@ -2,6 +2,7 @@
 
     scripts/gpu_check [--out DIR]      a GPU; writes gpu_check.md
     scripts/gpu_check --interpret      exactness alone, with Triton's interpreter on a CPU
+    scripts/gpu_check --decode         decoding alone, by CUDA graphs and without, and vLLM's
     scripts/gpu_check --tiers          leases below vLLM's blocks alone, where vLLM is installed
 
 It fetches nothing. The speed is that of a model of Llama 3 8B's shape with random weights in
@@ -79,6 +80,7 @@ def main() -> int:
         __doc__,
         interpret=(False, "exactness alone, on a CPU"),
         tiers=(False, "leases that outlive vLLM's blocks alone; without a GPU in files of vLLM's"),
+        decode=(False, "decoding alone, and vLLM's where it is installed"),
         small=(False, "a tiny model, also without a GPU: to try this script"),
         out=(".", "folder of the Markdown"),
     )
@@ -102,6 +104,7 @@ def main() -> int:
         return 2
     from engine.compute.loading import LoadedModel
     from scripts.gpu import speed
+    from scripts.gpu.beside_vllm import vllm_decoding
 
     device = torch.device("cuda" if is_gpu else "cpu")
     chip = torch.cuda.get_device_name() if is_gpu else "no GPU"
@@ -110,12 +113,13 @@ def main() -> int:
     loaded: list[LoadedModel] = []
     faulthandler.dump_traceback_later(HARD_SECONDS, exit=True)
     try:
-        if is_gpu:
+        if is_gpu and not options.decode:
             deadline = begun + EXACT_SECONDS
             report.run("exactness", partial(exactness, device, report, deadline))
             report.run("architectures", partial(architectures, device, deadline))
         report.run("load", lambda: speed.load(sizes, device, loaded))
-        parts = (speed.first_tokens, speed.decoding, speed.graphs, speed.host_tier)
+        decoding = [speed.decoding, speed.graphs]
+        parts = decoding if options.decode else [speed.first_tokens, *decoding, speed.host_tier]
         for part in parts if loaded else ():
             subject = part.__name__.replace("_", " ")
             if time.perf_counter() > begun + LIMIT_SECONDS:
@@ -123,6 +127,10 @@ def main() -> int:
                 continue
             report.run(subject, partial(part, loaded[0], sizes))
             speed.free_memory()
+        if options.decode:
+            loaded.clear()
+            speed.free_memory()
+            report.run("vLLM's decoding", partial(vllm_decoding, sizes))
         if is_gpu:
             report.add("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
     finally:

@@ -41,13 +41,14 @@ def planned_bytes(
     config = config.get_text_config()
     rows = sizes.rows[-1]
     parts = sizes.most_parts(rows)
-    vocabulary = config.vocab_size
-    width = config.hidden_size
-    inner = getattr(config, "intermediate_size", None)
+    vocabulary: int = config.vocab_size
+    width: int = config.hidden_size
+    num_heads: int = config.num_attention_heads
+    inner_width = getattr(config, "intermediate_size", None) or 4 * width
     # Some models have one for each layer.
-    inner = max(inner) if isinstance(inner, list) else inner or 4 * width
+    inner: int = max(inner_width) if isinstance(inner_width, list) else inner_width
     activations = rows * (_HIDDEN * width + _INNER * inner) * layout.dtype.itemsize
-    of_parts = parts * config.num_attention_heads * (layout.head_dim + 1) * 4
+    of_parts = parts * num_heads * (layout.head_dim + 1) * 4
     logits = rows * vocabulary * (layout.dtype.itemsize + 4)
     draws = min(rows, rows_at_a_time(vocabulary)) * vocabulary * _DRAW_BYTES
     buffers = StepBuffers(

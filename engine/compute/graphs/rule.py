@@ -82,7 +82,7 @@ class GraphSizes:
         self.split = split
         most_rows = min(most_rows, MOST_ROWS)
         powers = [2**power for power in range(most_rows.bit_length())]
-        self.rows = sorted({*powers, most_rows})
+        self.rows: list[int] = sorted({*powers, most_rows})
         self._parts = {rows: _part_sizes(rows, most_tokens, split) for rows in self.rows}
 
     def most_parts(self, rows: int) -> int:
@@ -106,7 +106,7 @@ class GraphSizes:
         return GraphSize(fitting_rows, part_sizes[bisect_left(part_sizes, parts)], draws)
 
     def _fitting_rows(self, rows: int) -> int:
-        return self.rows[bisect_left(self.rows, rows)]
+        return next(size for size in self.rows if size >= rows)
 
 
 def _part_sizes(rows: int, most_tokens: int, split: int) -> list[int]:

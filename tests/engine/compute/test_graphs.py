@@ -97,8 +97,8 @@ def play(runner: TorchRunner, seed: int, num_blocks: int) -> tuple[list[list[int
     engine = Harness(num_blocks=num_blocks, block_size=4, max_running=6, runner=runner, scaffold=1)
     prefix = [rng.randrange(VOCABULARY) for _ in range(18)]
     sents: list[Sent] = []
-    for _ in range(120):
-        if len(sents) < 22 and rng.random() < 0.3:
+    for _ in range(80):
+        if len(sents) < 16 and rng.random() < 0.3:
             own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))]
             sents.append(
                 engine.send(
@@ -119,7 +119,7 @@ def play(runner: TorchRunner, seed: int, num_blocks: int) -> tuple[list[list[int
     return answers, engine
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_engines_answer_the_same_with_graphs_and_without(models: Models, seed: int) -> None:
     """Batches grow and shrink, fork, are preempted and cancelled; greedy and seeded."""
     num_blocks = 34
