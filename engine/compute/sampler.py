@@ -98,6 +98,16 @@ class DrawColumns(NamedTuple):
     # At least the vocabulary: off. None: off for all rows.
     top_k: torch.Tensor | None
 
+    def of_rows(self, rows: torch.Tensor) -> "DrawColumns":
+        """Those of some rows."""
+        return DrawColumns(
+            self.heat[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.numbers[rows],
+            None if self.top_k is None else self.top_k[rows],
+        )
+
 
 def _columns_of(
     params: Sequence[SampleParams],
@@ -157,7 +167,7 @@ def _drawn(
     left = (~is_decided).nonzero()[:, 0]
     if len(left):
         values, order = torch.sort(rows[left], descending=True, stable=True)
-        some = DrawColumns(*(None if column is None else column[left] for column in columns))
+        some = columns.of_rows(left)
         places, _ = _places(_weights(values, values, some), some)
         drawn[left] = order.gather(-1, places)[:, 0]
     return drawn
