@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
@@ -235,8 +236,9 @@ def memory_bandwidth(device: torch.device) -> float | None:
 def weight_bytes(loaded: LoadedModel) -> int:
     """What a step reads of the weights: all but the table of input embeddings, unless the head is
     the same table."""
-    table = loaded.model.get_input_embeddings().weight
-    head = loaded.model.get_output_embeddings().weight
+    model: Any = loaded.model
+    table: torch.Tensor = model.get_input_embeddings().weight
+    head: torch.Tensor = model.get_output_embeddings().weight
     whole = sum(weight.nbytes for weight in loaded.model.parameters())
     return whole if table is head else whole - table.nbytes
 
