@@ -20,6 +20,7 @@ from scripts.runner.options import DEMO_MODEL
 from scripts.stack import ROOT
 
 COMPOSE = ROOT / "docker-compose.yml"
+MONITORING = ROOT / "gateway" / "monitoring"
 TEXT = COMPOSE.read_text("utf-8")
 COMPOSED: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
@@ -138,7 +139,7 @@ def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> Non
 @pytest.mark.parametrize("profile", ["default", "gpu", "scale"])
 def test_prometheus_asks_every_gateway_and_engine_of_its_profile_by_its_name(profile: str) -> None:
     """One variable of the dashboard chooses an engine's figures and the gateway's of it."""
-    folder = ROOT / "gateway" / "monitoring" / "targets" / profile
+    folder = MONITORING / "targets" / profile
     told = {}
     for kind, port in (("gateway", 8080), ("engine", 8100)):
         groups = yaml.safe_load((folder / f"{kind}s.yml").read_text("utf-8"))
@@ -155,6 +156,85 @@ def test_prometheus_asks_every_gateway_and_engine_of_its_profile_by_its_name(pro
         if name.startswith("prometheus"):
             mount = f"./gateway/monitoring/targets/{profile}:/etc/targets:ro"
             assert mount in SERVICES[name]["volumes"]
+
+
+def relabeled(target: str) -> dict[str, str] | None:
+    """A target of prometheus.yml's job of engines, as its rules leave it; None where one drops it.
+
+    They are Prometheus's: a rule whose expression fits whole sets its label.
+    """
+    jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    (rules,) = [job["relabel_configs"] for job in jobs if job["job_name"] == "holdfast-engine"]
+    labels = {"__address__": target}
+    for rule in rules:
+        (source,) = rule["source_labels"]
+        fitting = re.fullmatch(rule["regex"], labels[source])
+        if fitting is None:
+            continue
+        if rule.get("action") == "drop":
+            return None
+        template = rule.get("replacement", "$1").replace("$1", r"\1")
+        labels[rule["target_label"]] = fitting.expand(template)
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("engine", "labels"),
+    [
+        ("engine:8100", {"__address__": "engine:8100"}),
+        (
+            "engine-0=http://host.docker.internal:8000/holdfast",
+            {
+                "engine": "engine-0",
+                "__scheme__": "http",
+                "__address__": "host.docker.internal:8000",
+                "__metrics_path__": "/holdfast/metrics",
+            },
+        ),
+        (
+            "https://[::1]:8000/vllm/holdfast/",
+            {
+                "engine": "[::1]:8000",
+                "__scheme__": "https",
+                "__address__": "[::1]:8000",
+                "__metrics_path__": "/vllm/holdfast/metrics",
+            },
+        ),
+        (
+            "http://gpu-1:8100",
+            {"engine": "gpu-1:8100", "__scheme__": "http", "__address__": "gpu-1:8100"},
+        ),
+        ("dns://engines:8100", None),
+        ("kubernetes://holdfast/engines", None),
+    ],
+)
+def test_prometheus_asks_what_the_gateway_stands_before(
+    engine: str, labels: dict[str, str] | None
+) -> None:
+    assert relabeled(engine) == labels
+
+
+def test_prometheus_of_attach_is_told_what_its_gateway_is_told(tmp_path: Path) -> None:
+    gateway = SERVICES["attached-gateway"]
+    prometheus = SERVICES["prometheus-attach"]
+    assert prometheus["environment"] == {
+        "HOLDFAST_ENGINES": gateway["environment"]["HOLDFAST_ENGINES"]
+    }
+    assert prometheus["extra_hosts"] == gateway["extra_hosts"]
+    shell, mounted = prometheus["entrypoint"]
+    text = (MONITORING / "targets" / "attach" / Path(mounted).name).read_text("utf-8")
+    written = tmp_path / "engines.yml"
+    (tmp_path / "prometheus").write_text('#!/bin/sh\nprintf %s "$*"\n')
+    (tmp_path / "prometheus").chmod(0o755)
+    script = text.replace("/tmp/engines.yml", str(written))
+    assert script != text
+    engines = "engine-0=http://[::1]:8000/holdfast , http://b:8100,c=https://c/holdfast"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOLDFAST_ENGINES": engines}
+    command = [shell, "-c", script, "start", "--config.file=x", "--storage=y"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "--config.file=x --storage=y"
+    (group,) = yaml.safe_load(written.read_text("utf-8"))
+    assert group["targets"] == [engine.strip() for engine in engines.split(",")]
 
 
 def made(folder: Path, profile: str, *options: str) -> "subprocess.CompletedProcess[str]":
