@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.backends.vllm.arguments import NAME
+from engine.backends.vllm.arguments import MODULE, NAME
 
 FLAG = "ENGINE_VLLM_SHARES_KV_ACROSS_SCOPES"
 """The setting that accepts the risk, and that `isolation` is not declared."""
@@ -49,25 +49,47 @@ CONNECTORS: dict[str, Keys] = {
     "MoRIIOConnector": Keys(False, _UNREAD),
 }
 """By the name in `kv_connector`. One that is not here has not been read."""
+SPECS = frozenset({"CPUOffloadingSpec", "TieringOffloadingSpec"})
+"""What OffloadingConnector keeps chunks by, by `spec_name`: each by the hash that it is given."""
+TIERS = frozenset({"example", "fs", "obj", "p2p"})
+"""Tiers below, by `type`, of which the same holds. `kvcr` is in a package of its own."""
+OUR_TIERS = f"{MODULE.rpartition('.')[0]}.tiers"
 
 
 def sharing(transfer: Mapping[str, Any] | None) -> list[str]:
     """What in a `kv_transfer_config` may hand a scope another's KV, each with the reason.
 
-    A class of another module may have any name, so one that names a module of its own is not known.
+    A class of another module may have any name, ours and MultiConnector's too. So one that names a
+    module of its own is not known.
     """
     if transfer is None:
         return []
     name = transfer.get("kv_connector")
-    if name == NAME:
+    extra = transfer.get("kv_connector_extra_config") or {}
+    module = transfer.get("kv_connector_module_path")
+    if name == NAME and module in (None, "", MODULE):
         return []
+    if module:
+        return [f"{name} of {module} ({_UNREAD})"]
     if name == "MultiConnector":
-        extra = transfer.get("kv_connector_extra_config") or {}
         children = extra.get("connectors") or []
         return [problem for child in children for problem in sharing(child)]
-    keys = None if transfer.get("kv_connector_module_path") else CONNECTORS.get(str(name))
-    keys = keys or Keys(False, _UNREAD)
-    return [] if keys.is_apart else [f"{name} ({keys.what})"]
+    keys = CONNECTORS.get(str(name), Keys(False, _UNREAD))
+    if not keys.is_apart:
+        return [f"{name} ({keys.what})"]
+    return _unread_parts(extra) if name == "OffloadingConnector" else []
+
+
+def _unread_parts(extra: Mapping[str, Any]) -> list[str]:
+    """What OffloadingConnector is told to load that was not read: vLLM knows others by no name."""
+    spec = extra.get("spec_name", "CPUOffloadingSpec")
+    unread = [] if spec in SPECS else [f"OffloadingConnector's {spec}"]
+    for tier in extra.get("secondary_tiers") or ():
+        kind = tier.get("type")
+        is_ours = tier.get("module_path") == OUR_TIERS
+        if kind not in TIERS and not is_ours:
+            unread.append(f"OffloadingConnector's tier {kind}")
+    return [f"{part} ({_UNREAD})" for part in unread]
 
 
 def refusal(transfer: Mapping[str, Any] | None) -> str | None:

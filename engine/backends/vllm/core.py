@@ -46,10 +46,15 @@ MAX_DECODING = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What came since the last one; `queue_seconds` by the scheduler's clock."""
+    """What came since the last one.
+
+    - `is_aborted`: vLLM gave the request up, by itself or by another client's order.
+    - `queue_seconds`: by the scheduler's clock.
+    """
 
     token_ids: Sequence[TokenId]
     is_last: bool
+    is_aborted: bool = False
     queue_seconds: float = 0.0
 
 
@@ -82,6 +87,7 @@ def _output_of(output: Any) -> Output:
     return Output(
         token_ids=list(chain.from_iterable(completions)),
         is_last=output.finished,
+        is_aborted=any(completion.finish_reason == "abort" for completion in output.outputs),
         queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
     )
 
@@ -91,6 +97,12 @@ class OrderRefused(Exception):
 
 
 _CODE_OF_STATUS: dict[int, ErrorCode] = {503: "not_ready", 429: "overloaded"}
+
+
+class RequestAborted(Exception):
+    """vLLM gave a request up: it was paused, or put to sleep, and may serve the next one."""
+
+    status_code = 503
 
 
 class TurnFailed(Exception):
@@ -186,31 +198,32 @@ class VllmCore:
 
         Raises OrderRefused, TurnFailed, and vLLM's own error where all of vLLM has ended.
         """
-        prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
-        has_images = order.image_prompt is not None
-        if order.image_prompt is not None:
-            async with self._decoding:
-                prompt = await _prompt_of(order.image_prompt)
-            order = replace(order, image_prompt=None)
+        collector = await self._take(order, directive)
+        # Neither pixels nor files are kept while vLLM answers.
+        del order
+        is_last = False
+        while not is_last:
+            try:
+                output = _output_of(await collector.get())
+            except _refusals() as error:
+                raise OrderRefused(str(error)) from error
+            except Exception as error:  # the edge: a paused vLLM ends a turn that it had taken
+                if self._llm.errored:
+                    raise
+                raise TurnFailed(error) from error
+            if output.is_aborted:
+                # One without a token may never have met the scheduler: nothing is told of it.
+                if output.token_ids:
+                    yield replace(output, is_last=False)
+                aborted = RequestAborted()
+                raise TurnFailed(aborted) from aborted
+            is_last = output.is_last
+            yield output
+
+    async def _take(self, order: Order, directive: Directive) -> Any:
+        """Have vLLM take an order, and return its collector. Raises as `generate`."""
         try:
-            # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
-            # would leave it unapplied until the model ends its thinking.
-            adding = self._llm.add_request(
-                order.order_id,
-                {**prompt, "cache_salt": order.cache_salt},
-                self._sampling_params(order, directive),
-                lora_request=self._adapters.get(order.adapter),
-                reasoning_ended=True,
-                # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
-                priority=int(order.is_batch),
-            )
-            if has_images:
-                # vLLM counts on it that the scheduler's process gets each image that it has
-                # processed: an order that is cancelled meanwhile is sent all the same.
-                # No local has the task: it would hold the prompt while vLLM answers.
-                self._adding[order.order_id] = asyncio.ensure_future(adding)
-                adding = asyncio.shield(self._adding[order.order_id])
-            collector = await adding
+            collector = await self._add(order, directive)
         except _refusals() as error:
             self._adding.pop(order.order_id, None)
             raise OrderRefused(str(error)) from error
@@ -220,20 +233,31 @@ class VllmCore:
                 raise
             raise TurnFailed(error) from error
         self._adding.pop(order.order_id, None)
-        # vLLM has them: neither pixels nor files are kept while it answers.
-        prompt.clear()
-        is_last = False
-        while not is_last:
-            try:
-                output = _output_of(await collector.get())
-            except _refusals() as error:
-                raise OrderRefused(str(error)) from error
-            except Exception as error:  # as above: a paused vLLM ends a turn that it had taken
-                if self._llm.errored:
-                    raise
-                raise TurnFailed(error) from error
-            is_last = output.is_last
-            yield output
+        return collector
+
+    async def _add(self, order: Order, directive: Directive) -> Any:
+        prompt: dict[str, Any] = {"prompt_token_ids": list(order.token_ids)}
+        if order.image_prompt is not None:
+            async with self._decoding:
+                prompt = await _prompt_of(order.image_prompt)
+        # The grammar knows what may be thought. Without `reasoning_ended` a server's
+        # `--reasoning-parser` would leave it unapplied until the model ends its thinking.
+        adding = self._llm.add_request(
+            order.order_id,
+            {**prompt, "cache_salt": order.cache_salt},
+            self._sampling_params(replace(order, image_prompt=None), directive),
+            lora_request=self._adapters.get(order.adapter),
+            reasoning_ended=True,
+            # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
+            priority=int(order.is_batch),
+        )
+        if order.image_prompt is not None:
+            # vLLM counts on it that the scheduler's process gets each image that it has
+            # processed: an order that is cancelled meanwhile is sent all the same.
+            # No local has the task: it would hold the prompt while vLLM answers.
+            self._adding[order.order_id] = asyncio.ensure_future(adding)
+            adding = asyncio.shield(self._adding[order.order_id])
+        return await adding
 
     def _sampling_params(self, order: Order, directive: Directive) -> Any:
         """How vLLM draws an order's tokens, and what our connector is told with it."""

@@ -51,7 +51,7 @@ NAMES: dict[str, dict[str, str]] = {
         "vllm.v1.engine.core_client:AsyncMPClient": "call_utility_async",
         "vllm.v1.engine.output_processor:RequestOutputCollector": "get",
         "vllm.outputs:RequestOutput": "outputs finished metrics",
-        "vllm.outputs:CompletionOutput": "token_ids",
+        "vllm.outputs:CompletionOutput": "token_ids finish_reason",
         "vllm.v1.metrics.stats:RequestStateStats": "scheduled_ts queued_ts",
         "vllm.renderers.base:BaseRenderer": "render_cmpl_async",
         "vllm.multimodal.media.image:ImageMediaIO": "__init__ load_bytes",
@@ -75,6 +75,10 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_OFFLOAD}.cpu.manager:CPUOffloadingManager": "_policy",
         f"{_OFFLOAD}.cpu.policies.base:CachePolicy": "__init__ get insert remove touch evict clear "
         "mark_evictable mark_non_evictable on_store_miss on_request_finished",
+        f"{_OFFLOAD}.cpu.policies.base:ChunkStatus": "ref_cnt",
+        f"{_OFFLOAD}.base:OffloadingSpec": "blocks_per_chunk config",
+        f"{_OFFLOAD}.base:ReqContext": "kv_transfer_params",
+        f"{_OFFLOAD}.tiering.base:TransferJob": "job_id keys chunk_ids",
         f"{_OFFLOAD}.tiering.base:SecondaryTierManager": "__init__ on_new_request lookup "
         "submit_store submit_load get_finished_jobs has_pending_work drain_jobs shutdown "
         "_block_size_bytes",

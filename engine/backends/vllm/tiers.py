@@ -95,7 +95,9 @@ class LeasedLast(CachePolicy):
     """
 
     def __init__(self, cache_capacity: int, clock: Callable[[], float] = time.time) -> None:
+        """Raise VllmChangedError where vLLM's offloading is not as it was read."""
         super().__init__(cache_capacity)
+        check_names("offloading")
         self.switch = Switch("cache policy")
         self._wanted = Wanted(clock)
         self._chunks: dict[bytes, ChunkStatus] = {}
@@ -141,20 +143,23 @@ class LeasedLast(CachePolicy):
     def evict(
         self, n: int, protected: Collection[bytes], *_: Any, **__: Any
     ) -> list[tuple[bytes, ChunkStatus]] | None:
-        able = self.switch.run(lambda: self._take(n, protected), None)
+        keys = self.switch.run(lambda: self._take(n, protected), None)
         if not self.switch.is_on:
             idle = (key for key, chunk in self._chunks.items() if chunk.ref_cnt == 0)
-            able = list(islice((key for key in idle if key not in protected), n))
-        if able is None or len(able) < n:
+            keys = list(islice((key for key in idle if key not in protected), n))
+        if keys is None or len(keys) < n:
             return None
-        return [(key, self._chunks.pop(key)) for key in able]
+        return [(key, self._chunks.pop(key)) for key in keys]
 
     def clear(self, *_: Any, **__: Any) -> None:
         for content in (self._chunks, self._plain, self._leased):
             content.clear()
 
     def _take(self, n: int, protected: Collection[bytes]) -> list[bytes] | None:
-        """Take so many out of the orders; None, and no change, where there are too few."""
+        """Take so many out of the orders; None, and no change, where there are too few.
+
+        Raises KeyError for a key in an order that is none of a chunk.
+        """
         for key in self._wanted.take_ended():
             if key in self._leased:
                 del self._leased[key]
@@ -165,6 +170,8 @@ class LeasedLast(CachePolicy):
         if len(keys) < n:
             return None
         for key in keys:
+            if key not in self._chunks:
+                raise KeyError
             del self._order_of(key)[key]
         return keys
 
@@ -352,7 +359,8 @@ class LeaseTier(SecondaryTierManager):
         """Every job once. One that ended without a result has failed: vLLM waits for each."""
         ended = {job_id: job for job_id, job in self._jobs.items() if job is None or job.done()}
         for job in ended.values():
-            error = None if job is None else job.exception()
+            # `exception` raises for a job that was cancelled when the tier was closed.
+            error = None if job is None or job.cancelled() else job.exception()
             if error is not None:
                 self.switch.turn_off(type(error).__name__)
         nothing: list[JobResult] = []

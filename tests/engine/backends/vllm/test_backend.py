@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -45,6 +46,7 @@ from engine.protocol import (
 )
 from engine.protocol.reports import BlockStats
 from engine.refusal import StartRefused
+from engine.schedule.request import ImagePrompt
 from engine.schedule.runner import SampleParams
 from engine.settings import DEMO_MODEL, Settings
 from engine.supervisor import Supervisor
@@ -358,6 +360,18 @@ async def test_no_copy_of_a_refused_adapter_stays(tmp_path: Path) -> None:
     copy.parent.unlink()
 
 
+def an_order(image_prompt: ImagePrompt | None = None) -> Order:
+    return Order(
+        order_id="r",
+        scope="s",
+        token_ids=[1],
+        request=request(),
+        sample=SampleParams(temperature=0, top_p=1, top_k=0, seed=0),
+        max_tokens=1,
+        image_prompt=image_prompt,
+    )
+
+
 class PausedLlm:
     """In the place of an AsyncLLM: it takes a request, or raises, and raises for its output."""
 
@@ -399,14 +413,7 @@ async def test_what_vllm_raises_is_the_end_of_one_turn_by_its_name_and_status(
     monkeypatch.setattr(VllmCore, "_sampling_params", lambda *_: None)
     llm = PausedLlm(taking=None if is_taken else error, answering=error)
     core = VllmCore(llm, 100, takes_seeds=False, is_owner=False)
-    order = Order(
-        order_id="r",
-        scope="s",
-        token_ids=[1],
-        request=request(),
-        sample=SampleParams(temperature=0, top_p=1, top_k=0, seed=0),
-        max_tokens=1,
-    )
+    order = an_order()
     directive = Directive(request_id="r", scope="s", wants=[])
     with pytest.raises(TurnFailed, match=type(error).__name__) as ended:
         await anext(aiter(core.generate(order, directive)))
@@ -420,6 +427,52 @@ async def test_what_vllm_raises_is_the_end_of_one_turn_by_its_name_and_status(
         llm.answering = ValueError("refused late")
         with pytest.raises(OrderRefused):
             await anext(aiter(core.generate(order, directive)))
+
+
+class AbortingLlm(PausedLlm):
+    """It gives a request up, behind these tokens in the same output."""
+
+    def __init__(self, token_ids: list[TokenId]) -> None:
+        super().__init__(taking=None, answering=AssertionError())
+        self.token_ids = token_ids
+
+    async def get(self) -> Any:
+        completion = SimpleNamespace(token_ids=self.token_ids, finish_reason="abort")
+        return SimpleNamespace(outputs=[completion], finished=True, metrics=None)
+
+
+@pytest.mark.parametrize("token_ids", [[], [1, 2]], ids=["before its first token", "after it"])
+async def test_a_request_that_vllm_gives_up_has_its_tokens_and_then_fails(
+    monkeypatch: pytest.MonkeyPatch, token_ids: list[TokenId]
+) -> None:
+    """As all do that run when vLLM is paused. It has no answer that began, and none that ended."""
+    monkeypatch.setattr("engine.backends.vllm.core._refusals", lambda: (ValueError,))
+    monkeypatch.setattr(VllmCore, "_sampling_params", lambda *_: None)
+    core = VllmCore(AbortingLlm(token_ids), 100, takes_seeds=False, is_owner=False)
+    directive = Directive(request_id="r", scope="s", wants=[])
+    outputs = list[Output]()
+    with pytest.raises(TurnFailed, match="RequestAborted") as ended:
+        async for output in core.generate(an_order(), directive):
+            outputs.append(output)
+    assert ended.value.code == "not_ready"
+    assert [token for output in outputs for token in output.token_ids] == token_ids
+    assert not any(output.is_last for output in outputs)
+
+
+async def test_an_image_that_can_not_be_decoded_again_ends_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It could be when its prompt was prepared: since then there may be less memory."""
+
+    async def fail(_prompt: ImagePrompt) -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr("engine.backends.vllm.core._refusals", lambda: (ValueError,))
+    monkeypatch.setattr("engine.backends.vllm.core._prompt_of", fail)
+    core = VllmCore(AbortingLlm([]), 100, takes_seeds=False, is_owner=False)
+    directive = Directive(request_id="r", scope="s", wants=[])
+    with pytest.raises(TurnFailed, match="MemoryError"):
+        await anext(aiter(core.generate(an_order(ImagePrompt([1], [])), directive)))
 
 
 async def test_a_turn_that_vllm_ends_fails_alone_and_later_ones_are_answered() -> None:

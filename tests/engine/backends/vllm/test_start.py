@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.backends.vllm.arguments import ArgumentRefused, engine_arguments
+from engine.backends.vllm.arguments import MODULE, ArgumentRefused, engine_arguments
 from engine.backends.vllm.backend import kv_bytes
-from engine.backends.vllm.beside import CONNECTORS, FLAG, refusal
+from engine.backends.vllm.beside import CONNECTORS, FLAG, OUR_TIERS, SPECS, TIERS, refusal
 from engine.backends.vllm.internals import (
     VllmChangedError,
     check_adapters,
@@ -147,6 +147,51 @@ def test_connectors_that_know_the_salt_or_no_content_may_stand_beside_ours(name:
     # A class of another module may have any name.
     other = child(name, kv_connector_module_path="somebodys.module")
     assert refusal(multi(OURS, other)) is not None
+
+
+@pytest.mark.parametrize("name", ["HoldfastConnector", "MultiConnector"])
+def test_a_class_of_another_module_is_not_taken_for_ours(name: str) -> None:
+    other = child(name, kv_connector_module_path="somebodys.module")
+    for transfer in (other, multi(OURS, other)):
+        why = refusal(transfer)
+        assert why is not None and "somebodys.module" in why
+    assert refusal(child("HoldfastConnector", kv_connector_module_path=MODULE)) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "unread"),
+    [
+        ({}, None),
+        ({"spec_name": "CPUOffloadingSpec", "spec_module_path": "is.not.loaded"}, None),
+        ({"spec_name": "Theirs", "spec_module_path": "somebodys"}, "Theirs"),
+        (
+            {"secondary_tiers": [{"type": "fs"}, {"type": "LeaseTier", "module_path": OUR_TIERS}]},
+            None,
+        ),
+        ({"secondary_tiers": [{"type": "fs"}, {"type": "Theirs", "module_path": "m"}]}, "Theirs"),
+        ({"secondary_tiers": [{"type": "LeaseTier", "module_path": "somebodys"}]}, "LeaseTier"),
+        ({"secondary_tiers": [{"type": "kvcr"}]}, "kvcr"),
+    ],
+    ids=str,
+)
+def test_what_offloading_loads_of_other_modules_is_not_known(
+    extra: dict[str, Any], unread: str | None
+) -> None:
+    offloading = child("OffloadingConnector", kv_connector_extra_config=extra)
+    why = refusal(multi(OURS, offloading))
+    if unread is None:
+        assert why is None
+    else:
+        assert why is not None and unread in why
+
+
+@needs_vllm
+def test_each_spec_and_tier_of_vllm_is_known_or_said_to_be_unread() -> None:
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+    assert set(OffloadingSpecFactory._registry) == SPECS
+    assert set(SecondaryTierFactory._registry) - {"kvcr"} == TIERS
 
 
 @needs_vllm

@@ -1,6 +1,7 @@
 """An error in each part of our cache policy and our tier: vLLM's scheduler never meets it."""
 
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,33 @@ def test_a_policy_that_fails_is_off_and_still_gives_away_what_is_idle(
     policy.remove(keys[0])
     policy.remove(b"unknown")
     assert policy.get(keys[0]) is None
+
+
+def test_a_key_that_is_of_no_chunk_switches_the_policy_off() -> None:
+    """Such as vLLM would leave where it marks a chunk that it has removed."""
+    policy = LeasedLast(4)
+    policy.mark_evictable(b"of no chunk")
+    chunk = ChunkStatus(0)
+    policy.insert(b"known", chunk)
+    chunk.ref_cnt = 0
+    policy.mark_evictable(b"known")
+    assert policy.evict(1, set()) == [(b"known", chunk)]
+    assert policy.switch.reason == "KeyError"
+    assert policy.evict(1, set()) is None
+
+
+def test_a_job_that_was_cancelled_has_failed(llama: Path, tmp_path: Path) -> None:
+    """As those are that wait when the tier is closed."""
+    sim = Offloading(llama, tmp_path, host_blocks=50)
+    try:
+        job = Future[None]()
+        assert job.cancel()
+        sim.tier._jobs[4_711] = job
+        (result,) = sim.tier.get_finished_jobs()
+        assert (result.job_id, result.success) == (4_711, False)
+        assert not sim.tier.has_pending_work()
+    finally:
+        sim.close()
 
 
 @pytest.mark.parametrize("name", TIER_PARTS)
