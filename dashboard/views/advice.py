@@ -142,8 +142,9 @@ def draw_stream(session: Session, stream: StreamAdvice) -> None:
             parts.card("advice_nano", formats.dollars(saves.nano), label="Saves")
             parts.card("advice_multiples", f"{saves.multiples:,.0f}", label="Saves, input tokens")
             seconds = saves.prefill_seconds
-            prefill = formats.NO_VALUE if seconds is None else f"{seconds:,.1f} s"
-            parts.card("advice_prefill", prefill, label="Prefill saved")
+            prefill = f"{seconds:,.1f} s" if seconds is not None else formats.NO_VALUE
+            unknown = "a token's time is not known yet" if seconds is None else None
+            parts.card("advice_prefill", prefill, label="Prefill saved", delta=unknown)
             shared = f"{stream.shared_tokens:,}"
             end = stream.shared_end or formats.NO_VALUE
             label = "Shared beginning, tokens"

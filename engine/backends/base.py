@@ -16,7 +16,7 @@ from engine.protocol import Capability, CountRequest, Done, Failed, Frame, Gener
 from engine.protocol.reports import Description, Guarantee
 from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
-from engine.schedule.runner import Runner
+from engine.schedule.runner import Runner, Work
 from engine.text.rendered import KnownDays, RenderedPrompt
 
 T = TypeVar("T")
@@ -121,6 +121,8 @@ class Parts:
     state_blocks: int = 0
     # Those of the settings.
     adapters: AdapterParts | None = None
+    # A step's seconds by a time model that stands in for the computation. None: it computes.
+    model_seconds: Callable[[Sequence[Work]], float] | None = None
     # What it can do of approximate prompts.
     approximate: Approximations = field(default_factory=Approximations)
 

@@ -84,6 +84,7 @@ class LocalBackend(EngineBackend):
             parts.runner,
             max_waiting=settings.max_waiting,
             store=disk,
+            model_seconds=parts.model_seconds,
         )
         if store is not None:
             # Let the engine's thread take the results of the store's threads.

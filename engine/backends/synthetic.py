@@ -32,13 +32,15 @@ def load_synthetic(
     settings: Settings, progress: Progress, sleep: Callable[[float], None] = time.sleep
 ) -> Parts:
     progress("ready", 1.0)
+    runner = SyntheticRunner(
+        prefill_seconds=settings.synthetic_prefill_us / 1e6,
+        decode_seconds=settings.synthetic_decode_ms / 1e3,
+        copy_seconds=settings.block_size * KV_BYTES_PER_TOKEN / COPY_BYTES_PER_SECOND,
+        sleep=sleep,
+    )
     return Parts(
-        runner=SyntheticRunner(
-            prefill_seconds=settings.synthetic_prefill_us / 1e6,
-            decode_seconds=settings.synthetic_decode_ms / 1e3,
-            copy_seconds=settings.block_size * KV_BYTES_PER_TOKEN / COPY_BYTES_PER_SECOND,
-            sleep=sleep,
-        ),
+        runner=runner,
+        model_seconds=runner.seconds_of,
         renderer=SyntheticRenderer(),
         worker=WorkerSpec(kind="synthetic"),
         step_tokens=STEP_TOKENS,
@@ -79,10 +81,14 @@ class SyntheticRunner:
     copy_seconds: float
     sleep: Callable[[float], None]
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+    def seconds_of(self, works: Sequence[Work]) -> float:
+        """What a step takes by the settings. A sleep lasts longer on a busy machine."""
         prefilled = sum(len(work.token_ids) for work in works if len(work.token_ids) > 1)
         decodes = any(len(work.token_ids) == 1 for work in works)
-        seconds = prefilled * self.prefill_seconds + decodes * self.decode_seconds
+        return prefilled * self.prefill_seconds + decodes * self.decode_seconds
+
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        seconds = self.seconds_of(works)
         if seconds:
             self.sleep(seconds)
         return [None if work.sample is None else _next_token(work) for work in works]

@@ -325,7 +325,8 @@ class PrefillSums(msgspec.Struct, kw_only=True):
     """What a fit of seconds = a + b · tokens + c · decodes takes: sums since the epoch began.
 
     An observation is a step of an engine that computes itself. Where another program computes it is
-    a request's prefill that had the engine to itself. The last six are sums of products of two.
+    a request's prefill that had the engine to itself. Of a synthetic engine it is a step's time by
+    its settings. The last six are sums of products of two.
     """
 
     observations: int = 0

@@ -52,7 +52,10 @@ class EngineLoop:
         max_waiting: int,
         token_masks: TokenMaskPool | None = None,
         store: StoreWork | None = None,
+        model_seconds: Callable[[Sequence[Work]], float] | None = None,
     ) -> None:
+        """`model_seconds` tells a step's time by a time model that stands in for the computation.
+        None: the clock tells it."""
         self.scheduler = scheduler
         self.accounting = accounting
         self._runner = runner
@@ -60,6 +63,7 @@ class EngineLoop:
         self._max_waiting = max_waiting
         self._token_masks = token_masks or TokenMaskPool()
         self._store = store
+        self._model_seconds = model_seconds
         self._num_arrived = 0
         self._is_idle = False
         self._sampled = SampledTokens(accounting.clock, accounting.token)
@@ -81,7 +85,7 @@ class EngineLoop:
         self._deliver(chunks, works, tokens)
         self._is_idle = not (chunks or self._num_arrived or needy)
         self.accounting.publish()
-        self._learn(chunks, self._clock.now() - now)
+        self._learn(chunks, works, self._clock.now() - now)
 
     def _expire(self, now: float) -> None:
         """End entries whose time is over, and choices whose next tokens are too costly."""
@@ -149,9 +153,18 @@ class EngineLoop:
         if self._store is not None:
             self._store.after_step(self._clock.now())
 
-    def _learn(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
+    def _learn(
+        self, chunks: Sequence[PrefillChunk], works: Sequence[Work], clock_seconds: float
+    ) -> None:
         """Learn from the time of a whole step that computed these chunks. A manual clock tells no
-        such time."""
+        such time.
+
+        A time model tells the time itself. How much longer its sleep lasted says how busy the
+        machine is, and nothing of what the model stands for.
+        """
+        seconds = clock_seconds
+        if self._model_seconds is not None:
+            seconds = self._model_seconds(works)
         if chunks and seconds > 0:
             prefilled = [chunk.count for chunk in chunks if not chunk.is_decode]
             decodes = len(chunks) - len(prefilled)

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.conftest import Show
 from tests.dashboard.signed_in import said, table
+from tests.dashboard.test_figures import card
 from tests.gateway.admin.test_advise import BODIES, RULES, record
 from tests.gateway.admin_client import Admin
 from tests.gateway.prompt.test_media import png
@@ -63,6 +64,9 @@ def test_the_figures_are_those_of_the_api(page: Page, gateway: str) -> None:
     assert list(shown["Would save (input tokens)"]) == saves
     first = told["streams"][0]
     assert first["text"] in said(app)
+    assert first["saves"]["prefill_seconds"] is None, "no engine has told of its steps"
+    unknown = ("–", "a token's time is not known yet")
+    assert card(app, "Prefill saved") == unknown
     ways = table(app, "Cost (input tokens)")
     assert list(ways["Read"]) == [each["cache_read_tokens"] for each in first["outcomes"]]
 

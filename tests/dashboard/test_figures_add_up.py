@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -498,10 +499,12 @@ def add_ways(table_: Table, facts: Facts, app: AppTest, stream: Any) -> None:
             apart=apart,
             of=column,
         )
+    seconds = stream["Prefill saved (s)"]
     cards = {
         "Saves": formats.dollars(round(stream["Would save ($)"] * 1e9)),
         "Saves, input tokens": f"{stream['Would save (input tokens)']:,}",
-        "Prefill saved": f"{stream['Prefill saved (s)']:,.1f} s",
+        # Where the time of a token is not known the row has no value, and the card a dash.
+        "Prefill saved": formats.NO_VALUE if pd.isna(seconds) else f"{seconds:,.1f} s",
     }
     for label, told in cards.items():
         table_.add("advice", label, card(app, label)[0], outside=told)
