@@ -26,6 +26,8 @@ MAX_PAUSE_SECONDS = 15.0
 STEADY_SECONDS = 10.0
 FAILING_ENDS = 3
 STOP_SECONDS = 6.0
+MAX_CAUSES = 10
+"""How many of an error's causes are looked at."""
 CALLBACKS = "callbacks"
 """The name under which errors are counted that no caller of the event loop's work took."""
 
@@ -195,7 +197,7 @@ def trace_of(error: BaseException) -> str:
     """
     parts: list[str] = []
     current: BaseException | None = error
-    while current is not None and len(parts) < 10:
+    while current is not None and len(parts) < MAX_CAUSES:
         said = f": {current}" if isinstance(current, OSError | MemoryError | RuntimeError) else ""
         frames = "".join(traceback.format_tb(current.__traceback__))
         parts.append(f"{frames}{type(current).__qualname__}{said}\n")

@@ -55,6 +55,10 @@ RETRY_SECONDS = 1
 """The `retry-after` of a connection that lost its place, or got none."""
 
 
+FAILED_SECONDS = 3.0
+"""How long a failed engine says why. Gateways look each second."""
+
+
 def engine_places(parts: Split) -> Places:
     """The places of all connections to one engine. A connection that showed the secret counts for
     its address, which is a gateway's. `parts` are parts of the process's descriptors."""
@@ -222,6 +226,10 @@ class Server(SteadyServer):
     On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never
     end by themselves. Running generations have `grace_seconds`; then they are cut off. A
     call that has no answer by then gets `not_ready`.
+
+    Behind an error of the engine nothing that runs goes on, and it is cut off at once. For
+    FAILED_SECONDS `/readyz` still says why, so that gateways can tell more than that nothing
+    answers.
     """
 
     def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:
@@ -248,4 +256,9 @@ class Server(SteadyServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.end_events()
+        if self._engine.is_ending:
+            self.config.timeout_graceful_shutdown = 0
+            for task in self.server_state.tasks:
+                task.cancel()
+            await asyncio.sleep(FAILED_SECONDS)
         await super().shutdown(sockets)

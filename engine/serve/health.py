@@ -12,9 +12,31 @@ import structlog
 from engine.backends.contract import EngineBackend
 from engine.deadline import StartDeadline
 from engine.refusal import StartRefused
-from engine.supervisor import Supervisor, trace_of
+from engine.supervisor import MAX_CAUSES, Supervisor, trace_of
 
 log = structlog.get_logger()
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was missing, the machine's or a device's, by the error or by what caused it.
+
+    torch raises a RuntimeError where the machine has none left, and its own OutOfMemoryError for a
+    device.
+    """
+    current: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if current is None:
+            break
+        if isinstance(current, MemoryError) or "OutOfMemory" in type(current).__name__:
+            return True
+        if isinstance(current, OSError | RuntimeError):
+            message = str(current).lower()
+            if any(words in message for words in _NO_MEMORY):
+                return True
+        current = current.__cause__ or current.__context__
+    return False
 
 
 @dataclass(slots=True)
@@ -94,7 +116,9 @@ class ServedEngine:
 
         The first call is logged, in one line, and calls `on_failure`. Others have no effect.
         """
-        self._fail(error=type(error).__name__, trace=trace_of(error))
+        name = type(error).__name__
+        told = f"out of memory ({name})" if is_out_of_memory(error) else name
+        self._fail(error=told, trace=trace_of(error))
 
     def _fail(self, **facts: str) -> None:
         if self._readiness.stage != "failed":
@@ -103,6 +127,11 @@ class ServedEngine:
             self._readiness.error = facts["error"]
             log.error("engine failed", **facts)
             self._on_failure()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this process ends by an error. Nothing that it is asked now will be answered."""
+        return self._owns_process and self._readiness.stage == "failed"
 
     def end_readiness(self) -> None:
         """Nothing new should come: the server is about to stop."""
@@ -125,7 +154,8 @@ class ServedEngine:
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
             # No request was taken yet, so the messages may be told.
             trace = "".join(traceback.format_exception(error))
-            self._fail(error=repr(error), trace=trace)
+            told = f"out of memory: {error!r}" if is_out_of_memory(error) else repr(error)
+            self._fail(error=told, trace=trace)
         else:
             if self._owns_process:
                 # The loaded objects stay. Without this each full collection would walk over all of

@@ -23,7 +23,7 @@ from engine import metrics
 from engine.asgi import Application, CallerLeft, while_connected
 from engine.backends.base import Generation, decoded
 from engine.backends.contract import EngineBackend
-from engine.errors import EngineError, Unauthorized
+from engine.errors import EngineError, NotReady, Unauthorized
 from engine.protocol import (
     EPOCH_HEADER,
     SCOPE_HEADER,
@@ -307,6 +307,8 @@ def create_app(
     def check_secret(asking: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         if not wanted.is_shown(asking.scope["headers"]):
             raise Unauthorized("the engine secret is missing or wrong")
+        if host.is_ending:
+            raise NotReady(f"the engine has failed ({host.readiness.error})")
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:

@@ -56,7 +56,10 @@ def of_engine(engine: Engine, increases: Increases, now: float) -> Iterator[Find
     match engine.status:
         case "unsure" | "down":
             cause = reason or "no answer"
-            yield Finding("engine_not_answering", name, cause, name, engine.heard_at)
+            if engine.failure:
+                yield _failed(engine, cause)
+            else:
+                yield Finding("engine_not_answering", name, cause, name, engine.heard_at)
         case "refused":
             yield Finding(
                 "another_model",
@@ -88,18 +91,22 @@ def _starting(engine: Engine) -> Finding:
     name = engine.name
     readiness = engine.readiness
     stage = str(readiness.get("stage", "starting"))
-    error = str(readiness.get("error") or "")
     failing = readiness.get("failing")
     if stage == "failed":
-        is_memory = any(words in error for words in _OUT_OF_MEMORY)
-        kind: ConditionKind = "engine_out_of_memory" if is_memory else "engine_failing"
-        return Finding(kind, name, error or "it ended by an error", name, cause_for_all="it failed")
+        return _failed(engine, f"it ended by an error, {engine.failure}")
     if isinstance(failing, list) and failing:
         loops = ", ".join(f"`{loop}`" for loop in failing)
         return Finding("engine_failing", name, f"its loops {loops} end again and again", name)
     progress = readiness.get("progress")
     share = f", {progress:.0%}" if isinstance(progress, int | float) else ""
     return Finding("engine_starting", name, f"its stage is `{stage[:128]}`{share}", name)
+
+
+def _failed(engine: Engine, cause: str) -> Finding:
+    """An engine that said why it ends. Its error is for operators."""
+    is_memory = any(words in engine.failure for words in _OUT_OF_MEMORY)
+    kind: ConditionKind = "engine_out_of_memory" if is_memory else "engine_failing"
+    return Finding(kind, engine.name, cause, engine.name, cause_for_all="it ended by an error")
 
 
 def of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Iterator[Finding]:

@@ -71,6 +71,7 @@ _CONTROL_SECONDS = 3.0
 # The engine sends a blank line at least every 5 s; three missing ones are a silence.
 _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
+_MAX_FAILURE_CHARACTERS = 500
 _COUNT_SECONDS = 60.0
 _PURGE_SECONDS = 60.0
 ASK_SECONDS = 0.25
@@ -137,6 +138,8 @@ class Engine:
         self.url = url
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
+        self.failure = ""
+        """Why it ended, by its own last words; empty while it did not say so."""
         self.description: Description | None = None
         self.last_description: Description | None = None
         """What the engine said of itself last, whether it was taken or not."""
@@ -402,13 +405,21 @@ class Engine:
             if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)
             self._was_down = False
+            self.failure = ""
             self.answered_at = self.monotonic()
             self.status = "ready"
             self.epochs.answered(new, self.answered_at)
         else:
             self.status = "starting"
+            self.failure = self._failure_told()
             self.epochs.missed(self.monotonic())
         self._unsure_since = None
+
+    def _failure_told(self) -> str:
+        """Why the engine failed, where its readiness says that it did."""
+        if self.readiness.get("stage") != "failed":
+            return ""
+        return str(self.readiness.get("error") or "an error")[:_MAX_FAILURE_CHARACTERS]
 
     def _reset_load(self) -> None:
         """Begin with the mean load of the ready engines that can do the same."""
@@ -440,6 +451,7 @@ class Engine:
         self._unsure_since = None
         self._was_down = True
         self.readiness = {"error": reason}
+        self.failure = ""
         self.notes = []
 
     def _missed(self, error: GatewayError) -> None:
@@ -459,6 +471,8 @@ class Engine:
             return
         elif isinstance(error, EngineSetWrong):
             reason = error.told_operator
+        if self.failure:
+            reason = f"it ended by an error, {self.failure}; now: {reason}"
         if self.status != "down":
             get_logger("engine").warning("engine_down", engine=self.name, error=reason)
         self.status = "down"
