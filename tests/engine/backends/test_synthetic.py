@@ -19,6 +19,7 @@ LENGTHS = (700, 1500, 2300, 3100, 900, 1700)
 """In words of the marked text. A read leaves a few tokens to be computed."""
 
 
+@pytest.mark.anyio
 async def test_the_time_of_a_token_is_that_of_the_setting_on_a_busy_machine() -> None:
     """Each sleep lasts another time too long, as on a machine that others keep busy."""
     clock = ManualClock()

@@ -38,11 +38,13 @@ NO_BLOCKS = BlockStats(total=0, free=0, active=0, leased=0, best_effort=0, cache
 def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_content(
     num_words: int, error: str, tmp_path: Path
 ) -> None:
+    """What runs is cut off at once, whatever time the settings give to it; and for a moment
+    `/readyz` says why, so that gateways know."""
     port, log = free_port(), tmp_path / "log"
     environment = {
         "ENGINE_SECRET": SECRET,
         "ENGINE_PORT": str(port),
-        "ENGINE_GRACE_SECONDS": "1",
+        "ENGINE_GRACE_SECONDS": "10000",
         "ENGINE_LOG_LEVEL": "error",
     }
     process = start(python("tests.engine.serve.failing_engine"), environment, log)
@@ -58,6 +60,11 @@ def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_co
         headers = {"authorization": f"Bearer {SECRET}"}
         with suppress(httpx.RemoteProtocolError):
             httpx.post(f"{url}/v1/generate", json=body, headers=headers, timeout=EXIT_SECONDS)
+        told = httpx.get(f"{url}/readyz", timeout=EXIT_SECONDS)
+        assert told.status_code == 503
+        assert (told.json()["stage"], told.json()["error"]) == ("failed", error)
+        refusal = httpx.get(f"{url}/v1/stats", headers=headers, timeout=EXIT_SECONDS)
+        assert refusal.json()["code"] == "not_ready", "nothing that needs its thread waits for it"
         assert process.wait(EXIT_SECONDS) == 1
     finally:
         process.kill()
@@ -169,6 +176,42 @@ def test_a_trace_has_causes_and_the_messages_of_the_machine_alone() -> None:
 
 async def _away(why: list[str], _stopping: asyncio.Event) -> None:
     raise Expected(why[0])
+
+
+def torch_error(message: str) -> RuntimeError:
+    """As torch raises it of the machine's memory, behind an error of ours."""
+    error = RuntimeError(message)
+    error.__cause__ = ValueError("the cause")
+    return error
+
+
+class OutOfMemoryError(RuntimeError):
+    """Has the name of torch's, which is one of a device."""
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (MemoryError(), True),
+        (OutOfMemoryError("CUDA"), True),
+        (torch_error("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), True),
+        (torch_error("CUDA error: out of memory"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (torch_error("shape mismatch"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_missing_memory_is_told_by_that_word_and_not_by_the_class_of_the_error(
+    error: BaseException, is_told: bool
+) -> None:
+    """An operator does another thing then. What a ValueError says may be a request's words."""
+    for raised in (error, RuntimeError("a step failed")):
+        if raised is not error:
+            raised.__cause__ = error
+        host = ServedEngine(lambda: None)
+        host.crash(raised)
+        assert host.readiness.error.startswith("out of memory (") == is_told
+        assert type(raised).__name__ in host.readiness.error
 
 
 @pytest.mark.anyio

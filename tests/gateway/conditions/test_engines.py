@@ -1,5 +1,6 @@
 """What an engine's own figures say is wrong with it."""
 
+import asyncio
 from contextlib import aclosing
 
 import msgspec
@@ -54,3 +55,53 @@ async def test_a_breaker_is_told_of_an_engine_that_answers_alone(
         for number in range(FAILURES):
             engine.breaker.failed(f"turn {number}", 0.0)
         assert [finding.kind for finding in of_engine(engine, Increases(), 0.0)] == kinds
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("out of memory (RuntimeError)", "engine_out_of_memory"),
+        ("OutOfMemoryError", "engine_out_of_memory"),
+        ("KeyError", "engine_failing"),
+    ],
+)
+async def test_an_engine_that_said_why_it_ends_is_told_so_when_it_is_gone(
+    error: str, kind: str
+) -> None:
+    """It was told as one that does not answer, with "cannot connect" as the cause."""
+    ready = '{"stage": "loading", "progress": 0.1, "ready": false, "failing": [], "error": ""}'
+    replies = [f'{{"stage": "failed", "ready": false, "error": "{error}"}}', ready]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = replies.pop(0)
+        head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-length: {len(body)}\r\n"
+        writer.write(f"{head}connection: close\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    def kinds(engine: Engine) -> list[str]:
+        return [finding.kind for finding in of_engine(engine, Increases(), engine.monotonic())]
+
+    async with aclosing(EngineHttp()) as http:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        engine = Engine("engine-0", f"http://127.0.0.1:{port}", "secret of sixteen", http)
+        await engine.poll()
+        (finding,) = of_engine(engine, Increases(), 0.0)
+        assert (finding.kind, finding.cause) == (kind, f"it ended by an error, {error}")
+        server.close()
+        await server.wait_closed()
+        await engine.poll()
+        assert engine.status == "down"
+        (finding,) = of_engine(engine, Increases(), 0.0)
+        assert finding.kind == kind
+        assert finding.cause == f"it ended by an error, {error}; now: cannot connect"
+        assert finding.cause_for_all == "it ended by an error"
+        # It is started again, and killed while it loads: that is another thing.
+        async with await asyncio.start_server(answer, "127.0.0.1", port):
+            await engine.poll()
+            assert kinds(engine) == ["engine_starting"]
+        await engine.poll()
+        assert kinds(engine) == ["engine_not_answering"]
