@@ -6,6 +6,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -81,8 +82,7 @@ class ServedEngine:
     async def running(self, backend: EngineBackend) -> AsyncIterator[None]:
         self._backend = backend
         if self._owns_process:
-            handler = self.supervisor.note_unhandled
-            asyncio.get_running_loop().set_exception_handler(handler)
+            asyncio.get_running_loop().set_exception_handler(self._note_unhandled)
         loading = asyncio.create_task(self._load(backend))
         try:
             yield
@@ -119,6 +119,14 @@ class ServedEngine:
         name = type(error).__name__
         told = f"out of memory ({name})" if is_out_of_memory(error) else name
         self._fail(error=told, trace=trace_of(error))
+
+    def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Note an error that no caller took. Where memory is missing, what was on its way is lost,
+        such as a worker's answer, and a process that seemed ready would answer nothing."""
+        self.supervisor.note_unhandled(loop, context)
+        error = context.get("exception")
+        if error is not None and is_out_of_memory(error):
+            self.crash(error)
 
     def _fail(self, **facts: str) -> None:
         if self._readiness.stage != "failed":

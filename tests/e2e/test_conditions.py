@@ -16,11 +16,20 @@ from typing import Any
 import httpx
 import pytest
 
-from scripts.stack import ROOT, python
-from tests.e2e.fleet import Fleet, running_fleet
+from scripts.stack import (
+    ADMIN_KEY,
+    ROOT,
+    engine_environment,
+    free_port,
+    python,
+    serving,
+    serving_gateway,
+)
+from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
+EXIT_SECONDS = 180.0
 SYSTEM = "The handbook of the lighthouse keeper. " * 300
 
 
@@ -110,6 +119,23 @@ def test_an_engine_that_stands_still_is_told_with_another_cause(fleet: Fleet) ->
     finally:
         fleet.processes[1].send_signal(signal.SIGCONT)
     eventually(lambda: conditions(fleet) == [])
+
+
+def test_an_engine_that_got_no_memory_is_told_so_when_it_is_gone(tmp_path: Path) -> None:
+    """Its process ended at once, and all that was told was "cannot connect"."""
+    port = free_port()
+    environment = engine_environment(port, {"ENGINE_GRACE_SECONDS": "600"})
+    command = python("tests.engine.serve.failing_engine")
+    with serving(command, environment, port) as engine:
+        with serving_gateway(tmp_path, [engine.wait().url]) as gateway:
+            fleet = Fleet([engine.url], {}, gateways=[Gateway(gateway.wait().url, ADMIN_KEY)])
+            assert fleet.gateway.ask(SYSTEM).status_code == 500
+            assert engine.process.wait(EXIT_SECONDS) == 1
+            found = the_one(fleet, "engine_out_of_memory")
+            assert (found["engine"], found["severity"]) == ("engine-0", "critical")
+            cause = "it ended by an error, out of memory (MemoryError); now: cannot connect"
+            eventually(lambda: conditions(fleet)[0]["cause"] == cause)
+            assert "ENGINE_NUM_BLOCKS" in found["remedy"]
 
 
 def test_a_draining_engine_is_told_and_is_no_failure(fleet: Fleet) -> None:

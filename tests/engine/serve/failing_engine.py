@@ -1,4 +1,5 @@
-"""The synthetic engine, whose first step raises an error: a panic for a long prompt."""
+"""The synthetic engine, whose first step raises an error: a panic for a long prompt. For a very
+long one it asks the system for more memory than any machine has."""
 
 import sys
 import time
@@ -13,6 +14,7 @@ from engine.schedule.runner import Work
 from engine.settings import Settings
 
 PANIC_TOKENS = 60
+MEMORY_TOKENS = 400
 SECRET_WORD = "whisper"
 
 
@@ -22,7 +24,10 @@ class Panic(BaseException):
 
 class FailingRunner(synthetic.SyntheticRunner):
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        if any(len(work.token_ids) > PANIC_TOKENS for work in works):
+        longest = max(len(work.token_ids) for work in works)
+        if longest > MEMORY_TOKENS:
+            bytearray(1 << 60)
+        if longest > PANIC_TOKENS:
             raise Panic(f"panicked at {SECRET_WORD}")
         raise KeyError(f"{SECRET_WORD} {works[0].token_ids}")
 
