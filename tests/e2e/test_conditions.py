@@ -127,9 +127,10 @@ def test_an_engine_that_got_no_memory_is_told_so_when_it_is_gone(tmp_path: Path)
     environment = engine_environment(port, {"ENGINE_GRACE_SECONDS": "600"})
     command = python("tests.engine.serve.failing_engine")
     with serving(command, environment, port) as engine:
-        with serving_gateway(tmp_path, [engine.wait().url]) as gateway:
+        settings = {"HOLDFAST_QUEUE_SECONDS": "0"}
+        with serving_gateway(tmp_path, [engine.wait().url], settings) as gateway:
             fleet = Fleet([engine.url], {}, gateways=[Gateway(gateway.wait().url, ADMIN_KEY)])
-            assert fleet.gateway.ask(SYSTEM).status_code == 500
+            assert fleet.gateway.ask(SYSTEM).status_code == 529, "no other engine can take it"
             assert engine.process.wait(EXIT_SECONDS) == 1
             found = the_one(fleet, "engine_out_of_memory")
             assert (found["engine"], found["severity"]) == ("engine-0", "critical")
