@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import anyio
 import httpx
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from engine.backends.contract import EngineBackend
 from engine.backends.external import MirrorPool
 from engine.backends.vllm.core import VllmCore
 from engine.backends.vllm.directive import CALL, CoreStats
@@ -19,12 +21,13 @@ from engine.backends.vllm.loop import HeldCache, HeldEntries, VllmLoop
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock
 from engine.metrics import render
-from engine.protocol.reports import BlockStats
+from engine.protocol.reports import BlockStats, Description
 from engine.schedule.accounting import Accounting
 from engine.serve.health import ServedEngine
 from engine.supervisor import CALLBACKS, STEADY_SECONDS, Expected, Supervisor, trace_of
 from scripts.stack import free_port, python, start, wait_until_ready
 from tests.conformance.engines import prompt
+from tests.engine.backends.local import description
 from tests.engine.serve.failing_engine import PANIC_TOKENS, SECRET_WORD
 
 EXIT_SECONDS = 180.0
@@ -176,6 +179,40 @@ def test_a_trace_has_causes_and_the_messages_of_the_machine_alone() -> None:
 
 async def _away(why: list[str], _stopping: asyncio.Event) -> None:
     raise Expected(why[0])
+
+
+class NothingToLoad:
+    """A backend that is ready at once."""
+
+    def load(self, _progress: object) -> None: ...
+
+    def describe(self) -> Description:
+        return description()
+
+    async def stop(self) -> None: ...
+
+
+@pytest.mark.anyio
+async def test_memory_that_is_missing_in_a_callback_ends_the_engine() -> None:
+    """A worker's answer was lost so, and an engine that was ready answered nothing."""
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    failures = list[str]()
+    host = ServedEngine(lambda: failures.append(host.readiness.error))
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    try:
+        async with host.running(cast(EngineBackend, NothingToLoad())):
+            loop.call_soon(fail, KeyError("one request's"))
+            await asyncio.sleep(0.05)
+            assert failures == [] and not host.is_ending
+            loop.call_soon(fail, MemoryError())
+            await asyncio.sleep(0.05)
+            assert failures == ["out of memory (MemoryError)"] and host.is_ending
+    finally:
+        loop.set_exception_handler(before)
 
 
 def torch_error(message: str) -> RuntimeError:
