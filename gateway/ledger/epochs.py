@@ -6,6 +6,7 @@ ends add up over any intervals.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -127,21 +128,27 @@ def record_granted(connection: sa.Connection, records: Sequence[TurnRecord]) -> 
         }
         for (engine, epoch), record in sorted(largest.items())
     ]
-    insert = _insert(connection.dialect.name)(EpochReportRow)
+    connection.execute(_grants(connection.dialect.name), rows)
+
+
+@cache
+def _grants(dialect: str) -> Any:
+    """The statement that raises what epochs had granted."""
+    insert = _insert(dialect)(EpochReportRow)
     granted = insert.excluded.granted
     keys = [column.name for column in EpochReportRow.__table__.primary_key]
-    upsert = insert.on_conflict_do_update(
+    return insert.on_conflict_do_update(
         index_elements=keys,
         set_={"granted": granted},
         where=granted > EpochReportRow.granted,
     )
-    connection.execute(upsert, rows)
 
 
 def _insert(dialect: str) -> Any:
     return postgresql.insert if dialect == "postgresql" else sqlite.insert
 
 
+@cache
 def _ends(dialect: str) -> Any:
     """The statement that adds leases to their intervals."""
     insert = _insert(dialect)(LeaseEndRow)

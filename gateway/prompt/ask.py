@@ -62,7 +62,7 @@ def camel(name: str) -> str:
 
 def _printable(text: str, max_characters: int) -> str | None:
     head = text[: 4 * max_characters]
-    printable = "".join(letter for letter in head if letter.isprintable())
+    printable = "".join(filter(str.isprintable, head))
     return printable.strip()[:max_characters] or None
 
 
