@@ -43,7 +43,7 @@ from tests.engine.schedule.harness import Harness, Sent
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "deepseek_v3", "mimo_v2", "gemma4")
+FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2", "gemma4")
 DRAWN = SampleParams(temperature=0.8, top_p=0.95, top_k=0, seed=3)
 # What asks the device for a value, or for a shape that depends on one.
 ASKS = {
