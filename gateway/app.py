@@ -53,6 +53,7 @@ from gateway.ledger.contents import Contents
 from gateway.ledger.counts import stored_turns
 from gateway.ledger.database import Ledgers, open_ledgers
 from gateway.ledger.model_ids import ModelIdsTable
+from gateway.ledger.pending_purges import PendingPurgesTable
 from gateway.ledger.reads.leases import LeaseFates, lease_fates
 from gateway.ledger.reads.prefixes import last_use
 from gateway.ledger.reads.sums import Queries, Range
@@ -69,6 +70,7 @@ from gateway.routing.epochs import EpochRecorder
 from gateway.routing.fleet import Fleet, open_fleet, weights_of
 from gateway.routing.history import LoadHistory
 from gateway.routing.model_ids import ModelIds
+from gateway.routing.pending_purges import PendingPurges
 from gateway.routing.router import Router
 from gateway.turn.contents import MAX_WAITING_BYTES, ContentWriter, StoredResponses
 from gateway.turn.diagnostics import LastHolders, PrefixRecaller, PromptComparer
@@ -313,9 +315,14 @@ async def _open_fleet(base: _Base, stores: _Stores) -> Fleet:
     except GatewayError as error:
         get_logger("gateway").warning("model_ids_not_read", error=str(error))
     base.run_beside("model_ids", ids.run)
+    purges = PendingPurges(PendingPurgesTable(stores.ledgers.access))
+    await purges.look()
+    base.run_beside("pending_purges", purges.run)
     settings = base.settings
     supervisor = base.supervisor
-    fleet = await open_fleet(base.stack, settings, supervisor, clock.monotonic, base.metrics, ids)
+    fleet = await open_fleet(
+        base.stack, settings, supervisor, clock.monotonic, base.metrics, ids, purges
+    )
     follow_sources(base.stack, settings.engines, fleet, supervisor)
     return fleet
 

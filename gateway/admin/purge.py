@@ -2,6 +2,9 @@
 
 With a model instead of a workspace its engines let go of everybody's content: their caches are as
 after a start. What the database keeps belongs to workspaces, and stays then.
+
+An engine that is away has the purge pending: it is done when the engine is back, before it gets
+turns (`routing/pending_purges.py`).
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from gateway.http.services import Services
 from gateway.ledger.purge import purge_texts, running_batches
 from gateway.prompt.sketch import forget_pieces
 from gateway.routing.engine import Engine
-from gateway.structs.fleet import EnginePurge, PurgeReport
+from gateway.structs.fleet import EnginePurge, PendingPurge, PurgeReport
 
 _Workspace = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=NO_NUL)]
 _Model = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL)]
@@ -64,7 +67,7 @@ class PurgeController(AdminController):
             workspace=report.workspace,
             model=report.model,
             engines=[entry.engine for entry in report.engines if entry.purged],
-            not_known=[entry.engine for entry in report.engines if not entry.purged],
+            pending=[entry.engine for entry in report.engines if entry.pending],
             rows=report.database,
             left=report.left,
         )
@@ -78,7 +81,7 @@ async def _purge_model(services: Services, requested: str) -> PurgeReport:
         for engine in services.fleet.engines
         if engine.last_description is not None and model.is_served_by(engine.last_description.model)
     ]
-    purged = await _purge_engines(services, engines, None)
+    purged = await _purge_engines(services, engines, None, None)
     return PurgeReport(
         workspace=None,
         model=model.id,
@@ -101,7 +104,7 @@ async def _purge_workspace(services: Services, workspace: str) -> PurgeReport:
     services.summaries.pop(workspace, None)
     forget_pieces()
     scope = services.keyring.scope_of(workspace)
-    purged = await _purge_engines(services, services.fleet.engines, scope)
+    purged = await _purge_engines(services, services.fleet.engines, scope, workspace)
     left = _left_in(purged)
     if running:
         batches = counted(len(running), "batch was running and is", "batches were running and are")
@@ -121,17 +124,27 @@ async def _purge_workspace(services: Services, workspace: str) -> PurgeReport:
 
 
 async def _purge_engines(
-    services: Services, engines: list[Engine], scope: str | None
+    services: Services, engines: list[Engine], scope: str | None, workspace: str | None
 ) -> list[EnginePurge]:
-    return list(await asyncio.gather(*(_purge(services, engine, scope) for engine in engines)))
+    purges = (_purge(services, engine, scope, workspace) for engine in engines)
+    return list(await asyncio.gather(*purges))
 
 
-async def _purge(services: Services, engine: Engine, scope: str | None) -> EnginePurge:
+async def _purge(
+    services: Services, engine: Engine, scope: str | None, workspace: str | None
+) -> EnginePurge:
+    """Have an engine purge a scope, or remember that it has to. Raise the ledger's errors."""
     model = services.name_of(engine.last_description)
+    asked_ms = now_ms(services.clock)
     try:
         reply = await engine.purge(scope)
     except GatewayError as error:
-        return EnginePurge(engine=engine.name, model=model, purged=False, detail=str(error))
+        await services.fleet.purges.add(
+            PendingPurge(engine=engine.name, scope=scope, workspace=workspace, asked_ms=asked_ms)
+        )
+        return EnginePurge(
+            engine=engine.name, model=model, purged=False, pending=True, detail=str(error)
+        )
     return EnginePurge(
         engine=engine.name,
         model=model,
@@ -149,7 +162,10 @@ def _left_in(engines: list[EnginePurge]) -> list[str]:
     left: list[str] = []
     for entry in engines:
         if not entry.purged:
-            left.append(f"{entry.engine}: not known, it did not answer: purge again when it does")
+            left.append(
+                f"pending for {entry.engine}: not known, it did not answer. It is purged when it is"
+                " back, before it gets turns"
+            )
         if entry.busy_blocks:
             blocks = counted(entry.busy_blocks, "block is", "blocks are")
             left.append(

@@ -12,6 +12,7 @@ from gateway.journal.drain import Drain
 from gateway.journal.lost import LostTurns
 from gateway.journal.store import Journal
 from gateway.ledger.identity import Identity
+from gateway.structs.fleet import PendingPurge
 
 NEARLY_FULL_SHARE = 0.8
 _JOURNAL = "the journal"
@@ -74,6 +75,20 @@ def of_lost(lost: LostTurns) -> Iterator[Finding]:
         about = f"the turns of gateway {instance}"
         cause = f"engines keep final counts of {counted(number, 'request')} of it"
         yield Finding("counts_unclaimed", about, cause)
+
+
+def of_purges(purges: Sequence[PendingPurge], now: float, wall_ms: int) -> Iterator[Finding]:
+    """One engine's purges that it still has to do; `now` is in monotonic seconds."""
+    if not purges:
+        return
+    engine = purges[0].engine
+    names = [purge.workspace for purge in purges if purge.workspace is not None]
+    words = ", ".join(f"`{name}`" for name in names)
+    cause = f"it was away when the content of {words} was purged"
+    if len(names) < len(purges):
+        cause = "it was away when all its content was purged"
+    since = now - max(wall_ms - min(purge.asked_ms for purge in purges), 0) / 1000
+    yield Finding("purge_pending", engine, cause, engine, since)
 
 
 def of_secret(problem: str | None) -> Iterator[Finding]:

@@ -144,6 +144,9 @@ class Conditions:
         conditions = [
             finding for engine in engines for finding in of_engine(engine, self._increases, now)
         ]
+        wall_ms = self._clock.wall_ms()
+        for engine in engines:
+            conditions += records.of_purges(self._fleet.purges.of(engine.name), now, wall_ms)
         conditions += self._lease_ends.findings(now)
         conditions += records.of_loops(self._supervisor.failing)
         conditions += records.of_journal(self._journal)

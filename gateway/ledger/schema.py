@@ -395,6 +395,18 @@ class RefusalRow(Base):
     requests: Mapped[int]
 
 
+class PendingPurgeRow(Base):
+    """A purge that an engine still has to do (`structs.fleet.PendingPurge`)."""
+
+    __tablename__ = "pending_purges"
+
+    engine: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    # Hexadecimal; empty for everybody's content, as is the workspace then.
+    scope: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(sa.String(64))
+    asked_ms: Mapped[int]
+
+
 class HorizonRow(Base):
     """One row. Turns that began before `turns_ms` may have been deleted; their sums are kept."""
 

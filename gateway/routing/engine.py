@@ -61,6 +61,7 @@ from gateway.routing.client import (
 from gateway.routing.epochs import EpochsSeen
 from gateway.routing.held import WHOLE_BYTES, Holdings, PrefixIndex, SnapshotPart, frames_of
 from gateway.routing.model_ids import Admitted
+from gateway.routing.pending_purges import PendingPurges
 from gateway.routing.router import Load, Route, Weights, kind_of
 from gateway.structs.fleet import EngineStatus
 
@@ -123,8 +124,10 @@ class Engine:
         monotonic: Callable[[], float] = time.monotonic,
         index: PrefixIndex | None = None,
         admit: Callable[[Description], Admitted] | None = None,
+        purges: PendingPurges | None = None,
     ) -> None:
-        """`admit` raises AnotherModel for a description under whose name another model is known."""
+        """`admit` raises AnotherModel for a description under whose name another model is known.
+        The engine does `purges` of its name before it is ready."""
         self.name = name
         self.seed = xxh3_64_intdigest(url)
         self.kind = kind_of(None)
@@ -158,6 +161,7 @@ class Engine:
         self.epochs = EpochsSeen()
         self._was_down = False
         self._admit = admit or (lambda description: Admitted(description, []))
+        self._purges = purges
         # The waits of turns for the engine to accept them.
         self._waits: set[asyncio.Timeout] = set()
         self._http = http
@@ -402,6 +406,7 @@ class Engine:
                     self.holdings.forget()
                 self._reset_load()
                 self.breaker.reset()
+            await self._do_pending_purges()
             if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)
             self._was_down = False
@@ -420,6 +425,35 @@ class Engine:
         if self.readiness.get("stage") != "failed":
             return ""
         return str(self.readiness.get("error") or "an error")[:_MAX_FAILURE_CHARACTERS]
+
+    async def _do_pending_purges(self) -> None:
+        """Have the engine remove what it was to remove while it was away. Raise what a lost
+        connection raises: then the engine is not ready. An engine that refuses a purge gets turns,
+        and the purge stays pending."""
+        if self._purges is None:
+            return
+        if not self.is_ready:
+            # Another gateway may have been asked while this engine was away.
+            await self._purges.look()
+        for purge in self._purges.of(self.name):
+            try:
+                reply = await self.purge(purge.scope)
+            except (EngineLost, EngineTimeout):
+                raise
+            except GatewayError as error:
+                get_logger("engine").warning(
+                    "pending_purge_refused", engine=self.name, error=str(error)
+                )
+                return
+            await self._purges.done(purge)
+            get_logger("engine").info(
+                "pending_purge_done",
+                engine=self.name,
+                workspace=purge.workspace,
+                entries=reply.entries,
+                files=reply.files,
+                unpurged=reply.unpurged,
+            )
 
     def _reset_load(self) -> None:
         """Begin with the mean load of the ready engines that can do the same."""

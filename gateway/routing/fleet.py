@@ -20,6 +20,7 @@ from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.held import PrefixIndex
 from gateway.routing.model_ids import ModelIds
+from gateway.routing.pending_purges import PendingPurges
 from gateway.routing.router import Weights
 
 _POLL_SECONDS = 1.0
@@ -47,10 +48,13 @@ class Fleet:
         make: MakeEngine,
         supervisor: Supervisor,
         ids: ModelIds,
+        purges: PendingPurges | None = None,
     ) -> None:
-        """`engines` are written as in HOLDFAST_ENGINES."""
+        """`engines` are written as in HOLDFAST_ENGINES. Without `purges` none is kept longer than
+        this object lives."""
         self._make = make
         self.ids = ids
+        self.purges = purges or PendingPurges(None)
         self._supervisor = supervisor
         self._places = {place.url: place for place in map(EnginePlace.parse, engines)}
         self.engines: list[Engine] = []
@@ -266,6 +270,7 @@ async def open_fleet(
     monotonic: Callable[[], float],
     metrics: Metrics,
     ids: ModelIds,
+    purges: PendingPurges,
 ) -> Fleet:
     """Start the fleet that the settings name. It is stopped with the stack."""
     http = await stack.enter_async_context(aclosing(EngineHttp()))
@@ -289,9 +294,10 @@ async def open_fleet(
             monotonic=monotonic,
             index=index,
             admit=ids.admit,
+            purges=purges,
         )
 
-    fleet = Fleet(listed, make, supervisor, ids)
+    fleet = Fleet(listed, make, supervisor, ids, purges)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet

@@ -17,6 +17,7 @@ ConditionKind = Literal[
     "engine_draining",
     "engine_breaker_open",
     "engine_counts_kept",
+    "purge_pending",
     "counts_unclaimed",
     "another_model",
     "another_adapter",

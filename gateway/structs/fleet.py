@@ -304,15 +304,33 @@ class LeasesKept(msgspec.Struct, frozen=True, kw_only=True):
         return self.expired / (self.num_ended + self.not_known) if self.num_ended else None
 
 
+class PendingPurge(msgspec.Struct, frozen=True, kw_only=True):
+    """A purge that an engine still has to do, because it was away when an operator asked for it.
+
+    - `scope`: whose content is to go (hexadecimal); null: everybody's
+    - `workspace`: the one that has the scope; null where everybody's content is to go
+    - `asked_ms`: when an operator asked for it, in milliseconds since 1970
+    """
+
+    engine: str
+    scope: str | None
+    workspace: str | None
+    asked_ms: int
+
+
 class EnginePurge(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine let go of. With `purged` false nothing is known of it: the engine did not
-    answer, and `detail` says more. A restart takes its memory, and not its store. `busy_blocks` are
-    used by running requests: purge again when they have ended. `unpurged` is what the engine can't
-    remove, in words."""
+    """What one engine let go of.
+
+    - `purged`: false: the engine did not do it, and `detail` says why
+    - `pending`: the engine does it when it is back, before it gets turns
+    - `busy_blocks`: used by running requests: purge again when they have ended
+    - `unpurged`: what the engine can't remove, in words
+    """
 
     engine: str
     model: str | None
     purged: bool
+    pending: bool = False
     detail: str = ""
     entries: int = 0
     device_blocks: int = 0
