@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gateway.base.record import MODEL_CHARACTERS
 
-REVISION = "0012"
+REVISION = "0013"
 """The revision of these tables. Each new one in `migrations/versions` moves it."""
 
 NAMING_CONVENTION = {
