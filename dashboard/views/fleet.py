@@ -1,7 +1,6 @@
 """Fleet: are the engines well, what did restarts cost, and where are hits lost?"""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import altair as alt
@@ -284,7 +283,7 @@ def draw_load(points: Sequence[LoadPoint], history: FleetHistory) -> None:
     most = max((point.in_use or 0.0 for point in points), default=0.0)
     longest = max((point.waiting + point.queued for point in points), default=0)
     starts = (point.start_ms for point in points if point.in_use is not None or point.queued)
-    least_ms = LEAST_POINTS * width_of(points)
+    least_ms = LEAST_POINTS * max((point.width_ms for point in points), default=0)
     first = charts.first_shown(starts, history.since_ms, history.until_ms, least_ms)
     x = charts.moment(first, history.until_ms)
     left, right = st.columns(2, gap="large")
@@ -310,20 +309,13 @@ LEAST_POINTS = 10
 """So many intervals the charts of load span at least."""
 
 
-def width_of(points: Sequence[LoadPoint]) -> int:
-    """How long the intervals are, in milliseconds."""
-    steps = (late.start_ms - early.start_ms for early, late in pairwise(points))
-    return min(steps, default=60_000)
-
-
 def load_rows(points: Sequence[LoadPoint], classes: dict[str, str], until_ms: int) -> list[Row]:
     """One row for each interval and class, stacked. Shares are in percent. The interval that goes
     on ends with the range, at `until_ms`."""
-    width_ms = width_of(points)
     rows: list[Row] = []
     for point in points:
         start = formats.moment(point.start_ms)
-        end = formats.moment(min(point.start_ms + width_ms, max(until_ms, point.start_ms)))
+        end = formats.moment(min(point.start_ms + point.width_ms, max(until_ms, point.start_ms)))
         leased = point.leased or 0.0
         in_use = point.in_use or 0.0
         amounts = {

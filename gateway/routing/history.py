@@ -100,6 +100,7 @@ class LoadHistory:
                     running=max((sums.running for sums in samples), default=0),
                     waiting=max((sums.waiting for sums in samples), default=0),
                     queued=max(minute.queued for minute in part),
+                    width_ms=width_ms,
                 )
             )
         return points

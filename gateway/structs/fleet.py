@@ -221,7 +221,7 @@ class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval from `start_ms` on, as this gateway saw it.
+    """One interval of `width_ms` from `start_ms` on, as this gateway saw it.
 
     - `in_use`, `leased`: shares of the pools' blocks on average; null where no engine answered
     - `running`, `waiting`: the most requests at engines in any minute
@@ -234,6 +234,7 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     queued: int
+    width_ms: int = 60_000
 
 
 class LiveEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from dashboard.ui.parts import as_csv, plain, text_width, without_value
 from dashboard.ui.reasons import ADVICE, UNKNOWN, advice
 from dashboard.views import entries
 from dashboard.views.advice import by_change
-from dashboard.views.fleet import load_rows, state_of, technique_table, width_of
+from dashboard.views.fleet import load_rows, state_of, technique_table
 from dashboard.views.latency import compared, why_none
 from dashboard.views.overview import is_comparable
 from dashboard.views.playground import model_names
@@ -194,10 +194,14 @@ def test_a_chart_of_load_spans_a_few_intervals_and_ends_with_the_range() -> None
         for number in range(3)
     ]
     starts = (point.start_ms for point in points)
-    assert first_shown(starts, 0, month_ms, 10 * width_of(points)) == month_ms - 600_000
+    assert first_shown(starts, 0, month_ms, 10 * points[0].width_ms) == month_ms - 600_000
     drawn = load_rows(points, {"Leased": "leased"}, month_ms)
     assert [row["start"] for row in drawn] == [formats.moment(point.start_ms) for point in points]
     assert drawn[-1]["end"] == formats.moment(month_ms)
+    # One of a month is hours long, also where it is the only one. It was drawn as a minute.
+    hours = msgspec.structs.replace(points[0], width_ms=4 * 3_600_000, start_ms=0)
+    (bar,) = load_rows([hours], {"Leased": "leased"}, month_ms)
+    assert bar["end"] == formats.moment(hours.width_ms)
 
 
 def test_no_comparison_gives_the_reason_that_holds() -> None:
