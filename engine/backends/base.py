@@ -1,23 +1,18 @@
-"""The things that every backend is made of: parts, renderers, bodies and their frames."""
+"""The things that every backend is made of: parts, bodies and their frames."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from engine.approximate.asking import Approximations
 from engine.backends.adapters import AdapterParts
 from engine.backends.prepare.prepared import WorkerSpec
-from engine.cache.ids import TokenId
-from engine.errors import InvalidRequest
-from engine.protocol import Capability, CountRequest, Done, Failed, Frame, GenerateRequest, Prompt
+from engine.backends.renderer import Renderer
+from engine.protocol import Capability, CountRequest, Done, Failed, Frame, GenerateRequest
 from engine.protocol.reports import Description, Guarantee
-from engine.schedule.output import OutputParser, Spelled
 from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner, Work
-from engine.text.rendered import KnownDays, RenderedPrompt
 
 T = TypeVar("T")
 Progress = Callable[[str, float], None]
@@ -80,24 +75,6 @@ class Generation:
         self.close()
 
 
-class Renderer(Protocol):
-    """Prompt to tokens, tokens to deltas. `render` may be slow: workers do it.
-
-    The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
-    `parsers` makes one for each choice. It compiles what a request demands once, without the
-    interpreter's lock, and raises InvalidRequest. If `writes_date`, `days` say which
-    date. `spelled` gives the text that a token stands for.
-    """
-
-    @property
-    def writes_date(self) -> bool: ...
-    def render(
-        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
-    ) -> RenderedPrompt: ...
-    def parsers(self, request: GenerateRequest) -> Sequence[OutputParser]: ...
-    def spelled(self, token_id: TokenId) -> Spelled: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of a loaded engine."""
@@ -141,15 +118,3 @@ def own_guarantees(capabilities: Collection[Capability], *, shared_by: str = "")
         Guarantee("events", True, "leases and names"),
         Guarantee("forced_tools", forced, "grammars" if forced else "not for this template"),
     ]
-
-
-def decoded(body: bytes, kind: type[T]) -> T:
-    """A decoded JSON body. Whatever the bytes are, the only error is InvalidRequest. (msgspec has
-    errors of their own for invalid UTF-8 and very deep nesting.)
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("the body is not valid JSON") from None

@@ -19,12 +19,13 @@ from engine.approximate.asking import Approximations, ExactRequest, asks_for_any
 from engine.approximate.prompt import ApproximatePrompt
 from engine.approximate.request import ApproximateRequest
 from engine.backends.adapters import AdapterShelf
-from engine.backends.base import Body, Generation, Progress, Renderer, own_guarantees
+from engine.backends.base import Body, Generation, Progress, own_guarantees
 from engine.backends.prepare.images import Expanded, Widening, widened
 from engine.backends.prepare.pool import MAX_WORKERS, PreparePool, SessionDays
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.preparer import check_length, may_compile
 from engine.backends.queries import new_samples, query_of
+from engine.backends.renderer import Renderer
 from engine.backends.reports import (
     MAX_BLOCKS_A_STEP,
     EventLog,

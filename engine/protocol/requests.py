@@ -118,6 +118,15 @@ class GenerateRequest(
     def constrains_text(self) -> bool:
         return self.output_schema is not None or self.output_pattern is not None
 
+    @property
+    def constrains_calls(self) -> bool:
+        """Whether calls among free text are constrained, to some tools or to a schema."""
+        if self.tool_choice.mode != "auto" or self.constrains_text:
+            return False
+        return bool(self.tool_choice.names) or any(
+            tool.strict for tool in self.prompt.callable_tools
+        )
+
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Has the rules of a `GenerateRequest`'s prompt. It touches no entry and no lease."""

@@ -21,8 +21,9 @@ from structlog.contextvars import bind_contextvars, get_contextvars
 
 from engine import metrics
 from engine.asgi import Application, CallerLeft, while_connected
-from engine.backends.base import Generation, decoded
+from engine.backends.base import Generation
 from engine.backends.contract import EngineBackend
+from engine.backends.decoding import decoded
 from engine.errors import EngineError, NotReady, Unauthorized
 from engine.protocol import (
     EPOCH_HEADER,

@@ -200,7 +200,7 @@ class GrammarWriter:
         if style is not None and may_call and tools:
             rules += self._calls(style, tools, parallel=choice.parallel)
             answers.append("calls")
-        if style is not None and style.starts and may_make_constrained_call(request):
+        if style is not None and style.starts and request.constrains_calls:
             rules += self._free_calls(style, tools, parallel=choice.parallel)
             answers.append("free")
         if request.constrains_text and not is_forced:
@@ -372,15 +372,6 @@ def text_rule(request: GenerateRequest) -> str:
 def _reason(matcher: LLMatcher) -> str:
     lines: list[str] = matcher.get_error().strip().splitlines() or ["unknown"]
     return _POSITION.sub("", lines[0])[:_MAX_REASON]
-
-
-def may_make_constrained_call(request: GenerateRequest) -> bool:
-    """Whether calls among free text are constrained, to some tools or to a schema."""
-    if request.tool_choice.mode != "auto" or request.constrains_text:
-        return False
-    return bool(request.tool_choice.names) or any(
-        tool.strict for tool in request.prompt.callable_tools
-    )
 
 
 def free_rules(starts: Sequence[str], pieces: Sequence[str], *, parallel: bool) -> list[str]:

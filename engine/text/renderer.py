@@ -9,7 +9,6 @@ from datetime import datetime
 from itertools import chain, product
 from typing import Literal
 
-import structlog
 from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
@@ -37,7 +36,6 @@ from engine.text.grammar import (
     GrammarWriter,
     ThinkingRule,
     find_call_style,
-    may_make_constrained_call,
 )
 from engine.text.rendered import (
     DatedBeginning,
@@ -66,6 +64,7 @@ from engine.text.template.messages import (
 )
 from engine.text.tokens.detokenize import Detokenizer, Vocabulary
 from engine.text.tokens.pieces import EncodedText, PieceTokenizer
+from engine.text.warning import warn
 
 
 def _token_end(encoded: EncodedText, character: int) -> tuple[int, bool]:
@@ -225,7 +224,6 @@ class TurnParser:
 
 
 PrefixOrder = Literal["tools_first", "template"]
-log = structlog.get_logger()
 
 
 def _opens_thinking(
@@ -342,9 +340,7 @@ class ChatRenderer:
             self._writer = GrammarWriter(self.tokenizer, self.end_token_ids)
             self._style = find_call_style(self.formats, self._writer)
         except ValueError as error:
-            log.warning(
-                "no forced tools: the grammar library refuses the tokenizer", why=str(error)
-            )
+            warn("no forced tools: the grammar library refuses the tokenizer", why=str(error))
 
     @property
     def can_constrain(self) -> bool:
@@ -480,9 +476,7 @@ class ChatRenderer:
         continues = continues or (bool(messages) and messages[-1].role == "assistant")
         tags = self.formats.tags
         is_open = self.begins_thinking(request)
-        may_think = tags is not None and (
-            is_open or request.thinking or may_make_constrained_call(request)
-        )
+        may_think = tags is not None and (is_open or request.thinking or request.constrains_calls)
         rule = ThinkingRule(tags, is_open) if tags is not None and may_think else None
         constraints: list[Constraint | None] = [None] * sampling.num_choices
         if self._writer is not None:

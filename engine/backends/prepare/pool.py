@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import structlog
 
-from engine.backends.base import Renderer
 from engine.backends.prepare.loads import Grammars, ScopeLoads
 from engine.backends.prepare.prepared import (
     LENGTH_BYTES,
@@ -39,6 +38,7 @@ from engine.backends.prepare.prepared import (
     ToWorker,
     WorkerSpec,
 )
+from engine.backends.renderer import Renderer
 from engine.clock import Clock
 from engine.errors import NotReady, Overloaded, PreparationFull, SchemaTooCostly, TooCostly, rebuilt
 from engine.protocol.reports import Description

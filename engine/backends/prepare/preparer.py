@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.backends.base import Renderer, decoded
+from engine.backends.decoding import decoded
 from engine.backends.prepare.images import ImageCheck, shown
 from engine.backends.prepare.prepared import (
     Answer,
@@ -23,6 +23,7 @@ from engine.backends.prepare.prepared import (
     Prepared,
     Refused,
 )
+from engine.backends.renderer import Renderer
 from engine.cache.digests import pack
 from engine.cache.lookup import Segment
 from engine.errors import (
@@ -61,7 +62,6 @@ from engine.protocol import (
     needs_own_template,
 )
 from engine.protocol.reports import Description
-from engine.text.grammar import may_make_constrained_call
 from engine.text.rendered import KnownDays, RenderedPrompt, SegmentSpan
 
 _OWN_TEMPLATE: dict[OwnTemplateField, str] = {
@@ -450,7 +450,7 @@ class Preparer:
         if is_constrained(request):
             with self._compiling(self._grammar_of(request)):
                 self._renderer.parsers(request)
-        elif may_make_constrained_call(request):
+        elif request.constrains_calls:
             request, unheld = self._as_guaranteed(request)
         kept = without_texts(request)
         if "own_template" not in self._description.capabilities or (
@@ -527,7 +527,7 @@ class Preparer:
             if reason:
                 unheld[tool.name] = reason
         loosened = without_strict(request, unheld.__contains__)
-        reason = self._refusal(loosened) if may_make_constrained_call(loosened) else ""
+        reason = self._refusal(loosened) if loosened.constrains_calls else ""
         if reason:
             names = [tool.name for tool in loosened.prompt.callable_tools if tool.strict]
             if loosened.tool_choice.names:
@@ -559,7 +559,7 @@ class Preparer:
         return Grammar(
             digest,
             f"{whose} grammar takes more than {seconds} of processor time to compile",
-            is_optional=may_make_constrained_call(request),
+            is_optional=request.constrains_calls,
         )
 
     def _refusal(self, request: GenerateRequest) -> str:
@@ -666,7 +666,7 @@ def is_constrained(request: GenerateRequest) -> bool:
 
 def may_compile(request: GenerateRequest) -> bool:
     """Whether the request's parsers compile a grammar."""
-    return is_constrained(request) or may_make_constrained_call(request)
+    return is_constrained(request) or request.constrains_calls
 
 
 def without_texts(request: GenerateRequest) -> GenerateRequest:

@@ -1,17 +1,20 @@
 """A model's renderer by the settings: the same in the engine and in its workers."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
 from engine.protocol import Capability
-from engine.settings import Settings
 from engine.text.files import read_prompt_files
 from engine.text.formats.proof import FormatChoice
 from engine.text.renderer import ChatRenderer
 
+if TYPE_CHECKING:
+    from engine.settings import Settings  # which takes a worker, that needs none, 0.1 s to import
 
-def chat_worker(settings: Settings) -> WorkerSpec:
+
+def chat_worker(settings: "Settings") -> WorkerSpec:
     """How a worker loads the model's renderer."""
     return WorkerSpec(
         kind="chat",

@@ -17,7 +17,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from engine.backends.base import Renderer
 from engine.backends.prepare.prepared import (
     LENGTH_BYTES,
     FromWorker,
@@ -30,6 +29,7 @@ from engine.backends.prepare.prepared import (
     WorkerSpec,
 )
 from engine.backends.prepare.preparer import PostponedError, Preparer
+from engine.backends.renderer import Renderer
 from engine.errors import SchemaTooCostly
 from engine.heap import trim_heap
 

@@ -14,8 +14,6 @@ from functools import partial
 from itertools import chain, product
 from typing import Any
 
-import structlog
-
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import (
@@ -53,8 +51,8 @@ from engine.text.template.messages import (
     strings_of,
 )
 from engine.text.tokens.pieces import ControlTexts
+from engine.text.warning import warn
 
-log = structlog.get_logger()
 _MAX_SHOWN = 300
 _QUESTION = "probe-question"
 _ANSWER = "probe-answer"
@@ -326,12 +324,12 @@ def find_formats(
     if calls is None and choice.tools == "auto":
         turn = proof.turn_of([{"word": LAST_WORD}], TemplateTraits())
         if turn is not None and _NAME in turn:
-            log.warning(
+            warn(
                 "no known format reads the calls that the chat template writes: tools are refused",
                 written=turn[:_MAX_SHOWN],
             )
     if choice.tools not in ("auto", "none", tool_format):
-        log.warning(
+        warn(
             "the tool format that is set is not the one that the template proves",
             set=choice.tools,
             proven=tool_format,
