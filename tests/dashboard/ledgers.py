@@ -14,13 +14,13 @@ from sqlalchemy import insert
 from engine.protocol import InputUsage
 from gateway.base.epochs import EpochReport
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.rollups import row_of
 from gateway.ledger.schema import TurnRow
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.files import PriceBook
 from tests.gateway.records import turn_record
+from tests.migrated import migrate
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
 NUM_MANY = 20_000

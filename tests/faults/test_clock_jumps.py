@@ -12,12 +12,12 @@ import pytest
 
 from gateway.app import create_app
 from gateway.base.clock import Clock
-from gateway.cli.migrate import migrate
 from scripts.bench.load import marked
 from tests.conformance.engines import Engine, running_engine
 from tests.e2e.fleet import Gateway
 from tests.faults.sizes import number, told
 from tests.gateway.serving import eventually, make_settings, serve_app
+from tests.migrated import migrate
 
 TICK = 1.0
 STEPS = number(50, 500)

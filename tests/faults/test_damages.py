@@ -29,7 +29,6 @@ from engine.protocol import FinalCounts, InputUsage
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.journal.drain import Billing, Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import ASIDE, Journal, rows_in
@@ -40,6 +39,7 @@ from tests.faults import sizes
 from tests.gateway.records import turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import serve
+from tests.migrated import migrate
 
 OPEN, CLOSED, DRAINED = 6, 12, 12
 FILES = ("journal.db", "journal.db-wal", "journal.db-shm", "instances")

@@ -19,11 +19,11 @@ from gateway.app import create_app
 from gateway.base.bounds import Tuning
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings, Settings
-from gateway.cli.migrate import migrate
 from gateway.http.server import Server
 from gateway.ledger.database import Ledger, with_ledger
 from scripts import stack
 from tests.gateway.bodies import body
+from tests.migrated import migrate
 
 API_KEY = stack.API_KEY
 ADMIN_KEY = stack.ADMIN_KEY

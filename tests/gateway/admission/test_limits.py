@@ -15,12 +15,12 @@ import pytest
 from engine.protocol import ErrorReply
 from gateway.app import create_app
 from gateway.base.clock import Clock
-from gateway.cli.migrate import migrate
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import SHORT, body, text
 from tests.gateway.conftest import Stack
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, make_settings, serve, serve_app, serve_gateway
+from tests.migrated import migrate
 
 # Noon of a day in the middle of a month, so that no test meets a month's end.
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -20,12 +20,12 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, LedgerUnavailable, RateLimited, SpendLimitReached
 from gateway.base.grants import Limits
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.ledger.access import Exchange, SharedLimitsTable
 from gateway.ledger.database import Ledger
 from gateway.prompt.ask import Principal
 from scripts.stack import ROOT
 from tests.gateway.records import turn_record
+from tests.migrated import migrate
 from tests.postgres import new_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.anyio]

@@ -12,7 +12,6 @@ from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable
 from gateway.base.settings import Settings
 from gateway.cli.main import main
-from gateway.cli.migrate import migrate
 from gateway.cli.recover import count_open_turns, recover_instance, recover_journal
 from gateway.journal.store import Journal
 from gateway.ledger.access import Keys
@@ -22,6 +21,7 @@ from tests.gateway.journal.test_journal import record
 from tests.gateway.records import counts_of, ledger_rows
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import make_settings, serve
+from tests.migrated import migrate
 
 
 def counts(turn_id: str, scope: str = "") -> FinalCounts:

@@ -18,12 +18,12 @@ from openai import OpenAI
 
 from engine.protocol import Image
 from gateway.app import create_app
-from gateway.cli.migrate import migrate
 from gateway.http.image_hosts import ImageHosts, is_public, look_up
 from tests.e2e.prompts import png
 from tests.gateway.conftest import Stack
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, eventually, make_settings, running, serve, serve_app
+from tests.migrated import migrate
 
 HOST = "pictures.example"
 FILE = png(20, 20)

@@ -17,12 +17,12 @@ import pytest
 
 from gateway.app import create_app
 from gateway.base.bounds import RequestBounds
-from gateway.cli.migrate import migrate
 from gateway.http.server import Server
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, HEADERS, eventually, make_settings, running, serve
 from tests.longest_callback import LONGEST_SECONDS, Longest, longest_callback
+from tests.migrated import migrate
 
 BLOCKS = [{"type": "text", "text": letter} for letter in "abcdefgh"]
 

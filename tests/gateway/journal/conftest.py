@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.migrate import migrate
 from gateway.journal.store import Journal
 from tests.gateway.serving import make_settings
+from tests.migrated import migrate
 
 
 @pytest.fixture

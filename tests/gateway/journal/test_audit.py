@@ -19,7 +19,6 @@ from sqlalchemy import text
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.journal.audit import DAY_MS, Audit
 from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
@@ -31,6 +30,7 @@ from tests.gateway.journal.test_journal import nobody
 from tests.gateway.records import ledger_rows, turn_record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import ask, eventually, serve, serve_gateway
+from tests.migrated import migrate
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 CLOCK = Clock(wall=lambda: NOW)

@@ -13,7 +13,6 @@ import pytest
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
@@ -27,6 +26,7 @@ from tests.gateway.ledger.test_sums import at
 from tests.gateway.records import ledger_rows
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import HEADERS, ask, eventually, serve, serve_gateway
+from tests.migrated import migrate
 from tests.postgres import new_database, running_postgres
 
 KINDS = [

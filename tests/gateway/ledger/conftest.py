@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
+from tests.migrated import migrate
 
 
 @pytest.fixture

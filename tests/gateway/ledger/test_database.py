@@ -16,11 +16,11 @@ from gateway.admission.keyring import KeyRing
 from gateway.base.clock import Clock
 from gateway.base.errors import LedgerNotMigrated, LedgerRefused
 from gateway.base.record import TurnRecord
-from gateway.cli.migrate import migrate
 from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
 from tests.gateway.ledger.test_sums import at
 from tests.gateway.serving import make_settings
+from tests.migrated import migrate
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 

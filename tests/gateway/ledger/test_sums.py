@@ -19,7 +19,6 @@ from engine.protocol import TTLS
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.sums import Queries, Range, latency
 from gateway.ledger.reads.turns import epochs
@@ -37,6 +36,7 @@ from gateway.ledger.upkeep import rebuild, retain
 from gateway.prices.price import PROMPT_BANDS
 from gateway.structs.usage import TurnMark
 from tests.gateway.records import turn_record
+from tests.migrated import migrate
 from tests.postgres import new_database
 
 START = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from engine.protocol.reports import AdapterInfo, Description, ModelIdentity
 from gateway.base.errors import AnotherModel
 from gateway.base.settings import DatabaseSettings, load
-from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.model_ids import ModelIdsTable
 from gateway.routing.model_ids import DEFAULT_ID, ModelIds, differences_of, united
@@ -24,6 +23,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.routing.test_discovery import FakeApi, pod
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import API_KEY, HEADERS, ask, eventually, serve, serve_gateway
+from tests.migrated import migrate
 
 OURS = ModelIdentity(weights="aa" * 32, template="11" * 32, vocabulary="22" * 32)
 OTHER = ModelIdentity(weights="bb" * 32, template="11" * 32, vocabulary="22" * 32)
