@@ -59,8 +59,9 @@ def pytest_collection_finish() -> None:
 
 
 SHARING = ("tests/conformance/", "tests/e2e/sdk/", "tests/vectors/", "tests/isolation/")
-# Whole installations: files of one or two tests that take as long as others with hundreds.
-LONG = ("tests/e2e/", "tests/faults/", "tests/fuzz/", "tests/scripts/", "tests/upgrades/")
+# Whole installations and browsers: files of few tests that take as long as others with hundreds.
+LONG = ("tests/dashboard/", "tests/e2e/", "tests/faults/", "tests/fuzz/", "tests/scripts/",
+        "tests/upgrades/")  # fmt: skip
 
 
 @pytest.hookimpl(trylast=True)  # behind the plugin that draws an order

@@ -9,6 +9,9 @@ Megabytes do not fit into what others leave of a cache, so there any pass over t
 more than twice as long. Where a size is a number of bytes, reading a JSON text of as many bytes is
 measured in the same turns, and what that grew beyond a doubling is no growth of the work. The best
 of some rounds counts: what really grows too fast does so in each.
+
+Every commit measures up to the first size that takes long. FAULTS=full goes up to the bound
+(`scripts/long_tests doubling`).
 """
 
 import ctypes
@@ -21,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
+
+from tests.faults import sizes
 
 Work = Callable[[], object]
 
@@ -35,6 +40,13 @@ _HEAP_ROUNDS = 6000
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MOST_KEPT = 32 << 20
+_POINTS = 3
+"""So many sizes are compared."""
+_SMALLEST = 6
+"""The first size that is tried is the bound, halved so many times."""
+_LEAST_SIZE = 32
+_LONG_SECONDS = sizes.number(0.1, math.inf)
+"""No size is tried above one that takes longer."""
 _TRIES = 3
 _MORE_TRIES = 20
 _ROUNDS = 3
@@ -73,11 +85,18 @@ class Curve:
     def factor(self, size: int) -> float:
         return self.again.get(size, self.seconds[2 * size] / self.seconds[size])
 
-    def measure(self, points: int) -> None:
-        """The bound, and the sizes that come to it by doubling, `points` of them at most."""
-        sizes = [self.dimension.most >> shift for shift in range(points)]
-        for size in sizes:
+    def measure(self) -> None:
+        """The bound, or the first size that takes long, and those that come to it by doubling."""
+        is_full = math.isinf(_LONG_SECONDS)
+        for shift in reversed(range(_POINTS if is_full else _SMALLEST + 1)):
+            size = self.dimension.most >> shift
+            if shift >= _POINTS and size < _LEAST_SIZE:
+                continue
             self.seconds[size] = min(self._runs(size, _TRIES))
+            if self.seconds[size] > _LONG_SECONDS:
+                break
+        for size in sorted(self.seconds)[:-_POINTS]:
+            del self.seconds[size]
         for size in self._pairs():
             self._measure_again(size)
 
@@ -166,10 +185,10 @@ def _keep_freed_memory(*, is_kept: bool) -> None:
             libc.mallopt(option, _MOST_KEPT if is_kept else 128 * 1024)
 
 
-def curve_of(dimension: Dimension, points: int) -> Curve:
+def curve_of(dimension: Dimension) -> Curve:
     curve = Curve(dimension)
     with without_collector():
-        curve.measure(points)
+        curve.measure()
     return curve
 
 

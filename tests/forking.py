@@ -24,7 +24,9 @@ from scripts.stack import ROOT
 
 PRELOADED = ["engine.backends.native", "engine.__main__", "gateway.__main__", "gateway.cli.serve",
              "transformers.models.llama.modeling_llama", "aiosqlite", "uvicorn.lifespan.on",
-             "uvicorn.loops.auto", "tests.preloaded"]  # fmt: skip
+             "uvicorn.loops.auto", "uvicorn.protocols.http.auto",
+             "uvicorn.protocols.websockets.auto", "uvloop", "anyio._backends._asyncio",
+             "tests.preloaded"]  # fmt: skip
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_", "OTEL_BSP_", "OTEL_EXPORTER_OTLP_",

@@ -41,7 +41,7 @@ def running_postgres() -> Iterator[str]:
         if os.getuid() == 0:
             shutil.chown(data, NOBODY, NOBODY)
         options = f"-p {port} -k {data} -c listen_addresses=127.0.0.1 -c fsync=off"
-        run(programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust")
+        run(programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N")
         run(programs / "pg_ctl", "-D", data, "-w", "-l", data / "log", "-o", options, "start")
         try:
             yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/"

@@ -1,7 +1,7 @@
 """The things that every backend is made of: parts, bodies and their frames."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 

@@ -471,7 +471,14 @@ def problems_of(page: Any) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 480)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        # scripts/long_tests pages has more of them.
+        pytest.param("light", 1200, marks=pytest.mark.slow),
+        ("dark", 480),
+    ],
+)
 def test_all_text_can_be_read(site: Site, visits: list[Visit], scheme: str, width: int) -> None:
     """Contrast of 4.5 to 1 at least, nothing clipped or overlapping, nothing wider than the window,
     on a phone too."""

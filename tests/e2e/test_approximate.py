@@ -243,6 +243,7 @@ def history_of(results: list[str | None]) -> list[dict[str, Any]]:
     return messages
 
 
+@pytest.mark.slow  # the engine measures twice; tests/fuzz has documents on every commit
 @pytest.mark.timeout(900)
 def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -> None:
     with stored(tmp_path) as (fleet, asking):

@@ -161,6 +161,7 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run([*back, folder], check=True)
 
 
+@pytest.mark.slow  # a full disk is the same condition
 def test_a_store_whose_directory_became_read_only_is_told(fleet: Fleet, store: Path) -> None:
     with read_only(store):
         fleet.gateway.use(0, "drain")

@@ -12,7 +12,7 @@ from tests.postgres import new_database
 @pytest.mark.parametrize(
     "backend, database, kills, streams, max_tokens",
     [
-        ("synthetic", "sqlite", number(2, 50), number(20, 50), 60),
+        ("synthetic", "sqlite", number(1, 50), number(20, 50), 60),
         pytest.param(
             *("synthetic", "postgres", number(1, 50), number(10, 50), 60),
             marks=[pytest.mark.slow, pytest.mark.postgres],
@@ -43,6 +43,6 @@ def test_a_killed_gateway_loses_doubles_and_leaks_nothing(
 
 def test_turns_whose_record_was_being_written_are_not_lost(tmp_path: Path) -> None:
     """A slow disk, so that kills come before records are on disk: no engine has those turns."""
-    report = run_kills(tmp_path, kills=3, streams=30, disk_seconds=0.25)
+    report = run_kills(tmp_path, kills=number(1, 3), streams=30, disk_seconds=0.25)
     assert report.is_exact, report
     assert report.outcomes["gateway_killed"] == sum(report.interrupted) > 0 and report.completed > 0

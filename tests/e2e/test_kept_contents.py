@@ -99,7 +99,7 @@ class Keeping(Killed):
 
 def test_no_kill_takes_the_content_of_a_finished_turn(tmp_path: Path) -> None:
     report = run_kills(
-        tmp_path, kills=number(3, 20), streams=number(20, 50), max_tokens=20, kind=Keeping
+        tmp_path, kills=number(1, 20), streams=number(20, 50), max_tokens=20, kind=Keeping
     )
     told("contents over kills", finished=dict(Keeping.finished), missing=len(Keeping.missing))
     assert report.is_exact, report

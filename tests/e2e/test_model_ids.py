@@ -35,7 +35,7 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("changed", ["weights", "template"])
+@pytest.mark.parametrize("changed", ["weights", pytest.param("template", marks=pytest.mark.slow)])
 def test_a_native_engine_with_another_folder_of_one_name_is_refused(
     tmp_path: Path, changed: str
 ) -> None:

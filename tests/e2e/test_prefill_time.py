@@ -54,8 +54,10 @@ def avoided(gateway: Gateway, query: str = "") -> float:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "lengths", "tolerance"),
-    [("synthetic", (2000, 4000, 8000), 0.1), ("native", (300, 600, 900), 0.25)],
-    ids=["synthetic", "native"],
+    [
+        pytest.param("synthetic", (2000, 4000, 8000), 0.1, id="synthetic"),
+        pytest.param("native", (300, 600, 900), 0.25, id="native", marks=pytest.mark.slow),
+    ],
 )
 def test_the_time_avoided_is_that_of_a_cold_replay(
     tmp_path: Path, backend: str, lengths: tuple[int, ...], tolerance: float

@@ -68,6 +68,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield running
 
 
+@pytest.mark.slow  # tests/engine/backends/test_sibling.py reads them on every commit
 @pytest.mark.timeout(900)
 def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) -> None:
     own, theirs = (Asking(fleet.gateway.url, model=model) for model in ("own", "theirs"))

@@ -52,11 +52,11 @@ def test_an_engine_whose_template_has_no_end_does_not_start(tmp_path: Path, back
     shutil.copytree(DEMO_MODEL, model)
     (model / "chat_template.jinja").write_text(ENDLESS)
     log = tmp_path / "log"
-    settings = {"ENGINE_MODEL": str(model), "ENGINE_LOAD_SECONDS": "40"}
+    settings = {"ENGINE_MODEL": str(model), "ENGINE_LOAD_SECONDS": "20"}
     command = [*python("engine"), "--backend", backend]
     process = start(command, engine_environment(free_port(), settings), log)
     try:
         assert process.wait(400) == -signal.SIGKILL
     finally:
         process.kill()
-    assert line_of(log.read_bytes())["error"].startswith("loading tokenizer: takes more than 40")
+    assert line_of(log.read_bytes())["error"].startswith("loading tokenizer: takes more than 20")

@@ -197,7 +197,7 @@ DIMENSIONS = (
 def test_a_doubled_dimension_costs_an_engine_no_more_than_twice_as_much(
     dimension: Dimension,
 ) -> None:
-    curve = curve_of(dimension, points=3)
+    curve = curve_of(dimension)
     print(row(curve))
     assert curve.growth <= GROWTH
 

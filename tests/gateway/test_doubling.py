@@ -13,7 +13,7 @@ from tests.gateway.doubling_state import STATE_DIMENSIONS
     ids=lambda one: one.name,
 )
 def test_a_doubled_dimension_costs_no_more_than_twice_as_much(dimension: Dimension) -> None:
-    curve = curve_of(dimension, points=3)
+    curve = curve_of(dimension)
     print(row(curve))
     assert curve.growth <= GROWTH
 
@@ -22,4 +22,4 @@ def test_what_is_quadratic_is_found() -> None:
     def make(size: int):  # type: ignore[no-untyped-def]
         return lambda: [n for n in range(size) if n in [-1] * size]
 
-    assert curve_of(Dimension("quadratic", 1600, make), points=3).growth > GROWTH
+    assert curve_of(Dimension("quadratic", 1600, make)).growth > GROWTH

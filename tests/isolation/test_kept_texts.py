@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import httpx
 import psycopg
+import pytest
 
 from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.fuzz.tiny_model import write_tiny_model
@@ -141,6 +142,11 @@ def finds(contents: dict[str, bytes], words: Collection[str]) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize(
+    "shared_database",
+    ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])],
+    indirect=True,
+)
 def test_a_clients_word_is_nowhere_in_the_clear(tmp_path: Path, shared_database: str) -> None:
     """Of a workspace that keeps nothing, and of one that keeps for a month."""
     words = {keep_days: f"canary{uuid4().hex}" for keep_days in (None, 30)}

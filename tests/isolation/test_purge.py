@@ -219,6 +219,7 @@ def test_who_may_not_purge_and_what_is_wrong_is_told(house: House) -> None:
     assert ADMIN_KEY not in (house.folder / "logs" / "gateway.log").read_text()
 
 
+@pytest.mark.slow  # it is waited for, a minute
 def test_an_engine_that_does_not_answer_is_not_taken_for_purged(house: House) -> None:
     process = house.stack.engine_process
     process.send_signal(signal.SIGSTOP)

@@ -23,6 +23,7 @@ def test_tiers_are_skipped_where_vllm_is_not_and_run_where_it_is(tmp_path: Path)
     assert wanted in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_the_paged_kernel_equals_plain_attention_in_the_interpreter() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

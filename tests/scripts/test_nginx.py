@@ -14,9 +14,9 @@ import pytest
 
 from dashboard.access.sessions import COOKIE
 from scripts.bench.load import ask_now, body_of, headers_of
-from scripts.setup.chromium import browsing, find_chromium
+from scripts.setup.chromium import browsing, find_chromium, sign_in
 from scripts.stack import ADMIN_KEY, API_KEY, HOST, ROOT, free_port, running_stack, start, stop
-from tests.dashboard.page import Visit, running_dashboard
+from tests.dashboard.page import WAIT_MS, Visit, running_dashboard
 from tests.gateway.serving import eventually
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -175,9 +175,11 @@ def test_the_dashboard_signs_in_and_is_drawn_over_its_websocket(tmp_path: Path) 
                 browsing(f"--host-resolver-rules=MAP {DASHBOARD_NAME} {HOST}") as opened,
             ):
                 public = f"https://{DASHBOARD_NAME}:{port}"
-                visit = Visit(opened, public, ADMIN_KEY, ignore_https_errors=True)
+                visit = Visit(opened, public, None, ignore_https_errors=True)
                 sockets: list[str] = []
                 visit.page.on("websocket", lambda socket: sockets.append(socket.url))
+                sign_in(visit.page, public, ADMIN_KEY)
+                visit.page.wait_for_url(f"{public}/", timeout=WAIT_MS, wait_until="commit")
                 visit.open("/")
                 assert DRAWN in visit.text()
                 (session,) = (c for c in visit.context.cookies() if c["name"] == COOKIE)

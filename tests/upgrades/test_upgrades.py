@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import tarfile
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -120,6 +121,16 @@ def check_answers(url: str, figures: dict[str, Any]) -> None:
         assert_says(lines or reply.json(), was, place, CHANGED.get(figures["commit"], {}))
 
 
+def on_each_database() -> Iterator[Any]:
+    """Of PostgreSQL one on every commit, since a revision's statements are the same there."""
+    for number, file in enumerate(STATES):
+        name = file.name.partition(".")[0]
+        yield pytest.param(file, "sqlite", id=f"{name}-sqlite")
+        marks = [pytest.mark.postgres, *([pytest.mark.slow] if number else [])]
+        yield pytest.param(file, "postgres", id=f"{name}-postgres", marks=marks)
+
+
+@pytest.mark.parametrize(("state", "shared_database"), [*on_each_database()], indirect=True)
 def test_a_ledger_and_a_journal_are_upgraded_to_the_last_figure(
     state: Path, figures: dict[str, Any], shared_database: str
 ) -> None:

@@ -1,8 +1,6 @@
 """What reading a sibling's entries costs: nothing of an equal model's, much of a stranger's."""
 
 import shutil
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from engine.__main__ import main
 from engine.compute.errors import ModelRefused
 from engine.compute.loading import model_facts
 from engine.compute.variants import profile, table_of
-from scripts.stack import ROOT
 from tests.engine.compute.tiny import new_tiny_model
 from tests.fuzz.tiny_model import write_tiny_model
 
@@ -83,20 +81,21 @@ def test_models_that_are_no_siblings_are_refused() -> None:
         list(profile(gliding, deepcopy(gliding), 2))
 
 
-def test_the_command_prints_the_table_and_refuses_another_tokenizer(tmp_path: Path) -> None:
+def test_the_command_prints_the_table_and_refuses_another_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = write_tiny_model(tmp_path / "tiny")
 
-    def run(sibling: Path | str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "engine", "profile-variant", str(model), str(sibling)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    def run(sibling: Path) -> int:
+        return main(["profile-variant", str(model), str(sibling)])
 
-    same = run(model)
-    assert same.returncode == 0 and "allows it from 0 of" in same.stdout, same.stderr
+    assert run(model) == 0
+    assert "allows it from 0 of" in capsys.readouterr().out
     other = tmp_path / "other"
     shutil.copytree(model, other)
     tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
     tokenizer.add_tokens(["another one"])
     tokenizer.save(str(other / "tokenizer.json"))
-    refused = run(other)
-    assert refused.returncode == 1
-    assert refused.stderr == "profile-variant: the models have different tokenizers\n"
+    assert run(other) == 1
+    refused = capsys.readouterr().err
+    assert refused == "profile-variant: the models have different tokenizers\n"

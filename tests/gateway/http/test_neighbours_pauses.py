@@ -41,7 +41,8 @@ def url(tmp_path_factory: pytest.TempPathFactory, longest: Longest) -> Iterator[
         settings = make_settings(data, engine, count_bytes_per_minute=1 << 40)
         migrate(settings)
         app = create_app(settings)
-        with running(Server(app, settings, port=0, loop="asyncio")) as url:
+        server = Server(app, settings, port=0, loop="asyncio", timeout_graceful_shutdown=2)
+        with running(server) as url:
             eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
             yield url
 

@@ -19,6 +19,7 @@ from sqlalchemy import text
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
+from gateway.journal import audit
 from gateway.journal.audit import DAY_MS, Audit
 from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
@@ -203,7 +204,10 @@ def test_a_journal_whose_directory_is_removed_loses_no_turn(tmp_path: Path) -> N
             eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).json()["conditions"] == [])
 
 
-def test_readiness_tells_what_the_ledger_lacks(tmp_path: Path) -> None:
+def test_readiness_tells_what_the_ledger_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_FOUND_SECONDS", 1.0)
     with serve(ScriptedEngine()) as engine:
         with serve_gateway(tmp_path, engine) as url:
             ids = [ask(url).json()["id"] for _ in range(3)]

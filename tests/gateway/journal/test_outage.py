@@ -140,6 +140,15 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
     assert sizes.number(True, p99[1] < p99[0] + MAX_ADDED_MS), p99
 
 
+@pytest.mark.parametrize(
+    "outage",
+    [
+        "locked",
+        pytest.param("frozen", marks=[pytest.mark.postgres, pytest.mark.slow]),
+        pytest.param("stopped", marks=pytest.mark.postgres),
+    ],
+    indirect=True,
+)
 def test_it_does_not_hold_up_the_stop_and_the_next_start_drains(outage: Outage) -> None:
     with serve(ScriptedEngine()) as engine, ExitStack() as away:
         with serve_gateway(outage.data, engine, database_url=outage.url) as url:

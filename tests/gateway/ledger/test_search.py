@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 START = datetime(2026, 11, 20, tzinfo=UTC)
 ALL = Range(since_ms=0, until_ms=int(START.timestamp() * 1000) + 86_400_000)
 CLIENTS = ("Anthropic/Python 0.84", "anthropic/lower", "Anthropic/JS 1", "curl/8_%", None)
-NUM_TURNS = 200
+NUM_TURNS = 100
 
 
 def turns() -> list[TurnRecord]:

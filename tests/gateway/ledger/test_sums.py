@@ -35,6 +35,7 @@ from gateway.ledger.schema import (
 from gateway.ledger.upkeep import rebuild, retain
 from gateway.prices.price import PROMPT_BANDS
 from gateway.structs.usage import TurnMark
+from tests.faults import sizes
 from tests.gateway.records import turn_record
 from tests.migrated import migrate
 from tests.postgres import new_database
@@ -256,7 +257,7 @@ async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
 
 
 @settings(
-    max_examples=25,
+    max_examples=sizes.number(8, 25),
     phases=(Phase.explicit, Phase.generate),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -283,7 +284,7 @@ def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
 
 
 @settings(
-    max_examples=25,
+    max_examples=sizes.number(8, 25),
     phases=(Phase.explicit, Phase.generate),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -451,27 +452,26 @@ async def test_a_restart_is_where_an_engines_turns_have_another_epoch(ledger: Le
 @pytest.mark.parametrize(("minutes", "step"), [(25, 300), (170, 3600)])
 @pytest.mark.anyio
 async def test_charts_of_many_turns_are_made_of_sums_and_lose_none(
-    ledger: Ledger, minutes: int, step: int
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, minutes: int, step: int
 ) -> None:
     """From 22:30:07 on, so that neither end is one of the sums'."""
-    for first in range(0, 10_200, 1700):
+    monkeypatch.setattr("gateway.ledger.reads.sums._FINE_TURNS", 1000)
+    for first in range(0, 1020, 170):
         await ledger.insert_turns(
             [
                 at(
                     n,
                     0,
                     prefix=None,
-                    opened_at=START + timedelta(seconds=n * 60 * minutes / 10_200),
+                    opened_at=START + timedelta(seconds=n * 60 * minutes / 1020),
                 )
-                for n in range(first, first + 1700)
+                for n in range(first, first + 170)
             ]
         )
     since = ms(0) + 7000
     of = Range(since_ms=since, until_ms=ms(0) + minutes * 60_000 - 3000)
-    inside = sum(
-        since <= ms(0) + n * 60_000 * minutes / 10_200 < of.until_ms for n in range(10_200)
-    )
-    assert inside > 10_000
+    inside = sum(since <= ms(0) + n * 60_000 * minutes / 1020 < of.until_ms for n in range(1020))
+    assert inside > 1000
     found, series = await latency(ledger, of), await Queries(ledger).series(of)
     assert found.bucket_seconds == step and series.bucket_seconds == (60 if step == 300 else 300)
     assert found.misses.requests == inside

@@ -24,7 +24,7 @@ from tests.gateway.gemini_bodies import QUESTION, user
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, frames
 
 # 1 for every byte (`scripts/long_tests cuts`).
-EVERY = int(os.environ.get("CUT_EVERY", "6"))
+EVERY = int(os.environ.get("CUT_EVERY", "15"))
 Sdk = Anthropic | OpenAI | genai.Client
 Make = Callable[[Any, str], Sdk]
 SAID: list[Frame] = [
