@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from scripts.bench.load import marked
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.prompts import handbook
@@ -42,7 +40,6 @@ def read_tokens(answer: Mapping[str, Any]) -> int:
     return tokens
 
 
-@pytest.mark.timeout(300)
 def test_an_engine_that_was_away_purges_before_it_gets_turns(
     tmp_path: Path, shared_database: str
 ) -> None:

@@ -75,7 +75,7 @@ def refusal(settings: DatabaseSettings, database: Engine) -> str:
     [
         *((made, REVISION) for made in OTHER_COLUMNS),
         # More columns than the first revision's, under a number not known, are a newer version's.
-        *((made, "0012") for made in OTHER_COLUMNS if "ADD" not in made),
+        *((made, "9999") for made in OTHER_COLUMNS if "ADD" not in made),
     ],
 )
 def test_a_database_of_before_is_refused_whatever_it_calls_its_revision(
@@ -109,12 +109,12 @@ def test_the_command_prints_the_refusal_as_one_line(
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     assert main(["migrate"]) == 0
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
-        db.execute(says("0012"))
+        db.execute(says("9999"))
         db.execute("ALTER TABLE turns DROP COLUMN name")
     capsys.readouterr()
     assert main(["migrate"]) == 1
     captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1 and "revision 0012" in captured.err
+    assert captured.err.count("\n") == 1 and "revision 9999" in captured.err
     assert "Traceback" not in captured.err and captured.out == ""
 
 
