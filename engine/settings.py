@@ -181,6 +181,12 @@ class Settings(BaseSettings):
     upstream_key: SecretStr = Field(
         SecretStr(""), description="Upstream engine: the server's API key, where it wants one"
     )
+    upstream_slots: str = Field(
+        "",
+        description="Upstream engine: llama.cpp's `--slot-save-path`, on this machine or a common "
+        "volume; marked prefixes are leased in files there, ENGINE_STORE_BYTES at most; "
+        "default: nothing is leased",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
         description="Least severe log line that is written; `debug` has one for each call that a "
@@ -220,6 +226,10 @@ class Settings(BaseSettings):
                 self.backend == "upstream"
                 and not self.upstream.startswith(("http://", "https://")),
                 "ENGINE_BACKEND=upstream needs a URL in ENGINE_UPSTREAM",
+            ),
+            (
+                bool(self.upstream_slots) and self.backend != "upstream",
+                "ENGINE_UPSTREAM_SLOTS works with ENGINE_BACKEND upstream",
             ),
             (
                 self.adapters

@@ -151,7 +151,8 @@ class ScopeShare:
 class Recorded(NamedTuple):
     """What a line of the store's journal tells of an entry: its copy, and whether it is leased."""
 
-    stored: list[Block]
+    # None: the copy is the entry's only one, in another program's file.
+    stored: list[Block] | None
     is_leased: bool
 
 

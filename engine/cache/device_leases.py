@@ -109,6 +109,19 @@ class Leases:
         scope.num_blocks += pool.num_leased - leased
         return True
 
+    def has_room(self, name: str, num_new: int) -> bool:
+        """Whether a scope's new lease of so many blocks of its own would get room, if need be by
+        others that end."""
+        excess = self._pool.num_leased + num_new - self.max_blocks
+        if num_new > self.max_blocks:
+            return False
+        if excess <= 0:
+            return True
+        scope = self._scopes.get(name)
+        num_leased = 0 if scope is None else scope.num_blocks
+        claim = Claim(num_leased + num_new, self._share_of(name), excess)
+        return next_to_end(self._by_ending(), claim) is not None
+
     def _make_room(self, entry: Entry, may_end: bool) -> bool:
         """Have other leases make way for this entry's. False if that is not enough."""
         pool = self._pool

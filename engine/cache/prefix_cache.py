@@ -133,6 +133,14 @@ class PrefixCache:
         self.scopes: dict[Digest, str] = {}
         self.hasher = hasher
 
+    has_exact_ends = False
+    """Whether entries end at any token, though no block does."""
+
+    @property
+    def names_at_entries(self) -> bool:
+        """Whether a prefix is held at the ends of entries alone."""
+        return self.has_states
+
     def digests(
         self, scope: str, tokens: Sequence[TokenId], kind: ChainKind | None = None
     ) -> PromptDigests:
@@ -522,8 +530,9 @@ class PrefixCache:
         for name in query.names:
             if name.tokens > table.num_tokens:
                 break
-            if self.has_states:
-                end = name.tokens if table.state is not None else name.tokens // size * size
+            if self.names_at_entries:
+                is_exact = table.state is not None or self.has_exact_ends
+                end = name.tokens if is_exact else name.tokens // size * size
                 known = self.entries.find(query.digests, end, now)
                 if known is None:
                     continue
@@ -549,7 +558,7 @@ class PrefixCache:
             if entry is not None and entry.is_leased:  # the longest of the prompt's leases
                 lease = entry.expires_at - now
                 break
-        num_unanchored = 0 if self.has_states else num_held - len(anchored)
+        num_unanchored = 0 if self.names_at_entries else num_held - len(anchored)
         receipt = Receipt(
             name_tokens=[name.tokens for name in query.names],
             num_held=num_held,

@@ -65,6 +65,17 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.left, MAX_SECONDS) - self.seconds_since(wall)
 
 
+class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole entry in one file of another program: what must be true of it before it is read."""
+
+    # Within its directory.
+    name: str
+    num_tokens: int
+    num_bytes: int
+    # Of all its bytes, in hex.
+    sha256: str
+
+
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     """An entry."""
 
@@ -85,6 +96,8 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     adapter: ChainKind | None = None
     # vLLM's block hashes.
     files: list[bytes] = []
+    # llama.cpp's slot file.
+    slot_file: SavedFile | None = None
 
     @classmethod
     def of(

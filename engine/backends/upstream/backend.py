@@ -11,10 +11,12 @@ a flag that was left out shows only in what it answers.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,15 +25,17 @@ import msgspec
 import structlog
 
 from engine.backends.base import Progress
-from engine.backends.contract import EngineBackend, Loaded
-from engine.backends.external import ExternalLoop, MirrorCache, MirrorPool, new_order
+from engine.backends.contract import MAX_DROP_SECONDS, EngineBackend, Loaded
+from engine.backends.external import MirrorPool
 from engine.backends.identity import identity_of
 from engine.backends.prepare.images import Expanded, image_token_text
 from engine.backends.prepare.pool import PreparePool, new_pool
 from engine.backends.prepare.renderers import chat_renderer, chat_worker
 from engine.backends.reports import EventLog, pool_stats
+from engine.backends.upstream.books import UnheldEntries, UpstreamCache
 from engine.backends.upstream.chat import ChatParser
 from engine.backends.upstream.images import ImageCounts, trial_order, trial_request, tried
+from engine.backends.upstream.loop import UpstreamLoop
 from engine.backends.upstream.server import (
     Facts,
     ModelFacts,
@@ -44,20 +48,31 @@ from engine.backends.upstream.server import (
     Wire,
 )
 from engine.backends.upstream.servers import SERVERS, Piece, Server, find_kind
-from engine.cache.block import Entry
+from engine.backends.upstream.slots.books import DiskPlan, FileEntries, SlotCache
+from engine.backends.upstream.slots.files import SlotFiles
+from engine.backends.upstream.slots.loop import SlotLoop, SlotPlan
+from engine.backends.upstream.slots.server import SlotServer
+from engine.backends.upstream.slots.trial import NoLeases, SlotTrial, try_leases
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
-from engine.cache.entries import ARRIVAL_GRACE_SECONDS, Entries
-from engine.cache.pool import NoFreeBlocks
-from engine.cache.prefix_cache import CacheQuery, Lookup
-from engine.cache.table import BlockTable
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
 from engine.errors import NotReady, rebuilt
-from engine.protocol import Capability, GenerateRequest, Tool, ToolChoice
+from engine.protocol import (
+    Capability,
+    DropReply,
+    DropRequest,
+    GenerateRequest,
+    PurgeReply,
+    PurgeRequest,
+    Tool,
+    ToolChoice,
+)
 from engine.protocol.reports import Description, LeaseStats, Stats
 from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser
-from engine.schedule.request import ImagePrompt, SequenceState
+from engine.schedule.request import ImagePrompt
 from engine.settings import Settings
+from engine.store.files import StoreRefused
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
 from engine.text.template.boundaries import common_length
@@ -189,164 +204,6 @@ async def _keeps_to(server: Server, renderer: ChatRenderer, request: GenerateReq
     return False
 
 
-class UnheldEntries(Entries):
-    """Entries without a lease: `no_hold`."""
-
-    def lose(self, entry: Entry) -> None:
-        """The entry's content is not whole in the server's memory any more."""
-        if self.get(entry.key) is entry:
-            self.end(entry, entry.why_broken)
-            entry.is_broken = True
-
-    def _try_lease(self, entry: Entry) -> bool:
-        entry.why_unleased = "no_hold"
-        return False
-
-
-class UpstreamCache(MirrorCache):
-    """`is_isolated`: no scope's prompt reuses what another scope sent.
-
-    Where it is not isolated, reuse beyond a scope's own entries is not told: it would tell of
-    others.
-    """
-
-    entries: UnheldEntries
-
-    def __init__(
-        self, pool: MirrorPool, entries: UnheldEntries, hasher: ChainHasher, *, is_isolated: bool
-    ) -> None:
-        super().__init__(pool, entries, hasher)
-        self._is_isolated = is_isolated
-
-    def admit(
-        self, query: CacheQuery, lookup: Lookup, table: BlockTable, reused: int | None
-    ) -> None:
-        """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
-        is_whole = self._settle(query, lookup, reused or 0)
-        hit = lookup.hit
-        if not self._is_isolated:
-            lookup.raced = min(lookup.raced, lookup.read)
-            lookup.reused = lookup.read
-        if hit is not None and reused is None:
-            lookup.hit = None
-            lookup.miss_reason = "not_told"
-            lookup.missed |= {mark.segment: "not_told" for mark in lookup.marks}
-        elif hit is not None and not is_whole:
-            self.entries.lose(hit)
-            lookup.miss_reason = "best_effort_evicted"
-            self._lost(lookup)
-            if not lookup.read:
-                lookup.hit = None
-        self._unwritten = set()
-        try:
-            self._mirror(query, table)
-        except NoFreeBlocks:
-            # Waiting requests have all blocks of the books: this prompt is not written down.
-            self._unwritten = {mark.segment for mark in lookup.marks}
-            lookup.marks = []
-
-
-class UpstreamLoop(ExternalLoop):
-    """`suspect` is called when a connection to the server broke."""
-
-    _cache: UpstreamCache
-
-    def __init__(
-        self,
-        server: Server,
-        facts: Facts,
-        accounting: Accounting,
-        cache: UpstreamCache,
-        event_loop: asyncio.AbstractEventLoop,
-        supervisor: Supervisor,
-        suspect: Callable[[], None],
-        *,
-        max_waiting: int,
-    ) -> None:
-        super().__init__(accounting, cache, event_loop, supervisor, max_waiting=max_waiting)
-        self._server = server
-        self._facts = facts
-        self._max_context = facts.max_context_tokens
-        self._slots = Slots(facts.max_running)
-        self._suspect = suspect
-
-    @property
-    def num_sent(self) -> int:
-        return self._slots.num_taken
-
-    @property
-    def num_unsent(self) -> int:
-        return max(len(self._serving) - self.num_sent, 0)
-
-    async def _generate(self, sequence: SequenceState) -> None:
-        request = sequence.request
-        query = request.query
-        order = new_order(sequence, request.request_id, self._max_context)
-        try:
-            async with self._slots.taken(order.cache_salt, query.digests.packed) as place:
-                if request.began_at is None:
-                    request.began_at = self._clock.now()
-                if request.started_at is None and self._facts.tells == "at_the_end":
-                    self._admit(sequence, await self._server.prefill(order, place))
-                    self._end_if_finished(sequence)
-                if sequence in self._serving:
-                    await self._take_pieces(sequence, self._server.generate(order, place))
-        except UpstreamError as error:
-            log.warning("the upstream server failed a request", why=str(error))
-            if isinstance(error, UpstreamGone):
-                self._suspect()
-            if sequence in self._serving:
-                self._fail(sequence, f"the upstream server failed: {error}", error.code)
-        self._tell()
-
-    async def _take_pieces(
-        self, sequence: SequenceState, pieces: AsyncGenerator[Piece, None]
-    ) -> None:
-        """Take an answer's pieces until it ends, or until nobody waits for it."""
-        # Closing the connection ends the request at the server.
-        async with aclosing(pieces):
-            async for piece in pieces:
-                is_answer = piece.token_ids or piece.delta or piece.is_last
-                if sequence.request.started_at is None and is_answer:
-                    self._admit(sequence, piece)
-                self._take(sequence, piece)
-                if sequence not in self._serving:
-                    return
-
-    def _admit(self, sequence: SequenceState, piece: Piece) -> None:
-        """The prompt is computed: what was reused is known now, or never will be."""
-        request = sequence.request
-        is_told = self._facts.tells != "never"
-        assert request.lookup is not None
-        if is_told and piece.cached_tokens is None:
-            raise UpstreamError("the server did not say how much it reused")
-        reused = piece.cached_tokens if is_told else None
-        self._cache.admit(request.query, request.lookup, sequence.table, reused)
-        self._started(sequence)
-
-    def _take(self, sequence: SequenceState, piece: Piece) -> None:
-        parser = sequence.parser
-        if isinstance(parser, ChatParser):
-            # Each delta counts as a token until the server tells how many there were.
-            if piece.delta is not None and not parser.has_ended():
-                deltas = parser.take(piece.delta, piece.finish_reason)
-                self.accounting.text(sequence, deltas, sequence.num_output + bool(deltas))
-                if parser.has_ended() and piece.finish_reason is None:
-                    # Our parser ended it, so the server won't tell.
-                    self.accounting.text(sequence, [], parser.count_written())
-                    sequence.finish = parser.finish
-            if piece.sampled_tokens is not None:
-                self.accounting.text(sequence, [], piece.sampled_tokens)
-        for token in piece.token_ids:
-            if sequence.finish is not None:
-                break
-            self.accounting.token(sequence, token)
-        if piece.is_last and sequence.finish is None:
-            sequence.finish = parser.finish or piece.finish or "failed"
-        self._end_if_finished(sequence)
-        self._tell()
-
-
 FIND_SECONDS = 300.0
 """How long a server may take to answer everything that is asked of it at the start."""
 FIRST_PAUSE_SECONDS = 0.25
@@ -370,6 +227,9 @@ class _Parts:
     description: Description
     workers: PreparePool
     images: ImageCounts | None
+    # Of a server that keeps leases.
+    trial: SlotTrial | None = None
+    files: SlotFiles | None = None
 
 
 class UpstreamBackend(EngineBackend):
@@ -408,7 +268,10 @@ class UpstreamBackend(EngineBackend):
             self._wait_for_server(renderer, files, progress), self._event_loop
         )
         parts = self._parts = asking.result()
-        self._begin(self._assemble(parts))
+        loaded = self._assemble(parts)
+        if isinstance(loaded.loop, SlotLoop):
+            asyncio.run_coroutine_threadsafe(loaded.loop.settle(), self._event_loop).result()
+        self._begin(loaded)
         self._event_loop.call_soon_threadsafe(
             self._supervisor.start, "upstream", self._watch_server
         )
@@ -421,6 +284,8 @@ class UpstreamBackend(EngineBackend):
         if self._parts is not None:
             await self._parts.workers.close()
             await self._parts.server.close()
+            if self._parts.files is not None:
+                await asyncio.to_thread(self._parts.files.close)
 
     async def stats(self) -> Stats:
         loaded = self._ready()
@@ -433,8 +298,29 @@ class UpstreamBackend(EngineBackend):
             running=loop.num_sent,
             waiting=loop.num_unsent,
             blocks=pool_stats(pool),
-            leases=LeaseStats(blocks=0, max_blocks=0),
+            leases=LeaseStats(
+                blocks=pool.num_leased, max_blocks=loaded.cache.entries.leases.max_blocks
+            ),
         )
+
+    async def drop(self, request: DropRequest) -> DropReply:
+        reply = await super().drop(request)
+        loaded = self._ready()
+        if isinstance(loaded.loop, SlotLoop):
+            await loaded.loop.sweep(MAX_DROP_SECONDS)
+        return reply
+
+    async def purge(self, request: PurgeRequest) -> PurgeReply:
+        loaded = self._ready()
+        loop = loaded.loop
+        num_files = loop.num_files if isinstance(loop, SlotLoop) else 0
+        reply = await super().purge(request)
+        if isinstance(loop, SlotLoop):
+            await self._call(loaded, partial(loop.forget, request.scope))
+            await loop.sweep(MAX_DROP_SECONDS)
+            num_files -= loop.num_files
+            reply = msgspec.structs.replace(reply, files=num_files, unpurged=[])
+        return reply
 
     # The server.
 
@@ -452,13 +338,24 @@ class UpstreamBackend(EngineBackend):
                 kind = await find_kind(wire, settings.upstream_model)
                 server = SERVERS[kind](wire, files, settings.upstream_model, settings.block_size)
                 facts = await examined(server, renderer)
+                trial: SlotTrial | None = None
+                slot_files: SlotFiles | None = None
+                if settings.upstream_slots:
+                    leased = SlotServer(wire, files, settings.upstream_model, settings.block_size)
+                    facts, trial, slot_files = await self._with_leases(leased, renderer, facts)
+                    server = server if trial is None else leased
                 closing.pop_all()
             if facts.isolation == "none":
                 log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
             description = self._description(facts, renderer, files)
+            if trial is not None:
+                plan = self._disk_plan(trial, facts)
+                description = msgspec.structs.replace(
+                    description, granularity=1, num_blocks=plan.num_blocks
+                )
             workers = new_pool(renderer, self._worker, description, settings, self._days)
             images = _image_counts(server, renderer, facts)
-            return _Parts(server, facts, renderer, description, workers, images)
+            return _Parts(server, facts, renderer, description, workers, images, trial, slot_files)
 
         said = ""
         pause = FIRST_PAUSE_SECONDS
@@ -475,6 +372,36 @@ class UpstreamBackend(EngineBackend):
             said = why
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _with_leases(
+        self, server: SlotServer, renderer: ChatRenderer, facts: Facts
+    ) -> tuple[Facts, SlotTrial | None, SlotFiles | None]:
+        """The facts, with what a trial shows of leases; without them it says why.
+
+        Raises UpstreamGone and UpstreamBusy.
+        """
+        folder = Path(self._settings.upstream_slots)
+        try:
+            if facts.kind != "llamacpp":
+                raise NoLeases("no server but llama.cpp's has slot files")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            trial = await try_leases(server, renderer, facts, folder)
+            plan = self._disk_plan(trial, facts)
+            if plan.budget < 1:
+                raise NoLeases("ENGINE_STORE_BYTES is too small for a slot file")
+            files = await asyncio.to_thread(SlotFiles, folder, trial.fingerprint)
+        except (NoLeases, StoreRefused, OSError) as error:
+            why = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            log.warning("LEASES ARE OFF", why=why)
+            return replace(facts, hold_note=f"leases are off: {why}"), None, None
+        log.info("leases are kept in the server's slot files", note=trial.note)
+        return replace(facts, holds=True, hold_note=trial.note), trial, files
+
+    def _disk_plan(self, trial: SlotTrial, facts: Facts) -> DiskPlan:
+        settings = self._settings
+        context = facts.max_context_tokens
+        return DiskPlan.of(trial.sizes, settings.store_bytes, settings.block_size, context)
 
     async def _watch_server(self, _stopping: asyncio.Event) -> None:
         """Raises UpstreamGone while the server is away: the engine is not ready while a loop
@@ -521,17 +448,35 @@ class UpstreamBackend(EngineBackend):
         except UpstreamRefused as refusal:
             self._on_crash(RuntimeError(f"the upstream server came back as another one: {refusal}"))
             return parts
-        if _lasting(facts) != _lasting(parts.facts):
+        is_same = _lasting(facts) == _lasting(parts.facts)
+        if parts.trial is not None and parts.files is not None and is_same:
+            is_same = await self._keeps_leases(parts, facts, parts.trial)
+            await parts.files.flush()
+        if not is_same:
             self._on_crash(RuntimeError("the upstream server came back as another one"))
             return parts
         known = replace(parts.facts, fingerprint=facts.fingerprint)
         images = _image_counts(parts.server, parts.renderer, known)
         parts = self._parts = replace(parts, facts=known, images=images)
         self._events = EventLog(epoch=uuid4().hex)
-        self._loaded = self._assemble(parts)
-        self._loaded.loop.start(self._on_crash)
+        loaded = await asyncio.to_thread(self._assemble, parts)
+        if isinstance(loaded.loop, SlotLoop):
+            await loaded.loop.settle()
+        self._loaded = loaded
+        loaded.loop.start(self._on_crash)
         log.info("the upstream server is back", epoch=self._events.epoch)
         return parts
+
+    async def _keeps_leases(self, parts: _Parts, facts: Facts, trial: SlotTrial) -> bool:
+        """Whether the server computes and saves as it did before. Raises UpstreamError."""
+        assert isinstance(parts.server, SlotServer)
+        folder = Path(self._settings.upstream_slots)
+        try:
+            again = await try_leases(parts.server, parts.renderer, facts, folder)
+        except NoLeases as error:
+            log.error("the upstream server keeps no leases any more", why=str(error))
+            return False
+        return again.fingerprint == trial.fingerprint
 
     async def _parsers(self, loaded: Loaded, request: GenerateRequest) -> Sequence[OutputParser]:
         """A server of conversations parses by itself."""
@@ -564,6 +509,8 @@ class UpstreamBackend(EngineBackend):
     def _assemble(self, parts: _Parts) -> Loaded:
         settings = self._settings
         description = self._whole(parts.description)
+        if parts.trial is not None and parts.files is not None:
+            return self._assemble_slots(parts, description, parts.trial, parts.files)
         pool = MirrorPool(description.num_blocks, description.block_size)
         entries = UnheldEntries(pool, lease_share=0.0, grace_seconds=ARRIVAL_GRACE_SECONDS)
         hasher = ChainHasher(os.urandom(32), description.block_size)
@@ -586,6 +533,49 @@ class UpstreamBackend(EngineBackend):
             self._supervisor,
             self._is_suspect.set,
             max_waiting=settings.max_waiting,
+        )
+        return Loaded(description, parts.renderer, parts.workers, cache, accounting, loop)
+
+    def _assemble_slots(
+        self, parts: _Parts, description: Description, trial: SlotTrial, files: SlotFiles
+    ) -> Loaded:
+        """Books, loop and the leases of an earlier epoch, of a server with slot files."""
+        settings = self._settings
+        plan = self._disk_plan(trial, parts.facts)
+        pool = MirrorPool(plan.num_blocks, plan.block_size, tier="disk")
+        hasher = ChainHasher(files.chain_key, plan.block_size)
+        cache = SlotCache(pool, FileEntries(pool, plan), hasher, plan)
+        now = self._clock.now()
+        restored = files.restore(hasher, cache.restore_put, now, time.time())
+        log.info(
+            "slot files opened",
+            entries=restored.num_entries,
+            leases=restored.num_leases,
+            lost_leases=restored.num_lost,
+            misses=restored.misses,
+        )
+        accounting = Accounting(
+            cache,
+            self._clock,
+            self._events.publish,
+            epoch=description.epoch,
+            max_context_tokens=description.max_context_tokens,
+            totals=self._totals,
+        )
+        assert isinstance(parts.server, SlotServer)
+        loop = SlotLoop(
+            parts.server,
+            parts.facts,
+            accounting,
+            cache,
+            self._event_loop,
+            self._supervisor,
+            self._is_suspect.set,
+            max_waiting=settings.max_waiting,
+            files=files,
+            plan=SlotPlan(
+                sizes=trial.sizes, max_bytes=settings.store_bytes, may_trim=trial.may_trim
+            ),
         )
         return Loaded(description, parts.renderer, parts.workers, cache, accounting, loop)
 

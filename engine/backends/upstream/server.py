@@ -71,6 +71,7 @@ class Wire:
 
     def __init__(self, url: str, key: str, silence_seconds: float) -> None:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        self.url = url
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
@@ -311,6 +312,9 @@ class Facts:
     tells_note: str = ""
     isolation_note: str = ""
     forced_note: str = ""
+    # Whether marked prefixes are leased in the server's slot files, and why not.
+    holds: bool = False
+    hold_note: str = "no_hold: the server evicts when it wants"
     # None: it does not tell.
     block_size: int | None = None
     # None: it does not tell.
@@ -328,11 +332,16 @@ class Facts:
             if tells
             else "not told: what the server reused is counted as written"
         )
+        events = (
+            "leases, and the names at their ends"
+            if self.holds
+            else "evictions are not told; an entry ends when less is reused"
+        )
         return [
             Guarantee("exact_read", tells, self.tells_note),
             Guarantee("exact_write", tells, written),
-            Guarantee("hold", False, "no_hold: the server evicts when it wants"),
+            Guarantee("hold", self.holds, self.hold_note),
             Guarantee("isolation", self.isolation != "none", self.isolation_note),
-            Guarantee("events", False, "evictions are not told; an entry ends when less is reused"),
+            Guarantee("events", self.holds, events),
             Guarantee("forced_tools", forced, self.forced_note),
         ]

@@ -1,0 +1,392 @@
+"""The books of leases in slot files: an entry is leased while its own whole file is there.
+
+A slot file can't share anything with another, so an entry has blocks of its own in a pool that
+stands for the disk. A block is a fixed number of bytes, and the budget of leases counts them. Which
+lease makes way is decided as everywhere (`engine.cache.leases`).
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+
+from engine.backends.external import MirrorPool
+from engine.backends.upstream.books import UnheldEntries, UpstreamCache
+from engine.cache.block import Block, Entry, Recorded
+from engine.cache.digests import TOKEN_BYTES, ChainHasher, PromptDigests
+from engine.cache.entries import ARRIVAL_GRACE_SECONDS
+from engine.cache.ids import Digest
+from engine.cache.lookup import Mark, longest_hit
+from engine.cache.pool import NoFreeBlocks
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Lookup
+from engine.cache.table import BlockTable
+from engine.protocol import BestEffortReason, MissReason
+from engine.protocol.reports import LeaseEnd
+from engine.sizing import blocks_for
+from engine.store.journal import End, Put, Record, SavedFile, Times, Touch
+
+MAX_BLOCKS = 262_144
+"""The most blocks of the pool. Each takes some 600 bytes of the engine's memory."""
+SPARE_CONTEXTS = 4
+"""Contexts beyond the budget, for entries that nothing holds and requests on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """What a slot file takes: `fixed` bytes, and so many a token. Measured at the start."""
+
+    fixed: int
+    token_bytes: float
+
+    def of(self, num_tokens: int) -> int:
+        return self.fixed + int(num_tokens * self.token_bytes) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlan:
+    """The pool that stands for the disk."""
+
+    block_size: int
+    block_bytes: int
+    # The blocks that leases may have.
+    budget: int
+    num_blocks: int
+
+    @classmethod
+    def of(cls, sizes: FileSizes, max_bytes: int, block_size: int, context: int) -> "DiskPlan":
+        """`max_bytes`: what all files may take. `context` is in tokens."""
+        least = max(int(sizes.token_bytes * block_size), 1)
+        block_bytes = max(least, blocks_for(max_bytes, MAX_BLOCKS))
+        budget = max_bytes // block_bytes
+        spare = SPARE_CONTEXTS * blocks_for(context, block_size)
+        return cls(block_size, block_bytes, budget, budget + spare)
+
+    def blocks_of(self, num_tokens: int, num_bytes: int) -> int:
+        """The blocks of an entry: all of its file's bytes, and a place for each token."""
+        return max(blocks_for(num_tokens, self.block_size), blocks_for(num_bytes, self.block_bytes))
+
+
+class Freed(NamedTuple):
+    """A file that nothing stands on any more."""
+
+    file: SavedFile
+    entry: Entry | None
+    # The entry is over too: no slot may serve it.
+    is_over: bool
+
+
+class FileEntries(UnheldEntries):
+    """Entries that are leased as long as they have a file.
+
+    `files` has the file of each entry that has one. `arriving` are those of the request that is
+    being admitted, and `refused` why others of its marks have none.
+    """
+
+    def __init__(self, pool: MirrorPool, plan: DiskPlan) -> None:
+        super().__init__(
+            pool,
+            lease_share=plan.budget / plan.num_blocks,
+            grace_seconds=ARRIVAL_GRACE_SECONDS,
+        )
+        self.leases.max_blocks = plan.budget
+        self.leases.scope_blocks = plan.budget // 2
+        self.files: dict[Entry, SavedFile] = {}
+        self.arriving: dict[Digest, SavedFile] = {}
+        self.refused: Mapping[Digest, BestEffortReason] = {}
+        self._changed: dict[Entry, None] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """What the files of all entries take."""
+        return sum(file.num_bytes for entry, file in self.files.items() if self._is_in(entry))
+
+    def adopt(self) -> None:
+        """Give entries that are there already their files that have arrived."""
+        for key in list(self.arriving):
+            entry = self.get(key)
+            if entry is not None and self.is_live(entry) and entry.is_asked_for:
+                self._try_lease(entry)
+
+    def restore_file(self, entry: Entry, file: SavedFile, blocks: list[Block]) -> bool:
+        """Take in an entry of an earlier epoch. False where there is no room for its lease."""
+        entry.is_leased = False
+        entry.blocks = blocks
+        if self.get(entry.key) is not None or not self.leases.take(entry, may_end=False):
+            return False
+        self.files[entry] = file
+        entry.recorded = Recorded(None, is_leased=True)
+        self.take_in(entry)
+        return True
+
+    def damaged_file(self, entry: Entry) -> None:
+        """The entry's file is not what it must be, or gave less than the mark."""
+        if self.get(entry.key) is entry:
+            self.end(entry, "damaged", "damaged")
+            entry.is_broken = True
+
+    def make_way(self, num_bytes: int, max_bytes: int) -> None:
+        """End lapsed entries, whose files are kept for turns that came before, for a new file."""
+        lapsed = [entry for entry in self.files if entry.is_lapsed and self._is_in(entry)]
+        for entry in sorted(lapsed, key=lambda entry: entry.expires_at):
+            if self.num_bytes + num_bytes <= max_bytes:
+                return
+            self.end(entry, "ttl_expired")
+
+    def take_changes(self, now: float, wall: float) -> tuple[list[Record], list[Freed]]:
+        """What the manifest must be told since the last call, and the files that are to go."""
+        records = list[Record]()
+        freed = list[Freed]()
+        changed = self._changed
+        self._changed = {}
+        for entry in changed:
+            file = self.files.get(entry)
+            if file is None:
+                continue
+            is_in = self._is_in(entry)
+            if not is_in or not (entry.is_leased or entry.is_lapsed):
+                del self.files[entry]
+                freed.append(Freed(file, entry, is_over=not is_in))
+                records.append(End(key=entry.key.hex()))
+                continue
+            times = Times.of(entry, now, wall)
+            if entry.recorded is not None:
+                records.append(Touch(key=entry.key.hex(), times=times))
+                continue
+            entry.recorded = Recorded(None, entry.is_leased)
+            packed = b"".join(bytes(block.tokens) for block in entry.blocks)
+            put = Put.of(entry, times, packed, {})
+            records.append(msgspec.structs.replace(put, slot_file=file))
+        for file in self.arriving.values():
+            freed.append(Freed(file, None, is_over=False))
+        self.arriving = {}
+        return records, freed
+
+    def end(self, entry: Entry, why: MissReason, reason: LeaseEnd | None = None) -> None:
+        super().end(entry, why, reason)
+        self._changed[entry] = None
+
+    def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
+        """A read leaves the entry where it is."""
+
+    def _try_lease(self, entry: Entry) -> bool:
+        if not entry.is_asked_for:
+            entry.why_unleased = "automatic"
+            return False
+        file = self.files.get(entry) or self.arriving.get(entry.key)
+        if file is None:
+            known = None if entry.why_unleased == "automatic" else entry.why_unleased
+            entry.why_unleased = self.refused.get(entry.key) or known or "no_hold"
+            return False
+        if not self.leases.take(entry):
+            entry.why_unleased = "over_budget"
+            return False
+        self._undepend(entry)
+        self.files[entry] = file
+        self.arriving.pop(entry.key, None)
+        self._changed[entry] = None
+        return True
+
+    def _note(self, entry: Entry) -> None:
+        self._changed[entry] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What became of a request's marks on the way to its answer."""
+
+    # By the keys of their entries.
+    files: Mapping[Digest, SavedFile]
+    # Why other marks have no file.
+    refused: Mapping[Digest, BestEffortReason]
+    # Whether the hit came from its file.
+    is_restored: bool
+
+
+class SlotCache(UpstreamCache):
+    """Reads whole entries alone: from their files, or from a slot that has their tokens still.
+
+    `admit` and `write` are called one after the other, with what was saved in between.
+    """
+
+    pool: MirrorPool
+    entries: FileEntries
+    has_exact_ends = True
+
+    def __init__(
+        self, pool: MirrorPool, entries: FileEntries, hasher: ChainHasher, plan: DiskPlan
+    ) -> None:
+        super().__init__(pool, entries, hasher, is_isolated=True)
+        self._plan = plan
+        self._new_blocks: dict[Digest, list[Block]] = {}
+        self._is_restored = False
+
+    @property
+    def names_at_entries(self) -> bool:
+        return True
+
+    # Before an answer.
+
+    def file_of(self, entry: Entry | None) -> SavedFile | None:
+        """The file of an entry that has not ended."""
+        if entry is None or self.entries.get(entry.key) is not entry:
+            return None
+        return self.entries.files.get(entry)
+
+    def held(self, query: CacheQuery, now: float) -> Entry | None:
+        """The longest entry with a file that the prompt begins with, of those at its marks."""
+        ends = [query.segments[point.segment].end or 0 for point in query.breakpoints]
+        for end in sorted(ends, reverse=True):
+            entry = self.entries.find(query.digests, end, now) if end else None
+            if self.file_of(entry) is not None:
+                return entry
+        return None
+
+    def next_hit(self, query: CacheQuery, lookup: Lookup) -> Entry | None:
+        """The hit's file was none: it ends, and the longest other entry is the hit."""
+        lost = lookup.hit
+        assert lost is not None
+        self.let_go(lookup)
+        self.entries.damaged_file(lost)
+        now = query.arrived_at
+        hit = longest_hit(
+            query.segments,
+            lookup.marks,
+            lambda end: self.entries.find(query.digests, end, now),
+            query.lookback_to,
+        )
+        lookup.hit = hit
+        lookup.read = 0 if hit is None else min(hit.tokens, len(query.tokens) - 1)
+        self.explain(query, lookup)
+        return hit
+
+    def marks_to_save(self, query: CacheQuery, lookup: Lookup, behind: int) -> list[Mark]:
+        """The marks that ask for a lease and have no file, in order; `behind` so many tokens."""
+        marks = dict[int, Mark]()
+        for mark in lookup.marks:
+            entry = self.entries.get(query.digests.at(mark.tokens))
+            if mark.hold and mark.tokens > behind and self.file_of(entry) is None:
+                marks.setdefault(mark.tokens, mark)
+        return sorted(marks.values(), key=lambda mark: mark.tokens)
+
+    def has_room(self, scope: str, sizes: Sequence[tuple[int, int]]) -> bool:
+        """Whether entries of so many tokens, in files of so many bytes, would all get leases."""
+        num_blocks = sum(self._plan.blocks_of(*size) for size in sizes)
+        return self.entries.leases.has_room(scope, num_blocks)
+
+    # An answer begins.
+
+    def take_saved(self, query: CacheQuery, saved: Saved) -> None:
+        """What was saved for the request that is admitted next."""
+        self.entries.arriving = dict(saved.files)
+        self.entries.refused = saved.refused
+        self._is_restored = saved.is_restored
+
+    def admit(
+        self, query: CacheQuery, lookup: Lookup, table: BlockTable, reused: int | None
+    ) -> None:
+        hit = lookup.hit
+        is_whole = self._settle(query, lookup, reused or 0)
+        if hit is not None and not is_whole:
+            self._miss(lookup, hit)
+        self._unwritten = set()
+        table.num_tokens = len(query.tokens)
+        self.entries.adopt()
+        marks = list[Mark]()
+        for mark in lookup.marks:
+            if self._place(query, mark):
+                marks.append(mark)
+            else:
+                self._unwritten.add(mark.segment)
+        lookup.marks = marks
+
+    def write(
+        self, query: CacheQuery, lookup: Lookup, table: BlockTable, now: float
+    ) -> CacheResult:
+        result = super().write(query, lookup, table, now)
+        for blocks in self._new_blocks.values():
+            self.pool.release_chain(blocks)
+        self._new_blocks = {}
+        self.entries.refused = {}
+        held = [msgspec.structs.replace(chain, tier="disk") for chain in result.held]
+        tier = "disk" if self._is_restored and lookup.read else result.read_tier
+        return replace(result, held=held, read_tier=tier)
+
+    def restore_put(self, entry: Entry, put: Put, file: SavedFile) -> bool:
+        """Take in an entry of an earlier epoch. False where there is no room for it."""
+        digests = PromptDigests(self.hasher, put.scope, _tokens_of(put), put.adapter)
+        blocks = self._allocate(digests, entry.tokens, file.num_bytes)
+        if blocks is None:
+            return False
+        is_taken = self.entries.restore_file(entry, file, blocks)
+        self.pool.release_chain(blocks)
+        if is_taken and entry.name is not None:
+            self.pool.anchor(entry.name, blocks[-1], entry.tokens)
+        return is_taken
+
+    # Inside.
+
+    def _miss(self, lookup: Lookup, hit: Entry) -> None:
+        """Less than the hit was reused: it is told as a miss."""
+        reason: MissReason = "best_effort_evicted"
+        if self._is_restored:
+            reason = "damaged"
+            self.entries.damaged_file(hit)
+        elif self.file_of(hit) is None:
+            self.entries.lose(hit)
+        lookup.miss_reason = reason
+        for mark in lookup.marks:
+            if mark.tokens > lookup.read:
+                lookup.missed.setdefault(mark.segment, reason)
+        if not lookup.read:
+            lookup.hit = None
+
+    def _place(self, query: CacheQuery, mark: Mark) -> bool:
+        """Have blocks for a mark's entry, unless one is there. False where there are none."""
+        key = query.digests.at(mark.tokens)
+        if key in self._new_blocks or self._known(query, mark) is not None:
+            return True
+        file = self.entries.arriving.get(key)
+        num_bytes = 0 if file is None else file.num_bytes
+        blocks = self._allocate(query.digests, mark.tokens, num_bytes)
+        if blocks is not None:
+            self._new_blocks[key] = blocks
+        return blocks is not None
+
+    def _allocate(
+        self, digests: PromptDigests, num_tokens: int, num_bytes: int
+    ) -> list[Block] | None:
+        """Blocks of an entry of its own, each with a reference. None where there is no room."""
+        blocks = list[Block]()
+        num_full, rest = divmod(num_tokens, self.pool.block_size)
+        for index in range(self._plan.blocks_of(num_tokens, num_bytes)):
+            try:
+                block = self.pool.allocate(index, digests.root)
+            except NoFreeBlocks:
+                self.pool.release_chain(blocks)
+                return None
+            if index < num_full:
+                self.pool.append(block, digests.block_tokens(index))
+            elif index == num_full and rest:
+                self.pool.append(block, digests.block_tokens(index)[: rest * TOKEN_BYTES])
+            blocks.append(block)
+        return blocks
+
+    def _known(self, query: CacheQuery, mark: Mark) -> Entry | None:
+        entry = self.entries.get(query.digests.at(mark.tokens))
+        return entry if entry is not None and self.entries.is_live(entry) else None
+
+    def _blocks_of(self, entry: Entry, table: BlockTable) -> list[Block]:
+        return entry.blocks
+
+    def _blocks_at(
+        self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
+    ) -> list[Block] | None:
+        known = self._known(query, mark)
+        key = query.digests.at(mark.tokens)
+        return self._new_blocks.get(key, [] if known is None else known.blocks)
+
+
+def _tokens_of(put: Put) -> array[int]:
+    return array("I", put.packed)

@@ -1,0 +1,215 @@
+"""Slot files on the disk, and their manifest: checked, never trusted.
+
+    manifest/       the engine's own: lock, secret, and a journal that tells of each lease's file
+    hf-….bin        a whole prefix, as llama.cpp saved it
+    hf-….part       one that is being saved
+
+llama.cpp aborts on a truncated file, and answers from one with a flipped bit as if it were whole.
+So a file counts only once its size and SHA-256 are in the manifest, and both are compared before
+every restore. Names are random and tell nothing of content. The directory is the owner's alone.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+import structlog
+
+from engine.backends.upstream.server import UpstreamError
+from engine.cache.block import Entry
+from engine.cache.digests import ChainHasher
+from engine.cache.store_tier import BlockKey
+from engine.store.files import BlockReader, Missed, StoreDirectory
+from engine.store.journal import (
+    End,
+    JournalContent,
+    Put,
+    Record,
+    Restored,
+    SavedFile,
+    replay,
+    restore,
+)
+from engine.store.store import Failed, StoreThreads
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+MANIFEST = "manifest"
+CLOSE_SECONDS = 5.0
+_OURS = re.compile(r"hf-[0-9a-f]{32}\.(bin|part)")
+
+
+def new_part() -> str:
+    """The name of a file that is to be saved."""
+    return f"hf-{uuid4().hex}.part"
+
+
+class SlotFiles:
+    """The files of one server's slots, used on one event loop; threads do what waits for a disk.
+
+    `model` is the fingerprint of all that a file's content depends on besides its tokens. Raises
+    StoreRefused, and OSError where rights are missing.
+    """
+
+    def __init__(self, path: Path, model: bytes) -> None:
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        self._directory = StoreDirectory(path / MANIFEST)
+        self.chain_key = self._directory.keys.chain
+        self._threads = StoreThreads(self._directory, BlockReader(model, 0, self._directory.keys))
+        # Hashing a file must not keep the journal waiting.
+        self._hashers = ThreadPoolExecutor(2, thread_name_prefix="slot-files")
+
+    # Around a save and a restore.
+
+    async def keep(self, part: str, num_tokens: int, num_bytes: int) -> SavedFile:
+        """Make a file that the server has saved one that counts: hashed, synced, renamed.
+
+        Raises UpstreamError where it is not what the server told, and OSError.
+        """
+        return await self._hash(lambda: _keep(self.path, part, num_tokens, num_bytes))
+
+    async def is_whole(self, file: SavedFile) -> bool:
+        """Whether its size and SHA-256 are those of the manifest."""
+        return await self._hash(lambda: _is_whole(self.path / file.name, file))
+
+    def discard(self, *names: str) -> None:
+        """Delete files, after what the journal was told before."""
+        for name in names:
+            self._threads.run(partial(_unlink, self.path / name))
+
+    # The manifest.
+
+    def record(self, records: Sequence[Record]) -> None:
+        if records:
+            self._threads.append(records, {})
+
+    def compact(self) -> None:
+        """Write the journal anew, with the entries that have not ended."""
+        self._threads.compact()
+
+    async def flush(self) -> None:
+        """Wait until everything that was asked so far is on the disk."""
+        await asyncio.wrap_future(self._threads.run())
+
+    def problems(self) -> list[str]:
+        """What could not be written or deleted since the last call."""
+        results = self._threads.results.take()
+        return [result.error for result in results if isinstance(result, Failed)]
+
+    def restore(
+        self,
+        hasher: ChainHasher,
+        take_back: Callable[[Entry, Put, SavedFile], bool],
+        now: float,
+        wall: float,
+    ) -> Restored:
+        """Take back the leases of an earlier epoch whose files are there, each of its size.
+
+        `now` is the engine's clock, `wall` the same moment in seconds since 1970. `take_back`
+        returns False where an entry has no room. Files that nothing stands on are deleted.
+        """
+        lines: list[bytes] = []
+        try:
+            lines = self._directory.journal_lines()
+        except OSError as error:
+            log.error("the manifest of slot files can't be read", reason=error.strerror)
+        journal = replay(lines, self._threads.reader.model.hex(), self._threads.reader.keys)
+        files = _files_of(journal)
+
+        def keys_of(put: Put) -> list[BlockKey] | None:
+            file = put.slot_file
+            keys = put.keys(hasher, self._directory.keys)
+            if file is None or keys is None:
+                return None
+            return [keys[-1]._replace(name=file.name)]
+
+        def miss_of(key: BlockKey) -> Missed | None:
+            size = files[key.name].num_bytes
+            try:
+                place = (self.path / key.name).lstat()
+            except OSError:
+                return Missed(key.name, "missing")
+            is_right = stat.S_ISREG(place.st_mode) and place.st_size == size
+            return None if is_right else Missed(key.name, "short")
+
+        def take(entry: Entry, keys: Sequence[BlockKey]) -> bool:
+            put = journal.entries[entry.key.hex()]
+            is_taken = take_back(entry, put, files[keys[0].name])
+            if is_taken:
+                known.add(keys[0].name)
+            return is_taken
+
+        known = set[str]()
+        restored = restore(journal, take, keys_of, miss_of, now, wall)
+        self.record([End(key=key) for key in restored.dead])
+        self.compact()
+        self.discard(*(name for name in self._names() if name not in known))
+        return restored
+
+    def close(self) -> None:
+        """Finish what was asked, and let another engine have the directory."""
+        self._hashers.shutdown(wait=False, cancel_futures=True)
+        if not self._threads.close(CLOSE_SECONDS):
+            log.warning("the manifest of slot files is not written to its end")
+        self._directory.close()
+
+    def _names(self) -> Iterable[str]:
+        """The files of ours that are there; others' are left alone."""
+        return [name for name in os.listdir(self.path) if _OURS.fullmatch(name)]
+
+    async def _hash(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._hashers, task)
+
+
+def _files_of(journal: JournalContent) -> dict[str, SavedFile]:
+    files = (put.slot_file for put in journal.entries.values())
+    return {file.name: file for file in files if file is not None and _OURS.fullmatch(file.name)}
+
+
+def _keep(root: Path, part: str, num_tokens: int, num_bytes: int) -> SavedFile:
+    place = root / part
+    descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != num_bytes:
+            raise UpstreamError(f"a slot file has {size} bytes, and the server told {num_bytes}")
+        os.fchmod(file.fileno(), 0o600)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    name = part.removesuffix(".part") + ".bin"
+    os.rename(place, root / name)
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return SavedFile(name=name, num_tokens=num_tokens, num_bytes=num_bytes, sha256=digest)
+
+
+def _is_whole(place: Path, expected: SavedFile) -> bool:
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if os.fstat(file.fileno()).st_size != expected.num_bytes:
+                return False
+            return hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
+    except OSError:
+        return False
+
+
+def _unlink(place: Path) -> None:
+    try:
+        place.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("a slot file can't be deleted", reason=error.strerror)

@@ -1,0 +1,102 @@
+"""llama.cpp's server, by what leases ask of its slots besides an answer."""
+
+from typing import Any
+
+import msgspec
+
+from engine.backends.external import Order
+from engine.backends.upstream.server import ANYWHERE, Place, UpstreamError
+from engine.backends.upstream.servers import LlamaCppServer, Piece
+
+
+class SlotState(msgspec.Struct):
+    """A slot, as `GET /slots` tells it."""
+
+    id: int
+    n_ctx: int = 0
+    is_processing: bool = False
+    speculative: bool = False
+    # None: nothing ran in it since the server was started.
+    id_task: int | None = None
+
+
+class Modalities(msgspec.Struct):
+    vision: bool = False
+    audio: bool = False
+    video: bool = False
+
+
+class SlotProps(msgspec.Struct):
+    """What `GET /props` tells besides what an engine without leases asks for."""
+
+    total_slots: int
+    model_path: str = ""
+    build_info: str = ""
+    modalities: Modalities = Modalities()
+    endpoint_slots: bool = True
+
+
+class _SavedReply(msgspec.Struct):
+    n_saved: int
+    n_written: int
+
+
+class _RestoredReply(msgspec.Struct):
+    n_restored: int
+
+
+class SlotServer(LlamaCppServer):
+    """Every call names a slot that nothing runs in: one that waits for its slot may hang."""
+
+    def _piece(self, event: Any, order: Order, place: Place) -> Piece | None:
+        # Progress is told too: behind it a request that nobody waits for any more can be ended.
+        return super()._piece(event, order, place) or Piece()
+
+    async def prefill(self, order: Order, place: Place = ANYWHERE) -> Piece:
+        """Compute a prompt to its end, so that the slot has exactly its tokens."""
+        first: Piece | None = None
+        async for piece in self.generate(order, place):
+            if first is None and piece.cached_tokens is not None:
+                first = piece
+        if first is None:
+            raise UpstreamError("a prompt was computed without counts")
+        return first
+
+    @property
+    def url(self) -> str:
+        return self._wire.url
+
+    async def fingerprint(self) -> str:
+        """A server that nothing has run in was started anew: the trial ran in the first slot."""
+        model = await super().fingerprint()
+        states = await self.states()
+        is_new = all(state.id_task is None for state in states)
+        return f"{model} new" if is_new else model
+
+    async def save(self, slot: int, name: str) -> tuple[int, int]:
+        """Save what a slot has. The number of its tokens, and of the file's bytes."""
+        reply = await self._act(slot, "save", _SavedReply, {"filename": name})
+        return reply.n_saved, reply.n_written
+
+    async def restore(self, slot: int, name: str) -> int:
+        """Fill a slot from a file. The number of its tokens. Raises UpstreamRejected, and the slot
+        is empty."""
+        return (await self._act(slot, "restore", _RestoredReply, {"filename": name})).n_restored
+
+    async def erase(self, slot: int) -> None:
+        await self._act(slot, "erase", dict[str, Any], {})
+
+    async def states(self) -> list[SlotState]:
+        return await self._wire.ask("/slots", list[SlotState])
+
+    async def props(self) -> SlotProps:
+        return await self._wire.ask("/props", SlotProps)
+
+    async def adapters(self) -> int:
+        """How many LoRA adapters the server has loaded."""
+        status, answer = await self._wire.look("/lora-adapters")
+        return len(msgspec.json.decode(answer, type=list[Any])) if status == 200 else 0
+
+    async def _act(self, slot: int, action: str, kind: type[Any], body: dict[str, str]) -> Any:
+        path = f"/slots/{slot}?action={action}"
+        return await self._wire.ask(path, kind, body, is_long=True)
