@@ -315,7 +315,7 @@ class SlotCache(UpstreamCache):
 
     def restore_put(self, entry: Entry, put: Put, file: SavedFile) -> bool:
         """Take in an entry of an earlier epoch. False where there is no room for it."""
-        digests = PromptDigests(self.hasher, put.scope, _tokens_of(put), put.adapter)
+        digests = PromptDigests(self.hasher, put.scope, array("I", put.packed), put.adapter)
         blocks = self._allocate(digests, entry.tokens, file.num_bytes)
         if blocks is None:
             return False
@@ -386,7 +386,3 @@ class SlotCache(UpstreamCache):
         known = self._known(query, mark)
         key = query.digests.at(mark.tokens)
         return self._new_blocks.get(key, [] if known is None else known.blocks)
-
-
-def _tokens_of(put: Put) -> array[int]:
-    return array("I", put.packed)

@@ -1,12 +1,14 @@
 """llama.cpp's server, by what leases ask of its slots besides an answer."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from engine.backends.external import Order
 from engine.backends.upstream.server import ANYWHERE, Place, UpstreamError
 from engine.backends.upstream.servers import LlamaCppServer, Piece
+
+T = TypeVar("T")
 
 
 class SlotState(msgspec.Struct):
@@ -20,7 +22,7 @@ class SlotState(msgspec.Struct):
     id_task: int | None = None
 
 
-class Modalities(msgspec.Struct):
+class Modalities(msgspec.Struct, frozen=True):
     vision: bool = False
     audio: bool = False
     video: bool = False
@@ -81,7 +83,8 @@ class SlotServer(LlamaCppServer):
     async def restore(self, slot: int, name: str) -> int:
         """Fill a slot from a file. The number of its tokens. Raises UpstreamRejected, and the slot
         is empty."""
-        return (await self._act(slot, "restore", _RestoredReply, {"filename": name})).n_restored
+        reply = await self._act(slot, "restore", _RestoredReply, {"filename": name})
+        return reply.n_restored
 
     async def erase(self, slot: int) -> None:
         await self._act(slot, "erase", dict[str, Any], {})
@@ -97,6 +100,6 @@ class SlotServer(LlamaCppServer):
         status, answer = await self._wire.look("/lora-adapters")
         return len(msgspec.json.decode(answer, type=list[Any])) if status == 200 else 0
 
-    async def _act(self, slot: int, action: str, kind: type[Any], body: dict[str, str]) -> Any:
+    async def _act(self, slot: int, action: str, kind: type[T], body: dict[str, str]) -> T:
         path = f"/slots/{slot}?action={action}"
         return await self._wire.ask(path, kind, body, is_long=True)
