@@ -73,6 +73,9 @@ class Options:
     attached: tuple[str, ...] = ()
     # What those want to be shown.
     secret: str = ""
+    # A llama.cpp server that an engine of ours stands before, and its directory of slot files.
+    upstream: str = ""
+    slots: Path | None = None
 
     @property
     def engine_urls(self) -> list[str]:
@@ -103,6 +106,9 @@ def parse_options(arguments: list[str]) -> Options:
     if parsed.sample and parsed.no_dashboard:
         raise UsageError("`--sample` is there to be looked at: leave `--no-dashboard` out")
     attached = tuple(url.rstrip("/") for url in parsed.attach)
+    upstream = _upstream_of(parsed) if parsed.slots else ""
+    if upstream:
+        attached = ()
     secret = _secret_of(parsed) if attached else ""
     default = default_data(parsed.port)
     engine = parsed.engine or "native"
@@ -114,6 +120,8 @@ def parse_options(arguments: list[str]) -> Options:
     if attached:
         engine = "attached"
         num_engines = 0
+    if upstream:
+        engine = "upstream"
     return Options(
         engine=engine,
         engines=num_engines,
@@ -128,7 +136,27 @@ def parse_options(arguments: list[str]) -> Options:
         engine_args=dict(_engine_arg(text) for text in parsed.engine_arg),
         attached=attached,
         secret=secret,
+        upstream=upstream,
+        slots=from_caller(parsed.slots) if parsed.slots else None,
     )
+
+
+def _upstream_of(parsed: argparse.Namespace) -> str:
+    """The address of the llama.cpp server whose slot files are named.
+
+    Raises UsageError for a wrong or missing one, and for options that don't go with it.
+    """
+    if len(parsed.attach) != 1:
+        raise UsageError("`--slots` needs one `--attach`: the address of the llama-server")
+    url: str = parsed.attach[0].rstrip("/")
+    problem = url_problem(url)
+    if problem is not None:
+        raise UsageError(f"`--attach {url}` {problem}")
+    names = ("engine", "engines", "sample", "secret")
+    wrong = ", ".join(f"--{name}" for name in names if getattr(parsed, name))
+    if wrong:
+        raise UsageError(f"{wrong} does not go with `--slots`: one engine stands before the server")
+    return url
 
 
 def _secret_of(parsed: argparse.Namespace) -> str:
@@ -168,6 +196,11 @@ def _parser() -> argparse.ArgumentParser:
         "start no engine: vLLM with the plugin runs at http://HOST:8000/holdfast; may be repeated"
     )
     add("--attach", action="append", default=[], metavar="URL", help=about)
+    about = (
+        "with --attach of a llama-server: its --slot-save-path; marked prefixes are leased there. "
+        "--model names the model's tokenizer"
+    )
+    add("--slots", type=Path, metavar="DIR", help=about)
     add("--secret", help="with --attach: the ENGINE_SECRET that vLLM was started with")
     add("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
     about = "gateways from P on, engines from P + 20, the dashboard at P + 421; default: 8080"
@@ -341,6 +374,11 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
             defaults["ENGINE_NUM_BLOCKS"] = DEMO_BLOCKS
     environment = {name: value for name, value in defaults.items() if name not in os.environ}
     environment |= {f"ENGINE_{key.upper()}": value for key, value in options.engine_args.items()}
+    if options.slots is not None:
+        environment |= {
+            "ENGINE_UPSTREAM": options.upstream,
+            "ENGINE_UPSTREAM_SLOTS": str(options.slots),
+        }
     environment |= {
         "ENGINE_HOST": HOST,
         "ENGINE_PORT": str(port),
@@ -350,7 +388,7 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
         environment |= SAMPLE_POOL | {"ENGINE_SYNTHETIC_MODEL": sample_model(index)}
     if options.model is not None:
         environment["ENGINE_MODEL"] = options.model
-    has_store = environment.get("ENGINE_STORE") or os.environ.get("ENGINE_STORE")
+    has_store = options.slots or environment.get("ENGINE_STORE") or os.environ.get("ENGINE_STORE")
     python = engine_python(options.engine, os.environ)
     return Program(
         name="engine" if options.engines == 1 else f"engine-{index}",

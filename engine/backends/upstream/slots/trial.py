@@ -168,6 +168,7 @@ class _Trial:
         short = len(content)
         await self._check_idle_slots(props.total_slots)
         long = len(await self._save(len(prompts.longer)))
+        await self._check_ram(prompts)
         # What a slot had comes back, to the token.
         part = self._parts[0]
         await self._server.erase(0)
@@ -177,7 +178,6 @@ class _Trial:
                 "a slot file was not read to its end, as with sliding windows: start it with "
                 "--swa-full"
             )
-        await self._check_ram(prompts)
         await self._server.restore(0, part)
         may_trim = await self._reused(prompts.cut) == num_first - _TAIL
         token_bytes = (long - short) / len(prompts.tail)
