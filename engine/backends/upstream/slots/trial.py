@@ -160,8 +160,7 @@ class _Trial:
     async def _run(self, props: SlotProps, model: ModelFile) -> SlotTrial:
         prompts = self._prompts
         num_first = len(prompts.first)
-        for number in range(props.total_slots):
-            await self._server.erase(number)
+        await self._erase_all(props.total_slots)
         await self._expect_nothing(prompts.first)
         content = await self._save(num_first)
         self._check_streams(content, props.total_slots)
@@ -189,6 +188,17 @@ class _Trial:
             may_trim=may_trim and model.has_full_attention,
             note=f"leases in slot files, {token_bytes / 1024:.0f} KiB a token",
         )
+
+    async def _erase_all(self, num_slots: int) -> None:
+        try:
+            for number in range(num_slots):
+                await self._server.erase(number)
+        except UpstreamError as error:
+            if isinstance(error, UpstreamGone | UpstreamBusy):
+                raise
+            raise NoLeases(
+                f"slots take no actions ({error}): start it with --slot-save-path {self._folder}"
+            ) from None
 
     async def _expect_nothing(self, tokens: Sequence[TokenId]) -> None:
         if await self._reused(tokens):
