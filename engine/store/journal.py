@@ -29,6 +29,17 @@ MAX_SECONDS = LONGEST_SECONDS + 4 * 3600.0
 _SEAL_DIGITS = 32
 
 
+class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole entry in one file of another program: what must be true of it before it is read."""
+
+    # Within its directory.
+    name: str
+    num_tokens: int
+    num_bytes: int
+    # Of all its bytes, in hex.
+    sha256: str
+
+
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """What changes of an entry, at one moment. Durations are in seconds."""
 
@@ -63,17 +74,6 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     def seconds_left(self, wall: float) -> float:
         return min(self.left, MAX_SECONDS) - self.seconds_since(wall)
-
-
-class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole entry in one file of another program: what must be true of it before it is read."""
-
-    # Within its directory.
-    name: str
-    num_tokens: int
-    num_bytes: int
-    # Of all its bytes, in hex.
-    sha256: str
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
