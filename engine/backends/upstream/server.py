@@ -27,9 +27,6 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 """How long a small question may take: a model's name, a count of tokens, whether it lives."""
-KEPT_SECONDS = 2.0
-"""How long an idle connection is used again. llama.cpp's server closes one after 5 s, and a request
-that crosses with that fails."""
 MAX_REPLY_BYTES = 8 * 2**20
 MAX_EVENT_BYTES = 2**20
 """The most bytes of one event, with the comments and empty lines in front of it."""
@@ -79,11 +76,9 @@ class Wire:
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(LOOK_SECONDS, connect=CONNECT_SECONDS, pool=None),
-            limits=httpx.Limits(
-                max_connections=None,
-                max_keepalive_connections=64,
-                keepalive_expiry=KEPT_SECONDS,
-            ),
+            # llama.cpp closes connections in its own time, and a request that crosses with that
+            # fails. What is asked of a slot can't be asked again.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             follow_redirects=False,
             trust_env=False,
         )
