@@ -36,7 +36,7 @@ NO_BLOCKS = BlockStats(total=0, free=0, active=0, leased=0, best_effort=0, cache
 
 
 @pytest.mark.parametrize(
-    ("num_words", "error"), [(2, "KeyError"), (4 * PANIC_TOKENS, "Panic")], ids=["error", "panic"]
+    ("num_words", "error"), [(2, "KeyError"), (2 * PANIC_TOKENS, "Panic")], ids=["error", "panic"]
 )
 def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_content(
     num_words: int, error: str, tmp_path: Path
@@ -71,6 +71,7 @@ def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_co
         assert process.wait(EXIT_SECONDS) == 1
     finally:
         process.kill()
+        process.wait(EXIT_SECONDS)
     text = log.read_text("utf-8")
     (said,) = [json.loads(line) for line in text.splitlines() if '"engine failed"' in line]
     assert said["error"] == error
