@@ -114,11 +114,13 @@ class EngineQueue:
         computed_share = min(route.to_prefill / route.tokens, 1.0) if route.tokens else 1.0
         self._between.learn(computed_share)
         self._between.remove(turn)
-        # What it reads costs the engine nothing.
-        num_read = min(int(turn.ask.prompt_tokens * (1.0 - computed_share)), turn.charged)
+        # What it reads costs the engine nothing. A turn that goes on at another engine comes here
+        # again, so what it owes is compared with what it was charged.
+        num_read = int(turn.ask.prompt_tokens * (1.0 - computed_share))
+        surplus = max(turn.charged - (turn.ask.estimated_tokens - num_read), 0)
         queue = self._rows.queue if turn.is_row else self._queue
-        queue.give_back(turn.workspace, num_read)
-        turn.charged -= num_read
+        queue.give_back(turn.workspace, surplus)
+        turn.charged -= surplus
         self.changed()
 
     def started(self, turn: QueuedTurn, request_id: str, engine: Engine, frame: Started) -> None:

@@ -332,7 +332,8 @@ class UpstreamBackend(EngineBackend):
 
         async def ask() -> _Parts:
             key = settings.upstream_key.get_secret_value()
-            wire = Wire(settings.upstream, key, SILENCE_SECONDS)
+            has_slots = bool(settings.upstream_slots)
+            wire = Wire(settings.upstream, key, SILENCE_SECONDS, keeps_connections=not has_slots)
             async with AsyncExitStack() as closing:
                 closing.push_async_callback(wire.close)
                 kind = await find_kind(wire, settings.upstream_model)
@@ -516,14 +517,7 @@ class UpstreamBackend(EngineBackend):
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"
         cache = UpstreamCache(pool, entries, hasher, is_isolated=is_isolated)
-        accounting = Accounting(
-            cache,
-            self._clock,
-            self._events.publish,
-            epoch=description.epoch,
-            max_context_tokens=description.max_context_tokens,
-            totals=self._totals,
-        )
+        accounting = self._accounting(cache, description)
         loop = UpstreamLoop(
             parts.server,
             parts.facts,
@@ -535,6 +529,16 @@ class UpstreamBackend(EngineBackend):
             max_waiting=settings.max_waiting,
         )
         return Loaded(description, parts.renderer, parts.workers, cache, accounting, loop)
+
+    def _accounting(self, cache: UpstreamCache, description: Description) -> Accounting:
+        return Accounting(
+            cache,
+            self._clock,
+            self._events.publish,
+            epoch=description.epoch,
+            max_context_tokens=description.max_context_tokens,
+            totals=self._totals,
+        )
 
     def _assemble_slots(
         self, parts: _Parts, description: Description, trial: SlotTrial, files: SlotFiles
@@ -554,14 +558,7 @@ class UpstreamBackend(EngineBackend):
             lost_leases=restored.num_lost,
             misses=restored.misses,
         )
-        accounting = Accounting(
-            cache,
-            self._clock,
-            self._events.publish,
-            epoch=description.epoch,
-            max_context_tokens=description.max_context_tokens,
-            totals=self._totals,
-        )
+        accounting = self._accounting(cache, description)
         assert isinstance(parts.server, SlotServer)
         loop = SlotLoop(
             parts.server,

@@ -69,16 +69,21 @@ class Wire:
     All raise UpstreamError, and UpstreamGone where it can't be reached.
     """
 
-    def __init__(self, url: str, key: str, silence_seconds: float) -> None:
+    def __init__(
+        self, url: str, key: str, silence_seconds: float, *, keeps_connections: bool = True
+    ) -> None:
+        """Without `keeps_connections` each call has a connection of its own: llama.cpp closes idle
+        ones in its own time, a call that crosses with that fails, and what is asked of a slot can't
+        be asked again."""
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self.url = url
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(LOOK_SECONDS, connect=CONNECT_SECONDS, pool=None),
-            # llama.cpp closes connections in its own time, and a request that crosses with that
-            # fails. What is asked of a slot can't be asked again.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64 if keeps_connections else 0
+            ),
             follow_redirects=False,
             trust_env=False,
         )

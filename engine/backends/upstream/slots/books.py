@@ -129,9 +129,11 @@ class FileEntries(UnheldEntries):
     def make_way(self, num_bytes: int, max_bytes: int) -> None:
         """End lapsed entries, whose files are kept for turns that came before, for a new file."""
         lapsed = [entry for entry in self.files if entry.is_lapsed and self._is_in(entry)]
+        total = self.num_bytes + num_bytes
         for entry in sorted(lapsed, key=lambda entry: entry.expires_at):
-            if self.num_bytes + num_bytes <= max_bytes:
+            if total <= max_bytes:
                 return
+            total -= self.files[entry].num_bytes
             self.end(entry, "ttl_expired")
 
     def take_changes(self, now: float, wall: float) -> tuple[list[Record], list[Freed]]:

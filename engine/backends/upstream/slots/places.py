@@ -63,11 +63,14 @@ class SlotBook:
         return slot
 
     async def take_condemned(self) -> Slot | None:
-        """A free slot whose content is over. None if there is none."""
-        free = (slot for slot in self.slots if slot.is_condemned and not slot.is_busy)
-        slot = next(free, None)
-        if slot is not None:
-            await self._free.acquire()  # there is one, so nobody waits
+        """A free slot whose content is over. None if there is none once it is this one's turn:
+        others may have waited for a slot, and are served first."""
+        await self._free.acquire()
+        condemned = (slot for slot in self.slots if slot.is_condemned and not slot.is_busy)
+        slot = next(condemned, None)
+        if slot is None:
+            self._free.release()
+        else:
             self._take(slot)
         return slot
 
