@@ -132,10 +132,10 @@ def test_an_engine_that_got_no_memory_is_told_so_when_it_is_gone(tmp_path: Path)
             fleet = Fleet([engine.url], {}, gateways=[Gateway(gateway.wait().url, ADMIN_KEY)])
             assert fleet.gateway.ask(SYSTEM).status_code == 529, "no other engine can take it"
             assert engine.process.wait(EXIT_SECONDS) == 1
+            cause = "it ended by an error, out of memory (MemoryError); now: cannot connect"
+            eventually(lambda: [each["cause"] for each in conditions(fleet)] == [cause])
             found = the_one(fleet, "engine_out_of_memory")
             assert (found["engine"], found["severity"]) == ("engine-0", "critical")
-            cause = "it ended by an error, out of memory (MemoryError); now: cannot connect"
-            eventually(lambda: conditions(fleet)[0]["cause"] == cause)
             assert "ENGINE_NUM_BLOCKS" in found["remedy"]
 
 

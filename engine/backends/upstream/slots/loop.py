@@ -6,6 +6,7 @@ the server said it saved, and a read what it said it reused.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -105,7 +106,8 @@ class SlotLoop(UpstreamLoop):
         # A save stalls all slots, and what it writes comes before what makes way goes: one at a
         # time bounds both.
         self._saving = asyncio.Lock()
-        self._pace_until = 0.0
+        # Nothing is saved before this, by the clock of leases.
+        self._pace_until = -math.inf
         self._is_cleaning = False
 
     @property
@@ -343,7 +345,7 @@ class SlotLoop(UpstreamLoop):
         sizes.append((num_tokens, self._plan.sizes.of(num_tokens)))
         if not self._cache.has_room(scope, sizes):
             return "over_budget"
-        return "no_hold" if time.monotonic() < self._pace_until else None
+        return "no_hold" if self._clock.now() < self._pace_until else None
 
     async def _compute(self, sequence: SequenceState, slot: Slot, way: _Way, order: Order) -> bool:
         """Compute a prompt that ends at a mark. False: nobody waits for it any more."""
@@ -374,7 +376,7 @@ class SlotLoop(UpstreamLoop):
                 raise
             except (UpstreamError, OSError) as error:
                 self._files.discard(part)
-                self._pace_until = time.monotonic() + RETRY_SECONDS
+                self._pace_until = self._clock.now() + RETRY_SECONDS
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 log.error("no slot file could be saved", why=why, retry_seconds=RETRY_SECONDS)
                 return None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.backends.upstream.slots.loop import RETRY_SECONDS
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.slots.conftest import files_of
@@ -15,6 +16,10 @@ def flood(engine: Engine, script: FileScript) -> None:
     """Other scopes use every slot."""
     for _ in range(2 * len(script.slots)):
         engine.ask(prompt(engine.text(60)), engine.scope())
+
+
+def saves(script: FileScript) -> list[tuple[str, int]]:
+    return [action for action in script.actions if action[0] == "save"]
 
 
 def test_it_says_what_it_keeps(engine: Engine) -> None:
@@ -163,6 +168,15 @@ def test_a_full_disk_leases_nothing_and_serves_all(engine: Engine, script: FileS
     assert answer.started.breakpoints[0].reason == "no_hold"
     assert answer.finished[0].output_tokens == 4
     wait_until(lambda: files_of(script.folder) == before)
+    script.is_full = False
+    num_saves = len(saves(script))
+    for _ in range(2):
+        marked = engine.ask(prompt(engine.text(90)), engine.scope(), (0, "1h"))
+        assert marked.started.breakpoints[0].state == "best_effort", "it waits a while"
+    assert len(saves(script)) == num_saves
+    engine.advance(RETRY_SECONDS)
+    marked = engine.ask(prompt(engine.text(90)), engine.scope(), (0, "1h"))
+    assert marked.started.breakpoints[0].state == "leased"
 
 
 def test_a_clients_leaving_ends_its_request_and_frees_the_slot(
