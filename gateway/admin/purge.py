@@ -82,12 +82,19 @@ async def _purge_model(services: Services, requested: str) -> PurgeReport:
         if engine.last_description is not None and model.is_served_by(engine.last_description.model)
     ]
     purged = await _purge_engines(services, engines, None, None)
+    left = _left_in(purged)
+    left += [
+        f"{engine.name} has not answered since this gateway's start, so its model is not known:"
+        " purge again when it is back"
+        for engine in services.fleet.engines
+        if engine.last_description is None
+    ]
     return PurgeReport(
         workspace=None,
         model=model.id,
         at_ms=now_ms(services.clock),
         engines=purged,
-        left=_left_in(purged),
+        left=left,
     )
 
 
@@ -163,8 +170,8 @@ def _left_in(engines: list[EnginePurge]) -> list[str]:
     for entry in engines:
         if not entry.purged:
             left.append(
-                f"pending for {entry.engine}: not known, it did not answer. It is purged when it is"
-                " back, before it gets turns"
+                f"pending for {entry.engine}, of which nothing is known: {entry.detail}. It is"
+                " purged when it is back, before it gets turns"
             )
         if entry.busy_blocks:
             blocks = counted(entry.busy_blocks, "block is", "blocks are")

@@ -77,16 +77,20 @@ def of_lost(lost: LostTurns) -> Iterator[Finding]:
         yield Finding("counts_unclaimed", about, cause)
 
 
-def of_purges(purges: Sequence[PendingPurge], now: float, wall_ms: int) -> Iterator[Finding]:
-    """One engine's purges that it still has to do; `now` is in monotonic seconds."""
+def of_purges(
+    purges: Sequence[PendingPurge], refusal: str, now: float, wall_ms: int
+) -> Iterator[Finding]:
+    """One engine's purges that it still has to do. `refusal` says why it refuses them, if it does;
+    `now` is in monotonic seconds."""
     if not purges:
         return
     engine = purges[0].engine
     names = [purge.workspace for purge in purges if purge.workspace is not None]
     words = ", ".join(f"`{name}`" for name in names)
-    cause = f"it was away when the content of {words} was purged"
-    if len(names) < len(purges):
-        cause = "it was away when all its content was purged"
+    what = f"the content of {words}" if len(names) == len(purges) else "all its content"
+    cause = f"{what} was to be purged while it was away"
+    if refusal:
+        cause = f"{what} is to be purged, and it refuses: {refusal}"
     since = now - max(wall_ms - min(purge.asked_ms for purge in purges), 0) / 1000
     yield Finding("purge_pending", engine, cause, engine, since)
 

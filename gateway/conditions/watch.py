@@ -146,7 +146,8 @@ class Conditions:
         ]
         wall_ms = self._clock.wall_ms()
         for engine in engines:
-            conditions += records.of_purges(self._fleet.purges.of(engine.name), now, wall_ms)
+            purges = self._fleet.purges.of(engine.name)
+            conditions += records.of_purges(purges, engine.purge_refusal, now, wall_ms)
         conditions += self._lease_ends.findings(now)
         conditions += records.of_loops(self._supervisor.failing)
         conditions += records.of_journal(self._journal)

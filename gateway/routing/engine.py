@@ -75,6 +75,8 @@ _MAX_EVENT_BYTES = 256 << 20
 _MAX_FAILURE_CHARACTERS = 500
 _COUNT_SECONDS = 60.0
 _PURGE_SECONDS = 60.0
+REFUSED_PURGE_SECONDS = 30.0
+"""Until an engine that refused a purge is asked again."""
 ASK_SECONDS = 0.25
 _CONTROL = Timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
 STREAM_TIMEOUTS = Timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
@@ -162,6 +164,9 @@ class Engine:
         self._was_down = False
         self._admit = admit or (lambda description: Admitted(description, []))
         self._purges = purges
+        self.purge_refusal = ""
+        """Why it refuses a purge that it still has to do; empty where it does not."""
+        self._purge_again_at = -math.inf
         # The waits of turns for the engine to accept them.
         self._waits: set[asyncio.Timeout] = set()
         self._http = http
@@ -429,20 +434,25 @@ class Engine:
     async def _do_pending_purges(self) -> None:
         """Have the engine remove what it was to remove while it was away. Raise what a lost
         connection raises: then the engine is not ready. An engine that refuses a purge gets turns,
-        and the purge stays pending."""
+        and is asked again after a while."""
         if self._purges is None:
             return
         if not self.is_ready:
             # Another gateway may have been asked while this engine was away.
             await self._purges.look()
+        elif self.monotonic() < self._purge_again_at:
+            return
+        self.purge_refusal = ""
         for purge in self._purges.of(self.name):
             try:
                 reply = await self.purge(purge.scope)
             except (EngineLost, EngineTimeout):
                 raise
             except GatewayError as error:
+                self.purge_refusal = str(error)
+                self._purge_again_at = self.monotonic() + REFUSED_PURGE_SECONDS
                 get_logger("engine").warning(
-                    "pending_purge_refused", engine=self.name, error=str(error)
+                    "pending_purge_refused", engine=self.name, error=self.purge_refusal
                 )
                 return
             await self._purges.done(purge)

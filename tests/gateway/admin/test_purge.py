@@ -1,7 +1,10 @@
-"""What a purge says of an engine that does not answer it."""
+"""What a purge says of an engine that does not do it."""
 
+import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scripts.stack import probe
 from tests.gateway.admin_client import Admin
@@ -19,4 +22,48 @@ def test_an_engine_that_is_away_is_not_taken_for_purged(tmp_path: Path) -> None:
     (told,) = report["engines"]
     assert (told["engine"], told["purged"]) == ("engine-0", False)
     (left,) = report["left"]
-    assert left.startswith("pending for engine-0: not known, it did not answer.")
+    assert left.startswith("pending for engine-0, of which nothing is known: ")
+    assert told["detail"] in left
+
+
+@dataclass
+class _Refusing(ScriptedEngine):
+    """It answers each purge with 404, as the scripted engine does with paths that it lacks."""
+
+    num_purges: int = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.num_purges += scope.get("path") == "/v1/purge"
+        await super().__call__(scope, receive, send)
+
+
+def test_an_engine_that_refuses_a_purge_is_told_so_and_not_asked_without_end(
+    tmp_path: Path,
+) -> None:
+    engine = _Refusing()
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        eventually(lambda: probe(f"{url}/readyz").ready)
+        admin = Admin(url)
+        (told,) = admin.post("purge", {"workspace": "default"})["engines"]
+        assert (told["purged"], told["pending"]) == (False, True)
+
+        def cause() -> str:
+            conditions = admin.get("conditions")
+            causes = [entry["cause"] for entry in conditions if entry["kind"] == "purge_pending"]
+            return "".join(causes)
+
+        eventually(lambda: "it refuses: " in cause())
+        num_before = engine.num_purges
+        time.sleep(3)  # the engine is polled each second
+        assert engine.num_purges == num_before
+        assert "`default`" in cause()
+
+
+def test_a_models_purge_names_engines_whose_model_is_not_known(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    away = "http://127.0.0.1:9"
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url, away) as url:
+        eventually(lambda: probe(f"{url}/readyz").ready)
+        report = Admin(url).post("purge", {"model": engine.model})
+    assert [entry["engine"] for entry in report["engines"]] == ["engine-0"]
+    assert any(text.startswith("engine-1 has not answered since") for text in report["left"])
