@@ -99,9 +99,11 @@ def certificates_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_are_forked() -> Iterator[None]:
-    """See tests/forking.py."""
-    first_environment()
+    """See tests/forking.py. A store of the usual 2 GiB has 262,144 of a small model's blocks, whose
+    books take two seconds of CPU time for each tier."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENGINE_STORE_BYTES", str(64 << 20))
+        first_environment()
         patch.setattr(stack, "Popen", ForkedServer)
         yield
 

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from types import ModuleType
 from typing import IO, Any
 from unittest.mock import patch
 
@@ -84,7 +85,14 @@ class ForkedServer(subprocess.Popen[bytes]):
         err = out if stderr == subprocess.STDOUT else _path_of(stderr, 2)
         given = (args[2], tuple(args[3:]), dict(env), (out, err))
         self._process = _context().Process(target=_be, args=given)
-        self._process.start()
+        # A child would run this process's main module anew. Streamlit's AppTest leaves the
+        # dashboard there, which takes seconds to import.
+        main_module = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            self._process.start()
+        finally:
+            sys.modules["__main__"] = main_module
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
