@@ -52,6 +52,7 @@ _REFUSED = {
     "older": "off: it is of an older version",
     "unusable": "off: it can't be opened",
     "too_small": "off: it has too little room",
+    "server_flags": "off: the server keeps no slot files",
 }
 
 
@@ -432,6 +433,7 @@ def _store_row(engine: str, store: StoreStats) -> Row:
     return {
         "Engine": engine,
         "State": state,
+        "Why": store.problem,
         "MiB": store.used_bytes / 2**20,
         "Of MiB": store.max_bytes / 2**20,
         "Entries": store.entries,

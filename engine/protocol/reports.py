@@ -277,7 +277,9 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_seconds: Distribution
 
 
-StoreRefusal = Literal["in_use", "strangers", "newer", "older", "unusable", "too_small"]
+StoreRefusal = Literal[
+    "in_use", "strangers", "newer", "older", "unusable", "too_small", "server_flags"
+]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +319,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     misses: dict[str, int] = {}
     # Why the engine runs without the store of its settings. All else is 0 then.
     refused: StoreRefusal | None = None
-    # Why files can't be written, as the system said it last; None: they can.
+    # Why files can't be written, as the system said it last; None: they can. With the refusal
+    # `server_flags` it names the flag.
     problem: str | None = None
 
 
@@ -387,6 +390,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks_used: int = 0
     # The running requests of `BlockStats.foreign`.
     foreign_running: int = 0
+    # Slots of llama.cpp's server that get no requests: somebody else uses them, or they don't come
+    # to rest.
+    slots_away: int = 0
     # None where the engine does not tell.
     distributions: Distributions | None = None
     # None where the engine does not tell.

@@ -22,6 +22,7 @@ _REFUSED_STORES = {
     "older": "it is of an older version",
     "unusable": "its directory can't be opened or written",
     "too_small": "it has too little room",
+    "server_flags": "the server behind the engine does not keep slot files",
 }
 
 
@@ -135,6 +136,9 @@ def of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Itera
     if has_grown("preempted", counters.preempted_requests):
         cause = f"{counters.preempted_requests:,} since it started, for want of blocks"
         yield Finding("engine_preempting", name, cause, name)
+    if stats.slots_away:
+        cause = f"{counted(stats.slots_away, 'slot')} of its server get no requests"
+        yield Finding("slots_in_use", name, cause, name)
     if stats.store is not None:
         yield from _of_store(name, stats.store)
 
@@ -142,7 +146,10 @@ def of_stats(name: str, stats: Stats, increases: Increases, now: float) -> Itera
 def _of_store(name: str, store: StoreStats) -> Iterator[Finding]:
     about = f"the store of {name}"
     if store.refused is not None:
-        yield Finding("store_off", about, _REFUSED_STORES[store.refused], name)
+        cause = _REFUSED_STORES[store.refused]
+        if store.problem is not None:
+            cause = f"{cause}: {store.problem}"
+        yield Finding("store_off", about, cause, name)
     elif not store.is_up:
         # Without a count, which goes on: every place tells the same.
         cause = "writes failed" if store.problem is None else f"{store.problem}: writes failed"

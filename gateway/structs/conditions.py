@@ -17,6 +17,7 @@ ConditionKind = Literal[
     "engine_draining",
     "engine_breaker_open",
     "engine_counts_kept",
+    "slots_in_use",
     "purge_pending",
     "counts_unclaimed",
     "another_model",

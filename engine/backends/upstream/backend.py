@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -52,7 +52,7 @@ from engine.backends.upstream.slots.books import DiskPlan, FileEntries, SlotCach
 from engine.backends.upstream.slots.files import SlotFiles
 from engine.backends.upstream.slots.loop import SlotLoop, SlotPlan
 from engine.backends.upstream.slots.server import SlotServer
-from engine.backends.upstream.slots.trial import NoLeases, SlotTrial, try_leases
+from engine.backends.upstream.slots.trial import FLAGS, NoLeases, SlotTrial, try_leases
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.entries import ARRIVAL_GRACE_SECONDS
 from engine.clock import Clock
@@ -67,7 +67,7 @@ from engine.protocol import (
     Tool,
     ToolChoice,
 )
-from engine.protocol.reports import Description, LeaseStats, Stats
+from engine.protocol.reports import Description, LeaseStats, Stats, StoreStats
 from engine.schedule.accounting import Accounting, Totals
 from engine.schedule.output import OutputParser
 from engine.schedule.request import ImagePrompt
@@ -104,10 +104,15 @@ def _unseen_request(num_words: int) -> GenerateRequest:
     return trial_request(" ".join(uuid4().hex for _ in range(num_words)))
 
 
-async def examined(server: Server, renderer: ChatRenderer) -> Facts:
-    """The facts, with those that only trying shows. Raises UpstreamError where the server fails."""
+async def examined(server: Server, renderer: ChatRenderer, *, may_share: bool = False) -> Facts:
+    """The facts, with those that only trying shows. Raises UpstreamError where the server fails.
+
+    `may_share`: a llama.cpp whose slots share a cache is taken as one that keeps no scopes apart.
+    """
     facts = await server.find_facts()
     facts = await _with_reuse(server, renderer, facts)
+    if facts.kind == "llamacpp" and facts.isolation == "none" and not may_share:
+        raise UpstreamRefused(facts.isolation_note)
     facts = await tried(server, renderer, facts)
     if facts.forced_note:
         return facts
@@ -155,10 +160,10 @@ async def _with_reuse(server: Server, renderer: ChatRenderer, facts: Facts) -> F
         facts = replace(facts, tells_note=server.TOLD_BY + lack)
         if foreign <= alike:
             facts = replace(facts, isolation_note=_APART_BY[facts.isolation])
-        elif facts.kind == "llamacpp":
-            raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
         else:
             note = f"a second scope reused {foreign} tokens of the first one's prompt"
+            if facts.kind == "llamacpp":
+                note = "slots share a cache in host memory: start it with --cache-ram 0"
             facts = replace(facts, isolation="none", isolation_note=note)
     return facts
 
@@ -216,6 +221,13 @@ at once."""
 DEFAULT_CONTEXTS = 8
 
 
+class _Leases(NamedTuple):
+    """What is known of a server that keeps leases."""
+
+    trial: SlotTrial
+    files: SlotFiles
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """What is known once the server has been asked."""
@@ -230,6 +242,8 @@ class _Parts:
     # Of a server that keeps leases.
     trial: SlotTrial | None = None
     files: SlotFiles | None = None
+    # Why it keeps none, where ENGINE_UPSTREAM_SLOTS asks for them.
+    lack: StoreStats | None = None
 
 
 class UpstreamBackend(EngineBackend):
@@ -269,8 +283,6 @@ class UpstreamBackend(EngineBackend):
         )
         parts = self._parts = asking.result()
         loaded = self._assemble(parts)
-        if isinstance(loaded.loop, SlotLoop):
-            asyncio.run_coroutine_threadsafe(loaded.loop.settle(), self._event_loop).result()
         self._begin(loaded)
         self._event_loop.call_soon_threadsafe(
             self._supervisor.start, "upstream", self._watch_server
@@ -301,7 +313,15 @@ class UpstreamBackend(EngineBackend):
             leases=LeaseStats(
                 blocks=pool.num_leased, max_blocks=loaded.cache.entries.leases.max_blocks
             ),
+            store=self._store_stats(loop),
+            slots_away=loop.num_away if isinstance(loop, SlotLoop) else 0,
         )
+
+    def _store_stats(self, loop: UpstreamLoop) -> StoreStats | None:
+        """Of the slot files. None where none are asked for."""
+        if isinstance(loop, SlotLoop):
+            return loop.store_stats()
+        return None if self._parts is None else self._parts.lack
 
     async def drop(self, request: DropRequest) -> DropReply:
         reply = await super().drop(request)
@@ -338,25 +358,41 @@ class UpstreamBackend(EngineBackend):
                 closing.push_async_callback(wire.close)
                 kind = await find_kind(wire, settings.upstream_model)
                 server = SERVERS[kind](wire, files, settings.upstream_model, settings.block_size)
-                facts = await examined(server, renderer)
-                trial: SlotTrial | None = None
-                slot_files: SlotFiles | None = None
-                if settings.upstream_slots:
+                facts = await examined(server, renderer, may_share=has_slots)
+                leases: _Leases | None = None
+                lack: StoreStats | None = None
+                if has_slots:
                     leased = SlotServer(wire, files, settings.upstream_model, settings.block_size)
-                    facts, trial, slot_files = await self._with_leases(leased, renderer, facts)
-                    server = server if trial is None else leased
+                    try:
+                        leases = await self._with_leases(leased, renderer, facts)
+                        server = leased
+                        facts = replace(facts, holds=True, hold_note=leases.trial.note)
+                    except StoreRefused as refusal:
+                        log.warning("LEASES ARE OFF", why=str(refusal), needed=FLAGS)
+                        facts = replace(facts, hold_note=f"leases are off: {refusal}")
+                        lack = StoreStats(is_up=False, refused=refusal.reason, problem=str(refusal))
                 closing.pop_all()
             if facts.isolation == "none":
                 log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
             description = self._description(facts, renderer, files)
-            if trial is not None:
-                plan = self._disk_plan(trial, facts)
+            if leases is not None:
+                plan = self._disk_plan(leases.trial, facts)
                 description = msgspec.structs.replace(
                     description, granularity=1, num_blocks=plan.num_blocks
                 )
             workers = new_pool(renderer, self._worker, description, settings, self._days)
             images = _image_counts(server, renderer, facts)
-            return _Parts(server, facts, renderer, description, workers, images, trial, slot_files)
+            return _Parts(
+                server,
+                facts,
+                renderer,
+                description,
+                workers,
+                images,
+                trial=None if leases is None else leases.trial,
+                files=None if leases is None else leases.files,
+                lack=lack,
+            )
 
         said = ""
         pause = FIRST_PAUSE_SECONDS
@@ -376,28 +412,27 @@ class UpstreamBackend(EngineBackend):
 
     async def _with_leases(
         self, server: SlotServer, renderer: ChatRenderer, facts: Facts
-    ) -> tuple[Facts, SlotTrial | None, SlotFiles | None]:
-        """The facts, with what a trial shows of leases; without them it says why.
-
-        Raises UpstreamGone and UpstreamBusy.
-        """
+    ) -> _Leases:
+        """What a trial shows of leases. Raises StoreRefused where there are none, UpstreamGone and
+        UpstreamBusy."""
         folder = Path(self._settings.upstream_slots)
+        if facts.kind != "llamacpp":
+            raise NoLeases("no server but llama.cpp's has slot files")
+        if facts.isolation == "none":
+            raise NoLeases(facts.isolation_note)
         try:
-            if facts.kind != "llamacpp":
-                raise NoLeases("no server but llama.cpp's has slot files")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
             trial = await try_leases(server, renderer, facts, folder)
-            plan = self._disk_plan(trial, facts)
-            if plan.budget < 1:
-                raise NoLeases("ENGINE_STORE_BYTES is too small for a slot file")
+            if self._disk_plan(trial, facts).budget < 1:
+                message = "ENGINE_STORE_BYTES is too small for a slot file"
+                raise StoreRefused("too_small", message)
             files = await asyncio.to_thread(SlotFiles, folder, trial.fingerprint)
-        except (NoLeases, StoreRefused, OSError) as error:
-            why = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            log.warning("LEASES ARE OFF", why=why)
-            return replace(facts, hold_note=f"leases are off: {why}"), None, None
+        except OSError as error:
+            message = f"ENGINE_UPSTREAM_SLOTS: {folder}: {error.strerror}"
+            raise StoreRefused("unusable", message) from None
         log.info("leases are kept in the server's slot files", note=trial.note)
-        return replace(facts, holds=True, hold_note=trial.note), trial, files
+        return _Leases(trial, files)
 
     def _disk_plan(self, trial: SlotTrial, facts: Facts) -> DiskPlan:
         settings = self._settings
@@ -445,7 +480,8 @@ class UpstreamBackend(EngineBackend):
         """Begin a new epoch. Raises UpstreamError while the server is away. Another server than
         before ends the process."""
         try:
-            facts = await examined(parts.server, parts.renderer)
+            may_share = bool(self._settings.upstream_slots)
+            facts = await examined(parts.server, parts.renderer, may_share=may_share)
         except UpstreamRefused as refusal:
             self._on_crash(RuntimeError(f"the upstream server came back as another one: {refusal}"))
             return parts
@@ -461,8 +497,6 @@ class UpstreamBackend(EngineBackend):
         parts = self._parts = replace(parts, facts=known, images=images)
         self._events = EventLog(epoch=uuid4().hex)
         loaded = await asyncio.to_thread(self._assemble, parts)
-        if isinstance(loaded.loop, SlotLoop):
-            await loaded.loop.settle()
         self._loaded = loaded
         loaded.loop.start(self._on_crash)
         log.info("the upstream server is back", epoch=self._events.epoch)
@@ -474,7 +508,7 @@ class UpstreamBackend(EngineBackend):
         folder = Path(self._settings.upstream_slots)
         try:
             again = await try_leases(parts.server, parts.renderer, facts, folder)
-        except NoLeases as error:
+        except (StoreRefused, OSError) as error:
             log.error("the upstream server keeps no leases any more", why=str(error))
             return False
         return again.fingerprint == trial.fingerprint
@@ -570,6 +604,7 @@ class UpstreamBackend(EngineBackend):
             self._is_suspect.set,
             max_waiting=settings.max_waiting,
             files=files,
+            restored=restored,
             plan=SlotPlan(
                 sizes=trial.sizes, max_bytes=settings.store_bytes, may_trim=trial.may_trim
             ),

@@ -80,7 +80,6 @@ class Wire:
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
-            timeout=httpx.Timeout(LOOK_SECONDS, connect=CONNECT_SECONDS, pool=None),
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=64 if keeps_connections else 0
             ),
@@ -94,12 +93,20 @@ class Wire:
         async with self._call(path, None, is_long=False) as response:
             return response.status_code, await _body(response)
 
-    async def ask(self, path: str, kind: type[T], body: Any = None, *, is_long: bool = False) -> T:
+    async def ask(
+        self,
+        path: str,
+        kind: type[T],
+        body: Any = None,
+        *,
+        is_long: bool = False,
+        seconds: float = LOOK_SECONDS,
+    ) -> T:
         """The decoded answer. With a `body` it is a POST.
 
-        `is_long`: it may take as long as a generation.
+        It may take so many `seconds`; `is_long`: as long as a generation.
         """
-        async with self._call(path, body, is_long=is_long) as response:
+        async with self._call(path, body, is_long=is_long, seconds=seconds) as response:
             check_status(response.status_code, path)
             return decoded(await _body(response), kind, path)
 
@@ -116,13 +123,16 @@ class Wire:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def _call(self, path: str, body: Any, *, is_long: bool) -> AsyncIterator[httpx.Response]:
+    async def _call(
+        self, path: str, body: Any, *, is_long: bool, seconds: float = LOOK_SECONDS
+    ) -> AsyncIterator[httpx.Response]:
+        brief = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         try:
             async with self._client.stream(
                 "GET" if body is None else "POST",
                 path,
                 content=None if body is None else msgspec.json.encode(body),
-                timeout=self._silence if is_long else httpx.USE_CLIENT_DEFAULT,
+                timeout=self._silence if is_long else brief,
             ) as response:
                 yield response
         except httpx.ReadTimeout as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,12 @@ def test_entries_that_nobody_asked_for_lack_no_lease(
     entries: int, leases: int, automatic: int, is_told: bool
 ) -> None:
     """The alert HoldfastLeaseBudgetFull leaves them out, too."""
+    stats = stats_of(num_entries=entries, num_leases=leases, num_automatic=automatic)
+    kinds = {finding.kind for finding in of_stats("engine-0", stats, Increases(), 0.0)}
+    assert kinds == ({"leases_full"} if is_told else set())
+
+
+def stats_of(**more: Any) -> Stats:
     blocks = {"total": 100, "free": 90, "active": 0, "leased": 10, "best_effort": 0, "cached": 0}
     counters = dict.fromkeys(Stats.__annotations__["counters"].__struct_fields__, 0)
     told = {
@@ -31,13 +38,21 @@ def test_entries_that_nobody_asked_for_lack_no_lease(
         "waiting": 0,
         "blocks": blocks,
         "counters": counters,
-        "num_entries": entries,
-        "num_leases": leases,
-        "num_automatic": automatic,
     }
-    stats = msgspec.convert(told, Stats)
-    kinds = {finding.kind for finding in of_stats("engine-0", stats, Increases(), 0.0)}
-    assert kinds == ({"leases_full"} if is_told else set())
+    return msgspec.convert(told | more, Stats)
+
+
+def test_slots_that_get_no_requests_are_told() -> None:
+    (finding,) = of_stats("engine-0", stats_of(slots_away=2), Increases(), 0.0)
+    assert (finding.kind, finding.about) == ("slots_in_use", "engine-0")
+    assert finding.cause == "2 slots of its server get no requests"
+
+
+def test_the_servers_flag_that_takes_leases_away_is_told() -> None:
+    store = {"is_up": False, "refused": "server_flags", "problem": "start it with --cache-ram 0"}
+    (finding,) = of_stats("engine-0", stats_of(store=store), Increases(), 0.0)
+    assert (finding.kind, finding.about) == ("store_off", "the store of engine-0")
+    assert finding.cause.endswith("does not keep slot files: start it with --cache-ram 0")
 
 
 @pytest.mark.anyio

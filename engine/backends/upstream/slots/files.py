@@ -38,7 +38,7 @@ from engine.store.journal import (
     replay,
     restore,
 )
-from engine.store.store import Failed, StoreThreads
+from engine.store.store import Appended, Failed, StoreThreads
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -67,6 +67,9 @@ class SlotFiles:
         self._directory = StoreDirectory(path / MANIFEST)
         self.chain_key = self._directory.keys.chain
         self._threads = StoreThreads(self._directory, BlockReader(model, 0, self._directory.keys))
+        # Why the manifest can't be written. None: it can.
+        self.problem: str | None = None
+        self.num_failed = 0
         # Hashing a file must not keep the journal waiting.
         self._hashers = ThreadPoolExecutor(2, thread_name_prefix="slot-files")
 
@@ -102,10 +105,20 @@ class SlotFiles:
         """Wait until everything that was asked so far is on the disk."""
         await asyncio.wrap_future(self._threads.run())
 
-    def problems(self) -> list[str]:
-        """What could not be written or deleted since the last call."""
-        results = self._threads.results.take()
-        return [result.error for result in results if isinstance(result, Failed)]
+    def look(self) -> None:
+        """Take in what became of the manifest since the last call."""
+        for result in self._threads.results.take():
+            if isinstance(result, Failed):
+                self.num_failed += 1
+                if self.problem is None:
+                    log.error("the manifest of slot files can't be written", why=result.error)
+                self.problem = result.error
+            elif isinstance(result, Appended):
+                self.problem = None
+
+    def write_again(self) -> None:
+        """Write what could not be written before."""
+        self._threads.append([], {})
 
     def restore(
         self,

@@ -19,6 +19,7 @@ from engine.backends.upstream.loop import UpstreamLoop
 from engine.backends.upstream.server import (
     Facts,
     Place,
+    UpstreamBusy,
     UpstreamError,
     UpstreamGone,
     UpstreamRejected,
@@ -32,17 +33,23 @@ from engine.cache.block import Entry
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import Digest
 from engine.protocol import BestEffortReason
+from engine.protocol.reports import StoreStats
 from engine.schedule.accounting import Accounting
 from engine.schedule.request import SequenceState
-from engine.store.journal import SavedFile
+from engine.store.journal import Restored, SavedFile
 from engine.supervisor import Supervisor
 
 log = structlog.get_logger()
 
 RETRY_SECONDS = 30.0
 """Seconds without a save after one that failed."""
-SETTLE_SECONDS = 0.05
+FIRST_LOOK_SECONDS = 0.05
+MAX_LOOK_SECONDS = 1.0
 """Between two questions whether a slot has come to rest."""
+REST_SECONDS = 60.0
+"""How long a slot may go on when it should rest, and how long requests wait while there is none. A
+server looks whether a request is still wanted between two batches of tokens."""
+_NO_SLOT = "all slots of the server are used by somebody else"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +93,7 @@ class SlotLoop(UpstreamLoop):
         max_waiting: int,
         files: SlotFiles,
         plan: SlotPlan,
+        restored: Restored,
         wall: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(
@@ -100,30 +108,58 @@ class SlotLoop(UpstreamLoop):
         )
         self._files = files
         self._plan = plan
+        self._restored = restored
         self._wall = wall
         self._book = SlotBook(facts.max_running)
+        # Whatever was in them before.
+        self._book.condemn(None, b"")
         self._ways: dict[SequenceState, _Way] = {}
         # A save stalls all slots, and what it writes comes before what makes way goes: one at a
         # time bounds both.
         self._saving = asyncio.Lock()
         # Nothing is saved before this, by the clock of leases.
         self._pace_until = -math.inf
+        # Why the last save failed. None: it did not.
+        self._save_problem: str | None = None
+        self._num_failed_saves = 0
+        # By the event loop's clock.
+        self._written_again_at = -math.inf
         self._is_cleaning = False
+        # Slots that are being erased because what they had is over.
+        self._erasing = set[Slot]()
+        # Since when there has been no slot for anybody, by the event loop's clock.
+        self._none_since: float | None = None
 
     @property
     def num_sent(self) -> int:
         return self._book.num_taken
 
-    async def settle(self) -> None:
-        """Make all slots empty before the first request. Raises UpstreamError."""
-        for slot in self._book.slots:
-            await self._wait_for_rest(slot)
-            await self._server.erase(slot.number)
-            slot.content = b""
+    @property
+    def num_away(self) -> int:
+        """Slots that somebody else uses, or that don't come to rest."""
+        return self._book.num_away
 
     @property
     def num_files(self) -> int:
         return len(self._cache.entries.files)
+
+    def store_stats(self) -> StoreStats:
+        """Of the slot files, whose blocks are those of the engine's pool."""
+        entries = self._cache.entries
+        problem = self._save_problem or self._files.problem
+        return StoreStats(
+            is_up=problem is None,
+            max_bytes=self._plan.max_bytes,
+            used_bytes=entries.num_bytes,
+            entries=self.num_files,
+            leases=sum(entry.is_leased for entry in entries.files),
+            restored_entries=self._restored.num_entries,
+            restored_leases=self._restored.num_leases,
+            lost_leases=self._restored.num_lost,
+            failed_writes=self._num_failed_saves + self._files.num_failed,
+            misses=dict(self._restored.misses),
+            problem=problem,
+        )
 
     def forget(self, owner: str | None) -> None:
         """Erase all that slots have of a workspace, or with None of all; the manifest too. Its
@@ -137,14 +173,18 @@ class SlotLoop(UpstreamLoop):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._files.flush()
-                while self._is_cleaning:
-                    await asyncio.sleep(SETTLE_SECONDS)
+                while self._is_cleaning or any(not slot.is_away for slot in self._erasing):
+                    await asyncio.sleep(FIRST_LOOK_SECONDS)
 
     # A request.
 
     async def _generate(self, sequence: SequenceState) -> None:
         request = sequence.request
         order = new_order(sequence, request.request_id, self._max_context)
+        if self._seconds_without() >= REST_SECONDS:
+            self._failed(sequence, UpstreamBusy(_NO_SLOT))
+            self._tell()
+            return
         slot = await self._book.take(order.cache_salt, request.query.digests.packed)
         # A request that is cut off before the server has read it would come into a slot that is
         # somebody else's by then. So what is in a slot goes on to the next word of the server.
@@ -153,6 +193,13 @@ class SlotLoop(UpstreamLoop):
 
     async def _work(self, sequence: SequenceState, slot: Slot, order: Order) -> None:
         try:
+            while sequence in self._serving and not await self._enter(slot):
+                log.error("a slot is used by somebody else: it gets no requests", slot=slot.number)
+                self._put_away(slot)
+                self._spawn(self._leave(slot))
+                slot = await self._book.take(
+                    order.cache_salt, sequence.request.query.digests.packed
+                )
             if sequence in self._serving:
                 await self._serve(sequence, slot, order)
         except UpstreamError as error:
@@ -163,14 +210,7 @@ class SlotLoop(UpstreamLoop):
             if way is not None:  # saved for an answer that never began
                 self._files.discard(*(file.name for file in way.files.values()))
         self._tell()
-        try:
-            await self._leave(slot)
-        except UpstreamError as error:
-            # The watch finds out whether the server is gone. The slot's content is not known.
-            log.warning("a slot did not come to rest", slot=slot.number, why=str(error))
-            self._suspect()
-        self._book.give(slot)
-        self._tell()
+        await self._leave(slot)
 
     async def _serve(self, sequence: SequenceState, slot: Slot, order: Order) -> None:
         request = sequence.request
@@ -221,7 +261,6 @@ class SlotLoop(UpstreamLoop):
         scope = way.order.cache_salt
         packed = query.digests.packed
         lookup = request.lookup
-        await self._enter(slot)
         entry = lookup.hit if is_first and lookup is not None else None
         if not is_first:
             entry = self._cache.held(query, self._clock.now())
@@ -261,7 +300,7 @@ class SlotLoop(UpstreamLoop):
             return False  # it expired meanwhile
         slot.content = None
         try:
-            num_restored = await self._server.restore(slot.number, file.name)
+            num_restored = await self._server.restore(slot.number, file.name, file.num_bytes)
         except UpstreamRejected as error:
             log.error("the server took no slot file: its lease is lost", why=str(error))
             return False
@@ -281,26 +320,78 @@ class SlotLoop(UpstreamLoop):
         slot.scope = ""
         slot.is_condemned = False
 
-    async def _enter(self, slot: Slot) -> None:
-        """See whether the slot has what it had when it was left, and erase what is over."""
+    # A slot that is not at rest.
+
+    async def _enter(self, slot: Slot) -> bool:
+        """See whether the slot has what it had when it was left, and erase what is over. False:
+        something runs in it."""
         state = await self._state(slot)
-        if state.is_processing or state.id_task != slot.last_task:
+        if state.is_processing:
+            return False
+        if slot.is_condemned:
+            await self._erase(slot)
+        elif state.id_task != slot.last_task:
             log.error("a slot was used by somebody else, or the server was started anew")
             slot.content = None
-            await self._wait_for_rest(slot)
-        if slot.is_condemned:
-            await self._erase(slot)
+        return True
 
     async def _leave(self, slot: Slot) -> None:
-        """Wait until nothing runs in the slot, and erase what is over."""
-        await self._wait_for_rest(slot)
-        if slot.is_condemned:
-            await self._erase(slot)
+        """Wait until nothing runs in the slot, erase what is over, and give it back."""
+        since = self._event_loop.time()
+        pause = FIRST_LOOK_SECONDS
+        while (lack := await self._why_not_left(slot)) is not None:
+            if self._event_loop.time() - since >= REST_SECONDS and not slot.is_away:
+                log.error("a slot gets no requests", slot=slot.number, why=lack)
+                self._put_away(slot)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_LOOK_SECONDS)
+        if slot.is_away:
+            log.info("a slot gets requests again", slot=slot.number)
+        self._erasing.discard(slot)
+        self._none_since = None
+        self._book.give(slot)
+        self._tell()
 
-    async def _wait_for_rest(self, slot: Slot) -> None:
-        while (state := await self._state(slot)).is_processing:
-            await asyncio.sleep(SETTLE_SECONDS)
-        slot.last_task = state.id_task
+    async def _why_not_left(self, slot: Slot) -> str | None:
+        """Why a slot can't be given back now. None: it is at rest, and what was over is erased."""
+        try:
+            state = await self._state(slot)
+            if state.is_processing:
+                return "it does not come to rest"
+            slot.last_task = state.id_task
+            if slot.is_condemned:
+                await self._erase(slot)
+        except UpstreamError as error:
+            # The watch finds out whether the server is gone.
+            slot.content = None
+            self._suspect()
+            return str(error)
+        return None
+
+    def _put_away(self, slot: Slot) -> None:
+        """Nobody gets this slot until it has come to rest."""
+        slot.is_away = True
+        slot.content = None
+        self._suspect()
+        if self._book.num_away == len(self._book.slots) and self._none_since is None:
+            self._none_since = self._event_loop.time()
+            self._spawn(self._refuse_waiting())
+
+    async def _refuse_waiting(self) -> None:
+        """Refuse the requests that wait for a slot, once there was none for REST_SECONDS."""
+        while self._none_since is not None:
+            seconds_left = REST_SECONDS - self._seconds_without()
+            if seconds_left <= 0.0:
+                waiting = [sequence for sequence in self._serving if sequence not in self._ways]
+                for sequence in waiting:
+                    self._failed(sequence, UpstreamBusy(_NO_SLOT))
+                self._tell()
+                return
+            await asyncio.sleep(min(seconds_left, MAX_LOOK_SECONDS))
+
+    def _seconds_without(self) -> float:
+        """For how long there has been no slot for anybody."""
+        return 0.0 if self._none_since is None else self._event_loop.time() - self._none_since
 
     async def _state(self, slot: Slot) -> SlotState:
         for state in await self._server.states():
@@ -319,8 +410,11 @@ class SlotLoop(UpstreamLoop):
         hit = lookup.hit
         behind = 0
         if hit is not None:
-            # An entry that nothing holds is saved now, where the slot can be cut back to it.
-            behind = hit.tokens - (self._cache.file_of(hit) is None and self._plan.may_trim)
+            behind = hit.tokens
+            if self._cache.file_of(hit) is None and self._plan.may_trim:
+                behind -= (
+                    1  # nothing holds the hit: it is saved now, since the slot can be cut back
+                )
         for mark in self._cache.marks_to_save(query, lookup, behind):
             key = query.digests.at(mark.tokens)
             reason = self._why_not(query.scope, mark.tokens, way)
@@ -367,17 +461,21 @@ class SlotLoop(UpstreamLoop):
             self._sync()
             part = new_part()
             try:
-                num_saved, num_written = await self._server.save(slot.number, part)
+                num_saved, num_written = await self._server.save(slot.number, part, num_bytes)
                 if num_saved != num_tokens:
                     raise UpstreamError(f"a slot had {num_saved} tokens instead of {num_tokens}")
-                return await self._files.keep(part, num_tokens, num_written)
+                file = await self._files.keep(part, num_tokens, num_written)
+                self._save_problem = None
+                return file
             except UpstreamGone:
                 self._files.discard(part)
                 raise
             except (UpstreamError, OSError) as error:
                 self._files.discard(part)
                 self._pace_until = self._clock.now() + RETRY_SECONDS
-                why = error.strerror if isinstance(error, OSError) else str(error)
+                why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+                self._save_problem = why
+                self._num_failed_saves += 1
                 log.error("no slot file could be saved", why=why, retry_seconds=RETRY_SECONDS)
                 return None
 
@@ -393,8 +491,10 @@ class SlotLoop(UpstreamLoop):
         self._files.record(records)
         for file in freed:
             self._free(file)
-        for problem in self._files.problems():
-            log.error("the manifest of slot files can't be written", why=problem)
+        self._files.look()
+        if self._files.problem is not None and self._event_loop.time() >= self._written_again_at:
+            self._written_again_at = self._event_loop.time() + RETRY_SECONDS
+            self._files.write_again()
         if any(slot.is_condemned and not slot.is_busy for slot in self._book.slots):
             self._clean_soon()
 
@@ -413,12 +513,7 @@ class SlotLoop(UpstreamLoop):
         """Erase free slots whose content is over."""
         try:
             while (slot := await self._book.take_condemned()) is not None:
-                try:
-                    await self._leave(slot)
-                finally:
-                    self._book.give(slot)
-        except UpstreamError as error:
-            log.warning("a slot can't be erased now", why=str(error))
-            self._suspect()
+                self._erasing.add(slot)
+                self._spawn(self._leave(slot))
         finally:
             self._is_cleaning = False

@@ -23,6 +23,8 @@ class Slot:
     is_busy: bool = False
     # Its content is to be erased before anything else: what it stood for is over.
     is_condemned: bool = False
+    # Something runs in it that is not ours, or goes on when it should have ended.
+    is_away: bool = False
     # The server's number of its last request. Another one was not ours.
     last_task: int | None = None
     last_use: int = 0
@@ -44,7 +46,11 @@ class SlotBook:
 
     @property
     def num_taken(self) -> int:
-        return sum(slot.is_busy for slot in self.slots)
+        return sum(slot.is_busy and not slot.is_away for slot in self.slots)
+
+    @property
+    def num_away(self) -> int:
+        return sum(slot.is_away for slot in self.slots)
 
     async def take(self, scope: str, prompt: bytes) -> Slot:
         """The free slot that has most of this scope's prompt, else an empty one, else the one that
@@ -76,6 +82,7 @@ class SlotBook:
 
     def give(self, slot: Slot) -> None:
         slot.is_busy = False
+        slot.is_away = False
         self._free.release()
 
     def condemn(self, owner: str | None, prefix: bytes) -> None:

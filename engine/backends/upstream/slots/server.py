@@ -10,6 +10,12 @@ from engine.backends.upstream.servers import LlamaCppServer, Piece
 
 T = TypeVar("T")
 
+BATCH_SECONDS = 300.0
+"""How long the server may compute before it looks at anything else. It computes a batch of up to
+2,048 tokens (`-b`) of others' prompts at once, and what is asked of slots waits for that."""
+DISK_BYTES_A_SECOND = 16 * 2**20
+"""What a slow disk takes or gives."""
+
 
 class SlotState(msgspec.Struct):
     """A slot, as `GET /slots` tells it."""
@@ -75,22 +81,23 @@ class SlotServer(LlamaCppServer):
         is_new = all(state.id_task is None for state in states)
         return f"{model} new" if is_new else model
 
-    async def save(self, slot: int, name: str) -> tuple[int, int]:
-        """Save what a slot has. The number of its tokens, and of the file's bytes."""
-        reply = await self._act(slot, "save", _SavedReply, {"filename": name})
+    async def save(self, slot: int, name: str, num_bytes: int = 0) -> tuple[int, int]:
+        """Save what a slot has, about so many bytes. The number of its tokens, and of the file's
+        bytes."""
+        reply = await self._act(slot, "save", _SavedReply, {"filename": name}, num_bytes)
         return reply.n_saved, reply.n_written
 
-    async def restore(self, slot: int, name: str) -> int:
-        """Fill a slot from a file. The number of its tokens. Raises UpstreamRejected, and the slot
-        is empty."""
-        reply = await self._act(slot, "restore", _RestoredReply, {"filename": name})
+    async def restore(self, slot: int, name: str, num_bytes: int = 0) -> int:
+        """Fill a slot from a file of so many bytes. The number of its tokens. Raises
+        UpstreamRejected, and the slot is empty."""
+        reply = await self._act(slot, "restore", _RestoredReply, {"filename": name}, num_bytes)
         return reply.n_restored
 
     async def erase(self, slot: int) -> None:
         await self._act(slot, "erase", dict[str, Any], {})
 
     async def states(self) -> list[SlotState]:
-        return await self._wire.ask("/slots", list[SlotState])
+        return await self._wire.ask("/slots", list[SlotState], seconds=BATCH_SECONDS)
 
     async def props(self) -> SlotProps:
         return await self._wire.ask("/props", SlotProps)
@@ -100,6 +107,9 @@ class SlotServer(LlamaCppServer):
         status, answer = await self._wire.look("/lora-adapters")
         return len(msgspec.json.decode(answer, type=list[Any])) if status == 200 else 0
 
-    async def _act(self, slot: int, action: str, kind: type[T], body: dict[str, str]) -> T:
+    async def _act(
+        self, slot: int, action: str, kind: type[T], body: dict[str, str], num_bytes: int = 0
+    ) -> T:
         path = f"/slots/{slot}?action={action}"
-        return await self._wire.ask(path, kind, body, is_long=True)
+        seconds = BATCH_SECONDS + num_bytes / DISK_BYTES_A_SECOND
+        return await self._wire.ask(path, kind, body, seconds=seconds)

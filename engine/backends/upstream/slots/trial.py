@@ -36,6 +36,7 @@ from engine.text.renderer import ChatRenderer
 log = structlog.get_logger()
 
 FLAGS = "-np N --cache-ram 0 --no-cache-idle-slots --slot-save-path DIR"
+"""What a server is started with that keeps leases."""
 TRIED_WORDS = 40
 REST_SECONDS = 30.0
 """How long the slots of a server that nobody else uses may be busy at the start."""
@@ -43,8 +44,11 @@ _TAIL = 24
 _HEADER = struct.Struct("<4sII")
 
 
-class NoLeases(Exception):
-    """Leases are off; the message says why, and which flag changes it."""
+class NoLeases(StoreRefused):
+    """Leases are off; the message says why, and which flag of the server changes it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("server_flags", message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,8 @@ class _Prompts(NamedTuple):
 async def try_leases(
     server: SlotServer, renderer: ChatRenderer, facts: Facts, folder: Path
 ) -> SlotTrial:
-    """Raises NoLeases, and UpstreamGone or UpstreamBusy where the server can't be asked now."""
+    """Raises NoLeases, OSError where the directory can't be used, and UpstreamGone or UpstreamBusy
+    where the server can't be asked now."""
     try:
         props = await server.props()
         await _check_told(server, props)
@@ -89,10 +94,6 @@ async def try_leases(
         raise
     except UpstreamError as error:
         raise NoLeases(str(error)) from None
-    except StoreRefused as refusal:
-        raise NoLeases(f"ENGINE_UPSTREAM_SLOTS: {refusal}") from None
-    except OSError as error:
-        raise NoLeases(f"ENGINE_UPSTREAM_SLOTS: {folder}: {error.strerror}") from None
 
 
 async def _check_told(server: SlotServer, props: SlotProps) -> None:

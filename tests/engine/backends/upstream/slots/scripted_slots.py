@@ -24,7 +24,8 @@ class FileScript(SlotScript):
     """`folder` is `--slot-save-path`; None: it was started without.
 
     `is_unified`, `clears_idle`, `has_window`, `is_exact_only` are what flags and models do; `full`
-    is a full disk. `processing` are the slots that something runs in.
+    is a full disk. `processing` are the slots that something runs in. In those of `ends_late` an
+    answer goes on behind its last word.
     """
 
     folder: Path | None = None
@@ -44,6 +45,7 @@ class FileScript(SlotScript):
     tasks: list[int | None] = field(default_factory=list)
     restored: list[bool] = field(default_factory=list)
     processing: set[int] = field(default_factory=set)
+    ends_late: set[int] = field(default_factory=set)
     actions: list[tuple[str, int]] = field(default_factory=list)
     prefills: list[int] = field(default_factory=list)
 
@@ -174,7 +176,7 @@ class ScriptedSlots(ScriptedLlamaCpp):
             cached = self.script.reuse_in_slot(body)
             await self._stream(body, {"cache_n": cached}, reader, writer)
         finally:
-            self.script.processing.discard(number)
+            self._let_go(body)
 
     async def _events(
         self, body: dict[str, Any], usage: dict[str, Any], fault: Fault
@@ -182,8 +184,14 @@ class ScriptedSlots(ScriptedLlamaCpp):
         async for event in super()._events(body, usage, fault):
             # The server has let go of the slot before anybody reads its last word.
             if b'"stop": true' in event:
-                self.script.processing.discard(body["id_slot"])
+                self._let_go(body)
             yield event
+
+    def _let_go(self, body: dict[str, Any]) -> None:
+        """A prompt that is computed alone is over with its only token."""
+        number = body["id_slot"]
+        if number not in self.script.ends_late or body["n_predict"] == 1:
+            self.script.processing.discard(number)
 
 
 def write_model(place: Path, *, architecture: str = "llama", window: int = 0) -> None:

@@ -1,6 +1,7 @@
 """Leases outlive the server, the engine, and both."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,15 +66,53 @@ def test_a_lease_outlives_the_server_and_the_engine(script: FileScript) -> None:
             assert read(engine, scope, shared) == 0
 
 
-def test_without_the_setting_and_with_a_wrong_server_nothing_is_leased(script: FileScript) -> None:
-    assert script.folder is not None
-    script.is_unified = True
-    with serving_script(script, ScriptedSlots) as url:
-        for more in ({}, {"UPSTREAM_SLOTS": str(script.folder)}):
-            with engine_before(url, **more) as engine:
-                told = {promise.name: promise for promise in engine.description.guarantees}
-                assert not told["hold"].is_kept
-                assert ("--kv-unified" in told["hold"].note) == bool(more)
-                answer = engine.ask(prompt(engine.text(60)), engine.scope(), 0)
-                assert answer.started.breakpoints[0].reason == "no_hold"
-                assert not list(script.folder.glob("hf-*"))
+def told_of_leases(engine: Engine) -> tuple[bool, str]:
+    return next(
+        (promise.is_kept, promise.note)
+        for promise in engine.description.guarantees
+        if promise.name == "hold"
+    )
+
+
+FLAGS: list[tuple[dict[str, Any], str, bool]] = [
+    ({"shares_ram": True}, "--cache-ram 0", False),
+    ({"is_unified": True}, "--kv-unified", True),
+    ({"folder": None}, "--slot-save-path", True),
+]
+
+
+@pytest.mark.parametrize(("flags", "named", "is_isolated"), FLAGS, ids=[row[1] for row in FLAGS])
+def test_a_wrong_flag_leaves_the_server_usable_without_leases(
+    script: FileScript, flags: dict[str, Any], named: str, is_isolated: bool
+) -> None:
+    folder = script.folder
+    assert folder is not None
+    for name, value in flags.items():
+        setattr(script, name, value)
+    with (
+        serving_script(script, ScriptedSlots) as url,
+        engine_before(url, UPSTREAM_SLOTS=str(folder)) as engine,
+    ):
+        is_kept, note = told_of_leases(engine)
+        assert not is_kept and named in note
+        assert engine.keeps("isolation") == is_isolated
+        store = engine.stats().store
+        assert store is not None and store.refused == "server_flags"
+        assert store.problem is not None and named in store.problem
+        scope = engine.scope()
+        shared = engine.text(80)
+        first = engine.ask(prompt(shared, "one"), scope, 0)
+        assert first.started.breakpoints[0].reason == "no_hold"
+        assert read(engine, scope, shared) > 0
+        assert not list(folder.glob("hf-*"))
+
+
+def test_without_the_setting_nothing_is_leased(script: FileScript) -> None:
+    with serving_script(script, ScriptedSlots) as url, engine_before(url) as engine:
+        is_kept, note = told_of_leases(engine)
+        assert not is_kept and "--" not in note
+        assert engine.stats().store is None
+        answer = engine.ask(prompt(engine.text(60)), engine.scope(), 0)
+        assert answer.started.breakpoints[0].reason == "no_hold"
+        assert script.folder is not None
+        assert not list(script.folder.glob("hf-*"))

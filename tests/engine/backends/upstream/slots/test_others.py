@@ -1,0 +1,112 @@
+"""Somebody else uses a slot of the server, or it doesn't come to rest."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from engine.protocol import Failed
+from tests.conformance.engines import Engine, prompt, running_engine
+from tests.engine.backends.upstream.conftest import wait_until
+from tests.engine.backends.upstream.scripted import serving_script
+from tests.engine.backends.upstream.slots.scripted_slots import FileScript, ScriptedSlots
+
+ALL = {0, 1}
+
+
+@pytest.fixture(scope="module")
+def running(script: FileScript) -> Iterator[Engine]:
+    with serving_script(script, ScriptedSlots) as url:
+        settings = {
+            "BACKEND": "upstream",
+            "UPSTREAM": url,
+            "UPSTREAM_SLOTS": str(script.folder),
+            "CLOCK": "manual",
+            "MIN_CACHE_TOKENS": 32,
+        }
+        module = "tests.engine.backends.upstream.slots.impatient"
+        with running_engine("upstream", settings, module) as engine:
+            yield engine
+
+
+@pytest.fixture
+def engine(running: Engine, script: FileScript) -> Iterator[Engine]:
+    yield running
+    script.processing.clear()
+    script.ends_late.clear()
+    wait_until(lambda: not running.stats().slots_away)
+    running.wait_until_idle()
+    assert not script.seen_busy, "a slot was touched while something ran in it"
+
+
+def written(engine: Engine, scope: str, shared: str) -> int:
+    usage = engine.ask(prompt(shared, "one"), scope, (0, "1h")).usage
+    return usage.cache_write_1h_tokens
+
+
+def read(engine: Engine, scope: str, shared: str) -> int:
+    return engine.ask(prompt(shared, "two"), scope, (0, "1h")).usage.cache_read_tokens
+
+
+def test_a_request_goes_to_a_slot_that_nobody_uses(engine: Engine, script: FileScript) -> None:
+    scope = engine.scope()
+    shared = engine.text(90)
+    num_written = written(engine, scope, shared)
+    script.processing.add(0)
+    for _ in range(3):
+        assert read(engine, scope, shared) == num_written
+        engine.ask(prompt(engine.text(60)), engine.scope())
+    assert engine.stats().slots_away == 1
+    script.processing.discard(0)
+    wait_until(lambda: not engine.stats().slots_away)
+    assert read(engine, scope, shared) == num_written
+
+
+def test_without_a_slot_requests_wait_a_while_and_then_say_why(
+    engine: Engine, script: FileScript
+) -> None:
+    scope = engine.scope()
+    shared = engine.text(90)
+    num_written = written(engine, scope, shared)
+    script.processing |= ALL
+    with ThreadPoolExecutor(4) as pool:
+        asked = [prompt(shared, engine.text(5 + n)) for n in range(4)]
+        answers = list(pool.map(lambda words: engine.ask(words, scope, (0, "1h")), asked))
+    for answer in answers:
+        assert isinstance(answer.last, Failed)
+        assert answer.last.code == "overloaded"
+        assert "used by somebody else" in answer.last.message
+    assert engine.stats().slots_away == len(ALL)
+    assert engine.stats().waiting == 0
+    at_once = engine.ask(prompt(shared, "at once"), scope, (0, "1h"))
+    assert isinstance(at_once.last, Failed)
+    script.processing.clear()
+    wait_until(lambda: not engine.stats().slots_away)
+    assert read(engine, scope, shared) == num_written
+
+
+def test_a_request_that_waited_gets_the_slot_that_comes_back(
+    engine: Engine, script: FileScript
+) -> None:
+    script.processing |= ALL
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.ask, prompt(engine.text(60)), engine.scope(), (0, "1h"))
+        wait_until(lambda: engine.stats().slots_away == len(ALL))
+        script.processing.discard(1)
+        assert asked.result().started.breakpoints[0].state == "leased"
+
+
+def test_a_slot_that_goes_on_behind_its_answer_is_not_used(
+    engine: Engine, script: FileScript
+) -> None:
+    script.ends_late |= ALL
+    scope = engine.scope()
+    shared = engine.text(90)
+    usage = engine.ask(prompt(shared, "one"), scope, (0, "1h"), max_tokens=2).usage
+    num_written = usage.cache_write_1h_tokens
+    assert num_written
+    wait_until(lambda: engine.stats().slots_away == 1)
+    script.ends_late.clear()
+    assert read(engine, scope, shared) == num_written
+    script.processing.clear()
+    wait_until(lambda: not engine.stats().slots_away)
