@@ -3,6 +3,7 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from engine.protocol.approximations import Approximation
 from engine.protocol.entries import BreakpointReport, MissReason, Receipt, Tier
@@ -108,6 +109,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     thinking_tokens: int = 0
     stop_sequence: str | None = None
     choice: int = 0
+    # Why, where the reason is `failed` and more is known than that.
+    code: ErrorCode | UnsetType = UNSET
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

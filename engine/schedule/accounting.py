@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lifetimes import ValueCounts
@@ -235,8 +236,11 @@ class Accounting:
 
     # Out.
 
-    def ended(self, sequence: SequenceState) -> None:
-        """Close one choice, which has its `finish`. The last one closes the request."""
+    def ended(self, sequence: SequenceState, code: ErrorCode | UnsetType = UNSET) -> None:
+        """Close one choice, which has its `finish`. The last one closes the request.
+
+        `code`: why it failed, of a choice that did.
+        """
         request = sequence.request
         reason = sequence.finish
         assert reason is not None
@@ -253,6 +257,7 @@ class Accounting:
                 thinking_tokens=sequence.parser.thinking_tokens,
                 stop_sequence=sequence.parser.stop_sequence,
                 choice=sequence.choice,
+                code=code,
             )
         )
         request.num_finished += 1
@@ -278,13 +283,17 @@ class Accounting:
             self.ended(sequence)
 
     def failed(self, sequence: SequenceState, message: str, code: ErrorCode = "internal") -> None:
-        """End a choice that can't be computed. A request that never began fails with `code`. Then
-        nothing was written.
+        """End a choice that can't be computed, with `code`. Where its request never began, nothing
+        was written.
         """
         request = sequence.request
-        if request.started_at is not None:
-            sequence.finish = "too_costly" if code == "too_costly" else "failed"
+        if request.started_at is not None and code == "too_costly":
+            sequence.finish = "too_costly"
             self.ended(sequence)
+            return
+        if request.started_at is not None:
+            sequence.finish = "failed"
+            self.ended(sequence, code)
             return
         request.take_back(self._cache)
         request.leader.finish = "cancelled" if code == "cancelled" else "failed"

@@ -273,6 +273,10 @@ class NotServed(
     """No engine took the turn in time, or its engine was lost before a byte had gone out."""
 
 
+class AnswerAborted(Overloaded, default="the engine aborted the answer before it was whole"):
+    """The engine works, and gave up an answer that it had begun: the server in it was paused."""
+
+
 class GatewayStopped(Overloaded, default="the gateway stopped before the answer was whole"):
     """It was told to stop, and its grace is over."""
 

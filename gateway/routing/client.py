@@ -13,6 +13,7 @@ import msgspec
 
 from engine.protocol import Done, ErrorReply, Failed, FinalCounts, Finished, Frame, Started
 from gateway.base.errors import (
+    AnswerAborted,
     DemandRefused,
     EngineFailed,
     EngineLost,
@@ -220,9 +221,10 @@ class EngineHttp:
 
 class Generation:
     """One accepted generation: its frames until Done, as many as have come; an empty list is a
-    heartbeat. Iteration raises for Failed, a silence, or an end without Done, after the frames
-    before it. It is no generator: an event loop keeps account of each. `num_ignored` counts frames
-    that were left out: late ones, double ones, and another request's."""
+    heartbeat. Iteration raises for Failed, a choice that failed, a silence, or an end without Done,
+    after the frames before it. It is no generator: an event loop keeps account of each.
+    `num_ignored` counts frames that were left out: late ones, double ones, and another request's.
+    """
 
     def __init__(self, response: EngineResponse, request_id: str) -> None:
         self._response = response
@@ -284,13 +286,28 @@ class Generation:
             if self.has_ended or not is_ours:
                 self.num_ignored += 1
                 continue
-            if isinstance(frame, Failed):
+            error = self._failure_of(frame)
+            if error is not None:
                 self.has_ended = True
-                return frames, refusal(ErrorReply(frame.code, frame.message))
+                return frames, error
             frames.append(frame)
             if isinstance(frame, Done):
                 self.has_ended = True
         return frames, None
+
+    def _failure_of(self, frame: Frame) -> GatewayError | None:
+        """The error that a frame is, if it is one. An answer of several choices fails with the
+        first of them that does."""
+        match frame:
+            case Failed() if not self._has_started:
+                return refusal(ErrorReply(frame.code, frame.message))
+            case Failed():
+                return interruption(ErrorReply(frame.code, frame.message))
+            case Finished(reason="failed", code=str(code)):
+                return interruption(ErrorReply(code, ""))
+            case Finished(reason="failed" | "cancelled"):
+                return EngineFailed()
+        return None
 
     def close(self) -> None:
         self._response.close()
@@ -346,3 +363,11 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return EngineRefusesSecret()
         case _:
             return EngineFailed()
+
+
+def interruption(reply: ErrorReply) -> GatewayError:
+    """Translate why an engine ended an answer that had begun. What `not_ready` and `overloaded`
+    end may be asked again, and says nothing against the engine."""
+    if reply.code in ("not_ready", "overloaded"):
+        return AnswerAborted()
+    return refusal(reply)

@@ -28,6 +28,7 @@ from gateway.admission.engine_queue import EngineQueue
 from gateway.base.catalogue import Catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import (
+    AnswerAborted,
     DemandRefused,
     EngineTimeout,
     GatewayError,
@@ -395,8 +396,8 @@ class Dispatcher:
             error = DemandRefused(turn.ask.plan.in_request(str(error)))
         if is_breakdown(error):
             engine.breaker.failed(request_id, now)
-        elif not isinstance(error, NoEngineReady):
-            # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
+        elif not isinstance(error, NoEngineReady | AnswerAborted):
+            # Any other refusal is an answer. These two are neither an answer nor a failure.
             engine.breaker.reset()
         if not turn.may_run:
             engine.load.returned(request_id, now)

@@ -242,8 +242,6 @@ class Turn:
                     f"{self._constraint}: the answer can't be held to it: what may come next"
                     " takes too much time or memory to find out"
                 )
-            case Finished(reason="failed" | "cancelled"):
-                raise EngineFailed
             case Finished():
                 self.stop_reason = self.stop_reason or frame.reason
                 record.thinking_tokens += frame.thinking_tokens

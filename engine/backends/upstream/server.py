@@ -51,6 +51,12 @@ class UpstreamGone(UpstreamError):
     code: ClassVar[ErrorCode] = "not_ready"
 
 
+class UpstreamAborted(UpstreamError):
+    """The server gave a request up that it had taken: somebody paused it, or ended its requests."""
+
+    code: ClassVar[ErrorCode] = "not_ready"
+
+
 class UpstreamRejected(UpstreamError):
     """The server does not take this request."""
 

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -22,6 +22,7 @@ from engine.backends.upstream.server import (
     Kind,
     ModelFacts,
     Place,
+    UpstreamAborted,
     UpstreamBusy,
     UpstreamDenied,
     UpstreamError,
@@ -34,6 +35,12 @@ from engine.cache.ids import TokenId
 from engine.protocol import SAMPLING_CAPABILITIES, FinishReason
 
 MODELS = "/v1/models"
+FAILURES: dict[str, type[UpstreamError]] = {"abort": UpstreamAborted, "error": UpstreamError}
+"""Reasons with which an answer is not whole.
+
+- `abort`: vLLM (`vllm.v1.engine.FINISH_REASON_STRINGS`) and SGLang, when they are paused.
+- `error`: a router before several servers, such as OpenRouter.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +61,11 @@ class Piece:
     sampled_tokens: int | None = None
     # Nothing comes behind it.
     is_last: bool = False
+
+
+def aborted(reason: str) -> UpstreamError:
+    """Of a reason in FAILURES."""
+    return FAILURES[reason](f"the server ended the answer by {reason!r}")
 
 
 def check_counts(order: Order, counted: int, cached: int | None) -> None:
@@ -133,11 +145,14 @@ class Server:
             size += len(data) if is_text else len(piece.token_ids)
             if size > ((most + 16) * self.MAX_TOKEN_EVENT_BYTES if is_text else most):
                 raise UpstreamError("more than was asked for")
-            yield piece
             if piece.finish_reason is not None:
                 reason = piece.finish_reason
+            # What comes behind it has the counts.
+            yield replace(piece, finish_reason=None) if reason in FAILURES else piece
         if reason is None:
             raise UpstreamGone("the stream ended without a reason")
+        if reason in FAILURES:
+            raise aborted(reason)
         yield Piece(is_last=True, finish=self.ENDS.get(reason))
 
     def _path(self, order: Order) -> str:
@@ -260,6 +275,9 @@ class ChatServer(Server):
         body |= {"stream_options": None, "structured_outputs": None, "min_tokens": None}
         body = {name: value for name, value in body.items() if value is not None}
         answer = await self._wire.ask(self._path(order), _Answer, body, is_long=True)
+        for choice in answer.choices:
+            if choice.finish_reason in FAILURES:
+                raise aborted(choice.finish_reason)
         return self._usage(answer.usage, order)
 
     async def count(self, order: Order) -> int:

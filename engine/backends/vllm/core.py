@@ -48,13 +48,13 @@ MAX_DECODING = 2
 class Output:
     """What came since the last one.
 
-    - `is_aborted`: vLLM gave the request up, by itself or by another client's order.
+    - `failure`: vLLM ended the request without its answer, by this reason of its own.
     - `queue_seconds`: by the scheduler's clock.
     """
 
     token_ids: Sequence[TokenId]
     is_last: bool
-    is_aborted: bool = False
+    failure: str | None = None
     queue_seconds: float = 0.0
 
 
@@ -84,10 +84,11 @@ def _output_of(output: Any) -> Output:
     """Of a `vllm.RequestOutput`."""
     metrics = output.metrics
     completions = (completion.token_ids for completion in output.outputs)
+    reasons = (completion.finish_reason for completion in output.outputs)
     return Output(
         token_ids=list(chain.from_iterable(completions)),
         is_last=output.finished,
-        is_aborted=any(completion.finish_reason == "abort" for completion in output.outputs),
+        failure=next((reason for reason in reasons if reason in _FAILURES), None),
         queue_seconds=metrics.scheduled_ts - metrics.queued_ts if metrics else 0.0,
     )
 
@@ -103,6 +104,22 @@ class RequestAborted(Exception):
     """vLLM gave a request up: it was paused, or put to sleep, and may serve the next one."""
 
     status_code = 503
+
+
+class RequestErrored(Exception):
+    """vLLM could not go on with a request: it had not understood it, or its KV did not arrive.
+
+    vLLM's own servers answer it with 500.
+    """
+
+    status_code = 500
+
+
+_FAILURES: dict[str, type[RequestAborted | RequestErrored]] = {
+    "abort": RequestAborted,
+    "error": RequestErrored,
+}
+"""By `vllm.v1.engine.FINISH_REASON_STRINGS`. With the other reasons an answer is whole."""
 
 
 class TurnFailed(Exception):
@@ -211,12 +228,12 @@ class VllmCore:
                 if self._llm.errored:
                     raise
                 raise TurnFailed(error) from error
-            if output.is_aborted:
+            if output.failure is not None:
                 # One without a token may never have met the scheduler: nothing is told of it.
                 if output.token_ids:
                     yield replace(output, is_last=False)
-                aborted = RequestAborted()
-                raise TurnFailed(aborted) from aborted
+                failure = _FAILURES[output.failure]()
+                raise TurnFailed(failure) from failure
             is_last = output.is_last
             yield output
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import UNSET
 
-from engine.protocol import ErrorCode, ErrorReply, TextDelta
+from engine.protocol import Done, ErrorCode, ErrorReply, Finished, TextDelta
 from gateway.routing.breaker import FAILURES
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
-from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.scripted_engine import Script, ScriptedEngine
 from tests.gateway.serving import HEADERS, ask, eventually, metric, serve, serve_gateway
 
 
@@ -228,6 +229,63 @@ def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair) -> Non
         assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
         pair.settles(request)
     assert not [turn for turn in pair.admin.get("turns") if turn["outcome"] != "stop"]
+
+
+def giving_up(code: ErrorCode | None) -> Script:
+    """An answer that its engine ends after its first token."""
+    end = Finished(reason="failed", output_tokens=1, code=code or UNSET)
+    return lambda request, _: [
+        TextDelta("Half"),
+        end,
+        Done(request_id=request.request_id, output_tokens=1),
+    ]
+
+
+def test_an_answer_that_its_engine_gives_up_begins_anew_elsewhere(pair: Pair) -> None:
+    """As that of a vLLM does whose operator pauses it. Nothing is wrong with the engine."""
+    pair.first.script = giving_up("not_ready")
+    for number in range(FAILURES + 1):
+        reply = pair.ask_until(pair.first, f"given up {number}")
+        assert reply.status_code == 200
+        assert "Hello there" in reply.text and "Half" not in reply.text
+        request = pair.first.requests[-1].request_id
+        row = pair.turn(request)
+        assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+        pair.settles(request)
+    first = pair.engine("engine-0")
+    assert (first["breaker"], first["times_opened"]) == ("closed", 0)
+
+
+def test_an_answer_that_the_only_engine_gives_up_asks_for_another_try(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script=giving_up("not_ready"))
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        fleet = Pair(url, engine, engine, engine_url)
+        for path, status in PATHS:
+            whole = fleet.ask(path, path=path)
+            assert whole.status_code == status and whole.headers["retry-after"] == "5"
+            assert (
+                whole.json()["error"]["message"]
+                == "the engine aborted the answer before it was whole"
+            )
+            streamed = fleet.ask(path, path=path, stream=True)
+            assert streamed.status_code == 200
+            assert "Half" in streamed.text and "the engine aborted the answer" in streamed.text
+        eventually(lambda: len(fleet.admin.get("turns")) == 2 * len(PATHS))
+        for row in fleet.admin.get("turns"):
+            assert (row["outcome"], row["output_tokens"]) == ("overloaded_error", 1)
+            assert row["error"] == "the engine aborted the answer before it was whole"
+        only = fleet.engine("engine-0")
+        assert (only["breaker"], only["times_opened"]) == ("closed", 0)
+
+
+def test_an_engine_whose_answers_break_off_is_suspected_and_passes_them_on(pair: Pair) -> None:
+    """It named no cause, or one of its own: that is a breakdown."""
+    codes: list[ErrorCode | None] = [None, "internal"]
+    for number in range(FAILURES):
+        pair.first.script = giving_up(codes[number % len(codes)])
+        reply = pair.ask_until(pair.first, f"breaks off {number}")
+        assert reply.status_code == 200 and "Hello there" in reply.text
+    assert pair.engine("engine-0")["times_opened"] == 1
 
 
 def test_the_breaker_opens_lets_a_probe_through_and_closes_for_a_new_process(pair: Pair) -> None:

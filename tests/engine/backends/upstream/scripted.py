@@ -25,7 +25,8 @@ ANSWER = "One two three four five six seven eight nine ten."
 class Fault:
     """`body` replaces a completion's stream; `status` its answer; `pause` is seconds before it.
 
-    `usage` changes what it counts. `after` tokens of a stream it breaks the connection off.
+    `usage` changes what it counts. `after` tokens of a stream it breaks the connection off, or ends
+    the answer with `reason`, as a server does that is paused.
     """
 
     status: int = 200
@@ -33,6 +34,7 @@ class Fault:
     pause: float = 0.0
     usage: dict[str, Any] | None = None
     after: int | None = None
+    reason: str | None = None
     comments: int = 0
     only_streams: bool = False
 
@@ -223,7 +225,10 @@ class ScriptedVllm:
         tokens = tokens[: body["max_tokens"]]
         for index, token in enumerate(tokens):
             if fault.after is not None and index >= fault.after:
-                return
+                if fault.reason is None:
+                    return
+                yield event({"choices": [{"token_ids": [], "finish_reason": fault.reason}]})
+                break
             reason = None
             if index == len(tokens) - 1:
                 reason = "stop" if end and token == end[0] else "length"

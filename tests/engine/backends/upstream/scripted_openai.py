@@ -75,10 +75,13 @@ class ScriptedOpenAi(ScriptedVllm):
             reason = "stop" if len(words) == len(WORDS) else "length"
         for index, delta in enumerate(deltas):
             if fault.after is not None and index > fault.after:
-                return
+                if fault.reason is None:
+                    return
+                reason = fault.reason
+                break
             yield event({"choices": [{"delta": delta, "finish_reason": None}]})
             await asyncio.sleep(self.script.token_seconds)
         yield event({"choices": [{"delta": {}, "finish_reason": reason}]})
-        sampled = min(body["max_tokens"], 12)
+        sampled = index if fault.reason else min(body["max_tokens"], 12)
         yield event({"choices": [], "usage": usage | {"completion_tokens": sampled}})
         yield b"data: [DONE]\n\n"

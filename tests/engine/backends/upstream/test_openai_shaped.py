@@ -114,6 +114,18 @@ def test_a_wrong_answer_is_no_right_one(engine: Engine, script: Script, fault: F
     assert is_failed or answer.finished[0].reason == "failed"
 
 
+@pytest.mark.parametrize(("reason", "code"), [("abort", "not_ready"), ("error", "internal")])
+def test_an_answer_that_the_server_gives_up_is_no_whole_one(
+    engine: Engine, script: Script, reason: str, code: str
+) -> None:
+    """As vLLM and SGLang do when they are paused: what came by then is counted."""
+    script.fault = Fault(after=3, reason=reason)
+    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200)
+    (finished,) = answer.finished
+    assert answer.text() and ANSWER.startswith(answer.text().strip())
+    assert (finished.reason, finished.code, finished.output_tokens) == ("failed", code, 4)
+
+
 @pytest.mark.parametrize(
     ("asked", "sampling", "named"),
     [

@@ -189,6 +189,19 @@ def test_a_wrong_answer_fails_the_request_and_counts_nothing_wrong(
         assert final.output_tokens == answer.finished[0].output_tokens <= 8
 
 
+@pytest.mark.parametrize(("reason", "code"), [("abort", "not_ready"), ("error", "internal")])
+def test_an_answer_that_the_server_gives_up_fails_by_its_cause(
+    engine: Engine, script: Script, reason: str, code: str
+) -> None:
+    script.fault = Fault(after=3, reason=reason, only_streams=True)
+    scope = engine.scope()
+    answer = engine.ask(prompt(engine.text(100)), scope, 0, max_tokens=50)
+    (finished,) = answer.finished
+    assert (finished.reason, finished.code, finished.output_tokens) == ("failed", code, 3)
+    script.fault = None
+    assert isinstance(engine.ask(prompt("Count."), scope).last, Done)
+
+
 def test_a_slow_servers_comments_are_no_answer_and_no_error(engine: Engine, script: Script) -> None:
     script.fault = Fault(comments=30, only_streams=True)
     assert engine.ask(prompt("Count."), engine.scope(), max_tokens=200).text() == ANSWER

@@ -18,7 +18,14 @@ from engine.backends.external import Order
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm import backend as vllm_backend
 from engine.backends.vllm.backend import VllmBackend, VllmParts
-from engine.backends.vllm.core import OrderRefused, Output, TurnFailed, VllmAdapters, VllmCore
+from engine.backends.vllm.core import (
+    OrderRefused,
+    Output,
+    RequestAborted,
+    TurnFailed,
+    VllmAdapters,
+    VllmCore,
+)
 from engine.backends.vllm.directive import (
     Bound,
     CoreStats,
@@ -33,6 +40,7 @@ from engine.clock import ManualClock
 from engine.errors import AdapterRefused, DuplicateRequest, NotFound, NotReady
 from engine.protocol import (
     Breakpoint,
+    Done,
     ErrorCode,
     Failed,
     FinalCounts,
@@ -79,6 +87,7 @@ class ScriptedCore(VllmCore):
         self.lost: list[Loss] = []
         self.failure: Exception | None = None
         self.ends_turn: Exception | None = None
+        self.ends_after = 0
         self.prefills = False
         self.may_answer = asyncio.Event()
         self.calls: list[str] = []
@@ -98,12 +107,14 @@ class ScriptedCore(VllmCore):
         hit = self.reusable(order.token_ids)
         self.prompts.append(list(order.token_ids))
         self._reports[order.order_id] = self._report(directive, hit)
-        if self.ends_turn is not None:
+        if self.ends_turn is not None and not self.ends_after:
             raise self.ends_turn
         encoded = renderer(MODEL).tokenizer.encode(self.text, add_special_tokens=False).ids
         sampled = [*encoded, order.end_token_ids[0]]
         for index, token in enumerate(sampled):
             is_last = index == len(sampled) - 1
+            if self.ends_turn is not None and index == self.ends_after:
+                raise self.ends_turn
             yield Output(token_ids=[token], is_last=is_last)
 
     def reusable(self, tokens: Sequence[TokenId]) -> int:
@@ -430,31 +441,38 @@ async def test_what_vllm_raises_is_the_end_of_one_turn_by_its_name_and_status(
 
 
 class AbortingLlm(PausedLlm):
-    """It gives a request up, behind these tokens in the same output."""
+    """It gives a request up by a reason, behind these tokens in the same output."""
 
-    def __init__(self, token_ids: list[TokenId]) -> None:
+    def __init__(self, token_ids: list[TokenId], reason: str = "abort") -> None:
         super().__init__(taking=None, answering=AssertionError())
         self.token_ids = token_ids
+        self.reason = reason
 
     async def get(self) -> Any:
-        completion = SimpleNamespace(token_ids=self.token_ids, finish_reason="abort")
+        completion = SimpleNamespace(token_ids=self.token_ids, finish_reason=self.reason)
         return SimpleNamespace(outputs=[completion], finished=True, metrics=None)
 
 
+@pytest.mark.parametrize(
+    ("reason", "name", "code"),
+    [("abort", "RequestAborted", "not_ready"), ("error", "RequestErrored", "internal")],
+)
 @pytest.mark.parametrize("token_ids", [[], [1, 2]], ids=["before its first token", "after it"])
 async def test_a_request_that_vllm_gives_up_has_its_tokens_and_then_fails(
-    monkeypatch: pytest.MonkeyPatch, token_ids: list[TokenId]
+    monkeypatch: pytest.MonkeyPatch, token_ids: list[TokenId], reason: str, name: str, code: str
 ) -> None:
-    """As all do that run when vLLM is paused. It has no answer that began, and none that ended."""
+    """As all do that run when vLLM is paused, and one that it has not understood. It has no answer
+    that began, and none that ended."""
     monkeypatch.setattr("engine.backends.vllm.core._refusals", lambda: (ValueError,))
     monkeypatch.setattr(VllmCore, "_sampling_params", lambda *_: None)
-    core = VllmCore(AbortingLlm(token_ids), 100, takes_seeds=False, is_owner=False)
+    llm = AbortingLlm(token_ids, reason)
+    core = VllmCore(llm, 100, takes_seeds=False, is_owner=False)
     directive = Directive(request_id="r", scope="s", wants=[])
     outputs = list[Output]()
-    with pytest.raises(TurnFailed, match="RequestAborted") as ended:
+    with pytest.raises(TurnFailed, match=name) as ended:
         async for output in core.generate(an_order(), directive):
             outputs.append(output)
-    assert ended.value.code == "not_ready"
+    assert ended.value.code == code
     assert [token for output in outputs for token in output.token_ids] == token_ids
     assert not any(output.is_last for output in outputs)
 
@@ -473,6 +491,22 @@ async def test_an_image_that_can_not_be_decoded_again_ends_one_turn(
     directive = Directive(request_id="r", scope="s", wants=[])
     with pytest.raises(TurnFailed, match="MemoryError"):
         await anext(aiter(core.generate(an_order(ImagePrompt([1], [])), directive)))
+
+
+async def test_an_answer_that_vllm_gives_up_is_told_and_counted_by_its_cause() -> None:
+    core = ScriptedCore()
+    async with loaded(core) as (backend, crashes):
+        core.ends_turn = TurnFailed(RequestAborted())
+        core.ends_after = 1
+        frames = [frame async for frame in await backend.open(request(prompt("Is it?")))]
+        assert isinstance(frames[0], Started) and isinstance(frames[-1], Done)
+        (finished,) = [frame for frame in frames if isinstance(frame, Finished)]
+        told = (finished.reason, finished.code, finished.output_tokens)
+        assert told == ("failed", "not_ready", 1)
+        (counts,) = await backend.unacknowledged()
+        assert (counts.reason, counts.output_tokens) == ("failed", 1)
+        assert counts.usage == frames[0].usage
+        assert not crashes
 
 
 async def test_a_turn_that_vllm_ends_fails_alone_and_later_ones_are_answered() -> None:

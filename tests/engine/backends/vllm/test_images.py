@@ -33,8 +33,8 @@ class Llm:
         return self
 
     async def get(self) -> Any:
-        one = SimpleNamespace(token_ids=[5])
-        return SimpleNamespace(outputs=[one], metrics=None, finished=False)
+        completion = SimpleNamespace(token_ids=[5], finish_reason=None)
+        return SimpleNamespace(outputs=[completion], metrics=None, finished=False)
 
 
 async def test_neither_files_nor_pixels_are_held_while_vllm_answers() -> None:
