@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 INVOCATION = " judge now:"
@@ -31,6 +30,9 @@ def write_adapter(
 
     Weights are drawn with a standard deviation of `std`, so that answers change.
     """
+    # Each process that collects tests would take seconds to import it.
+    from peft import LoraConfig, get_peft_model
+
     auto: Any = AutoModelForCausalLM
     base = model if isinstance(model, PreTrainedModel) else auto.from_pretrained(model)
     targets = targets if isinstance(targets, str) else list(targets)

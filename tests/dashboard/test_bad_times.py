@@ -87,7 +87,10 @@ def test_where_nobody_asked_anything_nothing_is_ticked(untouched: Site) -> None:
         assert "Nothing was asked in the last hour" in visit.text()
 
 
-@pytest.mark.parametrize("name", ["workspace", "engine", "model"])
+@pytest.mark.parametrize(
+    "name",
+    ["model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("workspace", "engine"))],
+)
 def test_a_name_that_nobody_has_is_said_to_be_unknown(site: Site, name: str) -> None:
     with site.visit() as visit:
         for path in ("/", "/savings", "/requests", "/why"):
@@ -108,7 +111,14 @@ def test_a_page_of_a_time_that_is_over_offers_no_request_that_fills_it(site: Sit
         assert "request fills it" not in visit.text()
 
 
-@pytest.mark.parametrize("path", ["/?range=1h", "/requests?range=30d", "/playground", "/plan"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/?range=1h",
+        "/requests?range=30d",
+        *(pytest.param(path, marks=pytest.mark.slow) for path in ("/playground", "/plan")),
+    ],
+)
 def test_what_a_page_shows_goes_with_its_key(site: Site, path: str) -> None:
     """Within seconds, also on pages that ask anew each minute or never."""
     key_id, key = site.admin.make_key("default")

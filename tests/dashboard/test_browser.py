@@ -452,7 +452,17 @@ def test_prefixes_are_told_by_kind_and_their_rest_is_within_their_ttl(
         assert {"5m": minutes <= 5, "1h": minutes <= 60}.get(row["TTL"], True)
 
 
-@pytest.mark.parametrize("path", (*PAGES, "/latency"))
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/requests",
+        *(
+            pytest.param(path, marks=pytest.mark.slow)
+            for path in ("/savings", "/workspaces", "/why", "/latency")
+        ),
+    ],
+)
 def test_hostile_names_are_only_names(admin: Visit, path: str) -> None:
     """Nothing is loaded, run or marked up: `visits` sees requests, errors and dialogs."""
     page = admin.open(f"{path}?range=24h&request=msg_{1:028x}&miss=msg_{1:028x}")
@@ -555,7 +565,7 @@ def test_what_a_page_draws_is_loaded_with_it(admin: Visit, path: str) -> None:
     assert not late, "its document does not name them"
 
 
-@pytest.mark.parametrize("path", ["/latency", "/"])
+@pytest.mark.parametrize("path", ["/", pytest.param("/latency", marks=pytest.mark.slow)])
 def test_signing_out_ends_what_is_open_elsewhere(admin: Visit, path: str) -> None:
     """Also where the overview's advice has not come yet."""
     page = admin.open(path)

@@ -146,6 +146,7 @@ def test_draining_is_blue_and_a_store_that_is_off_is_amber(site: Site) -> None:
     visit.context.close()
 
 
+@pytest.mark.slow  # tests/e2e/test_conditions.py asks the API the same
 def test_a_workspaces_key_sees_how_engines_fare(site: Site) -> None:
     site.fleet.gateway.workspace("guests")
     _, key = site.fleet.gateway.make_key("guests")

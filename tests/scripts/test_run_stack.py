@@ -55,6 +55,7 @@ def usage_of_example(run: Run) -> dict[str, int]:
     return usage
 
 
+@pytest.mark.slow  # two whole installations
 def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) -> None:
     with started(tmp_path / "one", *LIGHT) as one, started(tmp_path / "two", *LIGHT) as two:
         for run in (one, two):
