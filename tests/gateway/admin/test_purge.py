@@ -22,7 +22,7 @@ def test_an_engine_that_is_away_is_not_taken_for_purged(tmp_path: Path) -> None:
     (told,) = report["engines"]
     assert (told["engine"], told["purged"]) == ("engine-0", False)
     (left,) = report["left"]
-    assert left.startswith("pending for engine-0, of which nothing is known: ")
+    assert left.startswith("pending for engine-0: not known, ")
     assert told["detail"] in left
 
 
