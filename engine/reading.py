@@ -9,12 +9,14 @@ beside its content, and a connection that ends is read for a short while without
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 128
+"""Of a head, and of its trailers."""
 MAX_PIPELINED = 8
 """The most requests on a connection that wait for the answer to an earlier one. One packet of 256
 KiB may bring thousands, and each answer lets the next packet in."""
@@ -133,7 +135,7 @@ class _SteadyFlow(FlowControl):
 
 
 class SteadyProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with the bounds above. Subclasses have `feed` and `refuse_framing`."""
+    """uvicorn's protocol with the bounds above. Subclasses have `feed` and the refusals."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.lingering = LingeringTransport(transport, self.loop)
@@ -171,6 +173,10 @@ class SteadyProtocol(HttpToolsProtocol):
 
     def refuse_framing(self) -> None:
         """Answer with FRAMING_TOLD, and close."""
+        raise NotImplementedError
+
+    def refuse_headers(self) -> NoReturn:
+        """There are more than MAX_HEADERS. Raise HttpParserError, which the parser passes on."""
         raise NotImplementedError
 
     def data_received(self, data: bytes) -> None:
@@ -237,17 +243,21 @@ class SteadyProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_parts += 1
         super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self.refuse_headers()
 
     def on_headers_complete(self) -> None:
-        headers = self.headers
+        headers = dict(self.headers)
+        self._num_parts += len(self.headers)
         super().on_headers_complete()
-        lengths = [value for name, value in headers if name == b"content-length"]
-        is_chunked = any(name == b"transfer-encoding" for name, _ in headers)
+        # Trailers arrive as headers too. A list of their own keeps them out of the request's.
+        self.headers = []
+        is_chunked = b"transfer-encoding" in headers
+        has_body = is_chunked or headers.get(b"content-length", b"0") != b"0"
         self._framing = Framing() if is_chunked else None
         self._has_length = not is_chunked
-        if (is_chunked or lengths not in ([], [b"0"])) and not self.flow.read_paused:
+        if has_body and not self.flow.read_paused:
             self._waits_for_application = True
             self.flow.pause_reading()
 
@@ -257,6 +267,7 @@ class SteadyProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._num_parts += len(self.headers)
         self.lingering.has_more = False
         self._num_small_reads = 0
         self._framing = None

@@ -64,8 +64,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """The fields that ask for something, each with the capability that does it."""
         return [
             (name, capability)
-            for name, capability in _NEEDS.items()
-            if getattr(self, name) not in (None, NEUTRAL.get(name), getattr(_UNSET, name))
+            for name, capability, silent in _NEEDS
+            if getattr(self, name) not in silent
         ]
 
 
@@ -80,9 +80,7 @@ NEUTRAL: Mapping[str, float] = {
 }
 """How a token is drawn where neither the request nor the model's makers say."""
 
-_UNSET = Sampling(max_tokens=None)
-
-_NEEDS: dict[str, Capability] = {
+_CAPABILITIES: dict[str, Capability] = {
     "num_choices": "multiple_choices",
     "logit_bias": "penalties",
     "presence_penalty": "penalties",
@@ -94,6 +92,12 @@ _NEEDS: dict[str, Capability] = {
     "allowed_token_ids": "allowed_token_ids",
     "logprobs": "logprobs",
 }
+_UNSET = Sampling(max_tokens=None)
+# Each field with its capability and the values that ask for nothing.
+_NEEDS: list[tuple[str, Capability, tuple[object, ...]]] = [
+    (name, capability, (None, NEUTRAL.get(name), getattr(_UNSET, name)))
+    for name, capability in _CAPABILITIES.items()
+]
 
 SAMPLING_CAPABILITIES: tuple[Capability, ...] = (
     "penalties",

@@ -48,5 +48,7 @@ def outlives(ttl: Ttl, shorter: Ttl) -> bool:
 def held_as(ttl: Ttl, known: Collection[str]) -> Ttl:
     """The class as which an engine that has these classes holds a breakpoint: the longest of them
     that is no longer than what was asked for. Without any it is the shortest of all."""
+    if ttl in known:
+        return ttl
     shorter = [name for name in TTLS if name in known and not outlives(name, ttl)]
     return shorter[-1] if shorter else next(iter(TTLS))

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 import msgspec
@@ -37,7 +37,13 @@ from engine.places import (
     split,
 )
 from engine.protocol import STATUS_OF, ErrorReply
-from engine.reading import FRAMING_TOLD, MAX_HEAD_BYTES, MAX_PIPELINED, SteadyProtocol
+from engine.reading import (
+    FRAMING_TOLD,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    SteadyProtocol,
+)
 from engine.serve.health import ServedEngine
 from engine.serve.secret import Secret
 from engine.serve.server import note_call
@@ -115,6 +121,10 @@ class BoundedProtocol(SteadyProtocol):
     def refuse_framing(self) -> None:
         self._refusal = FRAMING_TOLD
         self.send_400_response("")
+
+    def refuse_headers(self) -> NoReturn:
+        self._refusal = f"there are more than {MAX_HEADERS} headers"
+        raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
 
     def on_response_complete(self) -> None:
         is_whole = self.transport.is_closing() or self._body_at is None or bool(self.pipeline)

@@ -203,6 +203,8 @@ class Writer(Generic[EventT, WholeT]):
 
     def note(self, frame: protocol.Frame) -> None:
         """Keep what the answer's beginning and end tell."""
+        if isinstance(frame, protocol.Delta):
+            return
         match frame:
             case protocol.Started():
                 self.usage = frame.usage

@@ -99,7 +99,7 @@ class AdminGate:
     def holder(self, scope: Scope) -> KeyHolder | None:
         """Who has the request's key, if it is in memory, where it may have expired meanwhile."""
         try:
-            key = _presented_key(scope)
+            key = presented_key(scope)
         except GatewayError:
             return None
         principal = self._keyring.in_memory(key)
@@ -196,7 +196,7 @@ async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, 
     connections = connection.bounds.places.connections
     client = scope.get("client")
     try:
-        user = await find(_presented_key(scope), group_of(client[0]) if client else "")
+        user = await find(presented_key(scope), group_of(client[0]) if client else "")
     except GatewayError:
         connections.doubt(connection)
         raise
@@ -204,10 +204,21 @@ async def _user_of(scope: Scope, find: Callable[[str, str], Coroutine[Any, Any, 
     return user
 
 
-def _presented_key(scope: Scope) -> str:
+def presented_key(scope: Scope) -> str:
+    """The request's key. It is read at the first call. Raise the errors of `_key_in`."""
+    state: dict[str, Any] = scope["state"]
+    key: str | None = state.get("presented_key")
+    if key is None:
+        key = _key_in(scope)
+        state["presented_key"] = key
+    return key
+
+
+def _key_in(scope: Scope) -> str:
     """The key of the request's headers, or of the query where Google's clients put it. It is read
     from the scope, since a mapping of all headers would be made for this alone. Raise
-    InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once."""
+    InvalidRequest if a header is there twice with two values: RFC 9110, 5.3, allows it once.
+    Raise MissingKey where there is none."""
     headers: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER):

@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NoReturn
 
 import httptools
@@ -37,8 +38,13 @@ def check_head(
         raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
     if method == b"CONNECT":
         raise InvalidRequest("CONNECT: this is no proxy")
-    hosts = [value for name, value in headers if name == b"host"]
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    hosts: list[bytes] = []
+    codings: list[bytes] = []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            codings.append(value.strip().lower())
     if len(hosts) > 1:
         raise InvalidRequest("host: must be there once")
     if not hosts and version != "1.0":
@@ -61,9 +67,6 @@ def check_head(
     host, slash, rest = absolute.groups()
     headers[:] = [(b"host", host), *(header for header in headers if header[0] != b"host")]
     return SERVER.encode() if method == b"OPTIONS" and not (slash or rest) else b"/" + rest
-
-
-MAX_HEADERS = 128
 
 
 class TooManyConnections(Overloaded):
@@ -108,7 +111,7 @@ class GuardedProtocol(SteadyProtocol):
         # The request that is answered. uvicorn's `cycle` is the one that came last.
         self._answered: RequestResponseCycle | None = None
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
-        self._loose_bytes = self._head_bytes = 0
+        self._loose_bytes = 0
         self._is_in_body = False
         # Nothing that comes from now on is a request.
         self._is_deaf = False
@@ -207,6 +210,9 @@ class GuardedProtocol(SteadyProtocol):
     def refuse_framing(self) -> None:
         self._refuse(InvalidRequest(FRAMING_TOLD))
 
+    def refuse_headers(self) -> NoReturn:
+        self._fail(HeadTooLarge())
+
     @property
     def is_in_last_body(self) -> bool:
         """Whether the body of the request that is answered has not come whole. The answer is the
@@ -217,21 +223,17 @@ class GuardedProtocol(SteadyProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
         self.scope["state"]["connection"] = self
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._head_bytes += len(name) + len(value) + 4
-        is_long = self._head_bytes + len(self.url) > MAX_HEAD_BYTES
-        if is_long or len(self.headers) > MAX_HEADERS:
-            self._fail(HeadTooLarge())
 
     def on_headers_complete(self) -> None:
         method = self.parser.get_method()
         version = self.parser.get_http_version()
         if self._is_upgrade():
             return
+        # A name and a value have four bytes beside them.
+        num_bytes = sum(map(len, chain.from_iterable(self.headers))) + 4 * len(self.headers)
+        if num_bytes + len(self.url) > MAX_HEAD_BYTES:
+            self._fail(HeadTooLarge())
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(Overloaded("too much is sent at once on a connection"))
         try:
@@ -243,9 +245,6 @@ class GuardedProtocol(SteadyProtocol):
         if self._on_leave is not None:
             self.flow.resume_reading()  # a request behind the watched one ends it
         self._is_in_body = True
-        self._head_bytes = 0
-        # Trailers arrive as headers too. A list of their own keeps them out of the request's.
-        self.headers = []
         if not self.pipeline:
             self._answered = self.cycle
 

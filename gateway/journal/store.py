@@ -275,6 +275,7 @@ class Journal:
         self.num_bytes = 0
         self._counts = dict.fromkeys((OPEN, CLOSED, ASIDE), 0)
         self._directory = directory
+        self._path = directory / FILE
         self._log = get_logger("journal")
         self._gathered: list[_Job] = []
         self._is_busy = False
@@ -323,7 +324,7 @@ class Journal:
     @property
     def is_in_place(self) -> bool:
         """Whether the file that is open is the one at its path: somebody may have removed it."""
-        return self._file is None or _file_id(self._directory / FILE) == self._file
+        return self._file is None or _file_id(self._path) == self._file
 
     def look(self) -> None:
         """Have the thread look after the file, though there is nothing to write."""
@@ -421,8 +422,7 @@ class Journal:
         """Move SQLite's log, which has pages of before, into the file. Raise JournalUnavailable."""
 
         def checkpoint() -> None:
-            path = self._directory / FILE
-            with closing(sqlite3.connect(path, timeout=_DEADLINE_SECONDS)) as db:
+            with closing(sqlite3.connect(self._path, timeout=_DEADLINE_SECONDS)) as db:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
         try:
@@ -617,7 +617,7 @@ class Journal:
         path = self._directory / _INSTANCES  # the present one stands last
         content = path.read_text("ascii", "replace") if path.exists() else ""
         instances = [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
-        is_hurt = bool(instances) and not (self._directory / FILE).exists()
+        is_hurt = bool(instances) and not self._path.exists()
         try:
             table = _open_file(self._directory)
         except (sqlite3.Error, Damaged) as error:
@@ -629,7 +629,7 @@ class Journal:
             failing.callback(table.db.close)
             self._bring_over(table, instances, is_hurt=is_hurt)
             failing.pop_all()
-        self._file = _file_id(self._directory / FILE)
+        self._file = _file_id(self._path)
         return table
 
     def _bring_back(self) -> None:

@@ -11,6 +11,7 @@ row keeps the version that it was inserted with.
 """
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
@@ -43,6 +44,7 @@ _WRITES_BY_VERSION = (
 )
 _VERSIONS = tuple((*_COLUMNS_AHEAD, *writes, *_COLUMNS_BEHIND) for writes in _WRITES_BY_VERSION)
 _NEWEST = len(_VERSIONS) - 1
+_values_by_version = [itemgetter(*names) for names in _VERSIONS]
 _CRC_BITS = 32
 
 BILLED = _VERSIONS[_NEWEST]
@@ -51,7 +53,7 @@ BILLED = _VERSIONS[_NEWEST]
 
 def checksum_of(row: Mapping[str, Any], version: int = _NEWEST) -> int:
     """The checksum of a turn, from its columns by name."""
-    values = (row[name] for name in _VERSIONS[version])
+    values = _values_by_version[version](row)
     cells = ["" if value is None else str(value) for value in values]
     return version << _CRC_BITS | crc32("\0".join(cells).encode())
 

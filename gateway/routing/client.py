@@ -5,13 +5,21 @@ import asyncio
 import io
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import aiohttp
 import msgspec
 
-from engine.protocol import Done, ErrorReply, Failed, FinalCounts, Finished, Frame, Started
+from engine.protocol import (
+    Delta,
+    Done,
+    ErrorReply,
+    Failed,
+    FinalCounts,
+    Finished,
+    Frame,
+    Started,
+)
 from gateway.base.errors import (
     AnswerAborted,
     DemandRefused,
@@ -69,24 +77,6 @@ class Timeouts(NamedTuple):
 
     read_seconds: float
     connect_seconds: float
-
-
-@asynccontextmanager
-async def _bounded_wait(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError inside, _GRACE_SECONDS after `seconds`.
-
-    The first of both timers only sets the second: it may be late by any time in which the process
-    stood still.
-    """
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as timeout:
-        last_chance = loop.call_later(
-            seconds, lambda: timeout.reschedule(loop.time() + _GRACE_SECONDS)
-        )
-        try:
-            yield
-        finally:
-            last_chance.cancel()
 
 
 class EngineResponse:
@@ -189,16 +179,22 @@ class EngineHttp:
         headers: Mapping[str, str],
         body: bytes | None,
         timeouts: Timeouts,
+        wait: asyncio.Timeout | None = None,
     ) -> EngineResponse:
         """Return once the head of the answer is there. Raise CannotConnect, EngineLost or
         EngineTimeout. A GET whose idle connection was closed is sent again; a POST may have been
-        carried out."""
+        carried out. The caller may end its `wait` early, which is an EngineTimeout too."""
         data = io.BytesIO(body) if body and len(body) > _LARGE_BYTES else body
+        session = self._polls if method == "GET" else self._turns
+        connecting = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
+        seconds = sum(timeouts) + len(body or b"") / _LEAST_BYTES_PER_SECOND
+        loop = asyncio.get_running_loop()
+        timeout = wait or asyncio.timeout(None)
+        # This timer only sets the timeout's: it may be late by any time in which the process stood
+        # still.
+        timer = loop.call_later(seconds, lambda: timeout.reschedule(loop.time() + _GRACE_SECONDS))
         try:
-            session = self._polls if method == "GET" else self._turns
-            connecting = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_seconds)
-            seconds = sum(timeouts) + len(body or b"") / _LEAST_BYTES_PER_SECOND
-            async with _bounded_wait(seconds):
+            async with timeout:
                 response = await session.request(
                     method,
                     url,
@@ -216,6 +212,8 @@ class EngineHttp:
             raise EngineTimeout from None
         except aiohttp.ClientError:
             raise EngineLost from None
+        finally:
+            timer.cancel()
         return EngineResponse(response, timeouts.read_seconds)
 
 
@@ -268,22 +266,16 @@ class Generation:
                 frame = _frame.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return frames, EngineFailed("the engine broke the protocol")
+            # Most frames are deltas, which have no counts.
+            if isinstance(frame, Delta):
+                if self.has_ended or frame.choice in self._finished:
+                    self.num_ignored += 1
+                else:
+                    frames.append(frame)
+                continue
             if not are_sane(frame):
                 return frames, EngineFailed("the engine broke the protocol")
-            match frame:
-                case Started():
-                    is_ours = not self._has_started and frame.request_id == self._request_id
-                    self._has_started = True
-                case Done():
-                    is_ours = frame.request_id == self._request_id
-                case Finished():
-                    is_ours = frame.choice not in self._finished
-                    self._finished.add(frame.choice)
-                case Failed():
-                    is_ours = True
-                case _:
-                    is_ours = frame.choice not in self._finished
-            if self.has_ended or not is_ours:
+            if self.has_ended or not self._is_ours(frame):
                 self.num_ignored += 1
                 continue
             error = self._failure_of(frame)
@@ -291,8 +283,7 @@ class Generation:
                 self.has_ended = True
                 return frames, error
             frames.append(frame)
-            if isinstance(frame, Done):
-                self.has_ended = True
+            self.has_ended = isinstance(frame, Done)
         return frames, None
 
     def _failure_of(self, frame: Frame) -> GatewayError | None:
@@ -309,11 +300,26 @@ class Generation:
                 return EngineFailed()
         return None
 
+    def _is_ours(self, frame: Started | Finished | Done | Failed) -> bool:
+        """Whether the frame belongs to this answer, and does not come for the second time."""
+        match frame:
+            case Started():
+                is_first = not self._has_started
+                self._has_started = True
+                return is_first and frame.request_id == self._request_id
+            case Done():
+                return frame.request_id == self._request_id
+            case Finished():
+                is_first = frame.choice not in self._finished
+                self._finished.add(frame.choice)
+                return is_first
+        return True
+
     def close(self) -> None:
         self._response.close()
 
 
-def are_sane(message: Frame | FinalCounts) -> bool:
+def are_sane(message: Started | Finished | Done | Failed | FinalCounts) -> bool:
     """Whether all counts are from 0 to MAX_COUNT."""
     counts: tuple[int, ...]
     match message:

@@ -208,12 +208,9 @@ class Engine:
         wait = asyncio.timeout(None)
         self._waits.add(wait)
         try:
-            async with wait:
-                response = await self._send(
-                    "POST", "/v1/generate", _encode(request), STREAM_TIMEOUTS, sent
-                )
-        except TimeoutError:
-            raise EngineTimeout from None
+            response = await self._send(
+                "POST", "/v1/generate", _encode(request), STREAM_TIMEOUTS, sent, wait
+            )
         finally:
             self._waits.discard(wait)
         if response.status != 200:
@@ -558,13 +555,14 @@ class Engine:
         body: bytes | None,
         timeouts: Timeouts,
         headers: Mapping[str, str] | None = None,
+        wait: asyncio.Timeout | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
         request_id = bound_request_id()
         if request_id is not None:
             sent = {**sent, "x-request-id": request_id}
         try:
-            return await self._http.send(method, self.url + path, sent, body, timeouts)
+            return await self._http.send(method, self.url + path, sent, body, timeouts, wait)
         except CannotConnect as error:
             self._missed(error)
             raise

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Done, Finished, Frame, Started
+from engine.protocol import Delta, Done, Finished, Frame, Started
 from gateway.admission.permit import Permit
 from gateway.base.errors import (
     DemandRefused,
@@ -222,7 +222,13 @@ class Turn:
         return self.has_started and self.ask.stream
 
     def note(self, frame: Frame, seconds: float) -> None:
-        """Count a frame that came `seconds` after the turn did. Raise where it is a failure."""
+        """Take in a frame that came `seconds` after the turn did. Raise where it is a failure."""
+        if not isinstance(frame, Delta):
+            self._count(frame, seconds)
+        if not self.ask.stream or self.ask.principal.keeps_contents:
+            self.whole.append(frame)
+
+    def _count(self, frame: Frame, seconds: float) -> None:
         record = self.record
         match frame:
             case Started():
@@ -250,8 +256,6 @@ class Turn:
                 record.decode_seconds = frame.decode_seconds
                 record.stop_reason = self.stop_reason or "stop"
                 record.outcome = record.stop_reason
-        if not self.ask.stream or self.ask.principal.keeps_contents:
-            self.whole.append(frame)
 
     @property
     def _constraint(self) -> str:

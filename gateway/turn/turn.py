@@ -132,8 +132,9 @@ class TurnService:
 
     async def _take(self, turn: Turn, frames: Sequence[Frame]) -> None:
         """Take in the next frames, and close the turn with the last one."""
+        seconds = self._seconds(turn)
         for frame in frames:
-            turn.note(frame, self._seconds(turn))
+            turn.note(frame, seconds)
             if isinstance(frame, Started):
                 if frame.miss_reason == "cold":
                     await self._recall(turn)

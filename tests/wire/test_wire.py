@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.reading import FRAMING_TOLD, MAX_HEAD_BYTES
-from gateway.http.connections import MAX_HEADERS
+from engine.reading import FRAMING_TOLD, MAX_HEAD_BYTES, MAX_HEADERS
 from tests.gateway.bodies import body
 from tests.gateway.serving import API_KEY, eventually, metric
 from tests.wire.conftest import BODY_LIMIT, WAIT_SECONDS, Reply, Wire, read_replies

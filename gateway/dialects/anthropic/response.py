@@ -180,11 +180,11 @@ class MessageWriter(Writer[Event, Message]):
     def write(self, frame: protocol.Frame) -> Iterator[Event]:
         self.note(frame)
         match frame:
-            case protocol.Started():
-                yield {"type": "message_start", "message": self._begun}
             case protocol.TextDelta(text=text):
                 yield from self._begin("text", text="")
                 yield self._piece("text_delta", text=text)
+            case protocol.Started():
+                yield {"type": "message_start", "message": self._begun}
             case protocol.ThinkingDelta() if self.hides_thinking:
                 pass
             case protocol.ThinkingDelta(text=text):
