@@ -8,8 +8,6 @@ time.
 import asyncio
 import ipaddress
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 STRANGERS_SHARE = 0.2
@@ -297,6 +295,19 @@ class RoundRobin:
         return None
 
 
+class Known:
+    """Counts the requests that are answered in it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __enter__(self) -> None:
+        self.number += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self.number -= 1
+
+
 class Strangers:
     """When requests of strangers begin: one at a time, in turn between addresses.
 
@@ -306,19 +317,11 @@ class Strangers:
     """
 
     def __init__(self) -> None:
-        self._num_known = 0
+        # A context: entered while a request that is no stranger's is answered.
+        self.known = Known()
         self._waiting = RoundRobin()
         self._timer: asyncio.Handle | None = None
         self._began = 0.0
-
-    @contextmanager
-    def known(self) -> Iterator[None]:
-        """A request that is no stranger's is answered."""
-        self._num_known += 1
-        try:
-            yield
-        finally:
-            self._num_known -= 1
 
     async def wait(self, address: str) -> None:
         """Until a request of this address may begin."""
@@ -344,4 +347,4 @@ class Strangers:
     def _pause(self) -> None:
         loop = asyncio.get_running_loop()
         seconds = (loop.time() - self._began) * (1 / STRANGERS_SHARE - 1)
-        self._timer = loop.call_later(seconds if self._num_known else 0.0, self._begin_next)
+        self._timer = loop.call_later(seconds if self.known.number else 0.0, self._begin_next)

@@ -209,7 +209,7 @@ def front(app: Application, secret: Secret, connections: Connections) -> Applica
         address = client[0] if client else ""
         if secret.is_shown(scope["headers"]):
             connections.prove(connection, group_of(address))
-            with strangers.known():
+            with strangers.known:
                 await app(scope, receive, send)
         else:
             connections.doubt(connection)

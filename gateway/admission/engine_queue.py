@@ -123,10 +123,10 @@ class EngineQueue:
         turn.charged -= surplus
         self.changed()
 
-    def started(self, turn: QueuedTurn, request_id: str, engine: Engine, frame: Started) -> None:
-        """The engine has begun to answer the turn."""
-        engine.started(request_id, frame, [name.digest for name in turn.ask.plan.names])
-        self._moved_on(engine)
+    def started(self, request_id: str, route: Route[Engine], frame: Started) -> None:
+        """The route's engine has begun to answer the turn."""
+        route.engine.started(request_id, frame, route.prompt.ends.digests)
+        self._moved_on(route.engine)
 
     def left(
         self, request_id: str, route: Route[Engine], *, was_accepted: bool, has_started: bool

@@ -5,10 +5,10 @@ those that are left out and told, and those that are refused but for their neutr
 bounds of names, schemas, inputs of calls, and of their number stand in the types.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -97,19 +97,33 @@ def _parts_of(hint: Any) -> Iterator[Any]:
             yield from _parts_of(part)
 
 
+class Undone(NamedTuple):
+    """A field of a request's type that only asks for better."""
+
+    # The names that lead to it.
+    names: Sequence[str]
+    reason: str
+    # The values that ask for nothing.
+    neutral: Sequence[Any]
+
+
+def undone_of(fields: Mapping[str, tuple[Any, ...]]) -> list[Undone]:
+    """Each by its path, with the reason and then the values that ask for nothing."""
+    return [Undone(path.split("."), reason, neutral) for path, (reason, *neutral) in fields.items()]
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """One dialect's table. `silent` fields change nothing, `told` ones are left out with a reason,
     `refused` ones may only have a value of those listed: these are in the body and not in the
-    request's type. `undone` are fields of the type, by path, that only ask for better: the reason,
-    then the values that ask for nothing."""
+    request's type. `undone` are fields of the type that only ask for better."""
 
     style: Style
     rules: Rules
     silent: frozenset[str] = frozenset()
     told: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    undone: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    undone: Sequence[Undone] = ()
 
     def part(
         self, fields: Mapping[str, Raw], bounds: RequestBounds, notepad: Notepad
@@ -150,13 +164,13 @@ class Fields:
 
     def note(self, request: msgspec.Struct, notepad: Notepad) -> None:
         """Note the undone fields that ask for something."""
-        for path, (reason, *neutral) in self.undone.items():
+        for names, reason, neutral in self.undone:
             value: Any = request
-            for name in path.split("."):
+            for name in names:
                 value = getattr(value, name, None)
             if value is not None and value not in neutral:
-                field_name = ".".join(map(camel, path.split("."))) if self.style.is_camel else path
-                notepad.ignore(field_name, reason)
+                written = map(camel, names) if self.style.is_camel else names
+                notepad.ignore(".".join(written), reason)
 
 
 def _hold(number: int, most: int, subject: str, unit: str = "") -> None:

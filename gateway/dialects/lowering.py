@@ -390,12 +390,19 @@ def split_data_url(url: str) -> tuple[str, str]:
     return head[:256].partition(";")[0], data
 
 
+_SAMPLING_FIELDS = {
+    api: [(name, names.get(name, name)) for name in Sampling.__struct_fields__]
+    for api, names in SAMPLING_NAMES.items()
+}
+"""The fields of Sampling, each with its name in the API."""
+
+
 def sampling_of(request: msgspec.Struct, api: Api, **changed: Any) -> Sampling:
     """The sampling that a request's fields say, by the API's names. A `top_p` of 0 leaves the most
     likely token, like a temperature of 0."""
     fields: dict[str, Any] = {"max_tokens": None}
-    for name in Sampling.__struct_fields__:
-        value = getattr(request, SAMPLING_NAMES[api].get(name, name), None)
+    for name, native in _SAMPLING_FIELDS[api]:
+        value = getattr(request, native, None)
         if value is not None:
             fields[name] = value
     fields |= changed

@@ -83,10 +83,9 @@ class _Body:
         self._receive = receive
         self._bounds = bounds
         self._deadline = asyncio.get_running_loop().time() + bounds.seconds
-        self._declared = 0
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
-                self._declared = int(value)
+        length = header_of(scope, b"content-length") or ""
+        is_number = length.isdecimal() and len(length) < _MAX_DIGITS
+        self._declared = int(length) if is_number else 0
         self._workspace = ""
         self._num_bytes = self._num_read = 0
 

@@ -23,6 +23,7 @@ from gateway.http.bodies import brought_in
 from gateway.http.connections import GuardedProtocol
 from gateway.http.errors import origin_of
 from gateway.http.services import services_of
+from gateway.http.speaking import header_of
 from gateway.prompt.approximate import HEADER
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.prompt.images import ImagesNamed
@@ -76,13 +77,13 @@ def header_mark_of(
     None without the header. Raise InvalidRequest for anything else, and where it is not taken at
     all.
     """
-    # `request.headers` would decode all of them.
-    headers = request.scope["headers"]
-    values = [value.decode("latin-1") for name, value in headers if name == _KEEP_HEADER]
-    if not values:
+    scope = request.scope
+    if header_of(scope, _KEEP_HEADER) is None:
         return None
     if not is_taken:
         raise InvalidRequest(f"{HEADER}: not here; `cache_control.holdfast` of a block asks")
+    # `request.headers` would decode all of them.
+    values = [value.decode("latin-1") for name, value in scope["headers"] if name == _KEEP_HEADER]
     fields = [field.partition("=") for field in "; ".join(values).split(";")]
     by_name = {name.strip(): value.strip() for name, _, value in fields}
     try:

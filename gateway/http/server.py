@@ -89,7 +89,7 @@ def front(app: Litestar) -> Application:
             connection: GuardedProtocol = scope["state"]["connection"]
             # What waits for its beginning is no stranger's, whose places are few.
             connection.bounds.places.connections.prove(connection, holder.key_id)
-            with strangers.known():
+            with strangers.known:
                 await beginnings.wait(holder.workspace, holder.key_id)
                 if not connection.is_lost:
                     await answered(scope, receive, send)

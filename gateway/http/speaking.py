@@ -5,7 +5,7 @@ dialects let go of what is cached at `/v1/cache/`. Otherwise Anthropic's clients
 version header, Google's by where they put their key, and all others speak OpenAI's dialect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -71,8 +71,6 @@ def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
     """The first header of that name, which is given in lower case; None without one. Litestar
     decodes all headers of a request for the first one that is asked for."""
-    for header, value in scope["headers"]:
-        if header == name:
-            decoded: str = value.decode("latin-1")
-            return decoded
-    return None
+    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    value = dict(reversed(headers)).get(name)
+    return None if value is None else value.decode("latin-1")

@@ -330,6 +330,7 @@ def make_engine(
         return create_async_engine(
             url,
             hide_parameters=True,
+            json_serializer=_json_of,
             pool_size=pool_size // 2,
             max_overflow=pool_size - pool_size // 2,
             pool_timeout=2,
@@ -344,10 +345,18 @@ def make_engine(
     is_file = make_url(url).database not in (None, "", ":memory:")
     sizes = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 2} if is_file else {}
     engine = create_async_engine(
-        url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}, **sizes
+        url,
+        hide_parameters=True,
+        json_serializer=_json_of,
+        connect_args={"timeout": statement_ms / 1000},
+        **sizes,
     )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
+
+
+def _json_of(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

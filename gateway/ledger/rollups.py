@@ -515,16 +515,17 @@ _RENAMED = {
     "cost_nano": "cost",
     "cost_without_cache_nano": "cost_without_cache",
 }
-_FIELDS = [
-    (column.name, attrgetter(_RENAMED.get(column.name, column.name)))
+_COLUMNS = [
+    column.name
     for column in TurnRow.__table__.columns
     if column.name not in ("opened_ms", "checksum")
 ]
+_fields_of = attrgetter(*(_RENAMED.get(name, name) for name in _COLUMNS))
 
 
 def row_of(record: TurnRecord) -> dict[str, Any]:
     """The columns of a turn: the fields of its record, some under another name."""
-    row: dict[str, Any] = {name: field(record) for name, field in _FIELDS}
+    row: dict[str, Any] = dict(zip(_COLUMNS, _fields_of(record), strict=True))
     row["marks"] = msgspec.to_builtins(record.marks)
     row["opened_ms"] = int(record.opened_at.timestamp() * 1000)
     row["checksum"] = checksum_of(row)

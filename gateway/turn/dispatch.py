@@ -330,13 +330,13 @@ class Dispatcher:
 
     def _started(self, turn: Turn, started: Started) -> None:
         """The engine has begun: to prefill for another one, or to answer."""
-        self.queue.started(turn.permit, turn.record.request_id, turn.engine, started)
-        if turn.leg is not None:
-            turn.leg.started = started
-            return
         choice = turn.route
         record = turn.record
         assert choice is not None
+        self.queue.started(record.request_id, choice, started)
+        if turn.leg is not None:
+            turn.leg.started = started
+            return
         ask = turn.ask
         usage = started.usage
         turn.has_started = True

@@ -24,7 +24,7 @@ from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects import fields
 from gateway.dialects.anthropic.client_tools import described
 from gateway.dialects.bodies import check_values, decode_with_foreign_tools, read, split_complaint
-from gateway.dialects.fields import Fields, Style, rules_of
+from gateway.dialects.fields import Fields, Style, rules_of, undone_of
 from gateway.dialects.unknown import UnknownFields
 from gateway.prompt.ignored import ADVICE, ADVICE_REASON
 from gateway.prompt.wish import ApproximateMark, Wish
@@ -437,20 +437,26 @@ _UNUSED: tuple[Any, ...] = (_NOT_HERE, [], {}, "")
 FIELDS = Fields(
     style=Style("messages: more than {} content blocks in the request", is_dotted=True),
     rules=rules_of(MessagesRequest, CountTokensRequest, ForeignTool),
-    undone={
-        "thread": ("no thread is kept: send the whole conversation each time",),
-        "speed": ("there is one speed", "standard"),
-        "output_config.effort": (NO_EFFORT,),
-        "billing_policy": _UNUSED,
-        "mcp_servers": _UNUSED,
-        "container": _UNUSED,
-        "fallbacks": _UNUSED,
-        "fallback_credit_token": _UNUSED,
-        "output_config.task_budget": _UNUSED,
-        "thinking.display": ("thinking is shown as the model writes it", "summarized", "omitted"),
-        "thinking.budget_tokens": ("`max_tokens` alone bounds thinking",),
-        **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
-    },
+    undone=undone_of(
+        {
+            "thread": ("no thread is kept: send the whole conversation each time",),
+            "speed": ("there is one speed", "standard"),
+            "output_config.effort": (NO_EFFORT,),
+            "billing_policy": _UNUSED,
+            "mcp_servers": _UNUSED,
+            "container": _UNUSED,
+            "fallbacks": _UNUSED,
+            "fallback_credit_token": _UNUSED,
+            "output_config.task_budget": _UNUSED,
+            "thinking.display": (
+                "thinking is shown as the model writes it",
+                "summarized",
+                "omitted",
+            ),
+            "thinking.budget_tokens": ("`max_tokens` alone bounds thinking",),
+            **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
+        }
+    ),
 )
 _OWN_TYPES = ("custom",)
 _messages = msgspec.json.Decoder(MessagesRequest)

@@ -20,7 +20,7 @@ from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
 from gateway.dialects.bodies import bound_output, check_values, read, split_complaint
-from gateway.dialects.fields import Checking, Fields, Style, rules_of
+from gateway.dialects.fields import Checking, Fields, Style, rules_of, undone_of
 
 
 class Shape(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -266,14 +266,16 @@ REFUSED = ("response_format", "continuation_token")
 FIELDS = Fields(
     style=Style("contents: more than {} parts", is_camel=True),
     rules=rules_of(GenerateRequest, Prompted),
-    undone={
-        **{
-            f"generation_config.{field.name}": ("not done by this server",)
-            for field in msgspec.structs.fields(GenerationConfig)
-            if field.type is Any and field.name not in REFUSED
-        },
-        "safety_settings": ("this server filters nothing", []),
-    },
+    undone=undone_of(
+        {
+            **{
+                f"generation_config.{field.name}": ("not done by this server",)
+                for field in msgspec.structs.fields(GenerationConfig)
+                if field.type is Any and field.name not in REFUSED
+            },
+            "safety_settings": ("this server filters nothing", []),
+        }
+    ),
 )
 ShapeT = TypeVar("ShapeT", bound=Shape)
 

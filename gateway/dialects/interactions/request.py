@@ -16,7 +16,7 @@ from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
 from gateway.dialects.bodies import check_schema, check_values, read
-from gateway.dialects.fields import Fields, Style, rules_of
+from gateway.dialects.fields import Fields, Style, rules_of, undone_of
 from gateway.dialects.gemini import request as gemini
 from gateway.dialects.gemini.lower import json_schema
 from gateway.dialects.unknown import UNKNOWN
@@ -139,10 +139,12 @@ _NOT_DONE = ("image_config", "speech_config", "transcription_config", "video_con
 FIELDS = Fields(
     style=Style("input: more than {} steps and contents"),
     rules=rules_of(InteractionRequest),
-    undone={
-        **{f"generation_config.{name}": ("not done by this server",) for name in _NOT_DONE},
-        "safety_settings": ("this server filters nothing", []),
-    },
+    undone=undone_of(
+        {
+            **{f"generation_config.{name}": ("not done by this server",) for name in _NOT_DONE},
+            "safety_settings": ("this server filters nothing", []),
+        }
+    ),
 )
 _encode = msgspec.json.Encoder().encode
 

@@ -31,7 +31,7 @@ from gateway.dialects.bodies import (
     read,
     split_complaint,
 )
-from gateway.dialects.fields import Fields, Style, rules_of
+from gateway.dialects.fields import Fields, Style, rules_of, undone_of
 from gateway.dialects.lowering import HELD_BY_TTL, IN_MEMORY
 from gateway.dialects.unknown import UnknownFields, written
 from gateway.prompt.ignored import ADVICE, ADVICE_REASON, Notepad
@@ -452,17 +452,19 @@ CHAT = Fields(
         "modalities": (["text"],),
         "moderation": (),
     },
-    undone={
-        "verbosity": ("this model has one verbosity", "medium"),
-        "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
-        "prediction": ("nothing is predicted: it would only be faster",),
-        "store": ("no answer is kept", False),
-        "service_tier": ("there is one tier", "auto", "default"),
-        **dict.fromkeys(
-            ("search_parameters", "web_search_options"), ("this server searches nothing",)
-        ),
-        **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
-    },
+    undone=undone_of(
+        {
+            "verbosity": ("this model has one verbosity", "medium"),
+            "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
+            "prediction": ("nothing is predicted: it would only be faster",),
+            "store": ("no answer is kept", False),
+            "service_tier": ("there is one tier", "auto", "default"),
+            **dict.fromkeys(
+                ("search_parameters", "web_search_options"), ("this server searches nothing",)
+            ),
+            **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
+        }
+    ),
 )
 COMPLETIONS = Fields(
     style=_STYLE,
@@ -475,10 +477,12 @@ COMPLETIONS = Fields(
         "response_format": ({"type": "text"},),
         "suffix": ("",),
     },
-    undone={
-        "prompt_cache_retention": ("a raw prompt has no breakpoints", *IN_MEMORY),
-        **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
-    },
+    undone=undone_of(
+        {
+            "prompt_cache_retention": ("a raw prompt has no breakpoints", *IN_MEMORY),
+            **dict.fromkeys(ADVICE, (ADVICE_REASON,)),
+        }
+    ),
 )
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 

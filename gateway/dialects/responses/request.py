@@ -17,7 +17,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects import fields
 from gateway.dialects.anthropic.request import CacheBreakpoint, CacheTtl, Strict
 from gateway.dialects.bodies import bound_output, check_values, fields_of, read
-from gateway.dialects.fields import Checking, Fields, Style, rules_of
+from gateway.dialects.fields import Checking, Fields, Style, rules_of, undone_of
 from gateway.dialects.lowering import HELD_BY_TTL, IN_MEMORY
 from gateway.dialects.openai.request import JsonObjectFormat, Key, Refusal, TextFormat, explained
 from gateway.dialects.responses.client_tools import TOOL_SEARCH
@@ -529,13 +529,15 @@ FIELDS = Fields(
         "stream_id": (),
         "type": ("response.create",),
     },
-    undone={
-        "truncation": ("this server leaves nothing out of a prompt", "disabled"),
-        "text.verbosity": ("this model knows no verbosity", "medium"),
-        "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
-        "reasoning.context": ("the model's template decides what it sees", "auto"),
-        "reasoning.mode": ("there is one mode", "standard"),
-    },
+    undone=undone_of(
+        {
+            "truncation": ("this server leaves nothing out of a prompt", "disabled"),
+            "text.verbosity": ("this model knows no verbosity", "medium"),
+            "prompt_cache_retention": (HELD_BY_TTL, *IN_MEMORY),
+            "reasoning.context": ("the model's template decides what it sees", "auto"),
+            "reasoning.mode": ("there is one mode", "standard"),
+        }
+    ),
 )
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _HAVE_STATUS = ("message", "function_call", "function_call_output")

@@ -48,7 +48,7 @@ async def test_strangers_get_a_part_of_the_loop_while_others_are_answered() -> N
     strangers = Strangers()
     order: list[str] = []
     began = time.perf_counter()
-    with strangers.known():
+    with strangers.known:
         await asyncio.gather(*(answer(strangers, "a", order) for _ in range(NUM_TURNS)))
     seconds = time.perf_counter() - began
     assert seconds > 0.9 * (NUM_TURNS - 1) * WORK_SECONDS / STRANGERS_SHARE
