@@ -145,6 +145,8 @@ class SteadyProtocol(HttpToolsProtocol):
         self._unread = b""
         self._next: asyncio.Handle | None = None
         self._is_reading = False
+        # Bytes since the last complete part. They are a head's, trailers', or no part's.
+        self.loose_bytes = 0
         self._num_parts = 0
         self._num_small_reads = 0
         # Of the request whose body is read now.
@@ -209,10 +211,11 @@ class SteadyProtocol(HttpToolsProtocol):
             self._feed_counted(data[begin:end])
             begin = end
         self._is_reading = False
-        self._unread = b"" if self.transport.is_closing() else data[begin:]
+        is_closing = self.transport.is_closing()
+        self._unread = b"" if is_closing else data[begin:]
         if self._unread:
             self.transport.pause_reading()
-        if not self._may_read():
+        if is_closing or self.flow.read_paused:
             return
         if self._unread:
             self._next = self.loop.call_soon(self._read)
@@ -228,6 +231,7 @@ class SteadyProtocol(HttpToolsProtocol):
     def _feed_counted(self, piece: bytes) -> None:
         framing = self._framing
         num_before = self._num_content
+        self.loose_bytes += len(piece)
         self.feed(piece)
         if framing is None or framing is not self._framing:
             return
@@ -264,10 +268,12 @@ class SteadyProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._num_parts += 1
         self._num_content += len(body)
+        self.loose_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._num_parts += len(self.headers)
+        self.loose_bytes = 0
         self.lingering.has_more = False
         self._num_small_reads = 0
         self._framing = None

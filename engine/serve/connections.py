@@ -85,8 +85,6 @@ class BoundedProtocol(SteadyProtocol):
         self._head_since: float | None = self.loop.time()
         self._body_at: float | None = None
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
-        # Bytes since the last complete part. They are a head's, trailers', or no part's.
-        self._loose_bytes = 0
         self._refusal = ""
         address = self.client[0] if self.client else ""
         if not self.places.enter(self, address, len(self.connections)):
@@ -111,10 +109,9 @@ class BoundedProtocol(SteadyProtocol):
         super().connection_lost(exc)
 
     def feed(self, piece: bytes) -> None:
-        self._loose_bytes += len(piece)
         # uvicorn's own `data_received` parses, and answers what is no HTTP.
         HttpToolsProtocol.data_received(self, piece)
-        if self._loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self.loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refusal = f"the headers have more than {MAX_HEAD_BYTES} bytes"
             self.send_400_response("")
 
@@ -149,11 +146,9 @@ class BoundedProtocol(SteadyProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_at = self.loop.time()
-        self._loose_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._loose_bytes = 0
         self._body_at = None
         super().on_message_complete()
 

@@ -110,8 +110,6 @@ class GuardedProtocol(SteadyProtocol):
         self.url = b""
         # The request that is answered. uvicorn's `cycle` is the one that came last.
         self._answered: RequestResponseCycle | None = None
-        # Bytes since the last complete part: of a head, of trailers, or of nothing.
-        self._loose_bytes = 0
         self._is_in_body = False
         # Nothing that comes from now on is a request.
         self._is_deaf = False
@@ -136,7 +134,7 @@ class GuardedProtocol(SteadyProtocol):
         answered = self._answered
         is_answered = answered is not None and answered.response_complete
         is_answering = answered is not None and answered.response_started and not is_answered
-        if is_answered and not self._loose_bytes and not self._is_in_body:
+        if is_answered and not self.loose_bytes and not self._is_in_body:
             self.bounds.refused("made_way", None)
             self.transport.close()
         elif is_answering or self.transport.is_closing():
@@ -176,9 +174,8 @@ class GuardedProtocol(SteadyProtocol):
             self.flow.resume_reading()  # only so is it seen that the client has left
 
     def feed(self, data: bytes) -> None:
-        self._loose_bytes += len(data)
         if self._is_deaf:
-            if self._loose_bytes > MAX_HEAD_BYTES:
+            if self.loose_bytes > MAX_HEAD_BYTES:
                 self.transport.close()
             return
         if self.timeout_keep_alive_task is not None:
@@ -200,11 +197,11 @@ class GuardedProtocol(SteadyProtocol):
                     data = b"\r\n".join([*lines, b"", data[upgrade.args[0] :]])
         except httptools.HttpParserError:
             self.send_400_response("")
-        if self._is_deaf or self.transport.is_closing():
+        if not self.loose_bytes or self._is_deaf or self.transport.is_closing():
             return
-        if self._loose_bytes > MAX_HEAD_BYTES:
+        if self.loose_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge())
-        elif self._loose_bytes and not self._is_in_body and self._deadline is None:
+        elif not self._is_in_body and self._deadline is None:
             self._arm()
 
     def refuse_framing(self) -> None:
@@ -248,14 +245,9 @@ class GuardedProtocol(SteadyProtocol):
         if not self.pipeline:
             self._answered = self.cycle
 
-    def on_body(self, body: bytes) -> None:
-        self._loose_bytes = 0
-        super().on_body(body)
-
     def on_message_complete(self) -> None:
         if self._is_upgrade():
             return
-        self._loose_bytes = 0
         self._is_in_body = False
         self._disarm()
         self._is_deaf = not self.cycle.keep_alive  # RFC 9112, 9.6
@@ -299,7 +291,7 @@ class GuardedProtocol(SteadyProtocol):
     def _arm(self) -> None:
         def is_late() -> None:
             self._deadline = None
-            if self._loose_bytes and not self._is_in_body:
+            if self.loose_bytes and not self._is_in_body:
                 self._refuse(HeadTimeout())
             else:
                 self.transport.close()

@@ -12,7 +12,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -63,25 +63,26 @@ def front(app: Litestar) -> Application:
     strangers = Strangers()
     beginnings = Beginnings()
 
-    async def answered(scope: Any, receive: Any, send: Any) -> None:
+    def answered(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
         if scope["path"] == SERVER:
-            await _OPTIONS_OF_ALL(scope, receive, send)
-        elif scope["method"] == "HEAD":
+            return _OPTIONS_OF_ALL(scope, receive, send)
+        if scope["method"] == "HEAD":
             # Agents ask so whether anybody serves.
             path = "/healthz" if scope["path"] == "/" else scope["path"]
-            inner: Any = {**scope, "method": "GET", "path": path}
-            await app(inner, receive, send)
-        else:
-            await app(scope, receive, send)
+            scope = {**scope, "method": "GET", "path": path}
+        return app(scope, receive, send)
 
-    async def served(scope: Any, receive: Any, send: Any) -> None:
+    async def started(scope: Any, receive: Any, send: Any) -> None:
         async def send_with_cause(message: Any) -> None:
             if message["type"] == "lifespan.startup.failed" and "start_failure" in app.state:
                 message = {**message, "message": app.state.start_failure}
             await send(message)
 
+        await app(scope, receive, send_with_cause)
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await app(scope, receive, send_with_cause)
+            await started(scope, receive, send)
             return
         gate: AdminGate = app.state.services.admin
         holder = gate.holder(scope)

@@ -39,6 +39,8 @@ class Diagnostics(msgspec.Struct, frozen=True):
 
 def diagnostics_of(diagnosis: Diagnosis | None) -> Diagnostics | None:
     """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
+    if diagnosis is None:
+        return None
     match diagnosis:
         case Diagnosis("unfinished"):
             return Diagnostics(None)
