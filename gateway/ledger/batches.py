@@ -10,7 +10,20 @@ from typing import Any
 
 import msgspec
 from pydantic import SecretStr
-from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
@@ -189,22 +202,12 @@ class Batches:
         An owner has at most `max_owned` of a workspace, so that some stay free for other gateways.
         Canceled and expired batches don't count: they end at once.
         """
-        is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
-        is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
-        place = func.row_number().over(
-            partition_by=BatchRow.workspace_id,
-            order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
-        )
-        free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
-        ranked = (
-            select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
-            .where(_RUNS, free)
-            .subquery()
-        )
-        chosen = select(ranked.c.id).where(or_(ranked.c.is_sure, ranked.c.place <= max_owned))
         async with self._ledger.transaction() as connection:
             if (await connection.execute(_ANY_THAT_RUNS)).first() is None:
                 return []
+            is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
+            free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
+            chosen = _claimable(is_owned, free, now, max_owned)
             ids = (await connection.execute(chosen)).scalars().all()
             claimed = update(BatchRow).where(BatchRow.id.in_(ids), free)
             await connection.execute(claimed.values(owner=owner, owned_until=until))
@@ -291,6 +294,23 @@ class Batches:
             raise RateLimited("bytes of batches; delete old ones", self._max_bytes)
         if num_running >= self._max_running:
             raise RateLimited("batches that have not ended", self._max_running)
+
+
+def _claimable(
+    is_owned: ColumnElement[bool], is_free: ColumnElement[bool], now: datetime, max_owned: int
+) -> Select[tuple[str]]:
+    """The ids of the free batches that an owner may have, at most `max_owned` of a workspace."""
+    is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
+    place = func.row_number().over(
+        partition_by=BatchRow.workspace_id,
+        order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
+    )
+    ranked = (
+        select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
+        .where(_RUNS, is_free)
+        .subquery()
+    )
+    return select(ranked.c.id).where(or_(ranked.c.is_sure, ranked.c.place <= max_owned))
 
 
 async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Batch:

@@ -86,7 +86,10 @@ async def lease_fates(ledger: Ledger, of: Range, answering: Answering) -> dict[s
         for query in _ends(wide):
             for engine, reason, leases in await connection.execute(query):
                 fates[engine].ended[reason] += int(leases)
-        rows = (await connection.execute(_epochs(of.engine))).mappings().all()
+        epochs = _epochs()
+        if of.engine is not None:
+            epochs = epochs.where(epochs.selected_columns.engine == of.engine)
+        rows = (await connection.execute(epochs)).mappings().all()
     for row in rows:
         _take(fates[row["engine"]], row, of, answering)
     return dict(fates)
@@ -146,8 +149,10 @@ def _ends(of: Range) -> list[Any]:
     return queries
 
 
-def _epochs(engine: str | None) -> sa.Select[Any]:
-    """Every epoch with leases whose end it did not report, and what the next epoch reported."""
+@functools.cache
+def _epochs() -> sa.Select[Any]:
+    """Every epoch with leases whose end it did not report, and what the next epoch reported. Each
+    gateway asks this every few seconds, so the statement is made once."""
     table = EpochReportRow
     order: dict[str, Any] = {
         "partition_by": table.engine,
@@ -159,7 +164,7 @@ def _epochs(engine: str | None) -> sa.Select[Any]:
 
     ends = [getattr(table, reason) for reason in LEASE_ENDS]
     num_ended = functools.reduce(operator.add, ends)
-    query = sa.select(
+    epochs = sa.select(
         table.engine,
         table.epoch,
         table.last_ms,
@@ -170,8 +175,5 @@ def _epochs(engine: str | None) -> sa.Select[Any]:
         following(table.restored_leases, "next_restored"),
         following(table.lost_leases, "next_lost"),
         (table.granted - num_ended).label("untold"),
-    )
-    if engine is not None:
-        query = query.where(table.engine == engine)
-    epochs = query.subquery()
+    ).subquery()
     return sa.select(*epochs.c).where(epochs.c.untold > 0)
