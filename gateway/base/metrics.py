@@ -4,7 +4,7 @@ Labels are bounded, and no client can make one: routes are templates, models are
 serve, and workspaces are named only where a setting says how many.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.protocol import WRITE_FIELDS
@@ -50,10 +50,6 @@ _HISTOGRAMS_OF_VLLM: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "turn_input_tokens": ("vllm:request_prompt_tokens", {}),
     "turn_output_tokens": ("vllm:request_generation_tokens", {}),
 }
-# The counter that vLLM shows by two names.
-_COUNTERS_OF_VLLM: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "vllm:prefix_cache_queries": ("vllm:prompt_tokens", {}),
-}
 # What a gateway counts and measures by vLLM's names, with its labels. Gauges are of the whole
 # gateway: an endpoint picker expects one series of each.
 _LABELS_OF_VLLM: Mapping[str, tuple[str, ...]] = {
@@ -61,9 +57,7 @@ _LABELS_OF_VLLM: Mapping[str, tuple[str, ...]] = {
     "vllm:num_requests_running": (),
     "vllm:kv_cache_usage_perc": (),
     "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
-    "vllm:prefix_cache_queries_total": ("model_name",),
     "vllm:prefix_cache_hits_total": ("model_name",),
-    "vllm:generation_tokens_total": ("model_name",),
     "vllm:num_preemptions_total": ("model_name",),
 }
 # Prometheus' own buckets up to 10 s, and beyond: cold prompts and long answers take minutes.
@@ -77,6 +71,13 @@ _BUCKETS: dict[str, Iterable[float]] = {
 TOKEN_CLASSES = {
     name.removesuffix("_tokens"): name
     for name in ("input_tokens", "cache_read_tokens", *WRITE_FIELDS.values(), "output_tokens")
+}
+_INPUT_CLASSES = TOKEN_CLASSES.keys() - {"output"}
+# vLLM's names for sums of our classes of tokens.
+_SUMS_OF_VLLM: Mapping[str, Collection[str]] = {
+    "vllm:prompt_tokens": _INPUT_CLASSES,
+    "vllm:prefix_cache_queries": _INPUT_CLASSES,
+    "vllm:generation_tokens": {"output"},
 }
 FAILED_OUTCOMES = ("api_error", "timeout_error", "gateway_killed")
 """Outcomes that are a fault of an engine or a gateway, whatever status was sent before."""
@@ -137,6 +138,31 @@ class _RenamingCollector(Collector):
         return metrics.values()
 
 
+class _TokensOfVllm(Collector):
+    """Shows the counted tokens once more, by vLLM's names for their sums. `meanings` are those of
+    all metrics, by their full names."""
+
+    def __init__(self, tokens: Counter, meanings: Mapping[str, str]) -> None:
+        self._tokens = tokens
+        self._meanings = meanings
+
+    def collect(self) -> Iterable[Metric]:
+        sums: dict[tuple[str, str], float] = {}
+        for metric in self._tokens.collect():
+            for sample in metric.samples:
+                for name, classes in _SUMS_OF_VLLM.items():
+                    key = name, sample.labels["model"]
+                    amount = sample.value if sample.labels["class"] in classes else 0.0
+                    sums[key] = sums.get(key, 0.0) + amount
+        families = {
+            name: CounterMetricFamily(name, self._meanings[f"{name}_total"], labels=["model_name"])
+            for name in _SUMS_OF_VLLM
+        }
+        for (name, model), amount in sums.items():
+            families[name].add_metric([model], amount)
+        return families.values()
+
+
 class Metrics:
     """The gateway's metrics.
 
@@ -155,11 +181,13 @@ class Metrics:
         self._histograms: dict[str, Histogram] = {}
         # `labels()` takes a lock and more time than the counting itself, so each series is kept.
         self._labelled: dict[tuple[str, tuple[str, ...]], Any] = {}
+        meanings: dict[str, str] = {}
         for row in TABLE.read_text("utf-8").splitlines():
             if not row.startswith((_PREFIX, _OF_VLLM)):
                 continue
             # A single label may have its values behind it: `cache: hit miss`.
             full, kind, labels_text, _, meaning = row.split("\t")
+            meanings[full] = meaning
             names_text, _, values_text = labels_text.partition(": ")
             labels = names_text.split(", ") if names_text else []
             values = values_text.split()
@@ -189,9 +217,7 @@ class Metrics:
         self._vllm_registry.register(
             _RenamingCollector(self._histograms, _HISTOGRAMS_OF_VLLM, "model_name", {})
         )
-        self._vllm_registry.register(
-            _RenamingCollector(self._counters, _COUNTERS_OF_VLLM, "model_name", {})
-        )
+        self._vllm_registry.register(_TokensOfVllm(self._counters["tokens"], meanings))
         self._models: set[str] = set()
         self._num_workspaces = num_workspaces
         self._workspaces: set[str] = set()
@@ -293,8 +319,6 @@ class Metrics:
                 model,
                 amount=record.cache_read_tokens + record.automatic_tokens,
             )
-            self.count("vllm:prefix_cache_queries", model, amount=num_input)
-            self.count("vllm:generation_tokens", model, amount=record.output_tokens)
             self.observe("turn_input_tokens", num_input, model)
             self.observe("turn_output_tokens", record.output_tokens, model)
         if record.decode_seconds is not None and record.output_tokens > 1:
