@@ -266,7 +266,8 @@ def test_an_adapter_of_other_weights_is_not_asked_under_its_id(tmp_path: Path) -
             engine.restart(adapters=[adapter("bb")], script=say("other"))
             assert "other" not in answers(url, "tiny:legal")
             eventually(lambda: said(url, "tiny:legal") == "404")
-            assert said(url, "tiny") == "other", "the model itself is the same"
+            # The gateway may take the engine for a starting one for another moment.
+            eventually(lambda: said(url, "tiny") == "other")  # the model itself is the same
             (report,) = Admin(url).get("engines")
             assert "its adapter `legal` is not used" in report["notes"][0]
             assert report["ids"] == ["tiny"]
