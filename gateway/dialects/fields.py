@@ -100,8 +100,9 @@ def _parts_of(hint: Any) -> Iterator[Any]:
 class Undone(NamedTuple):
     """A field of a request's type that only asks for better."""
 
-    # The names that lead to it.
-    names: Sequence[str]
+    # The request's field, and the names that lead from there.
+    name: str
+    below: Sequence[str]
     reason: str
     # The values that ask for nothing.
     neutral: Sequence[Any]
@@ -109,7 +110,11 @@ class Undone(NamedTuple):
 
 def undone_of(fields: Mapping[str, tuple[Any, ...]]) -> list[Undone]:
     """Each by its path, with the reason and then the values that ask for nothing."""
-    return [Undone(path.split("."), reason, neutral) for path, (reason, *neutral) in fields.items()]
+    undone: list[Undone] = []
+    for path, (reason, *neutral) in fields.items():
+        name, *below = path.split(".")
+        undone.append(Undone(name, below, reason, neutral))
+    return undone
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +169,14 @@ class Fields:
 
     def note(self, request: msgspec.Struct, notepad: Notepad) -> None:
         """Note the undone fields that ask for something."""
-        for names, reason, neutral in self.undone:
-            value: Any = request
-            for name in names:
-                value = getattr(value, name, None)
+        for name, below, reason, neutral in self.undone:
+            value: Any = getattr(request, name, None)
+            if value is None:
+                continue
+            for inner in below:
+                value = getattr(value, inner, None)
             if value is not None and value not in neutral:
+                names = [name, *below]
                 written = map(camel, names) if self.style.is_camel else names
                 notepad.ignore(".".join(written), reason)
 

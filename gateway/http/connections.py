@@ -38,22 +38,20 @@ def check_head(
         raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
     if method == b"CONNECT":
         raise InvalidRequest("CONNECT: this is no proxy")
-    hosts: list[bytes] = []
-    codings: list[bytes] = []
-    for name, value in headers:
-        if name == b"host":
-            hosts.append(value)
-        elif name == b"transfer-encoding":
-            codings.append(value.strip().lower())
-    if len(hosts) > 1:
+    names = [name for name, _ in headers]
+    values = dict(headers)
+    host = values.get(b"host")
+    coding = values.get(b"transfer-encoding")
+    if names.count(b"host") > 1:
         raise InvalidRequest("host: must be there once")
-    if not hosts and version != "1.0":
+    if host is None and version != "1.0":
         raise InvalidRequest("host: header is required")
-    if hosts and not _HOST.match(hosts[0].strip()):
+    if host is not None and not _HOST.match(host.strip()):
         raise InvalidRequest("host: must be a name or an address, with a port or without")
-    if codings and version == "1.0":
+    if coding is not None and version == "1.0":
         raise InvalidRequest("transfer-encoding: HTTP/1.0 has none")
-    if codings and codings != [b"chunked"]:
+    is_twice = names.count(b"transfer-encoding") > 1
+    if coding is not None and (is_twice or coding.strip().lower() != b"chunked"):
         raise InvalidRequest("transfer-encoding: must be chunked, once, and nothing else")
     if target.startswith(b"/"):
         return target

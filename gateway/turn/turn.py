@@ -232,12 +232,13 @@ class TurnService:
         self.metrics.count_first_token(cache, record.model, seconds)
         findings.engine = engine.name
         findings.ignored = ask.notes.ignored_by(engine.capabilities, started.unheld)
-        findings.ignored += ask.shortened(engine.ttls)
-        findings.ttls = engine.ttls
+        ttls = engine.ttls
+        findings.ignored += ask.shortened(ttls)
+        findings.ttls = ttls
         findings.is_isolated = engine.is_isolated
         breakpoint = ask.plan.deepest_marked()
         if breakpoint is not None:
-            record.prefix_ttl = held_as(breakpoint[1], engine.ttls)
+            record.prefix_ttl = held_as(breakpoint[1], ttls)
         description = engine.description
         max_tokens = ask.sampling.max_tokens or 0
         # With log probabilities `max_tokens` may be the bound of a gathered answer.
