@@ -144,8 +144,8 @@ class Curve:
 
 def _reading(num_bytes: int) -> Work:
     """As many bytes of JSON copied, read into text, and encoded: what every request touches."""
-    given = b'"%s"' % (b"a b " * (num_bytes // 4))
-    return lambda: msgspec.json.decode(given + b" ").encode()
+    text = b'"%s"' % (b"a b " * (num_bytes // 4))
+    return lambda: msgspec.json.decode(text + b" ").encode()
 
 
 def cpu_seconds(work: Work) -> float:

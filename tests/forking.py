@@ -83,8 +83,8 @@ class ForkedServer(subprocess.Popen[bytes]):
         self.stdin = self.stdout = self.stderr = None
         out = _path_of(stdout, 1)
         err = out if stderr == subprocess.STDOUT else _path_of(stderr, 2)
-        given = (args[2], tuple(args[3:]), dict(env), (out, err))
-        self._process = _context().Process(target=_be, args=given)
+        arguments = (args[2], tuple(args[3:]), dict(env), (out, err))
+        self._process = _context().Process(target=_be, args=arguments)
         # A child would run this process's main module anew. Streamlit's AppTest leaves the
         # dashboard there, which takes seconds to import.
         main_module = sys.modules["__main__"]

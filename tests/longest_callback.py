@@ -35,7 +35,7 @@ class Longest:
 
 @contextmanager
 def longest_callback() -> Iterator[Longest]:
-    found = Longest()
+    longest = Longest()
     run = asyncio.Handle._run
 
     def timed(handle: asyncio.Handle) -> Any:
@@ -43,8 +43,8 @@ def longest_callback() -> Iterator[Longest]:
         try:
             return run(handle)
         finally:
-            found.see(handle, time.thread_time() - begun)
+            longest.see(handle, time.thread_time() - begun)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio.Handle, "_run", timed)
-        yield found
+        yield longest

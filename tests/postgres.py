@@ -18,9 +18,9 @@ NOBODY = "postgres"
 
 def find_programs() -> Path | None:
     """The directory with initdb and pg_ctl: on PATH, or where Debian keeps them."""
-    found = shutil.which("initdb")
-    if found and shutil.which("pg_ctl"):
-        return Path(found).parent
+    program = shutil.which("initdb")
+    if program and shutil.which("pg_ctl"):
+        return Path(program).parent
     directories = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((bin for bin in directories if (bin / "pg_ctl").exists()), None)
 

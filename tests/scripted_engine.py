@@ -43,12 +43,12 @@ def load(settings: Settings, progress: Progress) -> Parts:
         os.environ["SCRIPTED_MODEL"],
         FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
     )
-    own = [one for one in parts.description.capabilities if one != "tools"]
+    able = [capability for capability in parts.description.capabilities if capability != "tools"]
     has_strict = renderer.tool_format is not None and renderer.can_trigger
     description = msgspec.structs.replace(
         parts.description,
         model="scripted",
-        capabilities=[*own, *capabilities_of(renderer, {"strict_tools": has_strict})],
+        capabilities=[*able, *capabilities_of(renderer, {"strict_tools": has_strict})],
         prefix_order=renderer.prefix_order,
         tool_format=renderer.tool_format,
         reasoning_format=renderer.reasoning_format,

@@ -117,8 +117,8 @@ class ServedEngine:
         The first call is logged, in one line, and calls `on_failure`. Others have no effect.
         """
         name = type(error).__name__
-        told = f"out of memory ({name})" if is_out_of_memory(error) else name
-        self._fail(error=told, trace=trace_of(error))
+        message = f"out of memory ({name})" if is_out_of_memory(error) else name
+        self._fail(error=message, trace=trace_of(error))
 
     def _note_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Note an error that no caller took. Where memory is missing, what was on its way is lost,
@@ -162,8 +162,8 @@ class ServedEngine:
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
             # No request was taken yet, so the messages may be told.
             trace = "".join(traceback.format_exception(error))
-            told = f"out of memory: {error!r}" if is_out_of_memory(error) else repr(error)
-            self._fail(error=told, trace=trace)
+            message = f"out of memory: {error!r}" if is_out_of_memory(error) else repr(error)
+            self._fail(error=message, trace=trace)
         else:
             if self._owns_process:
                 # The loaded objects stay. Without this each full collection would walk over all of

@@ -210,8 +210,11 @@ async def places_now(entries: Iterable[str]) -> list[EnginePlace]:
             places.append(EnginePlace.parse(entry))
             continue
         try:
-            async with asyncio.timeout(_ONCE_SECONDS), aclosing(source_of(entry).changes()) as told:
-                listed = await anext(told)
+            async with (
+                asyncio.timeout(_ONCE_SECONDS),
+                aclosing(source_of(entry).changes()) as changes,
+            ):
+                listed = await anext(changes)
         except (SourceFailed, TimeoutError) as error:
             raise SourceFailed(f"HOLDFAST_ENGINES: {entry.partition('?')[0]}: {error}") from None
         places += [engine.place for engine in listed]

@@ -102,40 +102,58 @@ def main() -> int:
     if not is_gpu and not options.small:
         print("there is no GPU here: not run (--interpret: exactness on a CPU)")
         return 2
-    from engine.compute.loading import LoadedModel
-    from scripts.gpu import speed
-    from scripts.gpu.beside_vllm import vllm_decoding
-
     device = torch.device("cuda" if is_gpu else "cpu")
     chip = torch.cuda.get_device_name() if is_gpu else "no GPU"
     report = Report(Path(options.out), f"{chip}, torch {torch.__version__}")
-    sizes = speed.small() if options.small else speed.llama_8b()
-    loaded: list[LoadedModel] = []
     faulthandler.dump_traceback_later(HARD_SECONDS, exit=True)
     try:
         if is_gpu and not options.decode:
             deadline = begun + EXACT_SECONDS
             report.run("exactness", partial(exactness, device, report, deadline))
             report.run("architectures", partial(architectures, device, deadline))
-        report.run("load", lambda: speed.load(sizes, device, loaded))
-        decoding = [speed.decoding, speed.graphs]
-        parts = decoding if options.decode else [speed.first_tokens, *decoding, speed.host_tier]
-        for part in parts if loaded else ():
-            subject = part.__name__.replace("_", " ")
-            if time.perf_counter() > begun + LIMIT_SECONDS:
-                report.add(subject, "not run: no time left")
-                continue
-            report.run(subject, partial(part, loaded[0], sizes))
-            speed.free_memory()
-        if options.decode:
-            loaded.clear()
-            speed.free_memory()
-            report.run("vLLM's decoding", partial(vllm_decoding, sizes))
+        measure_speed(
+            report,
+            device,
+            begun + LIMIT_SECONDS,
+            is_small=options.small,
+            decodes_alone=options.decode,
+        )
         if is_gpu:
             report.add("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
     finally:
         faulthandler.cancel_dump_traceback_later()
     return 1 if report.has_failed else 0
+
+
+def measure_speed(
+    report: Report,
+    device: "torch.device",
+    deadline: float,
+    *,
+    is_small: bool,
+    decodes_alone: bool,
+) -> None:
+    """Measure one model. Nothing begins behind the `deadline`, by `time.perf_counter`."""
+    from engine.compute.loading import LoadedModel
+    from scripts.gpu import speed
+    from scripts.gpu.beside_vllm import vllm_decoding
+
+    sizes = speed.small() if is_small else speed.llama_8b()
+    loaded: list[LoadedModel] = []
+    report.run("load", lambda: speed.load(sizes, device, loaded))
+    decoding = [speed.decoding, speed.graphs]
+    parts = decoding if decodes_alone else [speed.first_tokens, *decoding, speed.host_tier]
+    for part in parts if loaded else ():
+        subject = part.__name__.replace("_", " ")
+        if time.perf_counter() > deadline:
+            report.add(subject, "not run: no time left")
+            continue
+        report.run(subject, partial(part, loaded[0], sizes))
+        speed.free_memory()
+    if decodes_alone:
+        loaded.clear()
+        speed.free_memory()
+        report.run("vLLM's decoding", partial(vllm_decoding, sizes))
 
 
 def exactness(device: "torch.device", report: Report, deadline: float) -> Iterator[Row]:

@@ -176,12 +176,12 @@ def _num_blocks(sizes: Sizes, batch: int) -> int:
 def _tables(sizes: Sizes, batch: int, *, is_shared: bool) -> list[list[int]]:
     """Of sequences behind one shared prefix, or behind one each."""
     shared = sizes.shared_tokens // BLOCK_SIZE
-    own = sizes.own_tokens // BLOCK_SIZE
+    num_own = sizes.own_tokens // BLOCK_SIZE
     num_blocks = _num_blocks(sizes, batch)
     return [
         [
             *(range(shared) if is_shared else range(i * shared, (i + 1) * shared)),
-            *range(num_blocks - (i + 1) * own, num_blocks - i * own),
+            *range(num_blocks - (i + 1) * num_own, num_blocks - i * num_own),
         ]
         for i in range(batch)
     ]

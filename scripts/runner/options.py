@@ -169,10 +169,10 @@ def _secret_of(parsed: argparse.Namespace) -> str:
         if problem is not None:
             raise UsageError(f"`--attach {url}` {problem}")
     ours = ("engine", "engines", "model", "sample", "engine_arg")
-    given = ", ".join(f"--{name.replace('_', '-')}" for name in ours if getattr(parsed, name))
-    if given:
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in ours if getattr(parsed, name))
+    if options:
         raise UsageError(
-            f"{given} is of engines that scripts/run starts: leave it out beside --attach"
+            f"{options} is of engines that scripts/run starts: leave it out beside --attach"
         )
     secret: str = parsed.secret or os.environ.get("HOLDFAST_ENGINE_SECRET", "")
     if len(secret) < LEAST_SECRET:

@@ -31,8 +31,8 @@ SIGNATURES: dict[str, dict[str, str]] = {
 def main(pythons: list[str]) -> int:
     table = defaultdict[str, dict[str, str]](dict)
     for python in pythons:
-        version, found = show(python)
-        for name, signature in found.items():
+        version, signatures = show(python)
+        for name, signature in signatures.items():
             if signature is None:
                 print(f"vLLM {version} has no {name}")
                 return 1
@@ -47,10 +47,10 @@ def main(pythons: list[str]) -> int:
 def show(python: str) -> tuple[str, dict[str, str | None]]:
     """A vLLM's version, and each name's signature."""
     command = [str(Path(python).absolute()), "-c", SHOW]
-    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    [line] = [line for line in shown.splitlines() if line.startswith("SIGNATURES ")]
-    version, found = json.loads(line.removeprefix("SIGNATURES "))
-    return version, found
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    [line] = [line for line in output.splitlines() if line.startswith("SIGNATURES ")]
+    version, signatures = json.loads(line.removeprefix("SIGNATURES "))
+    return version, signatures
 
 
 if __name__ == "__main__":

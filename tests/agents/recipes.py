@@ -72,31 +72,36 @@ class Recipe:
         interpreter = room / "bin" / "python"
         if not interpreter.exists():
             return None
-        asked = f"from importlib.metadata import version; print(version({self.package!r}))"
-        done = subprocess.run([interpreter, "-c", asked], capture_output=True, text=True)
+        program = f"from importlib.metadata import version; print(version({self.package!r}))"
+        done = subprocess.run([interpreter, "-c", program], capture_output=True, text=True)
         return done.stdout.strip() or None
 
 
-def call(name: str, given: Mapping[str, Any]) -> str:
+def call(name: str, arguments: Mapping[str, Any]) -> str:
     """A call exactly as the demo model's template has it: strict tools hold the engine to that."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>"
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def recipes() -> Iterator[Recipe]:
     """All of `recipes.toml`, in its order."""
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    names = {each.name for each in fields(Recipe)}
+    names = {item.name for item in fields(Recipe)}
     for table in tables["recipe"]:
         common = {**tables["like"].get(table.get("like"), {}), **table}
-        for mode, own in common.get("modes", {"": {}}).items():
-            given = {"place": ".", "word": mode, "model": MODEL, **common, **own, "mode": mode}
-            given["environment"] = {**common.get("environment", {}), **own.get("environment", {})}
-            given["name"] = f"{table['name']}, {mode}" if mode else table["name"]
-            texts = {name: text for name, text in given.items() if isinstance(text, str)}
-            filled = {name: _filled(value, texts) for name, value in given.items() if name in names}
+        for mode, of_mode in common.get("modes", {"": {}}).items():
+            values = {"place": ".", "word": mode, "model": MODEL, **common, **of_mode, "mode": mode}
+            values["environment"] = {
+                **common.get("environment", {}),
+                **of_mode.get("environment", {}),
+            }
+            values["name"] = f"{table['name']}, {mode}" if mode else table["name"]
+            texts = {name: text for name, text in values.items() if isinstance(text, str)}
+            filled = {
+                name: _filled(value, texts) for name, value in values.items() if name in names
+            }
             for name in {"command", "before", "after", "compact"} & filled.keys():
                 filled[name] = _words(filled[name])
-            filled["resumed"] = tuple(_words(each) for each in filled.get("resumed", ()))
+            filled["resumed"] = tuple(_words(item) for item in filled.get("resumed", ()))
             yield Recipe(**{**filled, "may_miss": frozenset(filled.get("may_miss", ()))})
 
 
@@ -107,9 +112,9 @@ def _filled(value: Any, texts: Mapping[str, str]) -> Any:
             once = Template(value).safe_substitute(texts)
             return Template(once).safe_substitute(texts)
         case list():
-            return [_filled(each, texts) for each in value]
+            return [_filled(item, texts) for item in value]
         case dict():
-            return {_filled(k, texts): _filled(each, texts) for k, each in value.items()}
+            return {_filled(k, texts): _filled(item, texts) for k, item in value.items()}
         case _:
             return value
 

@@ -46,11 +46,11 @@ class Exchange:
     def has_tools(self) -> bool:
         """Whether the request offers tools: the turns of an agent do, those for a title do not."""
         try:
-            asked: Any = json.loads(self.body)
+            request: Any = json.loads(self.body)
         except ValueError:
             return False
         is_count = self.path.endswith(COUNTS)
-        return not is_count and isinstance(asked, dict) and bool(asked.get("tools"))
+        return not is_count and isinstance(request, dict) and bool(request.get("tools"))
 
 
 class Relay:
@@ -66,7 +66,7 @@ class Relay:
     @property
     def num_turns(self) -> int:
         """Requests with tools that were not refused."""
-        return sum(each.has_tools and not each.is_refused for each in self.exchanges)
+        return sum(exchange.has_tools and not exchange.is_refused for exchange in self.exchanges)
 
     def before_turn(self, number: int, act: Callable[[], None]) -> None:
         """Call `act` once, when so many requests with tools have been answered and one comes."""

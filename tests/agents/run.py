@@ -91,7 +91,7 @@ class Outcome:
     @property
     def asked(self) -> list[Exchange]:
         """The refusals of what the client needs."""
-        return [one for one in self.refusals if one.path not in self.recipe.may_miss]
+        return [exchange for exchange in self.refusals if exchange.path not in self.recipe.may_miss]
 
     @property
     def is_good(self) -> bool:
@@ -104,7 +104,7 @@ class Outcome:
         """A row of the table in Markdown."""
         if not self.is_installed:
             return f"| {self.recipe.name} | {self.version} | | | | |"
-        paths = sorted({f"{one.status} {one.path}" for one in self.asked})
+        paths = sorted({f"{exchange.status} {exchange.path}" for exchange in self.asked})
         refusals = f"{len(self.asked)}: {', '.join(paths)}" if paths else "0"
         share = "–" if self.share is None else f"{self.share:.1%}"
         beside = f" + {self.beside}" if self.beside else ""
@@ -132,8 +132,8 @@ def script_of(recipe: Recipe) -> dict[str, str]:
         ends = {LAST_OF_FIRST_RUN, LAST_OF_SECOND_RUN, *compacted, num_turns}
     steps: dict[str, str] = {}
     for number in range(1, num_turns + 1):
-        given = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
-        steps[f"turn {number}"] = recipe.last if number in ends else call(recipe.tool, given)
+        arguments = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
+        steps[f"turn {number}"] = recipe.last if number in ends else call(recipe.tool, arguments)
     return {**steps, **mishaps_of(recipe, steps)} if recipe.mishaps else steps
 
 
@@ -212,8 +212,8 @@ def run_one(recipe: Recipe, folder: Path) -> Outcome:
     version = recipe.version(folder)
     if version is None or (recipe.sees and "VLLM_PYTHON" not in os.environ):
         return Outcome(recipe, NOT_INSTALLED, has_ended_well=False)
-    with tempfile.TemporaryDirectory() as made:
-        room = Path(made)
+    with tempfile.TemporaryDirectory() as directory:
+        room = Path(directory)
         script = {
             turn: text.replace("$work", str(room / "work"))
             for turn, text in script_of(recipe).items()
@@ -228,6 +228,10 @@ def run_one(recipe: Recipe, folder: Path) -> Outcome:
             status, printed = execute(recipe, folder, room, relay)
             rows = settled(relay.target)
     return judge(recipe, version, relay.exchanges, rows, status, printed)
+
+
+Run = Callable[[tuple[str, ...]], tuple[int, str]]
+"""Runs a command; returns its exit status and what was printed."""
 
 
 def execute(recipe: Recipe, folder: Path, room: Path, relay: Relay) -> tuple[int, str]:
@@ -274,36 +278,39 @@ def execute(recipe: Recipe, folder: Path, room: Path, relay: Relay) -> tuple[int
         words = [filled(part) for part in command]
         return run_command(words, work, environment, filled(recipe.typed))
 
-    def run_all() -> Iterator[tuple[int, str]]:
-        for command in (recipe.before, recipe.command, *recipe.resumed):
-            status, said = run(command) if command else (0, "")
-            yield status, said
-            if status != 0:
-                return
-
-    def run_with_mishaps() -> Iterator[tuple[int, str]]:
-        """A run that a mishap ended is carried on by another."""
-        if recipe.before:
-            yield run(recipe.before)
-        yield run(recipe.command)
-        for last in (LAST_OF_FIRST_RUN, LAST_OF_SECOND_RUN, num_turns_of(recipe)):
-            if recipe.compact and last == num_turns_of(recipe):
-                yield run(recipe.compact)
-            for _ in range(MOST_RUNS if recipe.resumed else 0):
-                if relay.num_turns >= last:
-                    break
-                yield run(recipe.resumed[0])
-
+    runs = run_with_mishaps(recipe, relay, run) if recipe.mishaps else run_all(recipe, run)
     printed = ""
     status = 0
     try:
-        for run_status, said in run_with_mishaps() if recipe.mishaps else run_all():
+        for run_status, said in runs:
             status = run_status
             printed += said
     finally:
         if recipe.after:
             run(recipe.after)
     return status, printed
+
+
+def run_all(recipe: Recipe, run: Run) -> Iterator[tuple[int, str]]:
+    for command in (recipe.before, recipe.command, *recipe.resumed):
+        status, said = run(command) if command else (0, "")
+        yield status, said
+        if status != 0:
+            return
+
+
+def run_with_mishaps(recipe: Recipe, relay: Relay, run: Run) -> Iterator[tuple[int, str]]:
+    """A run that a mishap ended is carried on by another."""
+    if recipe.before:
+        yield run(recipe.before)
+    yield run(recipe.command)
+    for last in (LAST_OF_FIRST_RUN, LAST_OF_SECOND_RUN, num_turns_of(recipe)):
+        if recipe.compact and last == num_turns_of(recipe):
+            yield run(recipe.compact)
+        for _ in range(MOST_RUNS if recipe.resumed else 0):
+            if relay.num_turns >= last:
+                break
+            yield run(recipe.resumed[0])
 
 
 def run_command(
@@ -353,13 +360,17 @@ def judge(
     printed: str,
 ) -> Outcome:
     # The id of an answer is its turn's, behind the dialect's own prefix.
-    offering = [one.answer for one in exchanges if one.has_tools or not recipe.tool]
+    offering = [exchange.answer for exchange in exchanges if exchange.has_tools or not recipe.tool]
     talk = [row for row in rows if any(hex_of(row) in answer for answer in offering)]
     prompts = sum(row[name] for row in talk[1:] for name in TOKENS)
     read = sum(row["cache_read_tokens"] for row in talk[1:])
-    is_picture_sent = any(_PICTURE.search(one.body) for one in exchanges)
-    has_seen = [bool(_PICTURE.search(one.body)) for one in exchanges if one.has_tools]
-    is_shown = all(has_seen[1:]) and not any("not shown to" in one.answer for one in exchanges)
+    is_picture_sent = any(_PICTURE.search(exchange.body) for exchange in exchanges)
+    has_seen = [
+        bool(_PICTURE.search(exchange.body)) for exchange in exchanges if exchange.has_tools
+    ]
+    is_shown = all(has_seen[1:]) and not any(
+        "not shown to" in exchange.answer for exchange in exchanges
+    )
     lengths = [sum(row[name] for name in TOKENS) for row in talk]
     return Outcome(
         recipe,
@@ -373,7 +384,7 @@ def judge(
         beside=len(rows) - len(talk),
         share=read / prompts if prompts else None,
         lengths=lengths,
-        refusals=[one for one in exchanges if one.is_refused],
+        refusals=[exchange for exchange in exchanges if exchange.is_refused],
         printed=printed,
     )
 

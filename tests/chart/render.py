@@ -22,11 +22,11 @@ def rendered(chart: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     problems = helm_python.lint(chart, values, strict=True)["errors"]
     assert not problems, problems
     files = helm_python.Chart.load(chart).render(values, name="hf", namespace="prod")
-    found = [m for text in files.values() for m in yaml.safe_load_all(text) if m]
-    for manifest in found:
+    manifests = [m for text in files.values() for m in yaml.safe_load_all(text) if m]
+    for manifest in manifests:
         if manifest["kind"] not in CUSTOM:
             kubernetes_validate.validate(manifest, VERSION, strict=True)
-    return found
+    return manifests
 
 
 try:

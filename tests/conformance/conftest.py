@@ -86,8 +86,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _names_what_is_declared(reason: str) -> bool:
     """`declares NAME …` or `does not declare NAME …`, with a name of the engine's description."""
-    found = re.match(r"(?:declares|does not declare) (\w+)", reason)
-    return found is not None and found[1] in {
+    match = re.match(r"(?:declares|does not declare) (\w+)", reason)
+    return match is not None and match[1] in {
         *get_args(Capability),
         *get_args(GuaranteeName),
         *DECLARED,

@@ -330,7 +330,7 @@ def running_engine(backend: str, settings: Settings, module: str = "engine") -> 
 def running_engines(backend: str, settings: Sequence[Settings]) -> Iterator[list[Engine]]:
     """One engine for each of the settings; they start at the same time."""
     with ExitStack() as stack:
-        engines = [stack.enter_context(_started_engine(backend, each)) for each in settings]
+        engines = [stack.enter_context(_started_engine(backend, options)) for options in settings]
         yield [engine.wait_until_ready() for engine in engines]
 
 

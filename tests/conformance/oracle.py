@@ -62,9 +62,9 @@ class Cache:
             if b.cc and b.kind == "empty":
                 raise Err("empty text marker")
         exp = [(i, b.cc) for i, b in enumerate(blocks) if b.cc]
-        found = len(exp) + (auto is not None)
-        if found > MAXBP:
-            raise Err(f"count {found}")
+        number = len(exp) + (auto is not None)
+        if number > MAXBP:
+            raise Err(f"count {number}")
         seen5 = False
         for i, ttl in exp:
             if ttl == "5m":

@@ -110,8 +110,8 @@ class Facts:
 
 def entries_of(url: str) -> list[dict[str, Any]]:
     """What an engine itself says that it holds."""
-    own = {"authorization": f"Bearer {ENGINE_SECRET}"}
-    reply = httpx.get(f"{url}/v1/entries", headers=own, timeout=60, trust_env=False)
+    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    reply = httpx.get(f"{url}/v1/entries", headers=headers, timeout=60, trust_env=False)
     return [entry | {"url": url} for entry in reply.raise_for_status().json()]
 
 
@@ -143,7 +143,7 @@ def token_seconds(facts: Facts, engine: int) -> float | None:
 def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
     """SQL: each engine's reads by the time of its token. Outside: the tokens below it."""
     name = "Prefill time avoided"
-    shown, below = card(app, name)
+    value, below = card(app, name)
     read = {
         engine: facts.value("COALESCE(SUM(cache_read_tokens), 0)", f"engine = 'engine-{engine}'")
         for engine in (NATIVE, KILLED)
@@ -151,13 +151,13 @@ def add_time_avoided(table_: Table, page: str, facts: Facts, app: AppTest) -> No
     times = {engine: token_seconds(facts, engine) for engine in read}
     known = [read[engine] * time for engine, time in times.items() if time is not None]
     sql = formats.seconds(sum(known) if known else None)
-    table_.add(page, name, shown, sql=sql)
+    table_.add(page, name, value, sql=sql)
     unknown = sum(read[engine] for engine, time in times.items() if time is None)
     more = f", {formats.compact(unknown)} of them not timed" if unknown else ""
     outside = sum(turn.read for turn in facts.turns)
-    told = f"{formats.compact(sum(read.values()))} tokens read{more}"
+    sentence = f"{formats.compact(sum(read.values()))} tokens read{more}"
     counted = f"{formats.compact(outside)} tokens read{more}"
-    table_.add(page, f"{name}, below", below, sql=told, outside=counted)
+    table_.add(page, f"{name}, below", below, sql=sentence, outside=counted)
 
 
 ENDED = "SELECT reason, SUM(leases) FROM lease_ends WHERE width_seconds = 60 GROUP BY reason"
@@ -169,14 +169,14 @@ def add_first_tokens(table_: Table, page: str, facts: Facts, app: AppTest) -> No
     below = card(app, "First token, with a read")[1] or ""
     for name, sign in (("with a read", ">"), ("without a read", "=")):
         label = f"First token, {name}"
-        shown = card(app, label)[0]
-        if shown == formats.NO_VALUE:
-            table_.add(page, label, shown, sql=formats.NO_VALUE)
+        value = card(app, label)[0]
+        if value == formats.NO_VALUE:
+            table_.add(page, label, value, sql=formats.NO_VALUE)
             continue
         model, low, high = compared_by(facts)
         times = first_tokens(facts, model, low, high, sign)
         median = times[math.ceil(0.5 * len(times)) - 1]
-        number, unit = shown.split()
+        number, unit = value.split()
         seconds = float(number) / (1000 if unit == "ms" else 1)
         rounding = (5e-4 if unit == "ms" else 5e-3) / median
         table_.add(page, label, seconds, sql=median, within=0.011 + rounding)
@@ -215,9 +215,9 @@ def in_use_of(engines: Sequence[dict[str, Any]]) -> float:
 
 
 def add_engine_rows(table_: Table, page: str, facts: Facts, app: AppTest) -> None:
-    shown = table(app, "Pool in use").set_index("Engine")
+    pools = table(app, "Pool in use").set_index("Engine")
     for number, stats in enumerate(facts.engines):
-        row = shown.loc[f"engine-{number}"]
+        row = pools.loc[f"engine-{number}"]
         values = {
             "Pool in use": (in_use_of([stats]), SHARE),
             "Running": (stats["running"], 0.0),

@@ -51,6 +51,20 @@ def add_memory(table_: Table, facts: Facts, app: AppTest) -> None:
     ):
         outside = formats.compact(sum(count[counter] for count in counters))
         table_.add("memory", name, card(app, name)[0], outside=outside)
+    _add_holders(table_, facts, app)
+    memories = [facts.load.fleet.told("memory", dict[str, Any], n) for n in range(len(MODELS))]
+    room = sum(memory["referenced_blocks"] * memory["block_size"] for memory in memories)
+    unused = sum(memory["unused_tokens"] for memory in memories)
+    table_.add("memory", "Unused room", card(app, "Unused room")[0], outside=percent(unused, room))
+    none = formats.NO_VALUE
+    table_.add("memory", "Host tier", card(app, "Host tier")[0], outside=none)
+    _add_first_engine(table_, facts, app)
+
+
+def _add_holders(table_: Table, facts: Facts, app: AppTest) -> None:
+    """Who fills the memory."""
+    pools = [engine["blocks"] for engine in facts.engines]
+    total = sum(pool["total"] for pool in pools)
     holders = table(app, "Share")
     table_.add(
         "memory",
@@ -60,8 +74,8 @@ def add_memory(table_: Table, facts: Facts, app: AppTest) -> None:
         apart=SHARE * len(holders),
         of="Share",
     )
-    shown = float(holders["Blocks"].sum())
-    table_.add("memory", "Who fills it: Blocks, of all", shown, outside=total, of="Blocks")
+    blocks = float(holders["Blocks"].sum())
+    table_.add("memory", "Who fills it: Blocks, of all", blocks, outside=total, of="Blocks")
     by_workspace = holders.set_index("Workspace")
     for workspace in facts.load.keys:
         held = {
@@ -80,26 +94,22 @@ def add_memory(table_: Table, facts: Facts, app: AppTest) -> None:
         ("Without an entry", "cached"),
     ):
         value = float(holders[column].sum())
-        told = sum(pool[state] for pool in pools)
-        table_.add("memory", f"Who fills it: {column}, of all", value, outside=told, of=column)
+        expected = sum(pool[state] for pool in pools)
+        table_.add("memory", f"Who fills it: {column}, of all", value, outside=expected, of=column)
     column = "Leased in the store"
     table_.add(
         "memory", f"Who fills it: {column}", float(holders[column].sum()), outside=0, of=column
     )
-    memories = [facts.load.fleet.told("memory", dict[str, Any], n) for n in range(len(MODELS))]
-    room = sum(memory["referenced_blocks"] * memory["block_size"] for memory in memories)
-    unused = sum(memory["unused_tokens"] for memory in memories)
-    told = percent(unused, room)
-    table_.add("memory", "Unused room", card(app, "Unused room")[0], outside=told)
-    none = formats.NO_VALUE
-    table_.add("memory", "Host tier", card(app, "Host tier")[0], outside=none)
-    # In full is the first engine, which no one killed.
+
+
+def _add_first_engine(table_: Table, facts: Facts, app: AppTest) -> None:
+    """The engine that is shown in full, which no one killed."""
     pool_rows = table(app, "Tier")
     whole = pool_rows[~pool_rows["Blocks are"].str.startswith("of them")]
-    total = pools[NATIVE]["total"]
+    total = facts.engines[NATIVE]["blocks"]["total"]
     description = facts.load.fleet.gateway.engine(NATIVE)["description"]
     size = description["kv_bytes_per_token"] / 2**20
-    for column, told in (
+    for column, expected in (
         ("Blocks", total),
         ("Tokens", total * BLOCK),
         ("MiB", total * BLOCK * size),
@@ -110,24 +120,24 @@ def add_memory(table_: Table, facts: Facts, app: AppTest) -> None:
             "memory",
             f"engine-0, its pool: {column}",
             value,
-            outside=told,
+            outside=expected,
             apart=SHARE * len(whole) if column == "Share" else 0.0,
             of=column,
         )
     ended = [frame.value for frame in app.dataframe if "Entries" in frame.value.columns]
     counters = facts.engines[NATIVE]["counters"]
-    told = counters["leases_expired"] + counters["evicted_entries"]
+    expected = counters["leases_expired"] + counters["evicted_entries"]
     value = int(sum(frame["Entries"].sum() for frame in ended))
-    table_.add("memory", "engine-0: Entries that ended", value, outside=told, of="Entries")
+    table_.add("memory", "engine-0: Entries that ended", value, outside=expected, of="Entries")
     rests = table(app, "Time, up to")
     reads = sum(turn.read > 0 for turn in facts.of(engine=NATIVE))
     column = "Used again after"
     value = int(rests[column].sum())
     table_.add("memory", f"engine-0: {column}", value, outside=reads, of=column)
     column = "Evicted after no use for"
-    told = facts.engines[NATIVE]["counters"]["evicted_entries"]
+    expected = facts.engines[NATIVE]["counters"]["evicted_entries"]
     value = int(rests[column].sum())
-    table_.add("memory", f"engine-0: {column}", value, outside=told, of=column)
+    table_.add("memory", f"engine-0: {column}", value, outside=expected, of=column)
 
 
 def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
@@ -135,15 +145,15 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
     leased = [entry for entry in entries if entry["state"] == "leased"]
     alive = living(facts)
     granted = sum(turn.written > 0 for turn in alive)
-    shown = card(app, "Leases")[0]
-    table_.add("prefixes", "Leases", shown, sql=str(len(leased)), outside=str(granted))
+    value = card(app, "Leases")[0]
+    table_.add("prefixes", "Leases", value, sql=str(len(leased)), outside=str(granted))
     tokens = sum(entry["tokens"] for entry in leased)
     written = sum(turn.written for turn in alive)
-    shown = card(app, "Tokens held")[0]
+    value = card(app, "Tokens held")[0]
     table_.add(
         "prefixes",
         "Tokens held",
-        shown,
+        value,
         sql=formats.compact(tokens),
         outside=formats.compact(written),
     )
@@ -154,41 +164,13 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
     held = table(app, "Ends in")
     by_entry = {(entry["entry"], entry["tokens"]): entry for entry in entries}
     for column, name in (("Tokens", "tokens"), ("Blocks", "blocks"), ("Reads", "reads")):
-        shown = float(held[column].sum())
+        value = float(held[column].sum())
         outside = sum(entry[name] for entry in by_entry.values())
-        table_.add("prefixes", f"entries: {column}", shown, outside=outside, of=column)
+        table_.add("prefixes", f"entries: {column}", value, outside=outside, of=column)
     reads = sum(turn.read > 0 for turn in alive)
-    shown = float(held["Reads"].sum())
-    table_.add("prefixes", "entries: Reads, by clients", shown, outside=reads, of="Reads")
-    now = {(turn.workspace, turn.prefix) for turn in alive if turn.written}
-    held_ones = [turn for turn in facts.turns if (turn.workspace, turn.prefix) in now]
-    names = ", ".join(f"'{entry['name']}'" for entry in entries)
-    sql = formats.dollars(facts.value(SAVED, f"prefix IN ({names})"))
-    outside = formats.dollars(saved_by(held_ones))
-    label = "Net of what is held"
-    table_.add("prefixes", label, card(app, label)[0], sql=sql, outside=outside)
-    of_prefix = {
-        name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", rest="GROUP BY prefix")
-    }
-    column = "Net saved ($)"
-    value = float(held[column].sum())
-    told = sum(of_prefix.get(entry["name"], 0.0) for entry in entries)
-    table_.add("prefixes", f"entries: {column}, of each", value, sql=told, of=column)
-    column = "Tokens read per token written"
-    counts = Counter((turn.workspace, turn.prefix) for turn in alive if turn.written)
-    each = {
-        key: read_per_write([turn for turn in held_ones if (turn.workspace, turn.prefix) == key])
-        for key in counts
-    }
-    outside_sum = sum(each[key] * count for key, count in counts.items())
-    table_.add(
-        "prefixes",
-        f"entries: {column}",
-        float(held[column].sum()),
-        outside=outside_sum,
-        apart=0.005 * len(held),
-        of=column,
-    )
+    value = float(held["Reads"].sum())
+    table_.add("prefixes", "entries: Reads, by clients", value, outside=reads, of="Reads")
+    _add_savings(table_, facts, app)
     soonest = min(entry["expires_in_seconds"] for entry in leased)
     minutes, seconds = card(app, "Ends next")[0].split(":")
     # In whole seconds, and asked for at another moment.
@@ -207,17 +189,53 @@ def add_prefixes(table_: Table, facts: Facts, app: AppTest) -> None:
     )
     column = "Shared by"
     value = float(held[column].sum())
-    told = sum(entry["shared_by"] for entry in entries)
-    table_.add("prefixes", f"entries: {column}", value, outside=told, of=column)
+    expected = sum(entry["shared_by"] for entry in entries)
+    table_.add("prefixes", f"entries: {column}", value, outside=expected, of=column)
+
+
+def _add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
+    """What the held entries saved."""
+    entries = facts.entries
+    alive = living(facts)
+    held = table(app, "Ends in")
+    now = {(turn.workspace, turn.prefix) for turn in alive if turn.written}
+    held_ones = [turn for turn in facts.turns if (turn.workspace, turn.prefix) in now]
+    names = ", ".join(f"'{entry['name']}'" for entry in entries)
+    sql = formats.dollars(facts.value(SAVED, f"prefix IN ({names})"))
+    outside = formats.dollars(saved_by(held_ones))
+    label = "Net of what is held"
+    table_.add("prefixes", label, card(app, label)[0], sql=sql, outside=outside)
+    of_prefix = {
+        name: nano / 1e9 for name, nano in facts.rows(f"prefix, {SAVED}", rest="GROUP BY prefix")
+    }
+    column = "Net saved ($)"
+    value = float(held[column].sum())
+    expected = sum(of_prefix.get(entry["name"], 0.0) for entry in entries)
+    table_.add("prefixes", f"entries: {column}, of each", value, sql=expected, of=column)
+    column = "Tokens read per token written"
+    counts = Counter((turn.workspace, turn.prefix) for turn in alive if turn.written)
+    amounts = {
+        key: read_per_write([turn for turn in held_ones if (turn.workspace, turn.prefix) == key])
+        for key in counts
+    }
+    outside_sum = sum(amounts[key] * count for key, count in counts.items())
+    table_.add(
+        "prefixes",
+        f"entries: {column}",
+        float(held[column].sum()),
+        outside=outside_sum,
+        apart=0.005 * len(held),
+        of=column,
+    )
 
 
 def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
-    shown = card(app, "Engines ready")[0]
-    table_.add("fleet", "Engines ready", shown, outside=f"{len(MODELS)} of {len(MODELS)}")
+    value = card(app, "Engines ready")[0]
+    table_.add("fleet", "Engines ready", value, outside=f"{len(MODELS)} of {len(MODELS)}")
     stats = facts.engines
     label = "Running now"
-    shown, below = card(app, label)
-    table_.add("fleet", label, shown, outside=f"{sum(s['running'] for s in stats)}")
+    value, below = card(app, label)
+    table_.add("fleet", label, value, outside=f"{sum(s['running'] for s in stats)}")
     waiting = f"{sum(s['waiting'] for s in stats)} waiting"
     table_.add("fleet", f"{label}, below", below, outside=waiting)
     add_engine_rows(table_, "fleet", facts, app)
@@ -227,15 +245,15 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
     outside = 0
     turns = 0
     for life in range(NUM_KILLS + 1):
-        own = facts.of(engine=KILLED, life=life)
-        written = [turn for turn in own if turn.written]
+        of_life = facts.of(engine=KILLED, life=life)
+        written = [turn for turn in of_life if turn.written]
         lost = [turn for turn in written if seen[turn.workspace, turn.prefix]]
         outside += sum(turn.written for turn in lost)
         turns += len(lost)
         seen.update((turn.workspace, turn.prefix) for turn in written)
     label = "Written again"
-    shown, below = card(app, label)
-    table_.add("fleet", label, shown, sql=formats.compact(again), outside=formats.compact(outside))
+    value, below = card(app, label)
+    table_.add("fleet", label, value, sql=formats.compact(again), outside=formats.compact(outside))
     table_.add("fleet", f"{label}, below", below, outside=f"tokens after {NUM_KILLS} restarts")
     restarts = table(app, "Turns that read less for it")
     for column, sql, counted in (
@@ -252,11 +270,11 @@ def add_fleet(table_: Table, facts: Facts, app: AppTest) -> None:
         facts.value(f"SUM(MAX(available_tokens, {captured}))", held),
     )
     table_.add("fleet", label, card(app, label)[0], sql=sql)
-    engines = {each["name"]: each for each in facts.load.fleet.gateway.get("engines")}
+    engines = {engine["name"]: engine for engine in facts.load.fleet.gateway.get("engines")}
     shown_engines = table(app, "Names known").set_index("Engine")
     for number in range(len(MODELS)):
         value = float(shown_engines.loc[f"engine-{number}", "Names known"])
-        told = len(facts.load.fleet.held_names(number))
+        expected = len(facts.load.fleet.held_names(number))
         name = f"engine-{number}: Names known"
-        table_.add("fleet", name, value, outside=told, of="Names known")
+        table_.add("fleet", name, value, outside=expected, of="Names known")
     assert set(engines) == set(shown_engines.index)

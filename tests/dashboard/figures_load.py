@@ -223,11 +223,11 @@ class Load:
         behind its second text; with it the stream must end by an error."""
         usage: dict[str, Any] = {}
         num_texts = 0
-        asked = {"model": MODELS[engine], "stream": True, **body}
+        request = {"model": MODELS[engine], "stream": True, **body}
         with httpx.stream(
             "POST",
             f"{self.url}{MESSAGES}",
-            json=asked,
+            json=request,
             headers=headers,
             timeout=300,
             trust_env=False,

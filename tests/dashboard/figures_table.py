@@ -25,16 +25,16 @@ class Figure:
 
     def is_right(self) -> bool:
         """Whether what is known of it is what the page says; something must be known."""
-        told = [value for value in (self.sql, self.outside) if value is not None]
-        return bool(told) and all(
-            _agree(self.shown, value, self.within, self.apart) for value in told
+        references = [value for value in (self.sql, self.outside) if value is not None]
+        return bool(references) and all(
+            _agree(self.shown, value, self.within, self.apart) for value in references
         )
 
 
-def _agree(shown: Value, told: Value, within: float, apart: float) -> bool:
-    if isinstance(shown, str) or isinstance(told, str) or shown is None or told is None:
-        return shown == told
-    return bool(told == pytest.approx(shown, rel=max(within, 1e-9), abs=max(apart, 1e-9)))
+def _agree(value: Value, reference: Value, within: float, apart: float) -> bool:
+    if isinstance(value, str) or isinstance(reference, str) or value is None or reference is None:
+        return value == reference
+    return bool(reference == pytest.approx(value, rel=max(within, 1e-9), abs=max(apart, 1e-9)))
 
 
 @dataclass

@@ -28,11 +28,11 @@ COUNTS = {"empty": 0, "one row": 1, "one bucket": 12, "100k rows": 4000}
 Answers = dict[str, Any]
 
 
-def made(kind: type[msgspec.Struct], **told: Any) -> Answers:
+def made(kind: type[msgspec.Struct], **fields: Any) -> Answers:
     """One of a structure, of which the test tells what it looks at; the rest is 0 or empty."""
-    assert told.keys() <= set(kind.__struct_fields__), told.keys()
+    assert fields.keys() <= set(kind.__struct_fields__), fields.keys()
     blanks = {f.name: blank(f.type) for f in structs.fields(kind) if f.required}
-    return blanks | told
+    return blanks | fields
 
 
 def blank(wanted: Any) -> Any:
@@ -103,14 +103,14 @@ def engine_memory(num_cells: int) -> list[Answers]:
             ),
         )
     ]
-    found = {"stats": stats(num_cells), "memory": memory(num_cells), "held": held}
-    return [made(fleet.EngineMemory, kv_bytes_per_token=1024, state_blocks=3, **names, **found)]
+    reports = {"stats": stats(num_cells), "memory": memory(num_cells), "held": held}
+    return [made(fleet.EngineMemory, kv_bytes_per_token=1024, state_blocks=3, **names, **reports)]
 
 
 def prefix(number: int) -> Answers:
-    told = {"workspace": "mine", "prefix": f"{number:016x}", "ttl": "5m", "better_ttl": "5m"}
+    labels = {"workspace": "mine", "prefix": f"{number:016x}", "ttl": "5m", "better_ttl": "5m"}
     counts = {"requests": 4, "requests_with_read": 3, "cache_read_tokens": 300}
-    return made(usage.PrefixReport, **told, **counts, saved_nano=5_000_000_000)
+    return made(usage.PrefixReport, **labels, **counts, saved_nano=5_000_000_000)
 
 
 def lease(number: int) -> Answers:
@@ -128,7 +128,7 @@ def lease(number: int) -> Answers:
 
 
 def samples(count: int) -> Answers:
-    found = [
+    points = [
         made(
             usage.Sample,
             id=f"msg_{number}",
@@ -143,9 +143,9 @@ def samples(count: int) -> Answers:
     ]
     overhead = made(usage.Overhead, start_ms=START_MS, turns=count, p50=0.004, p95=0.012)
     day = {"since_ms": START_MS, "until_ms": START_MS + 24 * HOUR_MS}
-    told = {"num_turns": count, "is_whole": True, "overhead_p50": 0.004 if count else None}
-    told["overhead_p95"] = 0.012 if count else None
-    return made(usage.LatencySamples, samples=found, overhead=[overhead][:count], **day, **told)
+    totals = {"num_turns": count, "is_whole": True, "overhead_p50": 0.004 if count else None}
+    totals["overhead_p95"] = 0.012 if count else None
+    return made(usage.LatencySamples, samples=points, overhead=[overhead][:count], **day, **totals)
 
 
 def latency(count: int, num_points: int) -> Answers:
@@ -162,9 +162,9 @@ def latency(count: int, num_points: int) -> Answers:
             above_tokens=0,
             up_to_tokens=1000,
             is_hit=hit,
-            seconds=each,
+            seconds=seconds,
         )
-        for hit, each in ((True, hits), (False, misses))
+        for hit, seconds in ((True, hits), (False, misses))
         if count
     ]
     points = [
@@ -189,23 +189,23 @@ def history(count: int) -> Answers:
         for name in (None, "engine-0")
         if count
     ]
-    told = {"num_turns": count, "is_whole": True}
-    return made(fleet.FleetHistory, restarts=restarts, attribution=attribution, **told)
+    totals = {"num_turns": count, "is_whole": True}
+    return made(fleet.FleetHistory, restarts=restarts, attribution=attribution, **totals)
 
 
 def load(number: int) -> Answers:
-    told = {"in_use": 0.5, "leased": 0.25, "running": 2, "waiting": 1, "queued": 3}
-    return made(fleet.LoadPoint, start_ms=START_MS + 60_000 * number, **told)
+    gauges = {"in_use": 0.5, "leased": 0.25, "running": 2, "waiting": 1, "queued": 3}
+    return made(fleet.LoadPoint, start_ms=START_MS + 60_000 * number, **gauges)
 
 
 def engine_now(is_up: bool, name: str = "engine-0") -> Answers:
     guarantees = msgspec.to_builtins(own_guarantees(["forced_tools"]))
-    told = {"backend": "native", "model": "m", "capabilities": ["forced_tools"]}
-    description = made(Description, **told, block_size=16, num_blocks=64, guarantees=guarantees)
-    found = {"description": description, "stats": stats(64)} if is_up else {}
+    identity = {"backend": "native", "model": "m", "capabilities": ["forced_tools"]}
+    description = made(Description, **identity, block_size=16, num_blocks=64, guarantees=guarantees)
+    reports = {"description": description, "stats": stats(64)} if is_up else {}
     state = {"status": "ready" if is_up else "down", "breaker": "closed"}
     routing = made(fleet.RoutingReport)
-    return made(fleet.EngineReport, name=name, routing=routing, **state, **found)
+    return made(fleet.EngineReport, name=name, routing=routing, **state, **reports)
 
 
 def answers(state: str) -> Answers:

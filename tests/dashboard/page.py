@@ -39,11 +39,12 @@ class Visit:
         self.context = self.page.context
         self.context.add_init_script(STILL)
         self._heard: list[str] = []
-        own = (url, url.replace("http", "ws"), "data:", "blob:")
+        addresses = (url, url.replace("http", "ws"), "data:", "blob:")
         listen(self.page, self._heard)
         self.page.on("dialog", lambda dialog: self._heard.append(dialog.message))
         self.context.on(
-            "request", lambda asked: asked.url.startswith(own) or self._heard.append(asked.url)
+            "request",
+            lambda request: request.url.startswith(addresses) or self._heard.append(request.url),
         )
         if key is not None:
             self._sign_in(key)
@@ -60,19 +61,19 @@ class Visit:
         return self.page
 
     def wait_until_still(self) -> None:
-        shown = self.page.get_by_text("Updated").or_(self.page.get_by_test_id("stAlert"))
-        shown.first.wait_for(timeout=WAIT_MS)
+        sign = self.page.get_by_text("Updated").or_(self.page.get_by_test_id("stAlert"))
+        sign.first.wait_for(timeout=WAIT_MS)
         self.page.locator(SETTLED).wait_for(timeout=WAIT_MS)
 
     def choose_from(self, label: str, option: str) -> None:
         """Open a choice until it offers this: the page may close it once, as it refreshes."""
-        found = self.page.get_by_role("option").filter(has_text=option)
+        choice = self.page.get_by_role("option").filter(has_text=option)
         deadline = time.monotonic() + WAIT_MS / 1000
-        while not found.count():
+        while not choice.count():
             assert time.monotonic() < deadline, f"{label} does not offer {option}"
             self.page.get_by_label(label).first.click()
             try:
-                found.first.wait_for(timeout=5000)
+                choice.first.wait_for(timeout=5000)
             except TimeoutError:
                 self.page.keyboard.press("Escape")
 

@@ -25,8 +25,8 @@ def sign_in(monkeypatch: pytest.MonkeyPatch, gateway_url: str, key: str) -> None
     monkeypatch.setattr(client_module, "KEPT_SECONDS", 0.0)
     # The default of every call; a busy machine answers later than a page waits for.
     monkeypatch.setattr(client_module.TIMEOUT, "read", WAIT_SECONDS)
-    made = AdminClient(gateway_url, key)
-    cookie = sessions().open(made, made.get("/admin/v1/about", About))
+    client = AdminClient(gateway_url, key)
+    cookie = sessions().open(client, client.get("/admin/v1/about", About))
     cookies = StreamlitCookies({COOKIE: cookie})
     monkeypatch.setattr(ContextProxy, "cookies", property(lambda self: cookies))
 
@@ -47,18 +47,20 @@ def metrics(app: AppTest) -> dict[str, str]:
 
 def table(app: AppTest, column: str) -> Any:
     """The first table that has such a column; a link's cell is the id that it shows."""
-    found = next(each.value for each in app.dataframe if column in each.value.columns).copy()
-    for name in _IDS & set(found):
-        links = found[name].dropna()
+    frame = next(
+        element.value for element in app.dataframe if column in element.value.columns
+    ).copy()
+    for name in _IDS & set(frame):
+        links = frame[name].dropna()
         assert links.str.startswith(LINK).all()
-        found[name] = found[name].str.removeprefix(LINK)
-    return found
+        frame[name] = frame[name].str.removeprefix(LINK)
+    return frame
 
 
 def said(app: AppTest, *kinds: str) -> str:
     """All that the page says, or that its elements of these kinds say."""
     wanted = kinds or ("text", "info", "markdown", "caption", "warning", "error", "subheader")
-    return " ".join(str(each.value) for kind in wanted for each in app.get(kind))
+    return " ".join(str(element.value) for kind in wanted for element in app.get(kind))
 
 
 def press(app: AppTest, label: str) -> AppTest:

@@ -48,7 +48,7 @@ class EngineReport(Report):
     @property
     def problems(self) -> dict[str, object]:
         """What must be empty or 0 and is not."""
-        found: dict[str, object] = {
+        numbers: dict[str, object] = {
             "failed before the first byte": dict(self.early),
             "broken without an error event": dict(self.silent),
             "turns without a row, or more rows than turns": abs(self.asked - self.rows),
@@ -71,7 +71,7 @@ class EngineReport(Report):
                 )
             ],
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in numbers.items() if value}
 
 
 def run_engine_kills(data: Path, *, kills: int, clients: int, hangs: int = 0) -> EngineReport:
@@ -105,7 +105,7 @@ def kill_in(
     report.compare(
         asking,
         [row for row in rows if row["id"] not in before],
-        lambda told, row: (row["outcome"] in ("stop", "length")) == told.is_final,
+        lambda answer, row: (row["outcome"] in ("stop", "length")) == answer.is_final,
     )
     return report
 

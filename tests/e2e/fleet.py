@@ -58,8 +58,8 @@ class Gateway(Admin):
         """As `ask`, of an answer in one piece that must be good."""
         reply = self.ask(*said, **changes)
         assert reply.status_code == 200, reply.text
-        found: dict[str, Any] = reply.json()
-        return found
+        body: dict[str, Any] = reply.json()
+        return body
 
     def engine(self, number: int) -> dict[str, Any]:
         name = f"engine-{number}"
@@ -114,8 +114,8 @@ class Fleet:
 
     def restart(self, number: int = 0, settings: Settings | None = None) -> None:
         """A new process on the same port. `settings` replace those of the fleet."""
-        given = self.settings if settings is None else settings
-        self.processes[number] = self._start(number, given)
+        changed = self.settings if settings is None else settings
+        self.processes[number] = self._start(number, changed)
         wait_until_ready(self.engines[number], self.processes[number])
 
     def num_ready(self) -> int:
@@ -144,10 +144,10 @@ class Fleet:
 
     def _start(self, number: int, settings: Settings) -> Process:
         url = self.engines[number]
-        own = self.own[number] if self.own else {}
-        given = {"ENGINE_LOG_LEVEL": "error", **settings, **own}
-        environment = engine_environment(int(url.rpartition(":")[2]), given)
-        backend = own.get("ENGINE_BACKEND", self.backend)
+        of_engine = self.own[number] if self.own else {}
+        merged = {"ENGINE_LOG_LEVEL": "error", **settings, **of_engine}
+        environment = engine_environment(int(url.rpartition(":")[2]), merged)
+        backend = of_engine.get("ENGINE_BACKEND", self.backend)
         return start([*python("engine"), "--backend", backend], environment)
 
     def told(self, path: str, kind: type[T], number: int = 0) -> T:

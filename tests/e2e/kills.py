@@ -71,19 +71,19 @@ class Report:
         self.duplicates = len(rows) - len(by_id)
         self.outcomes = Counter(row["outcome"] for row in rows)
         self.begun = len(clients.told)
-        self.completed = sum(told.is_final for told in clients.told.values())
-        for told in clients.told.values():
-            row = by_id.get(told.turn_id)
+        self.completed = sum(answer.is_final for answer in clients.told.values())
+        for answer in clients.told.values():
+            row = by_id.get(answer.turn_id)
             if row is None:
-                self.lost.append(told.turn_id)
+                self.lost.append(answer.turn_id)
                 continue
             prompt = sum(row[name] for name in PROMPT_CLASSES)
             if (
-                any(row[name] != value for name, value in told.usage.items())
-                or told.prompt_tokens not in (None, prompt)
-                or not agree(told, row)
+                any(row[name] != value for name, value in answer.usage.items())
+                or answer.prompt_tokens not in (None, prompt)
+                or not agree(answer, row)
             ):
-                self.wrong.append(f"{told} {row}")
+                self.wrong.append(f"{answer} {row}")
 
 
 @dataclass
@@ -160,8 +160,8 @@ def run_kills(
     report = GatewayReport(kills)
     with serving_engine(backend, ENGINE_SETTINGS) as engine:
         engine.wait()
-        own = {"HOLDFAST_DATABASE_URL": database_url, **(gateway_settings or {})}
-        settings = gateway_environment(port, home, [engine.url], own)
+        changes = {"HOLDFAST_DATABASE_URL": database_url, **(gateway_settings or {})}
+        settings = gateway_environment(port, home, [engine.url], changes)
         migrate(settings)
         if disk_seconds:
             settings |= {"PYTHONPATH": str(SLOW_DISK), "SLOW_DISK_SECONDS": str(disk_seconds)}
@@ -179,8 +179,8 @@ def run_kills(
     report.compare(
         clients,
         rows,
-        lambda told, row: (
-            not told.is_final
+        lambda answer, row: (
+            not answer.is_final
             or row["outcome"] not in ("gateway_killed", "open", "client_disconnect")
         ),
     )

@@ -19,9 +19,9 @@ START_SECONDS = 180
 def data_directory(url: str) -> Path:
     plain = url.replace("postgresql+psycopg", "postgresql")
     with psycopg.connect(plain) as connection:
-        found = connection.execute("SHOW data_directory").fetchone()
-    assert found is not None
-    return Path(found[0])
+        row = connection.execute("SHOW data_directory").fetchone()
+    assert row is not None
+    return Path(row[0])
 
 
 def _postmaster(data: Path) -> int:

@@ -55,7 +55,7 @@ class SdkClients:
 
     @property
     def broken(self) -> list[Told]:
-        return [told for told in self.told.values() if told.has_error_event]
+        return [answer for answer in self.told.values() if answer.has_error_event]
 
     async def begun(self, more: int) -> None:
         """Wait until so many more turns have begun to answer."""
@@ -104,7 +104,7 @@ class SdkClients:
         return {"model": self.model, "max_tokens": self.rng.randint(1, self.max_tokens)}
 
     async def _message_stream(self, client: anthropic.AsyncAnthropic) -> None:
-        told = None
+        answer = None
         try:
             async with await client.messages.create(
                 **self._message_fields(), stream=True
@@ -112,33 +112,33 @@ class SdkClients:
                 async for event in events:
                     if event.type == "message_start":
                         usage = event.message.usage
-                        told = self._begin(Told(event.message.id, _classes(usage)))
-                    elif told is not None and event.type == "message_delta":
-                        told.usage["output_tokens"] = event.usage.output_tokens
-                    elif told is not None and event.type == "message_stop":
-                        told.is_final = True
+                        answer = self._begin(Told(event.message.id, _classes(usage)))
+                    elif answer is not None and event.type == "message_delta":
+                        answer.usage["output_tokens"] = event.usage.output_tokens
+                    elif answer is not None and event.type == "message_stop":
+                        answer.is_final = True
         except (anthropic.APIError, httpx2.TransportError) as error:
             # The SDK makes one from an `error` event, and none of a connection that breaks later.
-            await self._failed("messages stream", error, told, _is_event(error))
+            await self._failed("messages stream", error, answer, _is_event(error))
         else:
-            self._ended("messages stream", told)
+            self._ended("messages stream", answer)
 
     async def _chat_stream(self, client: openai.AsyncOpenAI) -> None:
-        told = None
+        answer = None
         options: ChatCompletionStreamOptionsParam = {"include_usage": True}
         try:
             async with await client.chat.completions.create(
                 **self._chat_fields(), stream=True, stream_options=options
             ) as chunks:
                 async for chunk in chunks:
-                    if told is None:
-                        told = self._begin(Told(_turn_id(chunk.id), {}))
+                    if answer is None:
+                        answer = self._begin(Told(_turn_id(chunk.id), {}))
                     if chunk.usage is not None:
-                        _take(told, chunk.usage)
+                        _take(answer, chunk.usage)
         except (openai.APIError, httpx2.TransportError) as error:
-            await self._failed("chat stream", error, told, _is_event(error))
+            await self._failed("chat stream", error, answer, _is_event(error))
         else:
-            self._ended("chat stream", told)
+            self._ended("chat stream", answer)
 
     async def _message(self, client: anthropic.AsyncAnthropic) -> None:
         try:
@@ -155,27 +155,29 @@ class SdkClients:
         except openai.APIError as error:
             await self._failed("chat", error, None, False)
         else:
-            told = self._begin(Told(_turn_id(completion.id), {}))
-            _take(told, completion.usage)
+            answer = self._begin(Told(_turn_id(completion.id), {}))
+            _take(answer, completion.usage)
 
-    def _begin(self, told: Told) -> Told:
-        self.told[told.turn_id] = told
-        return told
+    def _begin(self, answer: Told) -> Told:
+        self.told[answer.turn_id] = answer
+        return answer
 
-    async def _failed(self, kind: str, error: Exception, told: Told | None, is_event: bool) -> None:
+    async def _failed(
+        self, kind: str, error: Exception, answer: Told | None, is_event: bool
+    ) -> None:
         what = f"{kind}: {type(error).__name__}: {error}"[:200]
-        if told is None:
+        if answer is None:
             self.early[what] += 1
         elif is_event:
-            told.has_error_event = True
+            answer.has_error_event = True
         else:
             self.silent[what] += 1
         await asyncio.sleep(PAUSE_SECONDS)
 
-    def _ended(self, kind: str, told: Told | None) -> None:
-        if told is None:
+    def _ended(self, kind: str, answer: Told | None) -> None:
+        if answer is None:
             self.early[f"{kind}: ended without an event"] += 1
-        elif not told.is_final:
+        elif not answer.is_final:
             self.silent[f"{kind}: ended without its last event"] += 1
 
 
@@ -196,12 +198,12 @@ def _turn_id(completion_id: str) -> str:
     return "msg_" + completion_id.removeprefix("chatcmpl-")
 
 
-def _take(told: Told, usage: CompletionUsage | None) -> None:
+def _take(answer: Told, usage: CompletionUsage | None) -> None:
     """Chat Completions tells usage once, at the end."""
     assert usage is not None
-    told.usage["output_tokens"] = usage.completion_tokens
-    told.prompt_tokens = usage.prompt_tokens
-    told.is_final = True
+    answer.usage["output_tokens"] = usage.completion_tokens
+    answer.prompt_tokens = usage.prompt_tokens
+    answer.is_final = True
 
 
 def _classes(usage: Usage) -> dict[str, int]:

@@ -156,8 +156,8 @@ def one_letter_blocks(who: Neighbour, rng: random.Random) -> Body:
 
 def too_many_blocks(who: Neighbour, rng: random.Random) -> bytes:
     """As many one-letter blocks as a body can carry, which is more than are allowed."""
-    one = json.dumps({"type": "text", "text": rng.choice("abcdefgh")}) + ","
-    blocks = (one * ((BODY_BYTES - 4096) // len(one)))[:-1]
+    block = json.dumps({"type": "text", "text": rng.choice("abcdefgh")}) + ","
+    blocks = (block * ((BODY_BYTES - 4096) // len(block)))[:-1]
     return json.dumps(who.message([])).replace('"content": []', f'"content": [{blocks}]').encode()
 
 
@@ -240,16 +240,16 @@ async def named_content(who: Neighbour, rng: random.Random) -> int:
     image = {"inlineData": {"mimeType": "image/png", "data": rng.randbytes(8_000_000).hex()}}
     parts = [{"text": text(rng, 400)}, image]
     content = {"model": f"models/{who.model}", "contents": [{"role": "user", "parts": parts}]}
-    made = await who.client.post("/v1beta/cachedContents", json=content)
-    if made.status_code != 200:
-        return made.status_code
-    asked = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": made.json()["name"]}
-    asked["generationConfig"] = {"maxOutputTokens": 1}
+    reply = await who.client.post("/v1beta/cachedContents", json=content)
+    if reply.status_code != 200:
+        return reply.status_code
+    request = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": reply.json()["name"]}
+    request["generationConfig"] = {"maxOutputTokens": 1}
     path = f"/v1beta/models/{who.model}:generateContent"
     status = 0
     for _ in range(20):
-        status = await who.post(path, asked)
-    await who.client.delete(f"/v1beta/{made.json()['name']}")
+        status = await who.post(path, request)
+    await who.client.delete(f"/v1beta/{reply.json()['name']}")
     return status
 
 
@@ -270,8 +270,14 @@ def log_probabilities(who: Neighbour, rng: random.Random) -> Body:
 
 def plan(who: Neighbour, rng: random.Random) -> Body:
     """A plan for as much traffic as may be made up."""
-    made = {"tenants": 60, "conversations": 50, "turns": 20, "hours": 700, "seed": rng.randrange(9)}
-    return {"made": made, "engines": 8, "host_gib": 100}
+    traffic = {
+        "tenants": 60,
+        "conversations": 50,
+        "turns": 20,
+        "hours": 700,
+        "seed": rng.randrange(9),
+    }
+    return {"made": traffic, "engines": 8, "host_gib": 100}
 
 
 async def large_heads(who: Neighbour, rng: random.Random) -> int:
@@ -314,13 +320,13 @@ async def unread_stream(who: Neighbour, rng: random.Random) -> int:
 async def short_batches(who: Neighbour, rng: random.Random) -> int:
     """A batch of one row that is cancelled and deleted at once, and its results asked for."""
     rows = {"requests": [{"custom_id": "r", "params": who.message("x")}]}
-    made = await who.client.post(BATCHES, json=rows)
-    if made.status_code != 200:
-        return made.status_code
-    path = f"{BATCHES}/{made.json()['id']}"
+    reply = await who.client.post(BATCHES, json=rows)
+    if reply.status_code != 200:
+        return reply.status_code
+    path = f"{BATCHES}/{reply.json()['id']}"
     for method, tail in (("POST", "/cancel"), ("GET", "/results"), ("DELETE", "")):
         await who.client.request(method, path + tail)
-    return made.status_code
+    return reply.status_code
 
 
 async def strange_protocols(who: Neighbour, rng: random.Random) -> int:
@@ -339,12 +345,12 @@ def chained_schemas(who: Neighbour, rng: random.Random) -> Body:
     """A schema whose definitions name one another nearly as deep as is allowed, never the same."""
     name = f"{rng.getrandbits(48):x}"
     num_links = (MAX_SCHEMA_NESTING - _ROOT_LEVELS) // _LINK_LEVELS
-    made: dict[str, object] = {
+    definitions: dict[str, object] = {
         f"{name}{at}": {"properties": {f"p{at}": {"$ref": f"#/$defs/{name}{at + 1}"}}}
         for at in range(num_links)
     }
-    made[f"{name}{num_links}"] = {"type": "string", "maxLength": 9}
-    schema = {"$ref": f"#/$defs/{name}0", "$defs": made}
+    definitions[f"{name}{num_links}"] = {"type": "string", "maxLength": 9}
+    schema = {"$ref": f"#/$defs/{name}0", "$defs": definitions}
     return who.message(text(rng, 3), max_tokens=8, response_format=schema_of(schema))
 
 

@@ -173,8 +173,8 @@ def _posted(who: Neighbour, path: str, more: dict[str, object]) -> bytes:
     if "max_tokens" not in more:
         del message["max_tokens"]
     body = json.dumps(message).encode()
-    made = head(who.client.headers["x-api-key"], f"content-length: {len(body)}")
-    return made.replace(MESSAGES.encode(), path.encode(), 1) + body
+    begin = head(who.client.headers["x-api-key"], f"content-length: {len(body)}")
+    return begin.replace(MESSAGES.encode(), path.encode(), 1) + body
 
 
 async def _rounds(who: Neighbour, sent: bytes, num_answers: int, num_rounds: int = 30) -> int:
@@ -249,8 +249,10 @@ async def _hold_a_place(who: Neighbour) -> int:
 async def wrong_key_anew(who: Neighbour, rng: random.Random) -> int:
     """A key that nobody has, on a connection of its own, with a body."""
     body = json.dumps(who.message("hello")).encode()
-    made = head(f"hf-{rng.getrandbits(160):x}", f"content-length: {len(body)}", "connection: close")
-    return await say(who, [made + body])
+    begin = head(
+        f"hf-{rng.getrandbits(160):x}", f"content-length: {len(body)}", "connection: close"
+    )
+    return await say(who, [begin + body])
 
 
 async def long_heads(who: Neighbour, rng: random.Random) -> int:
@@ -262,9 +264,9 @@ async def options_of_admin(who: Neighbour, rng: random.Random) -> int:
     """OPTIONS of each route of the admin API, without a key."""
     described = await who.client.get("/openapi.json")
     paths = [path for path in described.json()["paths"] if path.startswith("/admin/")]
-    asked = [f"OPTIONS {path} HTTP/1.1\r\nhost: x\r\n\r\n" for path in paths]
+    requests = [f"OPTIONS {path} HTTP/1.1\r\nhost: x\r\n\r\n" for path in paths]
     status = 0
-    for request in asked:
+    for request in requests:
         status = await _rounds(who, request.encode(), num_answers=1, num_rounds=10)
     return status
 

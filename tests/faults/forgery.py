@@ -62,8 +62,8 @@ def _within_sampling(draw: Draw, params: Any) -> Body:
 
 def _within_xargs(draw: Draw, params: Any) -> Body:
     """`vllm_xargs` takes texts, numbers and lists of them under any name."""
-    found = json.dumps(params) if draw.random() < 0.5 else ["holdfast", 1]
-    return {**_chat(draw), "vllm_xargs": {FIELD: found}}
+    value = json.dumps(params) if draw.random() < 0.5 else ["holdfast", 1]
+    return {**_chat(draw), "vllm_xargs": {FIELD: value}}
 
 
 BODIES: dict[str, Callable[[Draw], Body]] = {
@@ -138,11 +138,11 @@ class Forgeries:
 
 def untried(client: httpx.Client) -> list[str]:
     """Routes of this server that take the parameter, and that no body is known for."""
-    found = document(client)
-    schemas = found["components"]["schemas"]
+    openapi = document(client)
+    schemas = openapi["components"]["schemas"]
     return [
         path
-        for path, methods in found["paths"].items()
+        for path, methods in openapi["paths"].items()
         for operation in methods.values()
         for content in operation.get("requestBody", {}).get("content", {}).values()
         if _takes(content.get("schema", {}), schemas) and path not in BODIES
@@ -150,8 +150,8 @@ def untried(client: httpx.Client) -> list[str]:
 
 
 def document(client: httpx.Client) -> Body:
-    found: Body = client.get("/openapi.json").raise_for_status().json()
-    return found
+    openapi: Body = client.get("/openapi.json").raise_for_status().json()
+    return openapi
 
 
 def _takes(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> bool:
@@ -159,5 +159,5 @@ def _takes(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> bool:
         return _takes(schemas[schema["$ref"].rpartition("/")[2]], schemas)
     if FIELD in schema.get("properties", {}):
         return True
-    variants = (one for kind in ("anyOf", "oneOf", "allOf") for one in schema.get(kind, []))
+    variants = (variant for kind in ("anyOf", "oneOf", "allOf") for variant in schema.get(kind, []))
     return any(_takes(variant, schemas) for variant in variants)

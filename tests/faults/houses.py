@@ -81,7 +81,7 @@ def running_house(data: Path, num_engines: int, descriptors: int = DESCRIPTORS) 
             for number in range(num_engines)
         ]
         port = free_port()
-        environment = gateway_environment(port, data, [each.url for each in engines], GATEWAY)
+        environment = gateway_environment(port, data, [engine.url for engine in engines], GATEWAY)
         migrate(environment)
         command = [*python("gateway"), "serve"]
         log = data / "gateway.log"

@@ -142,11 +142,11 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float) -> Verdict:
     seconds = time.monotonic() - began
     if process.returncode == 0:
         return Verdict(None, seconds)
-    found = _FAILED.search(output)
-    if process.returncode != 1 or found is None:
+    failure = _FAILED.search(output)
+    if process.returncode != 1 or failure is None:
         # Nothing ran, or pytest itself failed: that says nothing of the bug.
         raise BadMutant(f"pytest ended with {process.returncode}:\n{output[-4000:]}")
-    return Verdict(found[1] + (" (hang)" if _TIMEOUT.search(output) else ""), seconds)
+    return Verdict(failure[1] + (" (hang)" if _TIMEOUT.search(output) else ""), seconds)
 
 
 def control_seconds(tests: Sequence[str]) -> float:

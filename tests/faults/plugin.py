@@ -227,12 +227,12 @@ async def under_load(
 
 def compare(clients: SdkClients, ledger: str, findings: Findings) -> None:
     rows = {row["id"]: row for row in ledger_rows(ledger)}
-    lost = [told.turn_id for told in clients.told.values() if told.turn_id not in rows]
+    lost = [answer.turn_id for answer in clients.told.values() if answer.turn_id not in rows]
     wrong = [
-        told.turn_id
-        for told in clients.told.values()
-        if told.turn_id in rows
-        and any(rows[told.turn_id][name] != value for name, value in told.usage.items())
+        answer.turn_id
+        for answer in clients.told.values()
+        if answer.turn_id in rows
+        and any(rows[answer.turn_id][name] != value for name, value in answer.usage.items())
     ]
     findings.note(
         f"turns told to clients that have no row, of {len(clients.told)}", len(lost), not lost

@@ -10,6 +10,6 @@ def number(small: T, full: T) -> T:
     return full if os.environ.get("FAULTS") == "full" else small
 
 
-def told(row: str, **found: object) -> None:
+def told(row: str, **sizes: object) -> None:
     """Print what a row of the table came to; shown by `pytest -rP`."""
-    print(f"{row}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
+    print(f"{row}: " + ", ".join(f"{name} {value}" for name, value in sizes.items()))

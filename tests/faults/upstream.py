@@ -42,21 +42,21 @@ def probe(engine: Engine, probes: int) -> int:
     """Print what the probes read. 1 if anybody read of another scope, or an owner read nothing."""
     since = time.monotonic()
     print(f"server: {engine.description.upstream}")
-    for one in engine.description.guarantees:
-        print(f"  {one.name}: {'yes' if one.is_kept else 'no'} ({one.note})")
+    for promise in engine.description.guarantees:
+        print(f"  {promise.name}: {'yes' if promise.is_kept else 'no'} ({promise.note})")
     foreign_reads = foreign_automatic = owners = owner_reads = leased = 0
     for number in range(probes):
         owner = engine.scope()
-        asked = prompt(engine.text(120))
-        reports = engine.ask(asked, owner, 0).started.breakpoints
+        request = prompt(engine.text(120))
+        reports = engine.ask(request, owner, 0).started.breakpoints
         leased += sum(report.state == "leased" for report in reports)
-        usage: InputUsage = engine.ask(asked, engine.scope(), 0).usage
+        usage: InputUsage = engine.ask(request, engine.scope(), 0).usage
         foreign_reads += usage.cache_read_tokens > 0
         # The template's beginning is everybody's on servers that reuse single tokens.
         foreign_automatic += usage.automatic_tokens >= engine.description.block_size
         if number % OWNER_EVERY == 0:
             owners += 1
-            owner_reads += engine.ask(asked, owner, 0).usage.cache_read_tokens > 0
+            owner_reads += engine.ask(request, owner, 0).usage.cache_read_tokens > 0
     stats = engine.stats()
     leased += stats.num_leases
     print(f"probes of another scope's prompt: {probes} in {time.monotonic() - since:.0f} s")

@@ -47,17 +47,17 @@ def main() -> int:
 
 def play_all(player: Player, seed: int, sequences: int) -> float:
     """Print progress and each difference as it is found; return how many seconds it took."""
-    began = told = time.monotonic()
+    began = printed = time.monotonic()
     for number in range(sequences):
         known = len(player.differences)
         player.play(seed + number)
         for line in player.differences[known:]:
             print(f"DIFFERENCE {line}", flush=True)
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - printed > PROGRESS_SECONDS:
+            printed = time.monotonic()
             print(
                 f"{number + 1} of {sequences} sequences, {player.tally['turns']:,} turns,"
-                f" {len(player.differences)} differences, {told - began:.0f} s",
+                f" {len(player.differences)} differences, {printed - began:.0f} s",
                 flush=True,
             )
     return time.monotonic() - began

@@ -39,7 +39,7 @@ def running_machines(
 ) -> Iterator[Machines]:
     """One engine for each model; the synthetic ones answer at once."""
     with ExitStack() as stack:
-        asked = []
+        wanted = []
         for name, share in zip(MODELS, LEASE_SHARES, strict=True):
             settings: dict[str, Any] = {
                 "CLOCK": "manual",
@@ -58,9 +58,9 @@ def running_machines(
             if backend == "vllm":
                 settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
                 settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
-            asked.append(settings)
+            wanted.append(settings)
         named = "native" if backend == "hybrid" else backend
-        engines = stack.enter_context(running_engines(named, asked))
+        engines = stack.enter_context(running_engines(named, wanted))
         yield Machines(engines, slots)
 
 
@@ -85,7 +85,7 @@ def by_gateway(directory: Path, *, has_kinds: bool = False) -> Iterator[ByGatewa
                 admin.post(f"workspaces/{workspace['id']}", {"may_approximate": True})
             # What may be asked for is measured behind exact turns.
             eventually(
-                lambda: not any(one["description"]["is_measuring"] for one in admin.get("engines")),
+                lambda: not any(row["description"]["is_measuring"] for row in admin.get("engines")),
                 seconds=240,
             )
         client = stack.enter_context(httpx.Client(base_url=url, timeout=120))
@@ -106,9 +106,9 @@ def serving(
     models = directory / "models.toml"
     data = directory / "data"
     models.write_text(models_toml)
-    own = {"HOLDFAST_MODELS": str(models), "HOLDFAST_LOG_LEVEL": "error"}
-    own["HOLDFAST_MASTER_SECRET"] = master_secret
+    changes = {"HOLDFAST_MODELS": str(models), "HOLDFAST_LOG_LEVEL": "error"}
+    changes["HOLDFAST_MASTER_SECRET"] = master_secret
     urls = [engine.url for engine in machines.engines]
-    with serving_gateway(data, urls, own) as server:
+    with serving_gateway(data, urls, changes) as server:
         server.wait()
         yield server.url, [new_key(data, workspace)[1] for workspace in workspaces]

@@ -119,9 +119,11 @@ class Player:
         end = sizes.ends[at]
         before = sizes.ends[at - 1] if at else 0
         key = self._key(turn, document)
-        asked = document.recompute
+        recompute = document.recompute
         assert len(key[2].split()) < size <= end - before
-        assert recomputed == (asked if isinstance(asked, int) else math.ceil(asked * size))
+        assert recomputed == (
+            recompute if isinstance(recompute, int) else math.ceil(recompute * size)
+        )
         tokens = want[0]
         read = want[1]
         short = want[2]
@@ -263,8 +265,8 @@ class Player:
         self.tally["automatic markers"] += turn.marks.automatic is not None
         if got.miss_reason is not None:
             self.tally[f"miss: {got.miss_reason}"] += 1
-        asked = [ttl for _, ttl in sorted(resolved(turn.talk, turn.marks).items())]
-        for ttl, (has, state) in zip(asked, got.entries, strict=True):
+        ttls = [ttl for _, ttl in sorted(resolved(turn.talk, turn.marks).items())]
+        for ttl, (has, state) in zip(ttls, got.entries, strict=True):
             self.tally["cross-TTL matches"] += has is not None and has != ttl
             self.tally["best-effort entries"] += state == "best_effort"
             self.tally["best-effort hits"] += state == "best_effort" and short + long == 0

@@ -139,9 +139,9 @@ class Sequence:
         if self._last_keep not in places or rng.random() < 0.2:
             self._last_keep = rng.choice(places)
         keep = self._last_keep
-        own = {at: ttl for at, ttl in turn.marks.explicit.items() if ttl == "5m" and at > keep}
+        behind = {at: ttl for at, ttl in turn.marks.explicit.items() if ttl == "5m" and at > keep}
         automatic = turn.marks.automatic if keep < places[-1] else None
-        marks = Marks({keep: "1h", **own}, "5m" if automatic else None)
+        marks = Marks({keep: "1h", **behind}, "5m" if automatic else None)
         return replace(turn, marks=marks, keep=keep)
 
     def _with_document(self, turn: Turn) -> Turn:

@@ -94,8 +94,12 @@ def message_outcome(message: dict[str, Any]) -> Outcome:
     assert usage["cache_creation_input_tokens"] == short + long
     counts = (usage["input_tokens"], usage["cache_read_input_tokens"], short, long)
     entries = tuple((point.get("ttl"), point["state"]) for point in extension["breakpoints"])
-    told = extension.get("approximate") or {}
-    document = (told["reused"], told["recomputed"]) if told.get("kind") == "blocks" else None
+    approximation = extension.get("approximate") or {}
+    document = (
+        (approximation["reused"], approximation["recomputed"])
+        if approximation.get("kind") == "blocks"
+        else None
+    )
     missed = tuple(point["missed"] for point in extension["breakpoints"])
     return Outcome(counts, extension["miss_reason"], entries, document, missed)
 
@@ -130,10 +134,10 @@ class Machines:
         assert len(ends) == len(counted.segment_tokens), "this model leaves a segment no boundary"
         return Sizes(ends, counted.input_tokens - ends[-1])
 
-    def _count(self, asked: Prompt) -> CountReply:
-        key = msgspec.json.encode(asked)
+    def _count(self, prompt: Prompt) -> CountReply:
+        key = msgspec.json.encode(prompt)
         if key not in self._counted:
-            self._counted[key] = self.engines[0].count(asked)
+            self._counted[key] = self.engines[0].count(prompt)
         return self._counted[key]
 
     @contextmanager
@@ -240,10 +244,10 @@ class ByGateway(Server):
             return Outcome(None)
         assert response.status_code == 200, response.text
         message = response.json()
-        told = message["holdfast"].get("approximate")
-        assert (told is not None) == (turn.keep is not None or turn.document is not None)
+        approximation = message["holdfast"].get("approximate")
+        assert (approximation is not None) == (turn.keep is not None or turn.document is not None)
         if turn.keep is not None:
-            assert told["of"] == self.machines.sizes(turn).ends[turn.keep]
+            assert approximation["of"] == self.machines.sizes(turn).ends[turn.keep]
         return message_outcome(message)
 
     def send(self, turn: Turn) -> Sent:

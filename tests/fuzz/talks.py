@@ -127,7 +127,7 @@ class Talk:
         """The messages' texts and results of tools, by segment."""
         begin = len(self.tools) + len(self.system)
         pieces = enumerate((piece for turn in self.turns for piece in turn), begin)
-        return {at: one.text for at, one in pieces if one.kind in ("text", "tool_result")}
+        return {at: piece.text for at, piece in pieces if piece.kind in ("text", "tool_result")}
 
     def _words(self, longest: int | None = None) -> str:
         """The serial number takes two tokens or three; never the same words twice."""
@@ -168,8 +168,8 @@ class Talk:
         if keep is not None:
             blocks[keep]["cache_control"]["holdfast"] = {"keep": KEEP, "scorer": "keydiff"}
         if document is not None:
-            asked = {"block": "anywhere", "recompute": document.recompute}
-            marker = {"type": "ephemeral", "ttl": document.ttl, "holdfast": asked}
+            wish = {"block": "anywhere", "recompute": document.recompute}
+            marker = {"type": "ephemeral", "ttl": document.ttl, "holdfast": wish}
             blocks[document.segment]["cache_control"] = marker
         body: dict[str, Any] = {
             "messages": [

@@ -27,8 +27,8 @@ class Admin:
 
     def make_key(self, workspace: str, **values: Any) -> tuple[str, str]:
         """The new key's id, and the key."""
-        made = self.post("keys", {"workspace": workspace, **values})
-        return made["info"]["id"], made["key"]
+        reply = self.post("keys", {"workspace": workspace, **values})
+        return reply["info"]["id"], reply["key"]
 
     def has(self, turn_id: str) -> bool:
         """Whether the ledger has the turn, by its own or by its request's id."""

@@ -26,8 +26,8 @@ def text(value: str = "some text", marker: Any = None) -> dict[str, Any]:
 
 
 def tool(name: str = "look", marker: Any = None) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": name, "input_schema": {"type": "object", "properties": {}}}
-    return made if marker is None else {**made, "cache_control": marker}
+    body: dict[str, Any] = {"name": name, "input_schema": {"type": "object", "properties": {}}}
+    return body if marker is None else {**body, "cache_control": marker}
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -39,14 +39,14 @@ def body(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy({**base, **changes})
 
 
-def lowered(request: Any, asked: RequestContext = ASKED) -> Ask:
+def lowered(request: Any, context: RequestContext = ASKED) -> Ask:
     """What a body of Messages comes to."""
     raw = request if isinstance(request, bytes) else msgspec.json.encode(request)
-    return count_ask_of(decode_messages(raw), asked, "2023-06-01")
+    return count_ask_of(decode_messages(raw), context, "2023-06-01")
 
 
-def lowered_chat(request: Any, asked: RequestContext = ASKED) -> Ask:
-    return chat_ask_of(decode_chat(msgspec.json.encode(request)), asked)
+def lowered_chat(request: Any, context: RequestContext = ASKED) -> Ask:
+    return chat_ask_of(decode_chat(msgspec.json.encode(request)), context)
 
 
 def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
@@ -58,7 +58,7 @@ def conversation() -> dict[str, Any]:
     """Every supported kind of block, with four markers."""
     use = {"type": "tool_use", "id": "toolu_1", "name": "look", "caller": {"type": "direct"}}
     source = {"type": "text", "media_type": "text/plain", "data": "Notes."}
-    found = [text("A hold."), text("On blocks.", SHORT)]
+    results = [text("A hold."), text("On blocks.", SHORT)]
     return body(
         system=[text("You look things up. " * 40, LONG)],
         tools=[tool("look"), tool("listen", LONG)],
@@ -72,7 +72,7 @@ def conversation() -> dict[str, Any]:
                 role="assistant",
             ),
             said(
-                {"type": "tool_result", "tool_use_id": "toolu_1", "content": found},
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": results},
                 {"type": "document", "title": "Notes", "source": source},
             ),
         ],
@@ -82,4 +82,4 @@ def conversation() -> dict[str, Any]:
 def told(message: Any) -> list[tuple[str, str]]:
     """The fields that an answer of either dialect says were ignored, with the reasons."""
     extension = message.model_extra["holdfast"]
-    return [(one["path"], one["reason"]) for one in extension.get("ignored", [])]
+    return [(field["path"], field["reason"]) for field in extension.get("ignored", [])]

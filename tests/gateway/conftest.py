@@ -31,13 +31,13 @@ class Stack:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
-    def get(self, path: str, **given: Any) -> httpx.Response:
+    def get(self, path: str, **options: Any) -> httpx.Response:
         with self.http() as http:
-            return http.get(path, **given)
+            return http.get(path, **options)
 
-    def post(self, path: str, **given: Any) -> httpx.Response:
+    def post(self, path: str, **options: Any) -> httpx.Response:
         with self.http() as http:
-            return http.post(path, **given)
+            return http.post(path, **options)
 
     def sdk(self, key: str = API_KEY) -> Anthropic:
         self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=120))
@@ -103,8 +103,8 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.is_mounted = True
     engine.entries.clear()
     kept = (engine.requests, engine.refused, engine.unheld, engine.folded, engine.inexact)
-    for each in kept:
-        each.clear()
+    for store in kept:
+        store.clear()
     eventually(shared.is_ready)
     yield shared
     shared.close()

@@ -112,7 +112,7 @@ def _tools(count: int) -> list[Json]:
 
 def _functions(count: int) -> list[Json]:
     named = [{"name": f"t{n}", "parameters": _schema(8)} for n in range(count)]
-    return [{"type": "function", "function": each} for each in named]
+    return [{"type": "function", "function": function} for function in named]
 
 
 def _schema(count: int) -> Json:
@@ -121,13 +121,13 @@ def _schema(count: int) -> Json:
 
 def _deep(count: int) -> Json:
     """As many properties, in levels of 30 of them each."""
-    made: Json = _schema(1)
+    schema: Json = _schema(1)
     for _ in range(30):
-        made = {
+        schema = {
             "type": "object",
-            "properties": {"inner": made, **_schema(count // 30)["properties"]},
+            "properties": {"inner": schema, **_schema(count // 30)["properties"]},
         }
-    return made
+    return schema
 
 
 def _exchange(calls: list[Json], results: Any) -> Json:
@@ -326,9 +326,9 @@ _SAID = {"role": "user", "parts": [{"text": "hi"}]}
 
 
 def _decode_responses(raw: bytes) -> Ask:
-    given = decode_responses(raw)
-    msgspec.json.encode(echo_of(given.fields))
-    return prepare(given, ASKED).ask
+    decoded = decode_responses(raw)
+    msgspec.json.encode(echo_of(decoded.fields))
+    return prepare(decoded, ASKED).ask
 
 
 def _batch(rows: list[Json]) -> Work:
@@ -339,8 +339,8 @@ def _batch(rows: list[Json]) -> Work:
         auto_cache_messages=False,
         clock=Clock(),
     )
-    given = [{"custom_id": str(n), "params": row} for n, row in enumerate(rows)]
-    raw = msgspec.json.encode({"requests": given})
+    requests = [{"custom_id": str(n), "params": row} for n, row in enumerate(rows)]
+    raw = msgspec.json.encode({"requests": requests})
     return lambda: ranked(services, raw, PRINCIPAL, "2023-06-01")
 
 
@@ -348,10 +348,10 @@ def _advice(requests: list[Any]) -> Work:
     def work() -> None:
         with suppress(GatewayError):
             turns = []
-            for number, given in enumerate(requests):
-                found = pasted.read(given)
-                turns.append(pasted.observation_of(found, number, number, None))
-                msgspec.json.encode(advise_request(found, turns[-1], 1))
+            for number, request in enumerate(requests):
+                parsed = pasted.read(request)
+                turns.append(pasted.observation_of(parsed, number, number, None))
+                msgspec.json.encode(advise_request(parsed, turns[-1], 1))
             advise_stream(turns, 1)
 
     return work
@@ -360,7 +360,7 @@ def _advice(requests: list[Any]) -> Work:
 def _gemini_calls(count: int, *, named: bool) -> Json:
     """As many calls in one turn, answered in the next in the opposite order."""
     ids = [{"id": f"c{n}"} if named else {} for n in range(count)]
-    calls = [{"functionCall": {"name": f"f{n}", **one}} for n, one in enumerate(ids)]
+    calls = [{"functionCall": {"name": f"f{n}", **fields}} for n, fields in enumerate(ids)]
     answers = [
         {"functionResponse": {"name": f"f{n}", "response": {"output": "a"}, **ids[n]}}
         for n in reversed(range(count))
@@ -477,7 +477,7 @@ DIMENSIONS = [
     *dimensions("chat", _READ_CHAT, {"older calls": (_BLOCKS // 4, _older)}),
     *dimensions("completions", _READ_COMPLETION, _COMPLETIONS),
     *dimensions("body", _raw, _BODIES),
-    *dimensions("events", writing(_messages_writer, lambda each: sse.event("e", each)), _EVENTS),
+    *dimensions("events", writing(_messages_writer, lambda event: sse.event("e", event)), _EVENTS),
     *dimensions("chunks", writing(_chat_writer, sse.data), _CHUNKS),
     *dimensions("responses", reading(_decode_responses, input=[_HI]), _RESPONSES),
     *dimensions("gemini", _READ_GEMINI, _GEMINI),

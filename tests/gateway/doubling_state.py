@@ -126,10 +126,10 @@ def _queried(size: int) -> Work:
     query = "&".join(f"p{n}=1" for n in range(size // 16)) + "&limit=" + "9" * (size // 2)
 
     def work() -> None:
-        given: dict[str, list[str]] = {}
+        values: dict[str, list[str]] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
-            given.setdefault(name, []).append(value)
-        query_problems(declared, given)
+            values.setdefault(name, []).append(value)
+        query_problems(declared, values)
 
     return work
 

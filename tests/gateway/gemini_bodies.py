@@ -45,5 +45,5 @@ def model(*parts: dict[str, Any]) -> dict[str, Any]:
 
 def post(stack: Stack, method: str = "generateContent", **body: Any) -> Any:
     """The answer to a body that no SDK made."""
-    asked = {"contents": [user({"text": QUESTION})], **body}
-    return stack.post(f"/v1beta/models/{MODEL}:{method}", json=asked)
+    body_sent = {"contents": [user({"text": QUESTION})], **body}
+    return stack.post(f"/v1beta/models/{MODEL}:{method}", json=body_sent)

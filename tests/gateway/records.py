@@ -30,7 +30,7 @@ def ledger_rows(url: str) -> list[dict[str, Any]]:
     """All turns of a ledger, by its URL, in the order of their ids."""
     database = sa.create_engine(url.replace("sqlite+aiosqlite", "sqlite"))
     with database.connect() as connection:
-        found = connection.execute(sa.text("SELECT * FROM turns ORDER BY id")).mappings()
-        rows = [dict(row) for row in found]
+        mappings = connection.execute(sa.text("SELECT * FROM turns ORDER BY id")).mappings()
+        rows = [dict(row) for row in mappings]
     database.dispose()
     return rows

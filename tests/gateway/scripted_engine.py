@@ -68,7 +68,7 @@ class ScriptedEngine:
     final: dict[str, protocol.FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     capabilities: tuple[protocol.Capability, ...] = tuple(
-        one for one in get_args(protocol.Capability) if one != "images"
+        capability for capability in get_args(protocol.Capability) if capability != "images"
     )
     entries: set[tuple[str, int, str]] = field(default_factory=set)
     unheld: list[protocol.UnheldTool] = field(default_factory=list)
@@ -158,20 +158,7 @@ class ScriptedEngine:
         sent = 0
         has_started = False
         try:
-            if self.is_mute:
-                await stop.wait()
-            headers = [(b"content-type", b"application/x-ndjson")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-            for _ in range(self.num_heartbeats):
-                await _pause(self.heartbeat_seconds, stop)
-                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-            await _pause(self.wait_seconds, stop)
-            while self.holds and not stop.is_set():
-                await _pause(0.1, stop)
-                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-            if self.breaks_early:
-                raise ConnectionResetError
+            await self._begin(send, stop)
             started = protocol.Started(
                 request_id=request.request_id,
                 epoch=self.epoch,
@@ -205,6 +192,23 @@ class ScriptedEngine:
                 reason="cancelled" if stop.is_set() else "stop",
                 **self._counts(usage, sent, has_started),
             )
+
+    async def _begin(self, send: Any, stop: asyncio.Event) -> None:
+        """The head and the heartbeats before the first frame."""
+        if self.is_mute:
+            await stop.wait()
+        headers = [(b"content-type", b"application/x-ndjson")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+        for _ in range(self.num_heartbeats):
+            await _pause(self.heartbeat_seconds, stop)
+            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+        await _pause(self.wait_seconds, stop)
+        while self.holds and not stop.is_set():
+            await _pause(0.1, stop)
+            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+        if self.breaks_early:
+            raise ConnectionResetError
 
     @staticmethod
     def _counts(usage: protocol.InputUsage, sent: int, has_started: bool) -> dict[str, Any]:
@@ -273,8 +277,8 @@ class ScriptedEngine:
         await _reply(send, list(self.final.values()))
 
     async def _records(self, body: bytes, receive: Any, send: Any) -> None:
-        asked = msgspec.json.decode(body, type=protocol.AckRequest).request_ids
-        kept = [protocol.KeptRecord(i, self.records[i]) for i in asked if self.records.get(i)]
+        request_ids = msgspec.json.decode(body, type=protocol.AckRequest).request_ids
+        kept = [protocol.KeptRecord(i, self.records[i]) for i in request_ids if self.records.get(i)]
         await _reply(send, kept)
 
     async def _stats(self, _: bytes, receive: Any, send: Any) -> None:

@@ -42,7 +42,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             admin.post(f"workspaces/{workspace}", {"may_approximate": True})
         # What may be asked for is measured behind exact turns.
         eventually(
-            lambda: not any(one["description"]["is_measuring"] for one in admin.get("engines")),
+            lambda: not any(row["description"]["is_measuring"] for row in admin.get("engines")),
             seconds=240,
         )
         clients = [stack.enter_context(client_of(running.gateway, key)) for _, key in keys]

@@ -103,8 +103,8 @@ def body_of(
         place = {"cache_control": {"type": "ephemeral", "holdfast": {"block": "anywhere"}}}
         document = {"type": "text", "text": prefix, **place}
         # The question first: every probe has the document behind another text.
-        asked = {"type": "text", "text": question}
-        user["content"] = [asked, document, {"type": "text", "text": "What is it?"}]
+        block = {"type": "text", "text": question}
+        user["content"] = [block, document, {"type": "text", "text": "What is it?"}]
         return body | {"messages": [user]}
     if shape.dialect == "messages":
         body |= {"system": system, "messages": [user]}
@@ -128,8 +128,8 @@ def ask(client: httpx.Client, shape: Shape, body: dict[str, Any]) -> Seen:
     text = response.text
     usage = _usage(shape, text)
     details = usage.get("prompt_tokens_details") or {}
-    found = re.search(r'"id":\s*"([^"]+)"', text)
-    assert found is not None
+    match = re.search(r'"id":\s*"([^"]+)"', text)
+    assert match is not None
     for pattern, word in _VOLATILE:
         text = pattern.sub(word, text)
     headers = {k: v for k, v in response.headers.items() if k not in _VOLATILE_HEADERS}
@@ -140,7 +140,7 @@ def ask(client: httpx.Client, shape: Shape, body: dict[str, Any]) -> Seen:
         body=text,
         read=usage.get("cache_read_input_tokens", details.get("cached_tokens", 0)),
         written=usage.get("cache_creation_input_tokens", details.get("cache_write_tokens", 0)),
-        turn=found[1],
+        turn=match[1],
     )
 
 
@@ -152,8 +152,8 @@ def _usage(shape: Shape, text: str) -> dict[str, Any]:
     for line in text.splitlines():
         if line.startswith("data: {"):
             event = json.loads(line[6:])
-            found = event.get("usage") or event.get("message", {}).get("usage")
-            usage |= {k: v for k, v in (found or {}).items() if v is not None}
+            counts = event.get("usage") or event.get("message", {}).get("usage")
+            usage |= {k: v for k, v in (counts or {}).items() if v is not None}
     return usage
 
 
@@ -212,5 +212,5 @@ def probe_exactly(
 
 def _automatic(body: str) -> int:
     """Unmarked, on the Messages API: what was reused is in the extension."""
-    found = re.search(r'"automatic_tokens":\s*(\d+)', body)
-    return int(found[1]) if found else 0
+    match = re.search(r'"automatic_tokens":\s*(\d+)', body)
+    return int(match[1]) if match else 0

@@ -90,8 +90,8 @@ class Run:
     def pid_of(self, module: str) -> int:
         """The process of one of its programs that was started last."""
         ours = psutil.Process(self.process.pid).children()
-        (found,) = [one.pid for one in ours if f"-m {module}" in " ".join(one.cmdline())]
-        return found
+        (pid,) = [process.pid for process in ours if f"-m {module}" in " ".join(process.cmdline())]
+        return pid
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
         """Signal it, wait for it and for all that it started; return its status."""
@@ -103,12 +103,12 @@ class Run:
 
 def marked(mark: str) -> dict[int, psutil.Process]:
     """All processes with this mark in their environment."""
-    found = {}
+    processes = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(MARK) == mark:
-                found[process.pid] = process
-    return found
+                processes[process.pid] = process
+    return processes
 
 
 def wait_gone(mark: str) -> None:

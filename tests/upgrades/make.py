@@ -39,8 +39,8 @@ def system(text: str, ttl: str = "5m") -> list[dict[str, Any]]:
 
 def ask(sdk: Anthropic, text: str, question: str, **changes: Any) -> str:
     messages = [{"role": "user", "content": question}]
-    made: Any = {"model": "synthetic", "max_tokens": 5, "messages": messages, **changes}
-    return sdk.messages.create(system=system(text), **made).id
+    request: Any = {"model": "synthetic", "max_tokens": 5, "messages": messages, **changes}
+    return sdk.messages.create(system=system(text), **request).id
 
 
 def use(url: str, admin: httpx.Client) -> dict[str, str]:
@@ -107,15 +107,15 @@ def questions(ids: dict[str, str], since_ms: int) -> dict[str, tuple[str, str]]:
         f"savings?{span}",
         f"prefixes?{span}&workspace=default",
     ]
-    asked = {f"/admin/v1/{path}": ADMIN_KEY for path in admin}
-    asked |= {
+    keys = {f"/admin/v1/{path}": ADMIN_KEY for path in admin}
+    keys |= {
         f"/v1/messages/batches/{ids['batch']}": API_KEY,
         f"/v1/messages/batches/{ids['batch']}/results": API_KEY,
         "/v1beta/cachedContents": API_KEY,
         f"/v1/responses/{ids['response']}": ids["key"],
         f"/v1/responses/{ids['response']}/input_items": ids["key"],
     }
-    return {path: (path, key) for path, key in asked.items()}
+    return {path: (path, key) for path, key in keys.items()}
 
 
 def make_ledger(data: Path) -> dict[str, Any]:

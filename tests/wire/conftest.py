@@ -66,15 +66,15 @@ def read_replies(raw: socket.socket) -> list[Reply]:
         pass
     except ConnectionResetError:
         closed = True
-    found = []
+    replies = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
         length = int(headers.get("content-length", 0))
-        found.append(Reply(int(first.split()[1]), headers, data[:length], closed))
+        replies.append(Reply(int(first.split()[1]), headers, data[:length], closed))
         data = data[length:]
-    return found
+    return replies
 
 
 @contextmanager

@@ -552,11 +552,8 @@ def wrap_cache(
         if arguments.get("has_scheduled_reqs", True):
             return False
         hit_blocks = arguments.get("new_computed_blocks")
-        hit = (
-            {block.block_id for group in hit_blocks.blocks for block in group}
-            if hit_blocks
-            else set()
-        )
+        groups = hit_blocks.blocks if hit_blocks else ()
+        hit = {block.block_id for group in groups for block in group}
         return tracker.give_up(request.request_id) or leases.sacrifice(hit)
 
     def reset_prefix_cache() -> bool:

@@ -121,7 +121,7 @@ def is_known(part: str) -> bool:
 
 def signatures_of(part: str) -> dict[str, str | None]:
     """How each name of a part looks in this vLLM; None for one that is not there."""
-    found = dict[str, str | None]()
+    signatures = dict[str, str | None]()
     for owner, names in NAMES[part].items():
         path, _, kind = owner.partition(":")
         try:
@@ -130,8 +130,8 @@ def signatures_of(part: str) -> dict[str, str | None]:
             owner_class = None
         for name in names.split():
             key = f"{owner.removeprefix('vllm.')}.{name}"
-            found[key] = None if owner_class is None else signature_of(owner_class, name)
-    return found
+            signatures[key] = None if owner_class is None else signature_of(owner_class, name)
+    return signatures
 
 
 def signature_of(owner: type, name: str) -> str | None:

@@ -14,10 +14,15 @@ from pydantic import BaseModel
 mode, url, key, name, prompt = sys.argv[1:]
 provider, _, kind = mode.partition("-")
 handbook = " ".join(f"Rule {n}: the staff must file form {n * 7} before noon." for n in range(80))
-given: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": key, "cache": False, "max_tokens": 500}
+options: dict[str, Any] = {
+    "api_base": f"{url}/v1",
+    "api_key": key,
+    "cache": False,
+    "max_tokens": 500,
+}
 if provider == "anthropic":
-    given["prompt_cache"] = CacheConfig(prefix="history")
-model = dspy.LM(f"{provider}/{name}", **given)
+    options["prompt_cache"] = CacheConfig(prefix="history")
+model = dspy.LM(f"{provider}/{name}", **options)
 dspy.configure(lm=model, adapter=dspy.JSONAdapter())
 
 
@@ -42,13 +47,13 @@ def look(where: str) -> str:
 
 
 if kind == "json":
-    asked = dspy.Predict(Typed.with_instructions(handbook))
+    predict = dspy.Predict(Typed.with_instructions(handbook))
     turns: list[dict[str, object]] = []
     for step in range(5):
         question = f"{prompt} {step}"
-        found = asked(question=question, history=dspy.History(messages=turns))
-        turns.append({"question": question, "answer": found.answer})
-    print(found.answer.text)
+        prediction = predict(question=question, history=dspy.History(messages=turns))
+        turns.append({"question": question, "answer": prediction.answer})
+    print(prediction.answer.text)
 else:
     agent = dspy.ReActV2(Answer.with_instructions(handbook), tools=[look])
     print(agent(question=prompt).answer)

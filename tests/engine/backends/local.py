@@ -36,7 +36,7 @@ async def finish(engine: LocalBackend, turn: GenerateRequest) -> Started:
     return frames[0]
 
 
-def description(**given: Any) -> Description:
+def description(**changes: Any) -> Description:
     fields: dict[str, Any] = {
         "backend": "native",
         "model": "demo",
@@ -48,26 +48,26 @@ def description(**given: Any) -> Description:
         "min_cache_tokens": 1,
         "capabilities": ["copy_on_write", "tools", "thinking"],
     }
-    return Description(**fields | given)
+    return Description(**fields | changes)
 
 
-def prompt(*texts: str, system: tuple[str, ...] = (), **given: Any) -> Prompt:
+def prompt(*texts: str, system: tuple[str, ...] = (), **fields: Any) -> Prompt:
     """Turns of the user and the assistant, one text each."""
     turns = [
         Message("assistant" if index % 2 else "user", [TextPart(text)])
         for index, text in enumerate(texts)
     ]
-    return Prompt(turns, system=[TextPart(text) for text in system], **given)
+    return Prompt(turns, system=[TextPart(text) for text in system], **fields)
 
 
-def request(of: Prompt | str = "hello", **given: Any) -> GenerateRequest:
+def request(of: Prompt | str = "hello", **changes: Any) -> GenerateRequest:
     fields: dict[str, Any] = {
         "request_id": uuid4().hex,
         "scope": SCOPE,
         "prompt": prompt(of) if isinstance(of, str) else of,
         "sampling": Sampling(max_tokens=2),
     }
-    return GenerateRequest(**fields | given)
+    return GenerateRequest(**fields | changes)
 
 
 class WorkerThread(WorkerProcess):
@@ -108,13 +108,13 @@ async def serving(
     today: Any = date.today,
     approximate: Approximations | None = None,
     crashes: list[BaseException] | None = None,
-    **given: Any,
+    **changes: Any,
 ) -> AsyncIterator[LocalBackend]:
     """With worker processes, or with another `renderer` in a thread. `bounds` are the pool's.
 
     Where `crashes` are given it may crash.
     """
-    values = {"secret": "s" * 16, "model": DEMO_MODEL, **given}
+    values = {"secret": "s" * 16, "model": DEMO_MODEL, **changes}
     settings = Settings.model_validate(values)
     runner = SyntheticRunner(
         prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
@@ -131,13 +131,13 @@ async def serving(
     unforeseen: list[BaseException] = []
     on_crash = (unforeseen if crashes is None else crashes).append
     clock = ManualClock()
-    made = LocalBackend(settings, clock, lambda *_: parts, on_crash, today)
+    backend = LocalBackend(settings, clock, lambda *_: parts, on_crash, today)
     seconds = {"PREPARE_SECONDS": 60.0, "WAIT_SECONDS": 60.0, **(bounds or {})}
     new_pool = local.new_pool if renderer is None else thread_pool
     with patch.multiple(pool, **seconds), patch.object(local, "new_pool", new_pool):
-        await asyncio.to_thread(made.load, lambda _stage, _fraction: None)
+        await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
     try:
-        yield made
+        yield backend
     finally:
-        await made.stop()
+        await backend.stop()
     assert not unforeseen

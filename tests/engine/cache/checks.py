@@ -93,16 +93,17 @@ def check_holdings(world: "World") -> None:
     )
     assert (free, active, leased) == _counts(world.pool)[:3]
     assert best_effort + cached == sum(_counts(world.pool)[3:])
-    told = holdings_of(holdings)
+    shares = holdings_of(holdings)
     assert free + sum(
-        one.active + one.leased + one.lowered + one.best_effort + one.cached for one in told
+        share.active + share.leased + share.lowered + share.best_effort + share.cached
+        for share in shares
     ) == len(world.pool.blocks)
-    assert sum(one.cached for one in told if one.entry is not None) == 0
+    assert sum(share.cached for share in shares if share.entry is not None) == 0
 
 
 def _counts(pool: BlockPool) -> tuple[int, ...]:
-    found = pool.counts()
-    return found.free, found.active, found.leased, found.best_effort, found.cached
+    counts = pool.counts()
+    return counts.free, counts.active, counts.leased, counts.best_effort, counts.cached
 
 
 def _by_key(count: Count) -> dict[tuple[str | None, bytes | None, str], int]:
@@ -113,9 +114,9 @@ def _check_content(world: "World", blocks: Sequence[Block], tokens: Sequence[int
     held: list[int] = []
     for position, block in enumerate(blocks):
         if block.tier == "disk":
-            found = content_on_disk(world, block)
+            content = content_on_disk(world, block)
             start = position * world.block_size
-            held += found or tokens[start : start + world.block_size]
+            held += content or tokens[start : start + world.block_size]
             continue
         memory = world.host_memory if block.is_away else world.memory
         held += memory[block.block_id]
@@ -190,7 +191,7 @@ def check_pool(pool: BlockPool) -> None:
 def check_entries(entries: Entries) -> None:
     """Entries, leases, dependents and the store's holds agree."""
     check_leases(entries.leases)
-    leased = {one for scope in entries.leases._scopes.values() for one in scope.entries}
+    leased = {entry for scope in entries.leases._scopes.values() for entry in scope.entries}
     for key, entry in entries._by_key.items():
         assert entry.key == key
         assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
@@ -254,14 +255,14 @@ def check_store(store: StoreTier) -> None:
     check_pool(store.pool)
     counts: Counter[Block] = Counter()
     for name, scope in store.copies._scopes.items():
-        own: set[Block] = set()
+        stored: set[Block] = set()
         for entry in scope.entries:
             assert entry.scope == name and entry.stored
-            own.update(entry.stored)
+            stored.update(entry.stored)
             for block in entry.stored:
                 assert entry in store.copies.of(block) and not store.is_lost(block)
                 counts[block] += 1
-        assert scope.num_blocks == len(own), "a scope's blocks are miscounted"
+        assert scope.num_blocks == len(stored), "a scope's blocks are miscounted"
         check_order(scope.for_others, scope.entries)
     assert store.pool.num_leased <= store.copies.max_blocks
     assert len(store._blocks) == len(store._keys) and store._proven <= store._keys.keys()

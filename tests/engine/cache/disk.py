@@ -154,15 +154,15 @@ def bring_from_disk(world: "World", life: Life) -> None:
 
 
 def _miss(world: "World", life: Life) -> None:
-    found = None if life.is_started else life.found
+    lookup = None if life.is_started else life.found
     before = life.found.read if life.found else 0
-    world.cache.miss(life.query, found, life.table)
-    if found is not None and found.hit is not None and found.read < before:
-        prefix = (life.query.scope, tuple(life.kept[: found.hit.tokens]))
+    world.cache.miss(life.query, lookup, life.table)
+    if lookup is not None and lookup.hit is not None and lookup.read < before:
+        prefix = (life.query.scope, tuple(life.kept[: lookup.hit.tokens]))
         known = world.expected[prefix]
-        known.expires_at = max(known.expires_at, found.hit.expires_at)
+        known.expires_at = max(known.expires_at, lookup.hit.expires_at)
         known.used_at = max(known.used_at, life.query.arrived_at)
-        known.is_promised |= found.hit.is_leased
+        known.is_promised |= lookup.hit.is_leased
 
 
 def _read(world: "World", key: BlockKey) -> None:
@@ -220,10 +220,10 @@ def restart(world: "World", *, is_planned: bool) -> None:
         queue_notes(world)
         work(world)
         for entry in world.entries.live():
-            told = disk.journal.get(entry.key)
-            assert (told is not None) == (entry.stored is not None)
-            assert told is None or told.entry.expires_at == entry.expires_at
-            assert told is None or told.entry.is_leased == entry.is_leased
+            record = disk.journal.get(entry.key)
+            assert (record is not None) == (entry.stored is not None)
+            assert record is None or record.entry.expires_at == entry.expires_at
+            assert record is None or record.entry.is_leased == entry.is_leased
     before = world.expected
     world.expected = {}
     disk.line.clear()
@@ -233,11 +233,11 @@ def restart(world: "World", *, is_planned: bool) -> None:
     disk.damaged -= disk.torn
     torn = disk.torn
     disk.torn = set()
-    for told in disk.journal.values():
-        is_there = _take_back(world, told, before, torn)
+    for record in disk.journal.values():
+        is_there = _take_back(world, record, before, torn)
         assert is_there or not is_planned, "there was room for it before"
     # The journal is written anew, and what it does not tell of is deleted.
-    disk.journal = {key: told for key, told in disk.journal.items() if world.entries.get(key)}
+    disk.journal = {key: record for key, record in disk.journal.items() if world.entries.get(key)}
     for key, _ in list(disk.files.values()):
         if key.name not in world.store.names:
             del disk.files[key.name]
@@ -245,19 +245,21 @@ def restart(world: "World", *, is_planned: bool) -> None:
     world.wait(0)
 
 
-def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn: set[str]) -> bool:
+def _take_back(
+    world: "World", record: Told, before: dict[Prefix, Expected], torn: set[str]
+) -> bool:
     """False where the store has no room: an end that was not written left its place taken."""
-    entry = replace(told.entry, refreshed_until=[], blocks=[])
-    if entry.expires_at <= world.now or set(told.names) & torn:
+    entry = replace(record.entry, refreshed_until=[], blocks=[])
+    if entry.expires_at <= world.now or set(record.names) & torn:
         return True
-    assert set(told.names) <= set(world.disk.files), "the journal tells of files that are gone"
-    keys = [world.disk.files[name][0] for name in told.names]
+    assert set(record.names) <= set(world.disk.files), "the journal tells of files that are gone"
+    keys = [world.disk.files[name][0] for name in record.names]
     if not world.entries.restore(entry, keys):
         return False
     prefix = world.meaning[entry.key]
     known = before.get(prefix)
     end = entry.expires_at
     assert known is None or known.expires_at >= end, "given more than was promised"
-    is_promised = entry.is_leased and not set(told.names) & world.disk.damaged
+    is_promised = entry.is_leased and not set(record.names) & world.disk.damaged
     world.expected[prefix] = Expected(entry.ttl, end, entry.ready_at, is_promised, entry.used_at)
     return True

@@ -160,18 +160,18 @@ class World:
         readable = self._readable(query)
         before = leased_blocks(self)
         must_read = max((n for n, known in readable.items() if known.is_promised), default=0)
-        found = self.cache.look_up(query)
-        hit = found.hit.tokens if found.hit else 0
+        lookup = self.cache.look_up(query)
+        hit = lookup.hit.tokens if lookup.hit else 0
         assert hit >= must_read, "a promised entry was not found"
         assert hit == 0 or hit in readable, "a hit that nobody wrote, or that is over"
         for tokens, known in readable.items():
-            if tokens == hit or tokens in {mark.tokens for mark in found.marks}:
+            if tokens == hit or tokens in {mark.tokens for mark in lookup.marks}:
                 extended = query.arrived_at + TTLS[known.ttl].seconds
                 known.expires_at = max(known.expires_at, extended)
                 known.used_at = max(known.used_at, query.arrived_at)
-        if found.hit is not None and found.hit.is_leased:
+        if lookup.hit is not None and lookup.hit.is_leased:
             readable[hit].is_promised = True
-        life = Life(query, self.cache.new_table(query), list(query.tokens), found)
+        life = Life(query, self.cache.new_table(query), list(query.tokens), lookup)
         self.lives.append(life)
         note_yielded(self, scope, before)
         note_new_leases(self)

@@ -20,14 +20,14 @@ MakeModel = Callable[[str, Attention], TinyModel]
 
 @pytest.fixture(scope="session")
 def models_by_attention() -> MakeModel:
-    made: dict[tuple[str, str], TinyModel] = {}
+    models: dict[tuple[str, str], TinyModel] = {}
 
     def make(family: str, attention: Attention) -> TinyModel:
         if attention == "cpp" and shutil.which("g++") is None:
             pytest.skip("there is no C++ compiler")
-        if (family, attention) not in made:
-            made[family, attention] = new_tiny_model(family, attention)
-        return made[family, attention]
+        if (family, attention) not in models:
+            models[family, attention] = new_tiny_model(family, attention)
+        return models[family, attention]
 
     return make
 

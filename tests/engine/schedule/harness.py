@@ -7,7 +7,7 @@ request must answer however it was scheduled.
 
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -181,9 +181,9 @@ class FakeRunner:
                 block, slot = divmod(position, self._size)
                 self.memory[targets[block]][slot] = -1
             yield 1
-        for one in documents:
-            assert any(start <= one.start and one.end <= end for start, end in gaps)
-            one.chosen.extend(blended(tokens, one.start, one.end, one.num))
+        for document in documents:
+            assert any(start <= document.start and document.end <= end for start, end in gaps)
+            document.chosen.extend(blended(tokens, document.start, document.end, document.num))
             yield 1
 
     def place(self, shift: int, move: Move) -> Iterator[int]:
@@ -247,13 +247,13 @@ def in_memory(state: RequestState) -> list[TokenId]:
         kept = chosen(prompt.real, prompt.compression)
         return [*kept, *query.tokens[prompt.compression.kept :]]
     tokens = list(prompt.real or query.tokens)
-    for one in prompt.placed:
-        num = one.copied - one.start
-        again = range(one.start, one.copied)
-        if one.is_chosen:
-            again = blended(prompt.real, one.start, one.end, num)
-        for position in set(range(one.start, one.end)).difference(again):
-            tokens[position] += TURN * (one.shift + 1)
+    for document in prompt.placed:
+        num = document.copied - document.start
+        again = range(document.start, document.copied)
+        if document.is_chosen:
+            again = blended(prompt.real, document.start, document.end, num)
+        for position in set(range(document.start, document.end)).difference(again):
+            tokens[position] += TURN * (document.shift + 1)
     return tokens
 
 
@@ -324,7 +324,24 @@ class Sent:
         return expected(prompt, sequence.sample.seed, len(self.answer(choice)))
 
 
+def _placed(
+    segments: Sequence[Sequence[TokenId]], documents: Mapping[int, Ttl], recompute: int | float
+) -> list[DocumentPlace]:
+    """Where the segments that are documents stand."""
+    ends = list(accumulate(map(len, segments)))
+    return [
+        DocumentPlace(
+            Document(index, ttl, recompute, str(segments[index][0])),
+            ends[index] - len(segments[index]),
+            ends[index],
+        )
+        for index, ttl in sorted(documents.items())
+    ]
+
+
 class Harness:
+    _num_sent = 0
+
     def __init__(
         self,
         *,
@@ -348,17 +365,13 @@ class Harness:
     ) -> None:
         """`cache`, where it is given, has the tiers and entries; `store` does the store's work."""
         self.clock = clock or ManualClock()
-        self.pool = BlockPool(num_blocks, block_size, worths=Worths())
-        self.host = HostTier(self.pool, host_blocks, max_copies) if host_blocks else None
-        self.entries = Entries(
-            self.pool,
-            lease_share=lease_share,
-            host=self.host.pool if self.host else None,
-        )
-        hasher = ChainHasher(b"key", block_size)
-        self.cache = cache or PrefixCache(
-            self.pool, self.entries, hasher, self.host, state_blocks=state_blocks
-        )
+        if cache is None:
+            pool = BlockPool(num_blocks, block_size, worths=Worths())
+            host = HostTier(pool, host_blocks, max_copies) if host_blocks else None
+            entries = Entries(pool, lease_share=lease_share, host=host.pool if host else None)
+            hasher = ChainHasher(b"key", block_size)
+            cache = PrefixCache(pool, entries, hasher, host, state_blocks=state_blocks)
+        self.cache = cache
         self.pool = self.cache.pool
         self.entries = self.cache.entries
         self.host = self.cache.host
@@ -380,20 +393,13 @@ class Harness:
             max_context_tokens=max_context_tokens,
         )
         self.totals = self.accounting.totals
-        self.runner = (
-            runner
-            if isinstance(runner, FakeRunner)
-            else FakeRunner(num_blocks, block_size, host_blocks)
-        )
+        fake = runner if isinstance(runner, FakeRunner) else None
+        self.runner = fake or FakeRunner(num_blocks, block_size, host_blocks)
+        runner = runner or self.runner
         self.loop = EngineLoop(
-            self.scheduler,
-            self.accounting,
-            runner or self.runner,
-            max_waiting=max_waiting,
-            store=store,
+            self.scheduler, self.accounting, runner, max_waiting=max_waiting, store=store
         )
         self._sibling = sibling
-        self._num_sent = 0
         self._scaffold = scaffold
 
     def send(
@@ -430,9 +436,7 @@ class Harness:
             spans.append(Segment("text", len(tokens), 0))
         if self._scaffold is not None:
             tokens.append(self._scaffold)
-        ends = list(accumulate(map(len, segments)))
         points = [Breakpoint(index, ttl, hold=hold) for index, ttl in (marks or {}).items()]
-        frames: list[Frame] = []
         query = CacheQuery(
             scope=scope,
             tokens=tokens,
@@ -444,22 +448,38 @@ class Harness:
             arrived_at=self.clock.now(),
         )
         prompt: ApproximatePrompt | None = None
-        if keep is not None and (end := spans[keep[0]].end) is not None:
-            size = self.pool.block_size
-            kept = max(int(end * keep[1]) // size, 1) * size
-            prompt = compressed(query, self.cache, Compression("keydiff", keep[1], end, kept))
+        if keep is not None:
+            prompt = self._compressed(query, *keep)
         if documents:
-            placed = [
-                DocumentPlace(
-                    Document(index, ttl, recompute, str(segments[index][0])),
-                    ends[index] - len(segments[index]),
-                    ends[index],
-                )
-                for index, ttl in sorted(documents.items())
-            ]
-            prompt = with_documents(query, self.cache, placed)
+            prompt = with_documents(query, self.cache, _placed(segments, documents, recompute))
         if sibling is not None and self._sibling is not None:
             prompt = with_sibling_mark(query, self.cache, self._sibling, sibling)
+        sampling = Sampling(max_tokens=max_tokens, num_choices=choices)
+        like = sample or SampleParams(temperature=1, top_p=1, top_k=0, seed=seed)
+        return self._submit(query, prompt, sampling, like, stop, service_class)
+
+    def _compressed(
+        self, query: CacheQuery, segment: int, share: float
+    ) -> ApproximatePrompt | None:
+        """The prompt of which a share is kept up to a segment's end, in whole blocks."""
+        end = query.segments[segment].end
+        if end is None:
+            return None
+        size = self.pool.block_size
+        kept = max(int(end * share) // size, 1) * size
+        return compressed(query, self.cache, Compression("keydiff", share, end, kept))
+
+    def _submit(
+        self,
+        query: CacheQuery,
+        prompt: ApproximatePrompt | None,
+        sampling: Sampling,
+        sample: SampleParams,
+        stop: TokenId | None,
+        service_class: ServiceClass,
+    ) -> Sent:
+        frames: list[Frame] = []
+        points = query.breakpoints
         new_request: Callable[..., RequestState] = RequestState
         if prompt is not None:
             query = prompt.query
@@ -467,19 +487,19 @@ class Harness:
         state = new_request(
             request=GenerateRequest(
                 request_id=f"r{self._num_sent}",
-                scope=scope,
+                scope=query.scope,
                 prompt=Prompt(messages=[Message("user", [TextPart("")])]),
-                sampling=Sampling(max_tokens=max_tokens, num_choices=choices),
+                sampling=sampling,
                 breakpoints=points,
                 service_class=service_class,
             ),
             query=query,
-            parsers=[Words(stop) for _ in range(choices)],
+            parsers=[Words(stop) for _ in range(sampling.num_choices)],
             emit=frames.append,
             submitted_at=self.clock.now(),
         )
-        like = sample or SampleParams(temperature=1, top_p=1, top_k=0, seed=seed)
-        samples = [replace(like, seed=like.seed + i) for i in range(choices)]
+        choices = range(sampling.num_choices)
+        samples = [replace(sample, seed=sample.seed + choice) for choice in choices]
         self.loop.submit(state, samples)
         return Sent(state, frames)
 

@@ -73,8 +73,8 @@ class StoredEngine(Harness):
             approximate=Approximations(sibling=sibling),
         )
         clock = clock or ManualClock()
-        told = description(block_size=BLOCK_SIZE, num_blocks=num_blocks)
-        memory = new_memory(settings, cast(Parts, cast(Any, parts)), told, clock, wall)
+        about = description(block_size=BLOCK_SIZE, num_blocks=num_blocks)
+        memory = new_memory(settings, cast(Parts, cast(Any, parts)), about, clock, wall)
         cache, self.store, self.refused = memory
         self.running.append(self)
         disk = self.store.disk if self.store is not None else None

@@ -66,12 +66,12 @@ def render(model: ChatRenderer, prompt: Prompt, *, thinking: bool = False) -> st
 
 def written(model: ChatRenderer, parts: Sequence[Any], *, thinking: bool = False) -> str:
     """The text of a turn as the template writes it: what its model writes, up to the turn's end."""
-    asked = render(model, Prompt([QUESTION], TOOLS), thinking=thinking)
+    before = render(model, Prompt([QUESTION], TOOLS), thinking=thinking)
     calls = [part for part in parts if isinstance(part, ToolUsePart)]
     results = [Message("user", [ToolResultPart(call.id, "RESULT") for call in calls])]
     messages = [QUESTION, Message("assistant", list(parts)), *(results if calls else [])]
     answered = render(model, Prompt(messages, TOOLS), thinking=thinking)
-    turn = answered[turn_begin(asked, answered) :].partition("RESULT")[0]
+    turn = answered[turn_begin(before, answered) :].partition("RESULT")[0]
     ends = [model.tokenizer.id_to_token(token) or "" for token in model.end_token_ids]
     cuts = [at for end in ends if (at := turn.find(end)) >= 0]
     turn = turn[: min(cuts)] if cuts else turn
@@ -88,9 +88,9 @@ def from_call(model: ChatRenderer, turn: str) -> str:
     return (turn.rpartition(tags.close)[2] if tags is not None else turn).lstrip("\n")
 
 
-def read(model: ChatRenderer, text: str, asked: GenerateRequest, cuts: Sequence[int] = ()) -> Any:
+def read(model: ChatRenderer, text: str, request: GenerateRequest, cuts: Sequence[int] = ()) -> Any:
     """The calls, the thinking and the text that a turn's text becomes, cut into pieces."""
-    parser = model.formats.new_parser(asked, is_open=model.begins_thinking(asked))
+    parser = model.formats.new_parser(request, is_open=model.begins_thinking(request))
     borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
     deltas: list[Delta] = []
     for begin, end in pairwise(borders):
@@ -106,8 +106,8 @@ def read(model: ChatRenderer, text: str, asked: GenerateRequest, cuts: Sequence[
 def calls(*inputs: dict[str, Any]) -> list[ToolUsePart]:
     names = ["get_weather", "get_time"]
     return [
-        ToolUsePart(f"toolu_{'0Ab' * 7}{index:03}", names[index % 2], given)
-        for index, given in enumerate(inputs)
+        ToolUsePart(f"toolu_{'0Ab' * 7}{index:03}", names[index % 2], arguments)
+        for index, arguments in enumerate(inputs)
     ]
 
 
@@ -119,16 +119,16 @@ def parts_of(deltas: Iterable[Frame]) -> list[Part]:
         said = "".join(delta.text for delta in deltas if isinstance(delta, kind)).strip()
         parts += [part(said)] if said else []
     starts = [delta for delta in deltas if isinstance(delta, ToolUseStart)]
-    made = calls_of([d for d in deltas if isinstance(d, ToolUseStart | ToolInputDelta)])
-    for start, (name, given) in zip(starts, made, strict=True):
-        parts.append(ToolUsePart(start.id, name, given))
+    calls = calls_of([d for d in deltas if isinstance(d, ToolUseStart | ToolInputDelta)])
+    for start, (name, arguments) in zip(starts, calls, strict=True):
+        parts.append(ToolUsePart(start.id, name, arguments))
     return parts
 
 
-def thinking_end(model: ChatRenderer, asked: GenerateRequest) -> str:
+def thinking_end(model: ChatRenderer, request: GenerateRequest) -> str:
     """What a turn has to begin with where the prompt ends inside of thinking."""
     tags = model.formats.tags
-    return tags.close if tags is not None and model.begins_thinking(asked) else ""
+    return tags.close if tags is not None and model.begins_thinking(request) else ""
 
 
 def tokens_of(model: ChatRenderer, text: str) -> list[int]:

@@ -65,12 +65,12 @@ def date_in_system(author: Author) -> list[Sent]:
     text = author.text()
     sent = []
     days = author.chance.randint(4, 7)
-    each = author.chance.randint(5, 9)
+    num_turns = author.chance.randint(5, 9)
     for day in range(days):
-        for number in range(each):
+        for number in range(num_turns):
             moment = (START_MS // DAY_MS + 1 + day) * DAY_MS
             # Around midnight: the last ones before it and the first ones after.
-            moment += (number - each // 2) * 4 * MINUTE_MS
+            moment += (number - num_turns // 2) * 4 * MINUTE_MS
             today = moment // DAY_MS
             sent.append(Sent(moment, single(author, tools, f"Today is day {today}.\n{text}")))
     return sent
@@ -106,11 +106,11 @@ def shuffled_call(author: Author) -> list[Sent]:
     """A conversation whose first call comes back with its keys in another order each time."""
     tools = author.tools()
     text = author.text()
-    given = {w: author.line() for w in WORDS[:6]}
+    arguments = {w: author.line() for w in WORDS[:6]}
     said: list[Message] = []
     sent = []
     for number in range(author.chance.randint(8, 16)):
-        keys = shuffled_keys(given, author.chance)
+        keys = shuffled_keys(arguments, author.chance)
         first = [
             user("begin " + text[:30]),
             Message("assistant", [ToolUsePart("call_1", tools[0].name, keys)]),
@@ -142,11 +142,11 @@ def nonce_deep_in_a_long_text(author: Author) -> Bodies:
     """Behind the part of the text whose pieces are kept."""
     head = author.text(400)
     tail = author.text(40)
-    made = []
+    bodies = []
     for _ in range(NUM):
         system = f"{head}\ntrace {author.chance.getrandbits(64):x}\n{tail}"
-        made.append(chat_body(says("system", system), says("user", author.line())))
-    return made
+        bodies.append(chat_body(says("system", system), says("user", author.line())))
+    return bodies
 
 
 @planted(FAULTY_BODIES, "tool_order", path="tools")
@@ -154,18 +154,18 @@ def tools_shuffled_behind_a_marker(author: Author) -> Bodies:
     first, *rest = tools_of(author)
     first["cache_control"] = MARK
     system = author.text()
-    made = []
+    bodies = []
     for _ in range(NUM):
         order = [first, *author.chance.sample(rest, len(rest))]
-        made.append(messages_body(says("user", author.line()), tools=order, system=system))
-    return made
+        bodies.append(messages_body(says("user", author.line()), tools=order, system=system))
+    return bodies
 
 
 @planted(FAULTY_BODIES, "key_order", path="tools.2")
 def keys_of_a_declaration_shuffled(author: Author) -> Bodies:
     tools = author.tools()
     system = author.text()
-    made = []
+    bodies = []
     for number in range(NUM):
         declared = [
             {"name": t.name, "description": t.description, "parameters": t.input_schema}
@@ -175,69 +175,69 @@ def keys_of_a_declaration_shuffled(author: Author) -> Bodies:
             schema = tools[2].input_schema
             inner = shuffled_keys(schema["properties"], author.chance)
             declared[2]["parameters"] = {**schema, "properties": inner}
-        made.append(
+        bodies.append(
             gemini_body(
                 content("user", author.line()),
                 tools=[{"functionDeclarations": declared}],
                 systemInstruction={"parts": [{"text": system}]},
             )
         )
-    return made
+    return bodies
 
 
 @planted(FAULTY_BODIES, "growing_text", path="system.0")
 def growing_instructions(author: Author) -> Bodies:
     text = author.text()
-    made = []
+    bodies = []
     for _ in range(NUM):
-        made.append({"model": "m", "instructions": text, "input": author.line()})
+        bodies.append({"model": "m", "instructions": text, "input": author.line()})
         text += "\nRemember: " + author.line()
-    return made
+    return bodies
 
 
 @planted(FAULTY_BODIES, *_VARIES, path="messages.0")
 def changing_image_before_a_document(author: Author) -> Bodies:
     document = author.text()
-    made = []
+    bodies = []
     for number in range(NUM):
         blocks = [image(640 + number, 480), block(document), block(author.line())]
-        made.append(messages_body(says("user", blocks)))
-    return made
+        bodies.append(messages_body(says("user", blocks)))
+    return bodies
 
 
 @planted(FAULTY_BODIES, "moved_text", path="messages")
 def documents_in_another_order(author: Author) -> Bodies:
     documents = [author.text(10) for _ in range(5)]
-    made = []
+    bodies = []
     for _ in range(NUM):
         order = [*author.chance.sample(documents, 5), author.line()]
         parts = [{"type": "input_text", "text": text} for text in order]
-        made.append({"model": "m", "instructions": "Answer.", "input": [says("user", parts)]})
-    return made
+        bodies.append({"model": "m", "instructions": "Answer.", "input": [says("user", parts)]})
+    return bodies
 
 
 @planted(FAULTY_BODIES, "tool_set", path="tools")
 def a_tool_that_comes_and_goes(author: Author) -> Bodies:
     tools = tools_of(author)
     system = author.text()
-    made = []
+    bodies = []
     ways = author.chance.sample(range(8), 8)
     for number in range(NUM):
         extra = [tool for bit, tool in enumerate(tools[:3]) if ways[number % 8] >> bit & 1]
         order = extra + tools[3:]
-        made.append(messages_body(says("user", author.line()), tools=order, system=system))
-    return made
+        bodies.append(messages_body(says("user", author.line()), tools=order, system=system))
+    return bodies
 
 
 @planted(FAULTY_BODIES, "varying_text", path="system.0")
 def blanks_that_come_and_go(author: Author) -> Bodies:
     text = author.text()
     rest = author.text()
-    made = []
+    bodies = []
     for number in range(NUM):
         system = [block(text + " " * (number % 5)), block(rest)]
-        made.append(messages_body(says("user", author.line()), system=system))
-    return made
+        bodies.append(messages_body(says("user", author.line()), system=system))
+    return bodies
 
 
 @planted(FAULTY_BODIES, "nonce", path="messages.0")
@@ -245,10 +245,12 @@ def reminder_in_the_first_message(author: Author) -> Bodies:
     """A conversation through the Responses API whose first message tells the time of each turn."""
     question = author.text(10)
     said = Bodies()
-    made = []
+    bodies = []
     for number in range(NUM):
         first = [{"type": "input_text", "text": text} for text in (f"now {number}", question)]
-        made.append({"model": "m", "instructions": "Help.", "input": [says("user", first), *said]})
+        bodies.append(
+            {"model": "m", "instructions": "Help.", "input": [says("user", first), *said]}
+        )
         answer = [{"type": "output_text", "text": author.text(5)}]
         said = [*said, says("assistant", answer), says("user", author.line())]
-    return made
+    return bodies

@@ -142,26 +142,26 @@ def turns_of(
     begins_after_ms: int = 0,
 ) -> list[Observation]:
     """Turns that were computed as a whole, ten thousand tokens a second."""
-    made = []
-    for number, each in enumerate(sent):
-        printed = unpack(fingerprint(each))
+    turns = []
+    for number, request in enumerate(sent):
+        printed = unpack(fingerprint(request))
         total = printed.num_tokens
         row = Row(
             id=f"msg_{number}",
-            at_ms=each.at_ms,
+            at_ms=request.at_ms,
             workspace="w",
             key="k",
             model="m",
             dialect=dialect,
             usage=InputUsage(input_tokens=total, computed_tokens=total),
-            begun_ms=each.at_ms + begins_after_ms,
+            begun_ms=request.at_ms + begins_after_ms,
             token_seconds=1 / 10_000,
             rates=rates,
         )
-        found = observe(row, printed)
-        assert found is not None
-        made.append(found)
-    return made
+        turn = observe(row, printed)
+        assert turn is not None
+        turns.append(turn)
+    return turns
 
 
 def random_prompt(chance: random.Random) -> Prompt:

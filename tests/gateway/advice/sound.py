@@ -135,22 +135,22 @@ def other_images_of_one_size(author: Author) -> Bodies:
 def moving_markers(author: Author) -> Bodies:
     system = author.text()
     said = []
-    made = []
+    bodies = []
     for _ in range(NUM):
         said.append(says("user", [block(author.line())]))
         last = {**said[-1], "content": [{**said[-1]["content"][0], "cache_control": MARK}]}
-        made.append(messages_body(*said[:-1], last, system=system))
+        bodies.append(messages_body(*said[:-1], last, system=system))
         said.append(says("assistant", author.text(2)))
-    return made
+    return bodies
 
 
 def agent_of_functions(author: Author) -> Bodies:
     """A growing conversation of calls; arguments are spelt with and without blanks."""
     tools = functions_of(author)
-    made = []
+    bodies = []
     said: Bodies = [says("system", author.text()), says("user", author.line())]
     for number in range(NUM):
-        made.append(chat_body(*said, tools=tools))
+        bodies.append(chat_body(*said, tools=tools))
         call = f"call_{number}"
         spaces = (",", ":") if number % 2 else (", ", ": ")
         arguments = json.dumps({"q": author.words(4), "n": number}, separators=spaces)
@@ -161,7 +161,7 @@ def agent_of_functions(author: Author) -> Bodies:
             {"role": "assistant", "content": None, "tool_calls": calls},
             {"role": "tool", "tool_call_id": call, "content": author.text(3)},
         ]
-    return made
+    return bodies
 
 
 def a_tool_is_added_once(author: Author) -> Bodies:

@@ -49,7 +49,7 @@ def turn(
     """A minute after the one before, and computed as a whole."""
     prompt = Prompt([Message("user", [TextPart(f"q {number}")])], system=[TextPart(system)])
     size = len(system) // 4
-    made = turn_record(
+    record = turn_record(
         f"msg_{workspace}_{number:02}",
         workspace=workspace,
         key_id=f"key_{workspace}",
@@ -64,22 +64,22 @@ def turn(
         dialect="openai",
         fingerprint=fingerprint(Sent(0, prompt, marks)),
     )
-    return _charged(made)
+    return _charged(record)
 
 
-def _written(made: TurnRecord) -> TurnRecord:
-    made.cache_write_5m_tokens = made.input_tokens
-    made.input_tokens = 0
-    return _charged(made)
+def _written(record: TurnRecord) -> TurnRecord:
+    record.cache_write_5m_tokens = record.input_tokens
+    record.input_tokens = 0
+    return _charged(record)
 
 
-def _read(made: TurnRecord) -> TurnRecord:
-    made.cache_read_tokens = made.input_tokens
-    made.input_tokens = 0
-    made.computed_tokens = 0
-    return _charged(made)
+def _read(record: TurnRecord) -> TurnRecord:
+    record.cache_read_tokens = record.input_tokens
+    record.input_tokens = 0
+    record.computed_tokens = 0
+    return _charged(record)
 
 
-def _charged(made: TurnRecord) -> TurnRecord:
-    charge(made, load_prices().find("reference", made.opened_at.date()))
-    return made
+def _charged(record: TurnRecord) -> TurnRecord:
+    charge(record, load_prices().find("reference", record.opened_at.date()))
+    return record

@@ -43,9 +43,9 @@ class Span:
 
 
 def _set() -> threading.Event:
-    made = threading.Event()
-    made.set()
-    return made
+    event = threading.Event()
+    event.set()
+    return event
 
 
 @dataclass
@@ -65,35 +65,35 @@ class Collector:
         for resource in request.resource_spans:
             about = {a.key: a.value.string_value for a in resource.resource.attributes}
             for scope in resource.scope_spans:
-                self.spans += [_span(about["service.name"], each) for each in scope.spans]
+                self.spans += [_span(about["service.name"], span) for span in scope.spans]
 
     def trace(self, trace_id: str) -> list[Span]:
         """The spans of a trace, in the order in which they began."""
-        found = [span for span in self.spans if span.trace == trace_id]
-        return sorted(found, key=lambda span: (span.began, -span.ended))
+        spans = [span for span in self.spans if span.trace == trace_id]
+        return sorted(spans, key=lambda span: (span.began, -span.ended))
 
 
-def _span(service: str, made: Any) -> Span:
+def _span(service: str, span: Any) -> Span:
     return Span(
         service,
-        made.name,
-        made.trace_id.hex(),
-        made.span_id.hex(),
-        made.parent_span_id.hex(),
-        made.kind,
-        made.start_time_unix_nano,
-        made.end_time_unix_nano,
-        made.status.code == 2,
-        {attribute.key: _value(attribute.value) for attribute in made.attributes},
-        tuple(event.name for event in made.events),
+        span.name,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        span.kind,
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        span.status.code == 2,
+        {attribute.key: _value(attribute.value) for attribute in span.attributes},
+        tuple(event.name for event in span.events),
     )
 
 
-def _value(given: Any) -> Value:
-    kind = given.WhichOneof("value")
+def _value(any_value: Any) -> Value:
+    kind = any_value.WhichOneof("value")
     if kind == "array_value":
-        return [each.string_value for each in given.array_value.values]
-    value: Value = getattr(given, kind)
+        return [item.string_value for item in any_value.array_value.values]
+    value: Value = getattr(any_value, kind)
     return value
 
 

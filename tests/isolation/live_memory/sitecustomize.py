@@ -20,7 +20,7 @@ def find(needle: bytes) -> list[str]:
     """The kinds of the objects that hold a text with it, and how many there are of each."""
     gc.unfreeze()
     gc.collect()
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for owner in gc.get_objects():
         inside = [owner]
         while inside:
@@ -29,10 +29,10 @@ def find(needle: bytes) -> list[str]:
                     is_text = type(part) is str
                     content = part.encode("utf-8", "replace") if is_text else part
                     if needle in content:
-                        found[f"{type(owner).__module__}.{type(owner).__qualname__}"] += 1
+                        counts[f"{type(owner).__module__}.{type(owner).__qualname__}"] += 1
                 elif type(part) in UNTRACKED and not gc.is_tracked(part):
                     inside.append(part)
-    return [f"{kind} {number}" for kind, number in sorted(found.items())]
+    return [f"{kind} {number}" for kind, number in sorted(counts.items())]
 
 
 def look(*_: object) -> None:

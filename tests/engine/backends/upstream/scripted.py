@@ -69,7 +69,7 @@ class Script:
     computed: int = 0
 
     def completions(self) -> list[dict[str, Any]]:
-        return [one.body for one in self.seen if one.path == "/v1/completions"]
+        return [request.body for request in self.seen if request.path == "/v1/completions"]
 
     def restart(self) -> None:
         self.started_at += 1

@@ -28,7 +28,7 @@ class SlotScript(Script):
         tokens = body["prompt"]
         number = body["id_slot"]
         kept = [self.slots[number], *(self.ram if self.shares_ram else [])]
-        reused = max(common(one, tokens) for one in kept)
+        reused = max(common(cached, tokens) for cached in kept)
         if not body["cache_prompt"] and not self.ignores_wish:
             reused = 0
         self.ram.append(self.slots[number])
@@ -36,10 +36,10 @@ class SlotScript(Script):
         return min(reused, len(tokens) - 1)
 
 
-def common(one: list[int], other: list[int]) -> int:
+def common(first: list[int], other: list[int]) -> int:
     return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+        (i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
+        min(len(first), len(other)),
     )
 
 

@@ -57,12 +57,12 @@ def make(request: pytest.FixtureRequest, llama: Path) -> Iterator[Make]:
     """
     from tests.engine.backends.vllm.simulator import Simulator
 
-    made: list[Simulator] = []
+    simulators: list[Simulator] = []
 
     def make(**options: Any) -> Simulator:
-        made.append(Simulator(llama, depth=request.param, **options))
-        return made[-1]
+        simulators.append(Simulator(llama, depth=request.param, **options))
+        return simulators[-1]
 
     yield make
-    for sim in made:
+    for sim in simulators:
         sim.check_refs()

@@ -147,7 +147,7 @@ def write_gemma3(directory: Path) -> Path:
     # As those that Google published are named.
     weights = load_file(directory / "model.safetensors")
     old = "vision_tower."
-    named = {name.replace(old, f"{old}vision_model."): one for name, one in weights.items()}
+    named = {name.replace(old, f"{old}vision_model."): tensor for name, tensor in weights.items()}
     save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
     places = {"boi_token": names[0], "eoi_token": names[1], "image_token": names[2]}
     size = {"height": 112, "width": 112}
@@ -232,8 +232,8 @@ def _write_seeing(kind: Any, config: Any, tokenizer: Any, directory: Path, place
     tokenizer.save_pretrained(directory)
     template = (DEMO_MODEL / "chat_template.jinja").read_text()
     part = "{{ part.text }}"
-    shown = f"{{%- if part.type == 'image' -%}}{place}{{%- else -%}}{part}{{%- endif -%}}"
-    (directory / "chat_template.jinja").write_text(template.replace(part, shown))
+    choice = f"{{%- if part.type == 'image' -%}}{place}{{%- else -%}}{part}{{%- endif -%}}"
+    (directory / "chat_template.jinja").write_text(template.replace(part, choice))
 
 
 def _write_processor(

@@ -77,49 +77,30 @@ class Simulator:
         is_off: bool = False,
         **extra: Any,
     ) -> None:
-        """`is_off`: our connector is expected to switch itself off at its start.
-
-        `second`: a second group of layers, or "window-alone"; `extra`: our own settings.
-
-        `beside`: another connector, in a MultiConnector with ours.
-
-        `window`: tokens that layers of the second group attend to.
-
+        """`is_off`: our connector is expected to switch itself off at its start. `second`: a second
+        group of layers, or "window-alone". `extra`: our own settings. `beside`: another connector,
+        in a MultiConnector with ours. `window`: tokens that layers of the second group attend to.
         `drafter` is vLLM's `method`, set afterwards: some need a model or package to be configured.
         """
         self.num_accepted = 0
-        config = EngineArgs(
+        transfer = transfer_config(is_multi=is_multi, beside=beside, **extra)
+        config = _config(
+            drafter,
             model=str(model),
-            dtype="float32",
-            enforce_eager=True,
-            block_size=BLOCK,
             max_model_len=max_len,
             max_num_seqs=max_seqs,
             max_num_batched_tokens=step_tokens,
-            kv_transfer_config=transfer_config(is_multi=is_multi, beside=beside, **extra),
-            speculative_config=drafter and {"method": "ngram", "num_speculative_tokens": 4},
-        ).create_engine_config()
-        if drafter is not None:
-            config.speculative_config.method = drafter
+            kv_transfer_config=transfer,
+        )
         config.cache_config.num_gpu_blocks = num_blocks
         if window is not None and second is None:
             second = "window"
         if second == "states":
             config.cache_config.mamba_cache_mode = "align"
+        retention = None if second is None else 0
         groups = _groups(second, window or 64)
-        self.scheduler = (Scheduler if depth == 1 else AsyncScheduler)(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks,
-                [],
-                groups,
-                prefix_cache_retention_interval=None if second is None else 0,
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
-            hash_block_size=BLOCK,
-            log_stats=True,
-        )
+        cache = KVCacheConfig(num_blocks, [], groups, prefix_cache_retention_interval=retention)
+        self.scheduler = _scheduler(config, cache, depth)
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(BLOCK, hash_function)
@@ -291,8 +272,34 @@ class Simulator:
     def _take_in(self) -> None:
         output, result = self._in_flight.popleft()
         for batch in self.scheduler.update_from_output(output, result).values():
-            for one in batch.outputs:
-                self.tokens[one.request_id.removesuffix("-internal")] += one.new_token_ids
+            for answer in batch.outputs:
+                self.tokens[answer.request_id.removesuffix("-internal")] += answer.new_token_ids
+
+
+def _config(drafter: str | None, **options: Any) -> Any:
+    """The engine's configuration, without what a `drafter` needs to be configured."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 4}
+    config = EngineArgs(
+        dtype="float32",
+        enforce_eager=True,
+        block_size=BLOCK,
+        speculative_config=None if drafter is None else speculation,
+        **options,
+    ).create_engine_config()
+    if drafter is not None:
+        config.speculative_config.method = drafter
+    return config
+
+
+def _scheduler(config: Any, cache: KVCacheConfig, depth: int) -> Scheduler:
+    return (Scheduler if depth == 1 else AsyncScheduler)(
+        vllm_config=config,
+        kv_cache_config=cache,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK,
+        hash_block_size=BLOCK,
+        log_stats=True,
+    )
 
 
 def _groups(second: str | None, window: int) -> list[KVCacheGroupSpec]:

@@ -69,7 +69,7 @@ class FileScript(SlotScript):
         if self.is_exact_only and alike < len(kept):
             alike = 0
         if self.shares_ram:
-            alike = max([alike, *(common(one, tokens) for one in self.ram)])
+            alike = max([alike, *(common(cached, tokens) for cached in self.ram)])
             self.ram.append(tokens)
         if not body["cache_prompt"] and not self.ignores_wish:
             alike = 0
