@@ -388,9 +388,16 @@ OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS",
 
 
 def vllm_serve(
-    port: int, settings: Settings, *, is_mounted: bool
+    port: int,
+    settings: Settings,
+    *,
+    is_mounted: bool,
+    transfer: Mapping[str, Any] = CONNECTOR,
 ) -> tuple[list[str], dict[str, str]]:
-    """A `vllm serve` with the plugin; or without it, that tells what it reused."""
+    """A `vllm serve` with the plugin and `transfer`, its connectors.
+
+    Without the plugin it tells what it reused.
+    """
     arguments = json.loads(str(settings["VLLM_ARGS"]))
     flags: dict[str, object] = {
         "served-model-name": "holdfast-demo",
@@ -405,7 +412,7 @@ def vllm_serve(
         "structured-outputs-config.backend": "guidance",
     }
     if is_mounted:
-        flags["kv-transfer-config"] = json.dumps(CONNECTOR)
+        flags["kv-transfer-config"] = json.dumps(transfer)
     if "MAX_STEP_TOKENS" in settings:
         flags["max-num-batched-tokens"] = settings["MAX_STEP_TOKENS"]
     command = [str(Path(os.environ["VLLM_PYTHON"]).with_name("vllm")), "serve"]
