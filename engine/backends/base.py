@@ -110,11 +110,14 @@ def own_guarantees(capabilities: Collection[Capability], *, shared_by: str = "")
     `shared_by` is what may give a scope another's content, where something does.
     """
     forced = "forced_tools" in capabilities
+    apart = "blocks are found by scope"
+    if shared_by:
+        apart = f"{shared_by} may give one workspace what another wrote"
     return [
         Guarantee("exact_read", True, "from its blocks"),
         Guarantee("exact_write", True, "from its blocks"),
         Guarantee("hold", True, "leases"),
-        Guarantee("isolation", not shared_by, shared_by or "blocks are found by scope"),
+        Guarantee("isolation", not shared_by, apart),
         Guarantee("events", True, "leases and names"),
         Guarantee("forced_tools", forced, "grammars" if forced else "not for this template"),
     ]

@@ -144,6 +144,23 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     assert list(read) == ["engine-0: yes: from its blocks; engine-4: no: an older engine"]
 
 
+def test_fleet_names_engines_that_do_not_keep_workspaces_apart(page: Page) -> None:
+    """All are ready, and so nothing else would be said above the tables."""
+    found = answers("one bucket")
+    [own] = found["/admin/v1/engines"]
+    cause = "ExampleConnector (tokens and *images*) may give one workspace what another wrote"
+    shared = own["description"] | {
+        "guarantees": [{"name": "isolation", "is_kept": False, "note": cause}]
+    }
+    found["/admin/v1/engines"] = [own, own | {"name": "engine-1", "description": shared}]
+    app = page("fleet", found)
+    (warning,) = app.warning
+    assert "not kept apart on 1 of 2 engines" in warning.value
+    assert [text.value for text in app.text] == [f"engine-1: {cause}"]
+    found["/admin/v1/engines"] = [own]
+    assert not page("fleet", found).warning
+
+
 def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> None:
     """By its weights: one that was trained anew stands twice until all engines have it."""
     found = answers("one bucket")
