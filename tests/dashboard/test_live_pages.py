@@ -156,7 +156,7 @@ def test_fleet_names_engines_that_do_not_keep_workspaces_apart(page: Page) -> No
     app = page("fleet", found)
     (warning,) = app.warning
     assert "not kept apart on 1 of 2 engines" in warning.value
-    assert [text.value for text in app.text] == [f"engine-1: {cause}"]
+    assert f"engine-1: {cause}" in [text.value for text in app.text]
     found["/admin/v1/engines"] = [own]
     assert not page("fleet", found).warning
 

@@ -299,6 +299,11 @@ class WorkerProcess:
             await asyncio.wait([self._starting])
         await self._end()
 
+    @property
+    def has_started(self) -> bool:
+        """Whether it has a process that takes requests."""
+        return self._starting is None and self._process is not None
+
     async def ready(self) -> asyncio.subprocess.Process:
         """Its process, when it has started. Raises NotReady."""
         if self._is_closed:
@@ -399,6 +404,9 @@ class _Job:
 class PreparePool:
     """The workers, and the requests that wait for one.
 
+    A request gets a worker that has started, where there is one: a start may take longer than all
+    that is in front of it. Another one starts meanwhile, for whoever is next then.
+
     The last worker takes only what is short: no body of more than SHORT_BYTES, no grammar that may
     take long, and nothing of a scope that another worker works for. So no number of long requests,
     of however many scopes, takes all workers. With one worker there is no such last one.
@@ -443,6 +451,7 @@ class PreparePool:
         self._is_last_busy = False
         self._workers: list[WorkerProcess] = []
         self._recovering: set[asyncio.Task[None]] = set()
+        self._adding: asyncio.Task[None] | None = None
         self._stale = set[WorkerProcess]()
         """They end when they have done what they work on."""
 
@@ -566,7 +575,7 @@ class PreparePool:
         while True:
             job = self._next_job()
             if job is None:
-                return
+                break
             scope = job.scope
             worker = self._worker_for(job)
             self._take_out(job)
@@ -577,16 +586,32 @@ class PreparePool:
             if self._grammars is not None and job.digest is not None:
                 self._grammars.reserve(job.digest)
             job.granted.set_result(worker)
+        is_adding = self._adding is not None and not self._adding.done()
+        if self._may_start and not is_adding and self._next_job(may_wait=True) is not None:
+            worker = self._new_worker()
+            self._workers.append(worker)
+            self._adding = self._later(self._add(worker))
 
-    def _next_job(self) -> _Job | None:
-        """The first whose turn it is, of those that a free worker may take."""
+    async def _add(self, worker: WorkerProcess) -> None:
+        await _started(worker)
+        self._adding = None
+        self._idle.append((worker, ""))
+        self._grant()
+
+    def _next_job(self, *, may_wait: bool = False) -> _Job | None:
+        """The first whose turn it is, of those that a free worker may take.
+
+        `may_wait`: or that one more worker might take.
+        """
         if self._is_closed:
             return None
         now = self._monotonic()
         has_slow_room = self._loads.num_slow(now) < self._most
         for scope, line in self._lines.items():
             job = line[0]
-            if self._running[scope] >= self._most or not self._has_worker_for(job):
+            if self._running[scope] >= self._most:
+                continue
+            if not may_wait and not self._has_worker_for(job):
                 continue
             if not has_slow_room and self._loads.is_slow(scope, now):
                 continue
@@ -601,7 +626,12 @@ class PreparePool:
         return num_started < self._most
 
     def _has_worker_for(self, job: _Job) -> bool:
-        return bool(self._idle) or self._may_start or self._suits_last(job)
+        """Whether one is free. While none has started a request waits for the start of its own."""
+        has_any = any(worker.has_started for worker in self._workers)
+        if self._idle or (self._may_start and not has_any):
+            return True
+        is_last_there = not self._may_start or (self._last is not None and self._last.has_started)
+        return is_last_there and self._suits_last(job)
 
     def _suits_last(self, job: _Job) -> bool:
         is_short = job.num_bytes <= SHORT_BYTES and job.digest is None

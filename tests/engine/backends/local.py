@@ -77,6 +77,10 @@ class WorkerThread(WorkerProcess):
         self._preparer = preparer
         self._work: asyncio.Task[Answer] | None = None
 
+    @property
+    def has_started(self) -> bool:
+        return True
+
     async def ready(self) -> Any:
         """It always is."""
 

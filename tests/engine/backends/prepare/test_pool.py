@@ -23,6 +23,9 @@ class Bench:
         self.log: list[str] = []
         self.gates = {name: asyncio.Event() for name in ("a", "b", "c")}
         self.workers: list[Worker] = []
+        self.are_started = True
+        self.starts = asyncio.Event()
+        self.starts.set()
         self.pool = PreparePool(
             self._new, max_workers=max_workers, max_waiting=max_waiting, wait_seconds=wait_seconds
         )
@@ -68,8 +71,13 @@ class Worker(WorkerProcess):
         self.is_busy = False
         return Ready()
 
+    @property
+    def has_started(self) -> bool:
+        return self._bench.are_started
+
     async def ready(self) -> Any:
-        """It always is."""
+        """It is at once, or when the bench lets it start."""
+        await self._bench.starts.wait()
 
     async def recover(self) -> None:
         self.num_recovered += 1
@@ -97,6 +105,26 @@ async def test_one_scope_never_has_the_last_worker() -> None:
     bench.open()
     await asyncio.gather(*held)
     assert len(bench.workers) == 3
+
+
+async def test_nobody_waits_for_a_start_where_a_worker_is_free_before_it() -> None:
+    """A machine that is busy starts a process in half a minute, and gateways wait 16 s."""
+    bench = Bench(3)
+    (first,) = await bench.send("a")
+    bench.starts.clear()
+    second, third = await bench.send("a", "a")
+    assert (bench.log, len(bench.workers)) == (["a"], 2)
+    bench.open("a")
+    await asyncio.wait_for(asyncio.gather(first, second, third), 60)
+    assert bench.log == ["a", "a", "a"]
+    bench.gates["a"].clear()
+    held = await bench.send("a", "a")
+    assert bench.log == ["a"] * 4
+    bench.starts.set()
+    await bench.send()
+    assert bench.log == ["a"] * 5, "the started one is there for the next"
+    bench.open()
+    await asyncio.gather(*held)
 
 
 @pytest.mark.parametrize("more", ["broken", "costly", "held"])
