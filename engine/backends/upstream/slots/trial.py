@@ -187,7 +187,7 @@ class _Trial:
             sizes=FileSizes(max(short - int(token_bytes * num_first), 0), token_bytes),
             fingerprint=fingerprint(_facts_of(props, model, self._facts, state)),
             may_trim=may_trim and model.has_full_attention,
-            note=f"leases in slot files, {token_bytes / 1024:.0f} KiB a token",
+            note=f"leases in slot files, {token_bytes / 1024:.1f} KiB a token",
         )
 
     async def _erase_all(self, num_slots: int) -> None:

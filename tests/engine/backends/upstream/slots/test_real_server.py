@@ -1,90 +1,39 @@
 """Leases over a real `llama-server`: `scripts/long_tests llamacpp` builds one and runs this.
 
-LLAMA_SERVER is the program, LLAMA_GGUF a model of full attention, LLAMA_MODEL the directory of its
-tokenizer.
+Most run over models with random weights, which are small: what a server keeps of a prompt and gives
+back does not depend on what they learned. What is timed runs over SmolLM2.
 """
 
 import os
-import signal
+import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
-from scripts.stack import free_port
-from tests.conformance.engines import Engine, prompt, running_engine
+from tests.conformance.engines import Answer, Engine, prompt
 from tests.engine.backends.upstream.conftest import wait_until
+from tests.engine.backends.upstream.slots.real import (
+    FLAGS,
+    Real,
+    engine_of,
+    needs_server,
+    serving,
+)
 from tests.engine.backends.upstream.test_restarts import epoch_of
 
-PROGRAM = os.environ.get("LLAMA_SERVER", "")
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="LLAMA_SERVER names no llama-server")
-
-
-@dataclass
-class Real:
-    """A server that can be killed and started again at its address."""
-
-    folder: Path
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-    flags: tuple[str, ...] = ("-np", "2", "--cache-ram", "0", "--no-cache-idle-slots")
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        command = [PROGRAM, "-m", os.environ["LLAMA_GGUF"], "-c", "16384", *self.flags]
-        command += ["--slot-save-path", f"{self.folder}/", "--port", str(self.port)]
-        with open(self.folder.parent / "server.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(self._is_up, seconds=300)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def _is_up(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, "the server ended"
-        try:
-            return httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            time.sleep(0.2)
-            return False
-
-
-@contextmanager
-def real_server(root: Path, *more: str) -> Iterator[Real]:
-    folder = root / "slots"
-    folder.mkdir(mode=0o700)
-    real = Real(folder, free_port())
-    real.flags = (*real.flags, *more)
-    real.start()
-    try:
-        yield real
-    finally:
-        real.kill()
-
-
-@contextmanager
-def engine_of(real: Real) -> Iterator[Engine]:
-    settings = {
-        "UPSTREAM": real.url,
-        "UPSTREAM_SLOTS": str(real.folder),
-        "MODEL": os.environ["LLAMA_MODEL"],
-        "MIN_CACHE_TOKENS": 32,
-    }
-    with running_engine("upstream", settings) as engine:
-        yield engine
+pytestmark = needs_server
+SMOLLM2 = "smollm2"
 
 
 def flood(engine: Engine) -> None:
+    """Other scopes use every slot."""
     for _ in range(4):
         engine.ask(prompt(engine.text(60)), engine.scope())
 
@@ -99,40 +48,71 @@ def read(engine: Engine, scope: str, shared: str, tail: str = "two") -> int:
     return engine.ask(prompt(shared, tail), scope, (0, "1h")).usage.cache_read_tokens
 
 
+def lease_note(engine: Engine) -> tuple[bool, str]:
+    (promise,) = [kept for kept in engine.description.guarantees if kept.name == "hold"]
+    return promise.is_kept, promise.note
+
+
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    with real_server(tmp_path_factory.mktemp("llama")) as server:
+    with serving(Real(tmp_path_factory.mktemp("llama") / "slots")) as server:
         yield server
 
 
-def test_marks_survive_a_flood_and_kills_of_either(real: Real) -> None:
-    with engine_of(real) as engine:
+@pytest.fixture(scope="module")
+def engine(real: Real) -> Iterator[Engine]:
+    with engine_of(real, CLOCK="manual") as running:
+        yield running
+
+
+def test_marks_survive_a_flood_and_kills_of_either(tmp_path: Path) -> None:
+    with serving(Real(tmp_path / "slots", SMOLLM2)) as real:
+        with engine_of(real) as engine:
+            assert engine.keeps("hold"), engine.description.guarantees
+            scope = engine.scope()
+            shared = engine.text(300)
+            written = write(engine, scope, shared)
+            flood(engine)
+            assert read(engine, scope, shared) == written
+            assert read(engine, engine.scope(), shared) == 0, "another workspace"
+            before = epoch_of(engine)
+            real.kill()
+            real.start()
+            wait_until(lambda: epoch_of(engine) not in (None, before), 300)
+            assert read(engine, scope, shared) == written
+            engine.process.kill()
+            wait_until(lambda: engine.process.poll() is not None)
+        with engine_of(real) as engine:
+            assert read(engine, scope, shared) == written
+            store = engine.stats().store
+            assert store is not None and store.restored_leases == 2
+            assert store.lost_leases == 0
+
+
+MODELS = [("full", ()), ("window", ("--swa-full",)), ("hybrid", ())]
+
+
+@pytest.mark.parametrize(("model", "more"), MODELS, ids=[model for model, _ in MODELS])
+def test_four_marks_are_computed_once_and_read_exactly(
+    tmp_path: Path, model: str, more: tuple[str, ...]
+) -> None:
+    """And an answer behind a file is the one that was given when the file was written."""
+    with (
+        serving(Real(tmp_path / "slots", model, flags=(*FLAGS, *more))) as real,
+        engine_of(real) as engine,
+    ):
         assert engine.keeps("hold"), engine.description.guarantees
-        scope, shared = engine.scope(), engine.text(300)
-        written = write(engine, scope, shared)
-        flood(engine)
-        assert read(engine, scope, shared) == written
-        assert read(engine, engine.scope(), shared) == 0, "another workspace"
-        before = epoch_of(engine)
-        real.kill()
-        real.start()
-        wait_until(lambda: epoch_of(engine) not in (None, before))
-        assert read(engine, scope, shared) == written
-        engine.process.kill()
-        wait_until(lambda: engine.process.poll() is not None)
-    with engine_of(real) as engine:
-        assert read(engine, scope, shared) == written
-
-
-def test_four_marks_are_computed_once_and_read_exactly(real: Real) -> None:
-    with engine_of(real) as engine:
         scope = engine.scope()
         texts = [engine.text(count) for count in (120, 90, 70, 50)]
         whole = prompt(*texts, "What?")
         ends = engine.ends(whole)
-        usage = engine.ask(whole, scope, *((n, "1h") for n in range(4))).usage
-        assert usage.cache_write_1h_tokens == ends[3]
-        assert usage.computed_tokens == engine.count(whole).input_tokens
+        first = engine.ask(whole, scope, *((n, "1h") for n in range(4)), max_tokens=12)
+        assert first.usage.cache_write_1h_tokens == ends[3]
+        assert first.usage.computed_tokens == engine.count(whole).input_tokens
+        flood(engine)
+        again = engine.ask(whole, scope, (3, "1h"), max_tokens=12)
+        assert again.usage.cache_read_tokens == ends[3]
+        assert again.text() == first.text()
         for count in range(4):
             flood(engine)
             asked = prompt(*texts[: count + 1], "Other?")
@@ -141,29 +121,198 @@ def test_four_marks_are_computed_once_and_read_exactly(real: Real) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped"])
-def test_a_damaged_file_never_reaches_the_server(real: Real, how: str) -> None:
-    with engine_of(real) as engine:
-        scope, shared = engine.scope(), engine.text(200)
-        before = set(real.folder.glob("hf-*.bin"))
-        write(engine, scope, shared)
-        (file,) = set(real.folder.glob("hf-*.bin")) - before
-        content = bytearray(file.read_bytes())
-        if how == "truncated":
-            del content[-100:]
-        else:
-            content[-1000] ^= 1
-        file.write_bytes(content)
+def test_a_damaged_file_never_reaches_the_server(real: Real, engine: Engine, how: str) -> None:
+    scope = engine.scope()
+    shared = engine.text(200)
+    before = set(real.folder.glob("hf-*.bin"))
+    write(engine, scope, shared)
+    (file,) = set(real.folder.glob("hf-*.bin")) - before
+    content = bytearray(file.read_bytes())
+    if how == "truncated":
+        del content[-100:]
+    else:
+        content[-1000] ^= 1
+    file.write_bytes(content)
+    flood(engine)
+    again = engine.ask(prompt(shared, "two"), scope, (0, "1h"))
+    assert (again.usage.cache_read_tokens, again.started.miss_reason) == (0, "damaged")
+    assert again.started.breakpoints[0].state == "leased"
+    real.assert_alive()
+
+
+ALL_FLAGS = [
+    ("full", (*FLAGS, "--kv-unified"), "--kv-unified", True),
+    ("full", (*FLAGS, "--no-slots"), "--no-slots", True),
+    ("full", ("--cache-ram", "64", "--no-cache-idle-slots"), "--cache-ram 0", False),
+    ("full", (), "--cache-ram 0", False),
+    ("window", FLAGS, "--swa-full", True),
+]
+
+
+@pytest.mark.parametrize(("model", "flags", "named", "is_isolated"), ALL_FLAGS)
+def test_a_wrong_flag_is_named_and_the_server_is_used_without_leases(
+    tmp_path: Path, model: str, flags: tuple[str, ...], named: str, is_isolated: bool
+) -> None:
+    real = Real(tmp_path / "slots", model, flags=flags)
+    with serving(real), engine_of(real) as engine:
+        is_kept, note = lease_note(engine)
+        assert not is_kept and named in note
+        assert engine.keeps("isolation") == is_isolated
+        store = engine.stats().store
+        assert store is not None and named in (store.problem or "")
+        scope = engine.scope()
+        shared = engine.text(200)
+        answer = engine.ask(prompt(shared, "one"), scope, (0, "1h"), max_tokens=4)
+        assert answer.started.breakpoints[0].reason == "no_hold"
+        assert answer.finished[0].output_tokens == 4
+        assert not list(real.folder.glob("hf-*"))
+
+
+def first_token_seconds(engine: Engine, scope: str, shared: str) -> tuple[float, Answer]:
+    since = time.monotonic()
+    answer = engine.ask(prompt(shared, engine.text(5)), scope, (0, "1h"))
+    return time.monotonic() - since, answer
+
+
+def test_three_tenants_get_nothing_of_each_other_not_even_time(tmp_path: Path) -> None:
+    """What one tenant has sent is no faster for another than what nobody has."""
+    cold = list[float]()
+    foreign = list[float]()
+    warm = list[float]()
+    with serving(Real(tmp_path / "slots", SMOLLM2)) as real, engine_of(real) as engine:
+        tenants = [engine.scope() for _ in range(3)]
+        for owner in [0, 1, 2, 0, 1]:
+            shared = engine.text(500)
+            seconds, answer = first_token_seconds(engine, tenants[owner], shared)
+            assert answer.usage.cache_read_tokens == 0
+            cold.append(seconds)
+            seconds, answer = first_token_seconds(engine, tenants[owner], shared)
+            assert answer.usage.cache_read_tokens > 0
+            warm.append(seconds)
+            for other in {0, 1, 2} - {owner}:
+                seconds, answer = first_token_seconds(engine, tenants[other], shared)
+                usage = answer.usage
+                assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+                assert usage.computed_tokens == usage.input_tokens + usage.cache_write_1h_tokens
+                foreign.append(seconds)
+                engine.drop(tenants[other])
+    print(f"cold {cold}, another's {foreign}, own {warm}")
+    assert statistics.median(warm) < 0.4 * statistics.median(cold), "it can be told at all"
+    assert statistics.median(foreign) > 0.75 * statistics.median(cold)
+
+
+def test_eight_clients_at_once(real: Real, engine: Engine) -> None:
+    scopes = [engine.scope() for _ in range(3)]
+    shared = [engine.text(150 + 20 * n) for n in range(3)]
+    ends = [engine.ends(prompt(text, "x"))[0] for text in shared]
+    tails = [engine.text(5 + n % 9) for n in range(64)]
+
+    def ask(number: int) -> tuple[int, int]:
+        tenant = number % 3
+        asked = prompt(shared[tenant], tails[number])
+        answer = engine.ask(asked, scopes[tenant], (0, "1h"), max_tokens=6)
+        assert answer.finished[0].output_tokens
+        return answer.usage.cache_read_tokens, answer.usage.cache_write_1h_tokens
+
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(ask, range(len(tails))))
+    for number, (num_read, num_written) in enumerate(counts):
+        assert sorted((num_read, num_written)) == [0, ends[number % 3]]
+    assert sum(num_read > 0 for num_read, _ in counts) > len(tails) // 2
+    real.assert_alive()
+
+
+def test_a_long_prompt_of_one_tenant_loses_nobody_anything(tmp_path: Path) -> None:
+    """`GET /slots` waits while the server computes a batch of 2,048 tokens: the engine took that
+    for a server that was gone."""
+    with serving(Real(tmp_path / "slots", SMOLLM2)) as real, engine_of(real) as engine:
+        scope = engine.scope()
+        shared = engine.text(200)
+        written = write(engine, scope, shared)
+        before = epoch_of(engine)
+        long_text = engine.text(5000)
+        with ThreadPoolExecutor(1) as pool:
+            long_turn = pool.submit(engine.ask, prompt(long_text), engine.scope(), (0, "1h"))
+            while not long_turn.done():
+                assert read(engine, scope, shared, engine.text(5)) == written
+            assert long_turn.result().started.breakpoints[0].state == "leased"
+        assert epoch_of(engine) == before
+
+
+def test_somebody_elses_request_in_a_slot(real: Real, engine: Engine) -> None:
+    scope = engine.scope()
+    shared = engine.text(200)
+    written = write(engine, scope, shared)
+    ends = threading.Event()
+
+    def use() -> None:
+        body = {"prompt": "Once", "id_slot": 0, "n_predict": -1, "stream": True, "ignore_eos": True}
+        url = f"{real.url}/completion"
+        with httpx.stream("POST", url, json=body, timeout=600, trust_env=False) as response:
+            for _ in response.iter_bytes():
+                if ends.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        using = pool.submit(use)
+        wait_until(lambda: httpx.get(f"{real.url}/slots").json()[0]["is_processing"])
+        for _ in range(4):
+            assert read(engine, scope, shared, engine.text(5)) == written
+            flood(engine)
+        assert engine.stats().slots_away == 1
+        ends.set()
+        using.result()
+    wait_until(lambda: not engine.stats().slots_away)
+    flood(engine)
+    assert read(engine, scope, shared) == written
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("a disk can't be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_leases_nothing_and_serves_all(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        serving(Real(disk / "slots", log=tmp_path / "log")) as real,
+        engine_of(real, CLOCK="manual") as engine,
+    ):
+        scope = engine.scope()
+        shared = engine.text(200)
+        written = write(engine, scope, shared)
+        filler = disk / "filler"
+        with suppress_full_disk(), open(filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        answer = engine.ask(prompt(engine.text(300)), engine.scope(), (0, "1h"), max_tokens=4)
+        assert answer.started.breakpoints[0].state == "best_effort"
+        assert answer.started.breakpoints[0].reason == "no_hold"
+        assert answer.finished[0].output_tokens == 4
+        store = engine.stats().store
+        assert store is not None and not store.is_up and store.problem
+        wait_until(lambda: not list(real.folder.glob("*.part")))
+        real.assert_alive()
         flood(engine)
-        again = engine.ask(prompt(shared, "two"), scope, (0, "1h"))
-        assert (again.usage.cache_read_tokens, again.started.miss_reason) == (0, "damaged")
-        assert real.process is not None and real.process.poll() is None
+        assert read(engine, scope, shared) == written, "what was there is read"
+        filler.unlink()
+        engine.advance(60)
+        again = engine.ask(prompt(engine.text(300)), engine.scope(), (0, "1h"))
+        assert again.started.breakpoints[0].state == "leased"
+        wait_until(lambda: (engine.stats().store or store).is_up)
 
 
-@pytest.mark.parametrize(
-    ("flag", "named"),
-    [("--kv-unified", "--kv-unified"), ("--no-slots", "--no-slots")],
-)
-def test_a_flag_that_takes_leases_away_is_named(tmp_path: Path, flag: str, named: str) -> None:
-    with real_server(tmp_path, flag) as server, engine_of(server) as engine:
-        told = {promise.name: promise for promise in engine.description.guarantees}
-        assert not told["hold"].is_kept and named in told["hold"].note
+@contextmanager
+def suppress_full_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        assert error.strerror == "No space left on device"
