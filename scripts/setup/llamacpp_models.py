@@ -2,8 +2,9 @@
 
     python -m scripts.setup.llamacpp_models MODEL.gguf FOLDER
 
-The interpreter's environment must have llama.cpp's own package `gguf`. What a server keeps of a prompt and gives back does
-not depend on what the weights have learned, so tests over a real server need no more:
+The interpreter's environment must have llama.cpp's own package `gguf`. What a server keeps of a
+prompt and gives back does not depend on what the weights have learned, so tests over a real server
+need no more:
 
     full.gguf      every layer attends to everything
     window.gguf    sliding windows of 64 tokens in three layers of four
