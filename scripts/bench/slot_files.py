@@ -24,7 +24,7 @@ from engine.protocol import Ttl
 from scripts.bench.report import machine_line, markdown
 from scripts.setup.llamacpp_tests import where_all_is
 from tests.conformance.engines import Engine, prompt
-from tests.engine.backends.upstream.slots.real import Real, engine_of, serving
+from tests.engine.backends.upstream.slots.real import SMOLLM2, Real, engine_of, serving
 
 NUM_SLOTS = 4
 OTHERS_TOKENS = 2000
@@ -82,7 +82,7 @@ def measured(lengths: list[int], rounds: int) -> list[Row]:
     """A row for each length in tokens."""
     rows = list[Row]()
     with TemporaryDirectory(prefix="slot-files-") as root:
-        real = Real(Path(root, "slots"), "smollm2", NUM_SLOTS)
+        real = Real(Path(root, "slots"), SMOLLM2, NUM_SLOTS)
         with serving(real), engine_of(real) as engine:
             for length in lengths:
                 meter = _Meter(engine, real.folder, Row())

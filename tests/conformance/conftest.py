@@ -24,9 +24,11 @@ MODEL = os.environ.get("CONFORMANCE_MODEL")
 SKIPS = Path(__file__).with_name("vllm_skips.txt")
 SKIPPED: dict[str, str] = {}
 VLLM_BLOCK_SIZE = 32
-TINY_CONTEXT = 256
-TINY_BYTES = 8 * 16 * 1028
-"""Eight blocks of sixteen tokens of `full.gguf`: what leases of the tiny engine may hold."""
+TINY_CONTEXT = 1024
+TINY_BLOCK = 64
+TINY_BYTES = 8 * TINY_BLOCK * 2052
+"""Eight blocks of `full.gguf`: what leases of the tiny engine may hold. It can't be less than a
+mebibyte."""
 DECLARED = ("backend", "granularity")
 Fleet = Callable[[str, str], Engine]
 
@@ -62,7 +64,7 @@ def _before_llamacpp(settings: Settings, profile: str) -> Iterator[Settings]:
         real = Real(Path(root, "slots"), context=context, num_slots=4)
         more = {key: value for key, value in settings.items() if key not in OF_VLLM}
         if profile == "tiny":
-            more["STORE_BYTES"] = TINY_BYTES
+            more |= {"STORE_BYTES": TINY_BYTES, "BLOCK_SIZE": TINY_BLOCK}
         with serving(real):
             yield settings_before(real) | more
 

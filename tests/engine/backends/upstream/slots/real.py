@@ -1,7 +1,7 @@
 """A real `llama-server`, which can be killed and started again, and an engine in front of it.
 
-LLAMA_SERVER is the program, LLAMA_MODELS the directory of its models, and LLAMA_MODEL that of their
-tokenizer: `scripts/setup/llamacpp_tests.py` makes them.
+LLAMA_SERVER is the program, LLAMA_MODELS the directory of its models, and LLAMA_SMOLLM2 SmolLM2's
+tokenizer: `scripts/setup/llamacpp_tests.py` makes them. The others have our demo model's.
 """
 
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.settings import DEMO_MODEL
 from scripts.stack import free_port
 from tests.conformance.engines import Engine, running_engine
 from tests.engine.backends.upstream.conftest import wait_until
@@ -23,6 +24,7 @@ from tests.engine.backends.upstream.conftest import wait_until
 needs_server = pytest.mark.skipif(
     "LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server"
 )
+SMOLLM2 = "smollm2"
 FLAGS = ("--cache-ram", "0", "--no-cache-idle-slots")
 
 
@@ -90,7 +92,7 @@ def settings_before(real: Real) -> dict[str, str | int | float]:
     return {
         "UPSTREAM": real.url,
         "UPSTREAM_SLOTS": str(real.folder),
-        "MODEL": os.environ["LLAMA_MODEL"],
+        "MODEL": os.environ["LLAMA_SMOLLM2"] if real.model == SMOLLM2 else str(DEMO_MODEL),
         "MIN_CACHE_TOKENS": 32,
     }
 

@@ -1,7 +1,6 @@
 """Leases over a real `llama-server`: `scripts/long_tests llamacpp` builds one and runs this.
 
-Most run over models with random weights, which are small: what a server keeps of a prompt and gives
-back does not depend on what they learned. What is timed runs over SmolLM2.
+Most run over small models, our demo model among them. What is timed runs over SmolLM2.
 """
 
 import os
@@ -21,6 +20,7 @@ from tests.conformance.engines import Answer, Engine, prompt
 from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.slots.real import (
     FLAGS,
+    SMOLLM2,
     Real,
     engine_of,
     needs_server,
@@ -29,7 +29,6 @@ from tests.engine.backends.upstream.slots.real import (
 from tests.engine.backends.upstream.test_restarts import epoch_of
 
 pytestmark = needs_server
-SMOLLM2 = "smollm2"
 
 
 def flood(engine: Engine) -> None:
