@@ -349,7 +349,7 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
     if backend == "vllm" and os.environ.get("VLLM_MOUNTED"):
         command, environment = vllm_serve(port, settings, is_mounted=True)
         mount = MOUNT
-    if backend == "upstream":
+    if backend == "upstream" and "UPSTREAM_SLOTS" not in settings:
         environment = {n: v for n, v in environment.items() if n[7:] not in OF_VLLM}
     with ExitStack() as stack:
         environment |= stack.enter_context(_upstream_of(backend, settings))
