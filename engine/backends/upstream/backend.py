@@ -313,6 +313,7 @@ class UpstreamBackend(EngineBackend):
             leases=LeaseStats(
                 blocks=pool.num_leased, max_blocks=loaded.cache.entries.leases.max_blocks
             ),
+            num_leases=loaded.cache.entries.num_leases,
             store=self._store_stats(loop),
             slots_away=loop.num_away if isinstance(loop, SlotLoop) else 0,
         )

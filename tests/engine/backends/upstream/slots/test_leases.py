@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.backends.upstream.slots.loop import RETRY_SECONDS
+from engine.protocol.reports import EntryInfo
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import wait_until
 from tests.engine.backends.upstream.slots.conftest import files_of
@@ -43,6 +44,16 @@ def test_a_mark_is_read_to_the_token_after_a_flood(engine: Engine, script: FileS
     assert second.usage.computed_tokens == engine.count(asked).input_tokens - end
     assert sum(script.prefills) == second.usage.computed_tokens
     assert second.started.read_tier == "disk"
+
+
+def test_leases_and_their_files_are_counted(engine: Engine, script: FileScript) -> None:
+    engine.ask(prompt(engine.text(60)), engine.scope(), (0, "1h"))
+    leased = [entry for entry in engine.get("entries", list[EntryInfo]) if entry.state == "leased"]
+    stats = engine.stats()
+    assert stats.num_leases == len(leased) > 0
+    assert stats.store is not None and stats.store.is_up
+    assert stats.store.leases == len(leased)
+    assert stats.store.used_bytes == sum(path.stat().st_size for path in files_of(script.folder))
 
 
 def test_four_marks_are_computed_once_and_read_one_by_one(
