@@ -81,8 +81,7 @@ class UpstreamLoop(ExternalLoop):
         # Closing the connection ends the request at the server.
         async with aclosing(pieces):
             async for piece in pieces:
-                is_answer = piece.token_ids or piece.delta or piece.is_last
-                if sequence.request.started_at is None and is_answer:
+                if sequence.request.started_at is None and piece.is_answer:
                     self._admit(sequence, piece)
                 self._take(sequence, piece)
                 if sequence not in self._serving:

@@ -62,6 +62,11 @@ class Piece:
     # Nothing comes behind it.
     is_last: bool = False
 
+    @property
+    def is_answer(self) -> bool:
+        """The prompt is computed. A model may end its turn with nothing said."""
+        return bool(self.token_ids or self.delta or self.finish_reason or self.is_last)
+
 
 def aborted(reason: str) -> UpstreamError:
     """Of a reason in FAILURES."""

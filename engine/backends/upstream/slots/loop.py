@@ -231,10 +231,9 @@ class SlotLoop(UpstreamLoop):
         slot.content = None
         async with aclosing(self._server.generate(order, place)) as pieces:
             async for piece in pieces:
-                is_answer = piece.token_ids or piece.is_last
-                if is_answer and self._plan.may_trim:
+                if piece.is_answer and self._plan.may_trim:
                     slot.content = packed
-                if request.started_at is None and is_answer:
+                if request.started_at is None and piece.is_answer:
                     self._admit(sequence, piece)
                 self._take(sequence, piece)
                 if sequence not in self._serving:

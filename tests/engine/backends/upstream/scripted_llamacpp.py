@@ -17,12 +17,16 @@ SLOTS = 2
 
 @dataclass
 class SlotScript(Script):
-    """`shares_ram`: what a slot loses goes into a cache that all slots read (`--cache-ram`)."""
+    """`shares_ram`: what a slot loses goes into a cache that all slots read (`--cache-ram`).
+
+    `is_mute`: the model ends its turn with nothing said.
+    """
 
     slots: list[list[int]] = field(default_factory=lambda: [[] for _ in range(SLOTS)])
     shares_ram: bool = False
     ram: list[list[int]] = field(default_factory=list)
     ignores_wish: bool = False
+    is_mute: bool = False
 
     def reuse_in_slot(self, body: dict[str, Any]) -> int:
         tokens = body["prompt"]
@@ -82,6 +86,9 @@ class ScriptedLlamaCpp(ScriptedVllm):
             "timings": usage | (fault.usage or {}),
         }
         yield event({"tokens": [0], "stop": False, "prompt_progress": {"total": 1}} | counts)
+        if self.script.is_mute and not body["ignore_eos"]:
+            yield event({"tokens": [], "stop": True, "stop_type": "eos"} | counts)
+            return
         end = [] if body["ignore_eos"] else [2]
         tokens = ([*self.answer, *end] if end else self.answer * 100)[: body["n_predict"]]
         for index, token in enumerate(tokens):

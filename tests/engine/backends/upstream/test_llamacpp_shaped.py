@@ -44,6 +44,18 @@ def test_a_scope_reads_what_its_slot_kept(engine: Engine) -> None:
     assert second.started.breakpoints[0].reason == "no_hold"
 
 
+def test_a_turn_that_ends_with_nothing_said_is_an_answer(
+    engine: Engine, script: SlotScript
+) -> None:
+    script.is_mute = True
+    try:
+        answer = engine.ask(prompt(engine.text(100)), engine.scope(), 0)
+    finally:
+        script.is_mute = False
+    assert answer.finished[0].reason == "stop"
+    assert answer.usage.cache_write_5m_tokens > 0
+
+
 def test_a_slot_another_scope_used_is_computed_anew(engine: Engine, script: SlotScript) -> None:
     asked = prompt(engine.text(100))
     for _ in range(SLOTS + 1):

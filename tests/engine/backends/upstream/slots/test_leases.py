@@ -46,6 +46,23 @@ def test_a_mark_is_read_to_the_token_after_a_flood(engine: Engine, script: FileS
     assert second.started.read_tier == "disk"
 
 
+def test_a_turn_that_ends_with_nothing_said_keeps_its_lease(
+    engine: Engine, script: FileScript
+) -> None:
+    scope = engine.scope()
+    shared = engine.text(80)
+    script.is_mute = True
+    try:
+        answer = engine.ask(prompt(shared, "one"), scope, (0, "1h"), max_tokens=8)
+    finally:
+        script.is_mute = False
+    assert answer.finished[0].reason == "stop"
+    assert answer.started.breakpoints[0].state == "leased"
+    flood(engine, script)
+    again = engine.ask(prompt(shared, "two"), scope, (0, "1h")).usage
+    assert again.cache_read_tokens == answer.usage.cache_write_1h_tokens > 0
+
+
 def test_leases_and_their_files_are_counted(engine: Engine, script: FileScript) -> None:
     engine.ask(prompt(engine.text(60)), engine.scope(), (0, "1h"))
     leased = [entry for entry in engine.get("entries", list[EntryInfo]) if entry.state == "leased"]
