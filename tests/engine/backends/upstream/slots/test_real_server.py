@@ -30,7 +30,7 @@ from tests.engine.backends.upstream.test_restarts import epoch_of
 
 pytestmark = needs_server
 SYSTEM_TOKENS = 24
-"""Each prompt of SmolLM2 begins with a system message of its template. A slot has it of its tenant's
+"""Prompts of SmolLM2 begin with a system message of its template. A slot has it of its tenant's
 prompt before."""
 
 
