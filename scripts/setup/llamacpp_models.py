@@ -162,7 +162,9 @@ def _attention(number: int) -> Tensors:
 def _drawn(name: str, rows: int, columns: int) -> Array:
     """Random weights, the same at each call of a name."""
     draw = np.random.default_rng(list(name.encode()))
-    return (columns**-0.5 * draw.standard_normal((rows, columns))).astype(np.float32)
+    weights: Array = draw.standard_normal((rows, columns), np.float32)
+    weights *= columns**-0.5
+    return weights
 
 
 def _finish(writer: gguf.GGUFWriter, tensors: Tensors) -> None:
