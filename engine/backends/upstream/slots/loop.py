@@ -233,6 +233,8 @@ class SlotLoop(UpstreamLoop):
             async for piece in pieces:
                 if piece.is_answer and self._plan.may_trim:
                     slot.content = packed
+                if sequence not in self._serving:
+                    return  # its client has left: its counts are final
                 if request.started_at is None and piece.is_answer:
                     self._admit(sequence, piece)
                 self._take(sequence, piece)

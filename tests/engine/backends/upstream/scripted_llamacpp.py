@@ -19,7 +19,8 @@ SLOTS = 2
 class SlotScript(Script):
     """`shares_ram`: what a slot loses goes into a cache that all slots read (`--cache-ram`).
 
-    `is_mute`: the model ends its turn with nothing said.
+    `is_mute`: the model ends its turn with nothing said. `prefill_seconds`: how long it computes
+    between two words of its progress.
     """
 
     slots: list[list[int]] = field(default_factory=lambda: [[] for _ in range(SLOTS)])
@@ -27,6 +28,7 @@ class SlotScript(Script):
     ram: list[list[int]] = field(default_factory=list)
     ignores_wish: bool = False
     is_mute: bool = False
+    prefill_seconds: float = 0.0
 
     def reuse_in_slot(self, body: dict[str, Any]) -> int:
         tokens = body["prompt"]
@@ -85,7 +87,11 @@ class ScriptedLlamaCpp(ScriptedVllm):
             "tokens_evaluated": len(body["prompt"]),
             "timings": usage | (fault.usage or {}),
         }
-        yield event({"tokens": [0], "stop": False, "prompt_progress": {"total": 1}} | counts)
+        progress = {"tokens": [0], "stop": False, "prompt_progress": {"total": 1}} | counts
+        yield event(progress)
+        if self.script.prefill_seconds:
+            await asyncio.sleep(self.script.prefill_seconds)
+            yield event(progress)
         if self.script.is_mute and not body["ignore_eos"]:
             yield event({"tokens": [], "stop": True, "stop_type": "eos"} | counts)
             return

@@ -3,9 +3,12 @@
 import stat
 from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 
 from engine.backends.upstream.slots.loop import RETRY_SECONDS
+from engine.protocol import SCOPE_HEADER
 from engine.protocol.reports import EntryInfo
 from tests.conformance.engines import Engine, prompt
 from tests.engine.backends.upstream.conftest import wait_until
@@ -220,6 +223,25 @@ def test_a_clients_leaving_ends_its_request_and_frees_the_slot(
         engine.wait_until_idle()
     finally:
         script.token_seconds = 0.0
+    flood(engine, script)
+
+
+def test_a_client_that_leaves_before_the_answer_ends_its_own_request_alone(
+    engine: Engine, script: FileScript
+) -> None:
+    """What came behind its leaving was taken for its answer, which ended the engine."""
+    script.prefill_seconds = 0.5
+    try:
+        for marks in ((), ((0, "1h"),)):
+            request = engine.request(prompt(engine.text(50)), engine.scope(), *marks)
+            content = msgspec.json.encode(request)
+            with pytest.raises(httpx.ReadTimeout):
+                headers = {SCOPE_HEADER: request.scope}
+                engine.client.post("/v1/generate", content=content, headers=headers, timeout=0.2)
+        engine.wait_until_idle()
+    finally:
+        script.prefill_seconds = 0.0
+    assert engine.process.poll() is None
     flood(engine, script)
 
 
