@@ -20,7 +20,7 @@ class SlotScript(Script):
     """`shares_ram`: what a slot loses goes into a cache that all slots read (`--cache-ram`).
 
     `is_mute`: the model ends its turn with nothing said. `prefill_seconds`: how long it computes
-    between two words of its progress.
+    before its first token.
     """
 
     slots: list[list[int]] = field(default_factory=lambda: [[] for _ in range(SLOTS)])
@@ -87,11 +87,8 @@ class ScriptedLlamaCpp(ScriptedVllm):
             "tokens_evaluated": len(body["prompt"]),
             "timings": usage | (fault.usage or {}),
         }
-        progress = {"tokens": [0], "stop": False, "prompt_progress": {"total": 1}} | counts
-        yield event(progress)
-        if self.script.prefill_seconds:
-            await asyncio.sleep(self.script.prefill_seconds)
-            yield event(progress)
+        yield event({"tokens": [0], "stop": False, "prompt_progress": {"total": 1}} | counts)
+        await asyncio.sleep(self.script.prefill_seconds)
         if self.script.is_mute and not body["ignore_eos"]:
             yield event({"tokens": [], "stop": True, "stop_type": "eos"} | counts)
             return
