@@ -267,7 +267,8 @@ class SlotCache(UpstreamCache):
         """The marks that ask for a lease and have no file, in order; `behind` so many tokens."""
         marks = dict[int, Mark]()
         for mark in lookup.marks:
-            entry = self.entries.get(query.digests.at(mark.tokens))
+            # The file of one that has expired goes with it.
+            entry = self._known(query, mark)
             if mark.hold and mark.tokens > behind and self.file_of(entry) is None:
                 marks.setdefault(mark.tokens, mark)
         return sorted(marks.values(), key=lambda mark: mark.tokens)

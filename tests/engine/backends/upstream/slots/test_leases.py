@@ -131,6 +131,23 @@ def test_what_has_expired_is_unlinked_and_erased(engine: Engine, script: FileScr
     assert again.started.miss_reason == "ttl_expired"
 
 
+def test_what_is_written_again_after_its_end_is_leased_again(
+    engine: Engine, script: FileScript
+) -> None:
+    """Its old file is still there, for turns that came before."""
+    scope = engine.scope()
+    shared = engine.text(90)
+    first = engine.ask(prompt(shared, "one"), scope, (0, "5m"))
+    engine.advance(300)
+    again = engine.ask(prompt(shared, "two"), scope, (0, "1h"))
+    assert again.usage.cache_write_1h_tokens == first.usage.cache_write_5m_tokens
+    assert again.started.breakpoints[0].state == "leased"
+    engine.advance(120)
+    flood(engine, script)
+    usage = engine.ask(prompt(shared, "three"), scope, (0, "1h")).usage
+    assert usage.cache_read_tokens == again.usage.cache_write_1h_tokens
+
+
 def test_nobody_reads_anothers(engine: Engine, script: FileScript) -> None:
     shared = engine.text(120)
     engine.ask(prompt(shared), engine.scope(), (0, "1h"))
