@@ -1,9 +1,10 @@
-"""An engine that waits a second for a slot, instead of a minute."""
+"""An engine that waits seconds for a slot, instead of a minute, and looks often whether it is free."""
 
 from engine.__main__ import main
 from engine.backends.upstream.slots import loop
 
-loop.REST_SECONDS = 1.0
+loop.REST_SECONDS = 3.0
+loop.MAX_LOOK_SECONDS = 0.1
 
 if __name__ == "__main__":
     raise SystemExit(main([]))
