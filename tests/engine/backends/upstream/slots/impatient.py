@@ -1,4 +1,4 @@
-"""An engine that waits seconds for a slot, instead of a minute, and looks often whether it is free."""
+"""An engine that waits seconds for a slot, instead of a minute, and looks for one often."""
 
 from engine.__main__ import main
 from engine.backends.upstream.slots import loop
