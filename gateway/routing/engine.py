@@ -408,6 +408,7 @@ class Engine:
                     self.holdings.forget()
                 self._reset_load()
                 self.breaker.reset()
+                self._purge_again_at = -math.inf
             await self._do_pending_purges()
             if self._was_down:
                 get_logger("engine").info("engine_back", engine=self.name)

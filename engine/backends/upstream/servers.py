@@ -68,8 +68,8 @@ class Piece:
         return bool(self.token_ids or self.delta or self.finish_reason or self.is_last)
 
 
-def aborted(reason: str) -> UpstreamError:
-    """Of a reason in FAILURES."""
+def failure_by(reason: str) -> UpstreamError:
+    """The error that a reason in FAILURES is."""
     return FAILURES[reason](f"the server ended the answer by {reason!r}")
 
 
@@ -157,7 +157,7 @@ class Server:
         if reason is None:
             raise UpstreamGone("the stream ended without a reason")
         if reason in FAILURES:
-            raise aborted(reason)
+            raise failure_by(reason)
         yield Piece(is_last=True, finish=self.ENDS.get(reason))
 
     def _path(self, order: Order) -> str:
@@ -282,7 +282,7 @@ class ChatServer(Server):
         answer = await self._wire.ask(self._path(order), _Answer, body, is_long=True)
         for choice in answer.choices:
             if choice.finish_reason in FAILURES:
-                raise aborted(choice.finish_reason)
+                raise failure_by(choice.finish_reason)
         return self._usage(answer.usage, order)
 
     async def count(self, order: Order) -> int:

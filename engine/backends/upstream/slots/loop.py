@@ -413,9 +413,8 @@ class SlotLoop(UpstreamLoop):
         if hit is not None:
             behind = hit.tokens
             if self._cache.file_of(hit) is None and self._plan.may_trim:
-                behind -= (
-                    1  # nothing holds the hit: it is saved now, since the slot can be cut back
-                )
+                # Nothing holds the hit. It is saved now, where the slot can be cut back to it.
+                behind -= 1
         for mark in self._cache.marks_to_save(query, lookup, behind):
             key = query.digests.at(mark.tokens)
             reason = self._why_not(query.scope, mark.tokens, way)
