@@ -4,6 +4,7 @@ Most run over small models, our demo model among them. What is timed runs over S
 """
 
 import os
+import statistics
 import subprocess
 import threading
 import time
@@ -198,9 +199,8 @@ def test_three_tenants_get_nothing_of_each_other_not_even_time(tmp_path: Path) -
                 foreign.append(seconds)
                 engine.drop(tenants[other])
     print(f"cold {cold}, another's {foreign}, own {warm}")
-    # The quickest of each: what else the machine does makes times longer, never shorter.
-    assert min(warm) < 0.4 * min(cold), "it can be told at all"
-    assert min(foreign) > 0.75 * min(cold)
+    assert statistics.median(warm) < 0.4 * statistics.median(cold), "it can be told at all"
+    assert statistics.median(foreign) > 0.75 * statistics.median(cold)
 
 
 def test_eight_clients_at_once(real: Real, engine: Engine) -> None:
