@@ -44,14 +44,22 @@ def fleet() -> Iterator[Fleet]:
             settings = settings_of(backend, profile)
             key = (backend, repr(sorted(settings.items())))
             if key not in running:
-                process = backend
-                if backend == "llamacpp":
-                    process = "upstream"
-                    settings = stack.enter_context(_before_llamacpp(settings, profile))
-                running[key] = stack.enter_context(running_engine(process, settings))
+                running[key] = stack.enter_context(new_engine(backend, profile))
             return running[key]
 
         yield engine_of
+
+
+@contextmanager
+def new_engine(backend: str, profile: str, **more: str) -> Iterator[Engine]:
+    """An engine of a backend and a profile that nothing else shares, with `more` settings."""
+    settings = settings_of(backend, profile)
+    with ExitStack() as stack:
+        process = backend
+        if backend == "llamacpp":
+            process = "upstream"
+            settings = stack.enter_context(_before_llamacpp(settings, profile))
+        yield stack.enter_context(running_engine(process, {**settings, **more}))
 
 
 @contextmanager
@@ -71,7 +79,7 @@ def _before_llamacpp(settings: Settings, profile: str) -> Iterator[Settings]:
             yield settings_before(real) | more
 
 
-def settings_of(backend: str, profile: str) -> Settings:
+def settings_of(backend: str, profile: str) -> dict[str, str | int | float]:
     """A profile's settings that say anything to this backend."""
     settings = dict(PROFILES[profile])
     if backend == "native" and MODEL:

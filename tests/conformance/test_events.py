@@ -67,7 +67,9 @@ def test_a_write_is_told_with_its_names_and_lease(engine: Engine) -> None:
         (held,) = take_of(frames, 1, name)
     assert isinstance(held, ChainHeld)
     assert [one.digest for one in held.names] == [name]
-    assert held.names[0].tokens % engine.description.block_size == 0
+    # A slot file ends with its entry, in the middle of a block.
+    is_file = engine.description.upstream == "llamacpp"
+    assert is_file or held.names[0].tokens % engine.description.block_size == 0
     assert (held.num_leased, held.lease_seconds) == (1, 300)
 
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from engine.protocol import MAX_RECORD_BYTES, Done, Failed, Finished, KeptRecord
-from tests.conformance.conftest import settings_of
-from tests.conformance.engines import Engine, Refused, prompt, running_engine
+from tests.conformance.conftest import new_engine
+from tests.conformance.engines import Engine, Refused, prompt
 
 # What is not cancelled decodes for 40 s; and what was, says so in its counts.
 RELEASE_SECONDS = 60.0
@@ -228,11 +228,10 @@ def test_many_at_once_all_get_their_own_answer(engine: Engine) -> None:
 
 
 def test_a_restart_is_a_new_epoch_and_holds_nothing(backend: str) -> None:
-    settings = settings_of(backend, "fast")
     epochs = []
     asked = prompt("one two three four five six seven eight " * 10)
     for _ in range(2):
-        with running_engine(backend, settings) as engine:
+        with new_engine(backend, "fast") as engine:
             epochs.append(engine.description.epoch)
             assert engine.unacknowledged() == {} and engine.snapshot().chains == []
             answer = engine.ask(asked, "s" * 32, 0)

@@ -23,8 +23,8 @@ from engine.protocol import (
     Tool,
     ToolChoice,
 )
-from tests.conformance.conftest import settings_of
-from tests.conformance.engines import Answer, Engine, Refused, running_engine
+from tests.conformance.conftest import new_engine
+from tests.conformance.engines import Answer, Engine, Refused
 from tests.conformance.test_demands import SCHEMA, answer, calls, demand, need, with_tools
 
 MODEL = Path(str(package.__file__)).parent / "holdfast-demo"
@@ -144,7 +144,7 @@ def test_a_model_is_drawn_from_as_its_makers_recommend_where_the_client_says_not
     copytree(MODEL, model)
     said = {"temperature": 2.0, "top_k": 1, "min_p": 0.5, "repetition_penalty": 50.0, "top_p": None}
     (model / "generation_config.json").write_text(json.dumps(said))
-    with running_engine(backend, {**settings_of(backend, "fast"), "MODEL": str(model)}) as engine:
+    with new_engine(backend, "fast", MODEL=str(model)) as engine:
         assert engine.description.default_sampling == Sampling(
             max_tokens=None, temperature=2.0, top_k=1, min_p=0.5, repetition_penalty=50.0
         )

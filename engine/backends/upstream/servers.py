@@ -538,7 +538,9 @@ class LlamaCppServer(Server):
             isolation="slots",
             block_size=self._block_size,
             num_blocks=max(props.total_slots * context // self._block_size, 8),
-            capabilities=frozenset({"multiple_choices", "min_p", "stop_token_ids"}),
+            capabilities=frozenset(
+                {"multiple_choices", "min_p", "stop_token_ids", "repetition_penalty"}
+            ),
             forced_note="its grammars are of another form than ours",
         )
 
@@ -573,7 +575,7 @@ class LlamaCppServer(Server):
         off = dict.fromkeys(
             (
                 *("presence_penalty", "frequency_penalty", "dry_multiplier"),
-                *("xtc_probability", "mirostat", "n_cache_reuse", "repeat_last_n"),
+                *("xtc_probability", "mirostat", "n_cache_reuse"),
             ),
             0,
         )
@@ -594,7 +596,9 @@ class LlamaCppServer(Server):
             "top_k": sample.top_k,
             "min_p": sample.min_p,
             "typical_p": 1.0,
-            "repeat_penalty": 1.0,
+            # Each token of prompt and answer counts once, as in Hugging Face's processor.
+            "repeat_penalty": sample.repetition_penalty,
+            "repeat_last_n": len(order.token_ids) + order.max_tokens,
             "seed": sample.seed % 2**32 if order.is_seeded else -1,
             # It makes the server's own ends of a turn impossible, so it is set only where nothing
             # may end the turn.

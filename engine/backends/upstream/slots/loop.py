@@ -124,7 +124,6 @@ class SlotLoop(UpstreamLoop):
         self._num_failed_saves = 0
         # By the event loop's clock.
         self._written_again_at = -math.inf
-        self._is_cleaning = False
         # Slots that are being erased because what they had is over.
         self._erasing = set[Slot]()
         # Since when there has been no slot for anybody, by the event loop's clock.
@@ -173,7 +172,7 @@ class SlotLoop(UpstreamLoop):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._files.flush()
-                while self._is_cleaning or any(not slot.is_away for slot in self._erasing):
+                while any(not slot.is_away for slot in self._erasing):
                     await asyncio.sleep(FIRST_LOOK_SECONDS)
 
     # A request.
@@ -338,6 +337,7 @@ class SlotLoop(UpstreamLoop):
 
     async def _leave(self, slot: Slot) -> None:
         """Wait until nothing runs in the slot, erase what is over, and give it back."""
+        slot.is_leaving = not slot.is_away
         since = self._event_loop.time()
         pause = FIRST_LOOK_SECONDS
         while (lack := await self._why_not_left(slot)) is not None:
@@ -371,8 +371,7 @@ class SlotLoop(UpstreamLoop):
 
     def _put_away(self, slot: Slot) -> None:
         """Nobody gets this slot until it has come to rest."""
-        slot.is_away = True
-        slot.content = None
+        self._book.put_away(slot)
         self._suspect()
         if self._book.num_away == len(self._book.slots) and self._none_since is None:
             self._none_since = self._event_loop.time()
@@ -495,8 +494,8 @@ class SlotLoop(UpstreamLoop):
         if self._files.problem is not None and self._event_loop.time() >= self._written_again_at:
             self._written_again_at = self._event_loop.time() + RETRY_SECONDS
             self._files.write_again()
-        if any(slot.is_condemned and not slot.is_busy for slot in self._book.slots):
-            self._clean_soon()
+        if not self._is_stopped:
+            self._erase_condemned()
 
     def _free(self, freed: Freed) -> None:
         self._files.discard(freed.file.name)
@@ -504,16 +503,8 @@ class SlotLoop(UpstreamLoop):
             packed = b"".join(bytes(block.tokens) for block in freed.entry.blocks)
             self._book.condemn(freed.entry.scope, packed)
 
-    def _clean_soon(self) -> None:
-        if not self._is_cleaning and not self._is_stopped:
-            self._is_cleaning = True
-            self._spawn(self._clean())
-
-    async def _clean(self) -> None:
+    def _erase_condemned(self) -> None:
         """Erase free slots whose content is over."""
-        try:
-            while (slot := await self._book.take_condemned()) is not None:
-                self._erasing.add(slot)
-                self._spawn(self._leave(slot))
-        finally:
-            self._is_cleaning = False
+        while (slot := self._book.take_condemned()) is not None:
+            self._erasing.add(slot)
+            self._spawn(self._leave(slot))
