@@ -48,8 +48,8 @@ POSTS = [path for method, path in CALLS if method == "POST"]
 
 def valid(engine: Engine) -> dict[str, Any]:
     """A good request's body as plain JSON values."""
-    asked = engine.request(prompt("one two three", "four"), engine.scope(), 0)
-    body: dict[str, Any] = msgspec.to_builtins(asked)
+    request = engine.request(prompt("one two three", "four"), engine.scope(), 0)
+    body: dict[str, Any] = msgspec.to_builtins(request)
     return body
 
 
@@ -68,7 +68,7 @@ def test_the_calls_are_those_of_the_protocol() -> None:
     assert written == {(method, path.replace(":str}", "}")) for method, path in CALLS}
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1] not in PROBES])
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[1] not in PROBES])
 def test_each_route_but_the_probes_needs_the_secret(engine: Engine, method: str, path: str) -> None:
     """Whatever the server has: who adds a route has it here."""
     wrong = (b"", SECRET.encode(), b"Bearer", f"Bearer {SECRET}x".encode(), b"\xc3\xa9 \xff")
@@ -178,12 +178,12 @@ def test_a_missing_field_is_refused(engine: Engine, field: str) -> None:
 
 
 def test_odd_but_valid_values_are_served(engine: Engine) -> None:
-    asked = prompt("\x00 \u200b \U0001f600 é", "", system=("",))
+    conversation = prompt("\x00 \u200b \U0001f600 é", "", system=("",))
     for sampling in ({"seed": 2**70}, {"seed": -1}, {"top_k": 2**40}, {"top_p": 1e-300}):
-        engine.ask(asked, engine.scope(), 0, 1, 2, **sampling)
-    engine.ask(asked, "scope \U0001f600 é\x00", 2)
-    engine.ask(asked, engine.scope(), 1, 1, 1, names=(Name("", 0), Name("not hex", 1, -5)))
-    engine.ask(asked, engine.scope(), 0, minimum=2**62)
+        engine.ask(conversation, engine.scope(), 0, 1, 2, **sampling)
+    engine.ask(conversation, "scope \U0001f600 é\x00", 2)
+    engine.ask(conversation, engine.scope(), 1, 1, 1, names=(Name("", 0), Name("not hex", 1, -5)))
+    engine.ask(conversation, engine.scope(), 0, minimum=2**62)
 
 
 def test_text_that_is_no_text_is_refused(engine: Engine) -> None:
@@ -250,13 +250,13 @@ def test_an_error_never_repeats_the_prompt(engine: Engine) -> None:
 def test_hundreds_of_broken_requests_never_make_a_server_error(engine: Engine) -> None:
     seed = 20_261
     rng = random.Random(seed)
-    asked = msgspec.structs.replace(
+    request = msgspec.structs.replace(
         engine.request(prompt("one two", "three"), engine.scope(), (0, "1h"), 1),
         names=[Name("00112233aabbccdd", 0, 3)],
     )
-    good = msgspec.json.encode(asked)
+    good = msgspec.json.encode(request)
     for index in range(400):
-        body = bytearray(good.replace(asked.request_id.encode(), b"fuzz-%d" % index))
+        body = bytearray(good.replace(request.request_id.encode(), b"fuzz-%d" % index))
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(body))
             what = rng.randrange(4)

@@ -28,10 +28,10 @@ def test_started_comes_first_then_deltas_then_finished_then_done(engine: Engine)
 
 def test_the_four_classes_add_up_to_what_count_says(engine: Engine) -> None:
     scope = engine.scope()
-    asked = prompt(engine.text(60), engine.text(40), system=(engine.text(50),))
+    conversation = prompt(engine.text(60), engine.text(40), system=(engine.text(50),))
     for marks in ([], [1], [(0, "1h"), 1], [(0, "1h"), (1, "1h"), 2]):
-        usage = engine.ask(asked, scope, *marks).usage
-        assert usage.prompt_tokens == engine.count(asked).input_tokens
+        usage = engine.ask(conversation, scope, *marks).usage
+        assert usage.prompt_tokens == engine.count(conversation).input_tokens
 
 
 def test_count_touches_no_cache(engine: Engine) -> None:
@@ -42,9 +42,9 @@ def test_count_touches_no_cache(engine: Engine) -> None:
 
 
 def test_a_first_request_writes_up_to_its_last_breakpoint(engine: Engine) -> None:
-    asked = prompt(engine.text(60), engine.text(40), engine.text(20))
-    ends = engine.ends(asked)
-    usage = engine.ask(asked, engine.scope(), (0, "1h"), 1).usage
+    conversation = prompt(engine.text(60), engine.text(40), engine.text(20))
+    ends = engine.ends(conversation)
+    usage = engine.ask(conversation, engine.scope(), (0, "1h"), 1).usage
     assert usage.cache_read_tokens == 0
     assert usage.cache_write_1h_tokens == ends[0]
     assert usage.cache_write_5m_tokens == ends[1] - ends[0]
@@ -64,11 +64,11 @@ def test_what_was_written_is_read_and_not_computed_again(engine: Engine) -> None
 
 def test_a_cached_prompt_gets_the_same_answer_as_a_cold_one(engine: Engine) -> None:
     shared, question = engine.text(120), engine.text(20)
-    asked = prompt(shared, question)
-    cold = engine.ask(asked, engine.scope(), 0, max_tokens=12)
+    conversation = prompt(shared, question)
+    cold = engine.ask(conversation, engine.scope(), 0, max_tokens=12)
     scope = engine.scope()
     engine.ask(prompt(shared, engine.text(30)), scope, 0, max_tokens=12)
-    warm = engine.ask(asked, scope, 0, max_tokens=12)
+    warm = engine.ask(conversation, scope, 0, max_tokens=12)
     assert warm.usage.cache_read_tokens > 0
     assert warm.text() == cold.text()
 
@@ -76,17 +76,17 @@ def test_a_cached_prompt_gets_the_same_answer_as_a_cold_one(engine: Engine) -> N
 def test_a_longer_conversation_reads_the_shorter_one(engine: Engine) -> None:
     scope, parts = engine.scope(), [engine.text(50) for _ in range(3)]
     for length in (1, 2, 3):
-        asked = prompt(*parts[:length])
-        ends = engine.ends(asked)
-        usage = engine.ask(asked, scope, length - 1).usage
+        conversation = prompt(*parts[:length])
+        ends = engine.ends(conversation)
+        usage = engine.ask(conversation, scope, length - 1).usage
         assert usage.cache_read_tokens == (ends[length - 2] if length > 1 else 0)
         assert usage.cache_write_5m_tokens == ends[length - 1] - usage.cache_read_tokens
 
 
 def test_reuse_beyond_entries_is_told_and_not_billed_as_a_read(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    engine.ask(asked, scope)
-    usage = engine.ask(asked, scope).usage
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    engine.ask(conversation, scope)
+    usage = engine.ask(conversation, scope).usage
     assert usage.cache_read_tokens == 0
     assert usage.input_tokens == usage.prompt_tokens
     assert usage.computed_tokens == usage.prompt_tokens - usage.automatic_tokens
@@ -96,12 +96,12 @@ def test_reuse_beyond_entries_is_told_and_not_billed_as_a_read(engine: Engine) -
 def test_breakpoints_look_at_20_positions(engine: Engine, position: int, is_found: bool) -> None:
     scope, granularity = engine.scope(), engine.description.granularity
     size = 12 if granularity == 1 else granularity + 12  # every part has a boundary of its own
-    asked = prompt(*(engine.text(size) for _ in range(25)))
-    ends = engine.ends(asked)
+    conversation = prompt(*(engine.text(size) for _ in range(25)))
+    ends = engine.ends(conversation)
     if 0 in ends:
         pytest.skip("this template leaves no boundary between parts")
-    engine.ask(asked, scope, 0)
-    started = engine.ask(asked, scope, position).started
+    engine.ask(conversation, scope, 0)
+    started = engine.ask(conversation, scope, position).started
     assert started.usage.cache_read_tokens == (ends[0] if is_found else 0)
     assert started.miss_reason == (None if is_found else "lookback_exceeded")
     (report,) = started.breakpoints
@@ -109,15 +109,15 @@ def test_breakpoints_look_at_20_positions(engine: Engine, position: int, is_foun
 
 
 def test_each_breakpoint_says_why_what_stands_up_to_it_was_not_read(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(*(engine.text(80) for _ in range(3)))
-    first = engine.ask(asked, scope, 0, 1).started
+    scope, conversation = engine.scope(), prompt(*(engine.text(80) for _ in range(3)))
+    first = engine.ask(conversation, scope, 0, 1).started
     assert [report.missed for report in first.breakpoints] == ["cold", "cold"]
     assert first.miss_reason == "cold"
-    grown = engine.ask(asked, scope, 0, 1, 2).started
+    grown = engine.ask(conversation, scope, 0, 1, 2).started
     assert [report.missed for report in grown.breakpoints] == [None, None, "grew"]
     assert grown.miss_reason is None
     engine.advance(301)
-    expired = engine.ask(asked, scope, 1, 2).started
+    expired = engine.ask(conversation, scope, 1, 2).started
     assert [report.missed for report in expired.breakpoints] == ["ttl_expired", "ttl_expired"]
     assert expired.miss_reason == "ttl_expired"
 
@@ -129,7 +129,7 @@ def test_a_run_of_tool_uses_or_results_is_one_position(engine: Engine) -> None:
         pytest.skip("declares no own_template: its server counts tools in its own way")
     calls = [ToolUsePart(f"c{i}", "look", {"at": engine.text(6)}) for i in range(25)]
     results = [ToolResultPart(f"c{i}", engine.text(6)) for i in range(25)]
-    asked = Prompt(
+    conversation = Prompt(
         messages=[
             Message("user", [TextPart(engine.text(60))]),
             Message("assistant", [*calls]),
@@ -137,20 +137,20 @@ def test_a_run_of_tool_uses_or_results_is_one_position(engine: Engine) -> None:
         ],
         tools=[Tool("look", {"type": "object", "properties": {}})],
     )
-    ends = engine.ends(asked)
+    ends = engine.ends(conversation)
     if not (ends[1] and ends[-1]):
         pytest.skip("this template leaves no boundary here")
     scope = engine.scope()
-    engine.ask(asked, scope, 1)
-    assert engine.ask(asked, scope, 51).usage.cache_read_tokens == ends[1]
+    engine.ask(conversation, scope, 1)
+    assert engine.ask(conversation, scope, 51).usage.cache_read_tokens == ends[1]
 
 
 def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(50), engine.text(20))
-    end = engine.ends(asked)[0]
+    scope, conversation = engine.scope(), prompt(engine.text(50), engine.text(20))
+    end = engine.ends(conversation)[0]
     there = engine.written_state
     for minimum, state, read in ((end + 1, "none", 0), (end, there, 0), (end, there, end)):
-        started = engine.ask(asked, scope, 0, minimum=minimum).started
+        started = engine.ask(conversation, scope, 0, minimum=minimum).started
         (report,) = started.breakpoints
         assert (report.state, started.usage.cache_read_tokens) == (state, read)
         if state == "none":
@@ -162,9 +162,9 @@ def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) 
 def test_the_engines_own_minimum_holds_where_the_request_says_nothing(engine: Engine) -> None:
     assert engine.description.min_cache_tokens == 32
     scope = engine.scope()
-    asked = prompt(engine.text(10), engine.text(60))
-    below, above = engine.ends(asked)
-    reports = engine.ask(asked, scope, 0, 1, minimum=None).started.breakpoints
+    conversation = prompt(engine.text(10), engine.text(60))
+    below, above = engine.ends(conversation)
+    reports = engine.ask(conversation, scope, 0, 1, minimum=None).started.breakpoints
     there = engine.written_state
     assert [r.state for r in reports] == ["none" if below < 32 else there, there]
     assert reports[1].tokens == above
@@ -175,25 +175,27 @@ def test_a_change_before_the_breakpoint_loses_the_cache_and_none_after(engine: E
     engine.ask(prompt(head, tail), scope, 1)
     assert engine.ask(prompt(engine.text(60), tail), scope, 1).usage.cache_read_tokens == 0
     engine.ask(prompt(head, tail), scope, 0)
-    asked = prompt(head, engine.text(40))
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+    conversation = prompt(head, engine.text(40))
+    assert (
+        engine.ask(conversation, scope, 0).usage.cache_read_tokens == engine.ends(conversation)[0]
+    )
 
 
 def test_markers_do_not_change_tokens(engine: Engine) -> None:
-    asked = prompt(engine.text(33), engine.text(34), engine.text(35))
-    plain = engine.ask(asked, engine.scope()).usage.prompt_tokens
-    assert engine.ask(asked, engine.scope(), 0, 1, 2).usage.prompt_tokens == plain
+    conversation = prompt(engine.text(33), engine.text(34), engine.text(35))
+    plain = engine.ask(conversation, engine.scope()).usage.prompt_tokens
+    assert engine.ask(conversation, engine.scope(), 0, 1, 2).usage.prompt_tokens == plain
 
 
 def test_scopes_read_nothing_of_each_other_and_their_own_does(engine: Engine) -> None:
-    asked = prompt(engine.text(100), engine.text(30))
+    conversation = prompt(engine.text(100), engine.text(30))
     mine, yours = engine.scope(), engine.scope()
-    engine.ask(asked, mine, 0)
-    foreign = engine.ask(asked, yours, 0)
+    engine.ask(conversation, mine, 0)
+    foreign = engine.ask(conversation, yours, 0)
     assert (foreign.usage.cache_read_tokens, foreign.usage.automatic_tokens) == (0, 0)
     assert foreign.started.miss_reason == "cold", "not a hint that another holds it"
     assert foreign.usage.computed_tokens == foreign.usage.prompt_tokens
-    assert engine.ask(asked, mine, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+    assert engine.ask(conversation, mine, 0).usage.cache_read_tokens == engine.ends(conversation)[0]
     assert [entry.scope for entry in engine.entries(mine)] == [mine]
 
 
@@ -201,27 +203,29 @@ def test_salts_keep_apart_what_one_scope_wrote(engine: Engine) -> None:
     if not engine.has("cache_salt"):
         pytest.skip("it keeps no scopes apart")
     scope = engine.scope()
-    asked = prompt(engine.text(100), engine.text(30))
+    conversation = prompt(engine.text(100), engine.text(30))
     salts = ("", "a1" * 32, "b2" * 32)
     for salt in salts:
-        cold = engine.ask(asked, scope, 0, salt=salt)
+        cold = engine.ask(conversation, scope, 0, salt=salt)
         assert (cold.usage.cache_read_tokens, cold.usage.automatic_tokens) == (0, 0), salt
         assert cold.usage.computed_tokens == cold.usage.prompt_tokens
     for salt in salts:
         assert (
-            engine.ask(asked, scope, 0, salt=salt).usage.cache_read_tokens
-            == (engine.ends(asked)[0])
+            engine.ask(conversation, scope, 0, salt=salt).usage.cache_read_tokens
+            == (engine.ends(conversation)[0])
         )
     assert {entry.scope for entry in engine.entries(scope)} == {scope}, "one scope's budgets hold"
 
 
 def test_max_tokens_zero_writes_the_prefix_and_generates_nothing(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(80), engine.text(10))
-    warmed = engine.ask(asked, scope, (0, "1h"), max_tokens=0)
+    scope, conversation = engine.scope(), prompt(engine.text(80), engine.text(10))
+    warmed = engine.ask(conversation, scope, (0, "1h"), max_tokens=0)
     assert [type(frame).__name__ for frame in warmed.frames] == ["Started", "Finished", "Done"]
-    assert warmed.usage.cache_write_1h_tokens == engine.ends(asked)[0]
+    assert warmed.usage.cache_write_1h_tokens == engine.ends(conversation)[0]
     assert warmed.finished[0].output_tokens == 0
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+    assert (
+        engine.ask(conversation, scope, 0).usage.cache_read_tokens == engine.ends(conversation)[0]
+    )
 
 
 def test_choices_share_one_prompt_and_end_one_by_one(engine: Engine) -> None:
@@ -229,22 +233,22 @@ def test_choices_share_one_prompt_and_end_one_by_one(engine: Engine) -> None:
         pytest.skip("one choice only")
     scope = engine.scope()
     for tokens in range(60, 60 + 2 * engine.description.block_size, 5):
-        asked = prompt(engine.text(tokens))
+        conversation = prompt(engine.text(tokens))
         for _ in range(2):
-            answer = engine.ask(asked, scope, num_choices=3, max_tokens=4)
+            answer = engine.ask(conversation, scope, num_choices=3, max_tokens=4)
             assert sorted(end.choice for end in answer.finished) == [0, 1, 2]
-            assert answer.usage.prompt_tokens == engine.count(asked).input_tokens
+            assert answer.usage.prompt_tokens == engine.count(conversation).input_tokens
             assert answer.text(0) == answer.text(1) == answer.text(2), "greedy, from one prompt"
 
 
 def test_a_stop_sequence_ends_the_answer_and_never_appears(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(40))
-    whole = engine.ask(asked, scope, max_tokens=30).text()
+    scope, conversation = engine.scope(), prompt(engine.text(40))
+    whole = engine.ask(conversation, scope, max_tokens=30).text()
     assert len(whole) >= 6, "the engine said too little to cut"
     middle = len(whole) // 2
     for width in (1, 3, 5):
         stop = whole[middle : middle + width]
-        answer = engine.ask(asked, scope, max_tokens=30, stop_sequences=[stop])
+        answer = engine.ask(conversation, scope, max_tokens=30, stop_sequences=[stop])
         assert answer.text() == whole[: whole.index(stop)]
         assert (answer.finished[0].reason, answer.finished[0].stop_sequence) == (
             "stop_sequence",
@@ -259,10 +263,10 @@ def test_max_tokens_ends_the_answer_with_length(engine: Engine) -> None:
 
 def test_a_receipt_says_which_names_are_held_and_leased(engine: Engine) -> None:
     engine.require("hold")
-    scope, asked = engine.scope(), prompt(engine.text(80), engine.text(60))
-    ends = engine.count(asked).segment_tokens
+    scope, conversation = engine.scope(), prompt(engine.text(80), engine.text(60))
+    ends = engine.count(conversation).segment_tokens
     names = (Name(scope[:16], 0), Name(scope[16:], 1))
-    receipt = engine.ask(asked, scope, (0, "1h"), names=names).started.receipt
+    receipt = engine.ask(conversation, scope, (0, "1h"), names=names).started.receipt
     assert receipt.name_tokens == ends
     assert (receipt.num_held, receipt.num_leased) == (2, 1)
     assert receipt.lease_seconds == 3600
@@ -270,11 +274,11 @@ def test_a_receipt_says_which_names_are_held_and_leased(engine: Engine) -> None:
 
 def test_a_name_inside_a_segment_is_never_past_its_point(engine: Engine) -> None:
     scope, text = engine.scope(), engine.text(100)
-    asked = prompt(text)
-    end = engine.count(asked).segment_tokens[0]
+    conversation = prompt(text)
+    end = engine.count(conversation).segment_tokens[0]
     points = (0, 10, len(text) // 2, len(text), len(text) + 99)
     names = tuple(Name(f"{point:016x}", 0, point) for point in points)
-    tokens = engine.ask(asked, scope, names=names).started.receipt.name_tokens
+    tokens = engine.ask(conversation, scope, names=names).started.receipt.name_tokens
     assert tokens == sorted(tokens) and end is not None
     assert tokens[1] < tokens[2] < tokens[3] <= end and tokens[4] <= end
 

@@ -31,13 +31,15 @@ TOOLS = [Tool("get_weather", SCHEMA, "The weather."), Tool("other", SCHEMA)]
 
 
 def demand(engine: Engine, **changes: Any) -> GenerateRequest:
-    asked = engine.request(prompt("What is a lease?"), engine.scope(), 0, max_tokens=200)
-    return msgspec.structs.replace(asked, **changes)
+    request = engine.request(prompt("What is a lease?"), engine.scope(), 0, max_tokens=200)
+    return msgspec.structs.replace(request, **changes)
 
 
 def with_tools(engine: Engine, choice: ToolChoice, tools: list[Tool]) -> GenerateRequest:
-    asked = demand(engine, tool_choice=choice)
-    return msgspec.structs.replace(asked, prompt=msgspec.structs.replace(asked.prompt, tools=tools))
+    request = demand(engine, tool_choice=choice)
+    return msgspec.structs.replace(
+        request, prompt=msgspec.structs.replace(request.prompt, tools=tools)
+    )
 
 
 def answer(engine: Engine, request: GenerateRequest) -> Answer:
@@ -45,14 +47,14 @@ def answer(engine: Engine, request: GenerateRequest) -> Answer:
         return stream.rest()
 
 
-def calls(given: Answer, choice: int = 0) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for frame in given.frames:
+def calls(reply: Answer, choice: int = 0) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for frame in reply.frames:
         if isinstance(frame, ToolUseStart) and frame.choice == choice:
-            found.append((frame.name, ""))
+            pairs.append((frame.name, ""))
         elif isinstance(frame, ToolInputDelta) and frame.choice == choice:
-            found[-1] = (found[-1][0], found[-1][1] + frame.partial_json)
-    return found
+            pairs[-1] = (pairs[-1][0], pairs[-1][1] + frame.partial_json)
+    return pairs
 
 
 def need(engine: Engine, capability: str) -> None:
@@ -63,41 +65,41 @@ def need(engine: Engine, capability: str) -> None:
 def test_a_forced_call_is_made_and_validates(engine: Engine) -> None:
     need(engine, "forced_tools")
     choice = ToolChoice("tool", "other", parallel=False)
-    given = answer(engine, with_tools(engine, choice, TOOLS))
-    [(name, written)] = calls(given)
-    assert name == "other" and given.text() == ""
+    reply = answer(engine, with_tools(engine, choice, TOOLS))
+    [(name, written)] = calls(reply)
+    assert name == "other" and reply.text() == ""
     jsonschema.validate(json.loads(written), SCHEMA)
-    assert given.finished[0].reason == "tool_use"
+    assert reply.finished[0].reason == "tool_use"
 
 
 def test_every_choice_of_a_forced_request_calls(engine: Engine) -> None:
     need(engine, "forced_tools")
     need(engine, "multiple_choices")
-    asked = with_tools(engine, ToolChoice("any", parallel=False), TOOLS)
-    sampling = msgspec.structs.replace(asked.sampling, num_choices=3, temperature=1.5, seed=3)
-    given = answer(engine, msgspec.structs.replace(asked, sampling=sampling))
+    request = with_tools(engine, ToolChoice("any", parallel=False), TOOLS)
+    sampling = msgspec.structs.replace(request.sampling, num_choices=3, temperature=1.5, seed=3)
+    reply = answer(engine, msgspec.structs.replace(request, sampling=sampling))
     for choice in range(3):
-        [(_, written)] = calls(given, choice)
+        [(_, written)] = calls(reply, choice)
         jsonschema.validate(json.loads(written), SCHEMA)
 
 
 def test_demands_do_not_touch_who_runs_beside_them(engine: Engine) -> None:
     need(engine, "forced_tools")
     plain = [answer(engine, demand(engine)).text() for _ in range(2)]
-    asked: list[GenerateRequest] = []
+    requests: list[GenerateRequest] = []
     for _ in range(2):
-        asked += [with_tools(engine, ToolChoice("any"), TOOLS), demand(engine)]
+        requests += [with_tools(engine, ToolChoice("any"), TOOLS), demand(engine)]
     with ThreadPoolExecutor(4) as pool:
-        given = list(pool.map(lambda request: answer(engine, request), asked))
-    assert [a.text() for a in given[1::2]] == [plain[0]] * 2 == [plain[1]] * 2
-    assert all(calls(a) for a in given[::2])
+        replies = list(pool.map(lambda request: answer(engine, request), requests))
+    assert [a.text() for a in replies[1::2]] == [plain[0]] * 2 == [plain[1]] * 2
+    assert all(calls(a) for a in replies[::2])
 
 
 def test_an_answer_of_a_schema_validates(engine: Engine) -> None:
     need(engine, "structured_output")
-    given = answer(engine, demand(engine, output_schema=SCHEMA))
-    jsonschema.validate(json.loads(given.text()), SCHEMA)
-    assert given.finished[0].reason == "stop"
+    reply = answer(engine, demand(engine, output_schema=SCHEMA))
+    jsonschema.validate(json.loads(reply.text()), SCHEMA)
+    assert reply.finished[0].reason == "stop"
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ def run_sequence(engine: Engine, seed: int, longest: int) -> list[str]:
         wait, scope = rng.choice(WAITS), rng.choice([scopes[0], *scopes])
         now += wait
         engine.advance(wait)
-        asked = talk.prompt()
-        counted, ends = engine.count(asked), engine.ends(asked)
+        conversation = talk.prompt()
+        counted, ends = engine.count(conversation), engine.ends(conversation)
         assert None not in counted.segment_tokens, "this model leaves no boundary here"
         tail = counted.input_tokens - ends[-1]
         want = model.run(talk.blocks(ends, Marks(marks)), t=now, g=tail, scope=scope)
-        usage = engine.ask(asked, scope, *marks.items(), minimum=MINIMUM).usage
+        usage = engine.ask(conversation, scope, *marks.items(), minimum=MINIMUM).usage
         got = {
             "inp": usage.input_tokens,
             "read": usage.cache_read_tokens,
@@ -65,5 +65,5 @@ def test_the_counters_are_the_reference_models(engine: Engine) -> None:
 def test_synthetic_tokens_are_one_per_four_bytes_and_segment(engine: Engine) -> None:
     if engine.description.model != "synthetic":
         pytest.skip(f"declares backend {engine.description.backend}: no tokens by hand")
-    asked = Prompt(messages=[Message("user", [TextPart("12345"), TextPart("é€")])])
-    assert engine.count(asked) == CountReply(2 + 2 + 4, [2, 4])
+    conversation = Prompt(messages=[Message("user", [TextPart("12345"), TextPart("é€")])])
+    assert engine.count(conversation) == CountReply(2 + 2 + 4, [2, 4])

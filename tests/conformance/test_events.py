@@ -47,8 +47,10 @@ def take_of(frames: Iterator[EventFrame], count: int, *names: str) -> list[Event
     events: list[Event] = []
     while len(events) < count:
         (event,) = take(frames, 1)
-        told = {n.digest for n in event.names} if isinstance(event, ChainHeld) else {*event.names}
-        if told & set(names):
+        digests = (
+            {n.digest for n in event.names} if isinstance(event, ChainHeld) else {*event.names}
+        )
+        if digests & set(names):
             events.append(event)
     return events
 
@@ -66,7 +68,7 @@ def test_a_write_is_told_with_its_names_and_lease(engine: Engine) -> None:
         name = hold(engine, engine.scope())
         (held,) = take_of(frames, 1, name)
     assert isinstance(held, ChainHeld)
-    assert [one.digest for one in held.names] == [name]
+    assert [held_name.digest for held_name in held.names] == [name]
     # A slot file ends with its entry, in the middle of a block.
     is_file = engine.description.upstream == "llamacpp"
     assert is_file or held.names[0].tokens % engine.description.block_size == 0
@@ -105,9 +107,9 @@ def test_a_sacrifice_and_what_is_evicted_are_told(tiny_engine: Engine) -> None:
     with subscribed(engine, **now(engine)) as frames:
         # A text has a few tokens less than asked for: 13 blocks of it always need the lease's.
         engine.ask(prompt(engine.text(13 * engine.description.block_size)), engine.scope())
-        told = take_of(frames, 2, name)
-    ended = next(event for event in told if isinstance(event, LeaseEnded))
-    gone = next(event for event in told if isinstance(event, ChainGone))
+        events = take_of(frames, 2, name)
+    ended = next(event for event in events if isinstance(event, LeaseEnded))
+    gone = next(event for event in events if isinstance(event, ChainGone))
     assert (ended.names, ended.reason) == ([name], "sacrificed")
     assert (gone.names, gone.reason) == ([name], "evicted")
 
@@ -164,8 +166,8 @@ def test_names_of_one_scope_are_never_told_with_anothers(engine: Engine) -> None
         for scope in (engine.scope(), engine.scope()):
             names.append(scope[:16])
             engine.ask(prompt(text), scope, 0, names=(Name(names[-1], 0),))
-        told = take_of(frames, 2, *names)
-    assert [[n.digest for n in e.names] for e in told if isinstance(e, ChainHeld)] == [
+        events = take_of(frames, 2, *names)
+    assert [[n.digest for n in e.names] for e in events if isinstance(e, ChainHeld)] == [
         [names[0]],
         [names[1]],
     ]
@@ -190,8 +192,8 @@ def test_a_query_that_makes_no_sense_is_refused(engine: Engine) -> None:
 def test_silence_is_broken_every_five_seconds(slow_engine: Engine) -> None:
     engine = slow_engine
     here = now(engine)
-    asked = engine.request(prompt(engine.text(7000)), engine.scope())
-    with engine.stream(asked) as stream:
+    request = engine.request(prompt(engine.text(7000)), engine.scope())
+    with engine.stream(request) as stream:
         since = time.monotonic()
         first = next(stream.response.iter_raw())
         is_answer = bool(first.strip())
@@ -212,7 +214,7 @@ def test_an_engine_says_which_of_some_names_it_holds(engine: Engine) -> None:
     assert reply.status_code == 200, reply.text
     (held,) = msgspec.json.decode(reply.content, type=list[ChainHeld])
     known = {n.digest: chain for chain in engine.snapshot().chains for n in chain.names}[name]
-    assert [one.digest for one in held.names] == [name] and held.tier == known.tier
+    assert [held_name.digest for held_name in held.names] == [name] and held.tier == known.tier
     assert bool(held.num_leased) == bool(known.num_leased)
     refused = engine.client.post("/v1/names", json={"names": ["f" * 16] * 513})
     assert refused.status_code == 400

@@ -13,8 +13,8 @@ from tests.conformance.test_access import refuse
 
 def write(engine: Engine, scope: str, num_tokens: int, share: float | None) -> EntryState:
     """What becomes of a new system text of about that many tokens."""
-    asked = engine.request(prompt("Why?", system=(engine.text(num_tokens),)), scope, 0)
-    with engine.stream(msgspec.structs.replace(asked, lease_share=share)) as stream:
+    request = engine.request(prompt("Why?", system=(engine.text(num_tokens),)), scope, 0)
+    with engine.stream(msgspec.structs.replace(request, lease_share=share)) as stream:
         (report,) = stream.start().breakpoints
         stream.rest()
     return report.state
@@ -84,6 +84,6 @@ def test_what_leases_hold_and_may_hold_is_told(tiny_engine: Engine) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, 1e300])
 def test_what_is_no_share_is_refused(engine: Engine, share: float) -> None:
-    asked = engine.request(prompt("one two"), engine.scope(), 0)
-    reply = refuse(engine, msgspec.json.encode(msgspec.structs.replace(asked, lease_share=share)))
+    request = engine.request(prompt("one two"), engine.scope(), 0)
+    reply = refuse(engine, msgspec.json.encode(msgspec.structs.replace(request, lease_share=share)))
     assert reply == {"code": "invalid_request", "message": "lease_share: must be 0 to 1"}

@@ -24,30 +24,30 @@ def shares_while_running(engine: Engine) -> bool:
 def test_an_entry_is_not_readable_before_its_writer_started(slow_engine: Engine) -> None:
     engine, scope = slow_engine, slow_engine.scope()
     shared = engine.text(700)
-    asked = prompt(shared, engine.text(10))
-    with engine.stream(engine.request(asked, scope, 0)) as first:
+    conversation = prompt(shared, engine.text(10))
+    with engine.stream(engine.request(conversation, scope, 0)) as first:
         wait_for_running(engine)
-        with engine.stream(engine.request(asked, scope, 0)) as second:
+        with engine.stream(engine.request(conversation, scope, 0)) as second:
             assert first.start().usage.cache_write_5m_tokens > 0
             late = second.start()
             second.rest()
         first.rest()
     assert late.usage.cache_read_tokens == 0
-    assert late.usage.cache_write_5m_tokens == engine.ends(asked)[0]
+    assert late.usage.cache_write_5m_tokens == engine.ends(conversation)[0]
     assert late.miss_reason == "in_progress_race"
     if shares_while_running(engine):
         assert late.usage.automatic_tokens > 0, "computed once all the same"
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens > 0
+    assert engine.ask(conversation, scope, 0).usage.cache_read_tokens > 0
 
 
 def test_an_entry_is_readable_from_started_on(slow_engine: Engine) -> None:
     engine, scope = slow_engine, slow_engine.scope()
     if not shares_while_running(engine):
         pytest.skip("declares backend upstream: nobody else reads a busy slot of llama.cpp")
-    asked = prompt(engine.text(100), engine.text(10))
-    with engine.stream(engine.request(asked, scope, 0, max_tokens=1000)) as first:
+    conversation = prompt(engine.text(100), engine.text(10))
+    with engine.stream(engine.request(conversation, scope, 0, max_tokens=1000)) as first:
         first.start()
-        assert engine.ask(asked, scope, 0).usage.cache_read_tokens > 0
+        assert engine.ask(conversation, scope, 0).usage.cache_read_tokens > 0
 
 
 def wait_for_running(engine: Engine, number: int = 1) -> None:
@@ -65,8 +65,8 @@ def is_over(engine: Engine, request_id: str) -> bool:
 @pytest.mark.parametrize("moment", ["prefill", "decode"])
 def test_blocks_of_a_cancelled_request_are_free(slow_engine: Engine, way: str, moment: str) -> None:
     engine, scope = slow_engine, slow_engine.scope()
-    asked = prompt(engine.text(LONG if moment == "prefill" else 100))
-    request = engine.request(asked, scope, 0, max_tokens=2000)
+    conversation = prompt(engine.text(LONG if moment == "prefill" else 100))
+    request = engine.request(conversation, scope, 0, max_tokens=2000)
     with engine.stream(request) as stream:
         wait_for_running(engine)
         if moment == "decode":
@@ -86,7 +86,7 @@ def test_blocks_of_a_cancelled_request_are_free(slow_engine: Engine, way: str, m
         assert final.usage is None and engine.entries(scope) == []
     else:
         assert final.usage is not None and len(engine.entries(scope)) == 1
-        assert engine.ask(asked, scope, 0).usage.cache_read_tokens > 0
+        assert engine.ask(conversation, scope, 0).usage.cache_read_tokens > 0
 
 
 def test_a_cancelled_prefill_ends_its_stream_with_failed(slow_engine: Engine) -> None:
@@ -163,8 +163,8 @@ def test_a_refused_duplicate_leaves_the_running_one_alone(slow_engine: Engine) -
 
 
 def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(60), engine.text(20))
-    request = engine.request(asked, scope, (0, "1h"), max_tokens=5)
+    scope, conversation = engine.scope(), prompt(engine.text(60), engine.text(20))
+    request = engine.request(conversation, scope, (0, "1h"), max_tokens=5)
     with engine.stream(request) as stream:
         started, rest = stream.start(), stream.rest()
     final = engine.unacknowledged()[request.request_id]
@@ -206,8 +206,8 @@ def test_beyond_the_waiting_bound_a_request_is_refused_at_once(slow_engine: Engi
         with pytest.raises(Refused) as refused:
             # Of one scope: those of others would take turns with the long one.
             for _ in range(6):
-                asked = engine.request(prompt(engine.text(40)), scope)
-                streams.enter_context(engine.stream(asked))
+                request = engine.request(prompt(engine.text(40)), scope)
+                streams.enter_context(engine.stream(request))
     assert (refused.value.status, refused.value.reply["code"]) == (529, "overloaded")
     assert engine.ask(prompt("after"), engine.scope()).last
 
@@ -215,10 +215,15 @@ def test_beyond_the_waiting_bound_a_request_is_refused_at_once(slow_engine: Engi
 def test_many_at_once_all_get_their_own_answer(engine: Engine) -> None:
     scope, shared = engine.scope(), engine.text(80)
     engine.ask(prompt(shared), scope, 0)
-    asked = [prompt(shared, engine.text(10 + 7 * i)) for i in range(4)]
-    alone = [engine.ask(one, engine.scope(), 0, max_tokens=8).text() for one in asked]
+    conversations = [prompt(shared, engine.text(10 + 7 * i)) for i in range(4)]
+    alone = [
+        engine.ask(conversation, engine.scope(), 0, max_tokens=8).text()
+        for conversation in conversations
+    ]
     with ExitStack() as stack:
-        requests = [engine.request(one, scope, 0, max_tokens=8) for one in asked]
+        requests = [
+            engine.request(conversation, scope, 0, max_tokens=8) for conversation in conversations
+        ]
         streams = [stack.enter_context(engine.stream(request)) for request in requests]
         starts = [stream.start() for stream in streams]
         assert [stream.rest().text() for stream in streams] == alone
@@ -229,21 +234,21 @@ def test_many_at_once_all_get_their_own_answer(engine: Engine) -> None:
 
 def test_a_restart_is_a_new_epoch_and_holds_nothing(backend: str) -> None:
     epochs = []
-    asked = prompt("one two three four five six seven eight " * 10)
+    conversation = prompt("one two three four five six seven eight " * 10)
     for _ in range(2):
         with new_engine(backend, "fast") as engine:
             epochs.append(engine.description.epoch)
             assert engine.unacknowledged() == {} and engine.snapshot().chains == []
-            answer = engine.ask(asked, "s" * 32, 0)
+            answer = engine.ask(conversation, "s" * 32, 0)
             assert answer.usage.cache_read_tokens == 0
             assert engine.snapshot().epoch == answer.started.epoch == epochs[-1]
     assert epochs[0] != epochs[1]
 
 
 def test_a_record_is_kept_as_long_as_its_requests_counts(engine: Engine) -> None:
-    asked, scope = prompt(engine.text(20)), engine.scope()
+    conversation, scope = prompt(engine.text(20)), engine.scope()
     assert engine.description.keeps_records
-    mine, bare = (engine.request(asked, scope) for _ in range(2))
+    mine, bare = (engine.request(conversation, scope) for _ in range(2))
     mine = msgspec.structs.replace(mine, record='{"of": "ours, ü"}')
     for request in (mine, bare):
         with engine.stream(request) as stream:
@@ -267,9 +272,9 @@ def test_a_record_is_kept_also_of_a_request_that_never_started(slow_engine: Engi
         wait_for_running(engine)
         assert engine.cancel(request.request_id)
         assert isinstance(stream.rest().frames[0], Failed)
-    asked = {"request_ids": [request.request_id]}
+    query = {"request_ids": [request.request_id]}
     engine.wait_until_idle()
-    kept = engine.post("records", asked, list[KeptRecord])
+    kept = engine.post("records", query, list[KeptRecord])
     assert kept == [KeptRecord(request.request_id, "ours")]
 
 

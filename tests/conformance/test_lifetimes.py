@@ -50,11 +50,13 @@ def test_a_read_at_a_later_breakpoint_refreshes_the_entry_it_found(engine: Engin
     assert read(engine, shared, scope).usage.cache_read_tokens > 0
 
 
-@pytest.mark.parametrize(("bought", "asked", "lives"), [("5m", "1h", 300), ("1h", "5m", 3600)])
-def test_an_entry_keeps_its_first_ttl(engine: Engine, bought: Ttl, asked: Ttl, lives: int) -> None:
+@pytest.mark.parametrize(("bought", "second_ttl", "lives"), [("5m", "1h", 300), ("1h", "5m", 3600)])
+def test_an_entry_keeps_its_first_ttl(
+    engine: Engine, bought: Ttl, second_ttl: Ttl, lives: int
+) -> None:
     scope, text = engine.scope(), engine.text(60)
     read(engine, text, scope, bought)
-    again = read(engine, text, scope, asked)
+    again = read(engine, text, scope, second_ttl)
     assert again.usage.cache_write_5m_tokens == again.usage.cache_write_1h_tokens == 0
     (report,) = again.breakpoints
     assert (report.ttl, report.expires_in_seconds) == (bought, engine.promised(lives))
@@ -64,22 +66,22 @@ def test_an_entry_keeps_its_first_ttl(engine: Engine, bought: Ttl, asked: Ttl, l
 
 def test_a_prefix_can_be_read_after_its_longer_continuation_expired(engine: Engine) -> None:
     scope, head, tail = engine.scope(), engine.text(60), engine.text(40)
-    asked = prompt(head, tail)
-    engine.ask(asked, scope, (0, "1h"), (1, "5m"))
+    conversation = prompt(head, tail)
+    engine.ask(conversation, scope, (0, "1h"), (1, "5m"))
     engine.advance(300)
-    usage = engine.ask(asked, scope, (0, "1h"), (1, "5m")).usage
-    first, second = engine.ends(asked)
+    usage = engine.ask(conversation, scope, (0, "1h"), (1, "5m")).usage
+    first, second = engine.ends(conversation)
     assert usage.cache_read_tokens == first
     assert (usage.cache_write_1h_tokens, usage.cache_write_5m_tokens) == (0, second - first)
 
 
 def test_the_entries_are_listed_with_what_is_left_of_them(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(60), engine.text(40))
-    engine.ask(asked, scope, (0, "1h"), (1, "5m"))
+    scope, conversation = engine.scope(), prompt(engine.text(60), engine.text(40))
+    engine.ask(conversation, scope, (0, "1h"), (1, "5m"))
     engine.advance(100)
-    engine.ask(asked, scope, 0)
+    engine.ask(conversation, scope, 0)
     listed = {entry.tokens: entry for entry in engine.entries(scope)}
-    first, second = engine.ends(asked)
+    first, second = engine.ends(conversation)
     assert (listed[first].ttl, listed[first].expires_in_seconds) == ("1h", 3600)
     assert (listed[second].ttl, listed[second].expires_in_seconds) == ("5m", 200)
     assert [listed[first].reads, listed[second].reads] == [1, 0]
@@ -166,14 +168,14 @@ def test_entries_are_told_page_by_page(engine: Engine) -> None:
 
 
 def test_a_drop_can_name_one_entry(engine: Engine) -> None:
-    scope, one, other = engine.scope(), engine.text(60), engine.text(60)
-    read(engine, one, scope)
+    scope, first_text, second_text = engine.scope(), engine.text(60), engine.text(60)
+    read(engine, first_text, scope)
     (entry,) = engine.entries(scope)
-    read(engine, other, scope)
+    read(engine, second_text, scope)
     assert engine.drop(engine.scope(), entry.entry) == 0, "not another scope's"
     assert engine.drop(scope, entry.entry) == 1
-    assert read(engine, other, scope).usage.cache_read_tokens > 0
-    assert read(engine, one, scope).usage.cache_read_tokens == 0
+    assert read(engine, second_text, scope).usage.cache_read_tokens > 0
+    assert read(engine, first_text, scope).usage.cache_read_tokens == 0
 
 
 def test_over_the_budget_an_entry_is_best_effort_and_says_so(tiny_engine: Engine) -> None:
@@ -238,8 +240,8 @@ def test_a_turn_reads_what_was_readable_when_it_arrived(engine: Engine) -> None:
         scope, text = engine.scope(), engine.text(60)
         read(engine, text, scope)
         engine.advance(305)
-        asked = engine.request(prompt(text, engine.text(5)), scope, (0, "5m"))
-        with engine.stream(msgspec.structs.replace(asked, age_seconds=age)) as stream:
+        request = engine.request(prompt(text, engine.text(5)), scope, (0, "5m"))
+        with engine.stream(msgspec.structs.replace(request, age_seconds=age)) as stream:
             started = stream.start()
             stream.rest()
         assert (started.usage.cache_read_tokens > 0) == is_found
@@ -257,21 +259,21 @@ def test_an_entry_that_nothing_holds_promises_no_end_and_says_why(tiny_engine: E
     assert listed.reason == reason
 
 
-@pytest.mark.parametrize("own", [40.0, 1800.0, 86_400.0])
-def test_an_entry_lives_its_own_lifetime_whatever_is_read(engine: Engine, own: float) -> None:
-    for wait, is_found in ((own - TICK, True), (own, False)):
+@pytest.mark.parametrize("lifetime", [40.0, 1800.0, 86_400.0])
+def test_an_entry_lives_its_own_lifetime_whatever_is_read(engine: Engine, lifetime: float) -> None:
+    for wait, is_found in ((lifetime - TICK, True), (lifetime, False)):
         scope, text = engine.scope(), engine.text(60)
         # Words differ in tokens: two entries of one length would be one entry.
         later = prompt(text, engine.text(5 + 4 * engine.description.granularity))
         assert engine.ends(later)[0] < engine.ends(later)[1]
-        asked = engine.ask(prompt(text, engine.text(5)), scope, (0, "1h"), seconds=own)
-        (report,) = asked.started.breakpoints
-        assert report.expires_in_seconds == engine.promised(own)
-        assert asked.usage.cache_write_1h_tokens > 0
-        engine.advance(own / 2)
+        answer = engine.ask(prompt(text, engine.text(5)), scope, (0, "1h"), seconds=lifetime)
+        (report,) = answer.started.breakpoints
+        assert report.expires_in_seconds == engine.promised(lifetime)
+        assert answer.usage.cache_write_1h_tokens > 0
+        engine.advance(lifetime / 2)
         # A later breakpoint reads it. That refreshes an entry of a TTL, and not this one.
         engine.ask(later, scope, 1)
-        engine.advance(wait - own / 2)
+        engine.advance(wait - lifetime / 2)
         assert (read(engine, text, scope).usage.cache_read_tokens > 0) == is_found
 
 
@@ -280,8 +282,8 @@ def test_a_breakpoint_at_an_entry_moves_its_own_end_later_only(engine: Engine) -
     scope, text = engine.scope(), engine.text(60)
 
     def expires(seconds: float | None) -> float | None:
-        asked = engine.ask(prompt(text, engine.text(5)), scope, (0, "5m"), seconds=seconds)
-        return asked.started.breakpoints[0].expires_in_seconds
+        answer = engine.ask(prompt(text, engine.text(5)), scope, (0, "5m"), seconds=seconds)
+        return answer.started.breakpoints[0].expires_in_seconds
 
     assert expires(1000) == 1000
     assert expires(400) == 1000

@@ -24,8 +24,8 @@ def memory_of(engine: Engine) -> Memory:
 
 
 def lives(engine: Engine) -> Lives:
-    found = memory_of(engine).lifetimes
-    return Lives(sum(found.expired.counts), sum(found.reuse_gaps.counts))
+    lifetimes = memory_of(engine).lifetimes
+    return Lives(sum(lifetimes.expired.counts), sum(lifetimes.reuse_gaps.counts))
 
 
 def test_the_cells_add_up_to_the_counts(engine: Engine) -> None:
@@ -33,21 +33,21 @@ def test_the_cells_add_up_to_the_counts(engine: Engine) -> None:
     scope, text = engine.scope(), engine.text(90)
     engine.ask(prompt(text, engine.text(5)), scope, 0)
     engine.wait_until_idle()
-    found, stats = memory_of(engine), engine.stats()
-    assert (found.epoch, found.block_size) == (stats.epoch, engine.description.block_size)
+    memory, stats = memory_of(engine), engine.stats()
+    assert (memory.epoch, memory.block_size) == (stats.epoch, engine.description.block_size)
     if not engine.has("block_map"):
-        assert (found.cells, found.blocks_per_cell) == ([], 0)
-        assert found.referenced_blocks is found.unused_tokens is found.host is None
+        assert (memory.cells, memory.blocks_per_cell) == ([], 0)
+        assert memory.referenced_blocks is memory.unused_tokens is memory.host is None
         return
-    sums = {name: sum(getattr(cell, name) for cell in found.cells) for name in CLASSES}
+    sums = {name: sum(getattr(cell, name) for cell in memory.cells) for name in CLASSES}
     assert sums == {name: getattr(stats.blocks, name) for name in CLASSES}
     assert sums["leased"] > 0, "the prompt's lease is in the map"
-    assert 0 < len(found.cells) <= MAX_CELLS
-    sizes = [sum(getattr(cell, name) for name in CLASSES[:5]) for cell in found.cells]
-    assert all(size == found.blocks_per_cell for size in sizes[:-1])
-    assert found.referenced_blocks == stats.blocks.leased
-    assert found.unused_tokens is not None
-    assert 0 <= found.unused_tokens < found.referenced_blocks * found.block_size
+    assert 0 < len(memory.cells) <= MAX_CELLS
+    sizes = [sum(getattr(cell, name) for name in CLASSES[:5]) for cell in memory.cells]
+    assert all(size == memory.blocks_per_cell for size in sizes[:-1])
+    assert memory.referenced_blocks == stats.blocks.leased
+    assert memory.unused_tokens is not None
+    assert 0 <= memory.unused_tokens < memory.referenced_blocks * memory.block_size
 
 
 def test_a_read_is_a_reuse_and_an_end_a_lifetime(engine: Engine) -> None:
@@ -64,6 +64,6 @@ def test_a_read_is_a_reuse_and_an_end_a_lifetime(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["expired", "evicted", "idle_before_eviction", "reuse_gaps"])
 def test_a_histogram_has_a_count_for_each_edge_and_one_above(engine: Engine, name: str) -> None:
-    found: Histogram = getattr(memory_of(engine).lifetimes, name)
-    assert found.edges_seconds == sorted(set(found.edges_seconds))
-    assert len(found.counts) == len(found.edges_seconds) + 1
+    histogram: Histogram = getattr(memory_of(engine).lifetimes, name)
+    assert histogram.edges_seconds == sorted(set(histogram.edges_seconds))
+    assert len(histogram.counts) == len(histogram.edges_seconds) + 1

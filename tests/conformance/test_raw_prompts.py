@@ -80,10 +80,10 @@ def test_an_empty_raw_prompt_is_refused(engine: Engine) -> None:
 
 def test_without_a_length_an_answer_goes_on_until_nothing_is_left(tiny_engine: Engine) -> None:
     need_own_template(tiny_engine)
-    asked = raw(tiny_engine.text(150))
+    conversation = raw(tiny_engine.text(150))
     description = tiny_engine.description
     room = min(description.max_context_tokens, description.num_blocks * description.block_size)
-    answer = tiny_engine.ask(asked, tiny_engine.scope(), max_tokens=None, ignore_eos=True)
+    answer = tiny_engine.ask(conversation, tiny_engine.scope(), max_tokens=None, ignore_eos=True)
     [end] = answer.finished
     assert end.reason == "context"
     total = answer.usage.prompt_tokens + end.output_tokens
@@ -92,11 +92,11 @@ def test_without_a_length_an_answer_goes_on_until_nothing_is_left(tiny_engine: E
 
 def test_nothing_ends_a_turn_that_ignores_its_end(engine: Engine) -> None:
     need_own_template(engine)
-    asked = prompt("What is a lease?")
-    answer = engine.ask(asked, engine.scope(), max_tokens=200, ignore_eos=True)
+    conversation = prompt("What is a lease?")
+    answer = engine.ask(conversation, engine.scope(), max_tokens=200, ignore_eos=True)
     assert (answer.finished[0].reason, answer.finished[0].output_tokens) == ("length", 200)
     stop = answer.text()[5:8]
     stopped = engine.ask(
-        asked, engine.scope(), max_tokens=200, ignore_eos=True, stop_sequences=[stop]
+        conversation, engine.scope(), max_tokens=200, ignore_eos=True, stop_sequences=[stop]
     )
     assert stopped.finished[0].reason == "stop_sequence"

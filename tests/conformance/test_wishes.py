@@ -35,44 +35,44 @@ UNHELD = Tool("odd", {"type": "object", "properties": {"a": {"not": {}}}}, stric
 
 
 def ask(engine: Engine, tools: list[Tool], **sampling: Any) -> Answer:
-    asked = with_tools(engine, ToolChoice(parallel=False), tools)
-    changed = msgspec.structs.replace(asked.sampling, **sampling)
-    return answer(engine, msgspec.structs.replace(asked, sampling=changed))
+    request = with_tools(engine, ToolChoice(parallel=False), tools)
+    changed = msgspec.structs.replace(request.sampling, **sampling)
+    return answer(engine, msgspec.structs.replace(request, sampling=changed))
 
 
 def test_a_strict_tool_is_called_by_its_schema_once_the_model_begins_a_call(engine: Engine) -> None:
     need(engine, "strict_tools")
     need(engine, "penalties")
     for seed in range(3):
-        given = ask(engine, [STRICT], temperature=2.0, seed=seed, logit_bias={CALL: 100.0})
-        [(name, written)] = calls(given)
+        reply = ask(engine, [STRICT], temperature=2.0, seed=seed, logit_bias={CALL: 100.0})
+        [(name, written)] = calls(reply)
         assert name == "get_weather"
         jsonschema.validate(json.loads(written), SCHEMA)
-        assert given.started.unheld == []
+        assert reply.started.unheld == []
 
 
 def test_with_a_strict_tool_a_turn_may_still_be_text(engine: Engine) -> None:
     need(engine, "strict_tools")
     need(engine, "penalties")
-    given = ask(engine, [STRICT], temperature=0.0, logit_bias={CALL: -100.0})
-    assert calls(given) == [] and given.text()
+    reply = ask(engine, [STRICT], temperature=0.0, logit_bias={CALL: -100.0})
+    assert calls(reply) == [] and reply.text()
 
 
 def test_a_strict_tool_that_no_grammar_holds_is_told_and_no_error(engine: Engine) -> None:
     need(engine, "strict_tools")
-    given = ask(engine, [STRICT, UNHELD], temperature=0.0)
-    assert [one.tool for one in given.started.unheld] == ["odd"]
-    assert given.finished
+    reply = ask(engine, [STRICT, UNHELD], temperature=0.0)
+    assert [unheld.tool for unheld in reply.started.unheld] == ["odd"]
+    assert reply.finished
 
 
 def test_a_named_tool_takes_no_room_in_the_prompt_and_may_be_forced(engine: Engine) -> None:
     need(engine, "forced_tools")
-    asked = with_tools(engine, ToolChoice("tool", "later", parallel=False), [STRICT])
+    request = with_tools(engine, ToolChoice("tool", "later", parallel=False), [STRICT])
     later = Tool("later", SCHEMA, "Comes later. " * 50)
-    named = msgspec.structs.replace(asked.prompt, named_tools=[later])
-    assert engine.count(named).input_tokens == engine.count(asked.prompt).input_tokens
-    given = answer(engine, msgspec.structs.replace(asked, prompt=named))
-    [(name, written)] = calls(given)
+    named = msgspec.structs.replace(request.prompt, named_tools=[later])
+    assert engine.count(named).input_tokens == engine.count(request.prompt).input_tokens
+    reply = answer(engine, msgspec.structs.replace(request, prompt=named))
+    [(name, written)] = calls(reply)
     assert name == "later"
     jsonschema.validate(json.loads(written), SCHEMA)
 
@@ -82,11 +82,11 @@ def test_biases_and_penalties_move_what_is_drawn(engine: Engine) -> None:
     word = TOKENIZER.encode("a", add_special_tokens=False).ids[0]
 
     def text(**sampling: Any) -> str:
-        asked = demand(engine)
+        request = demand(engine)
         changed = msgspec.structs.replace(
-            asked.sampling, max_tokens=40, temperature=0.0, ignore_eos=True, **sampling
+            request.sampling, max_tokens=40, temperature=0.0, ignore_eos=True, **sampling
         )
-        return answer(engine, msgspec.structs.replace(asked, sampling=changed)).text()
+        return answer(engine, msgspec.structs.replace(request, sampling=changed)).text()
 
     assert text(logit_bias={word: 100.0}) == "a" * 40
     assert text(logit_bias={10**8: 100.0}) == text()
@@ -101,9 +101,9 @@ def tokens_of(text: str) -> list[int]:
     return ids
 
 
-def num_output(given: Answer) -> int:
-    assert isinstance(given.last, Done)
-    return given.last.output_tokens
+def num_output(reply: Answer) -> int:
+    assert isinstance(reply.last, Done)
+    return reply.last.output_tokens
 
 
 def test_a_token_of_the_clients_ends_a_turn_and_none_does_too_early(engine: Engine) -> None:
@@ -168,9 +168,9 @@ def test_no_other_tokens_are_drawn_than_those_that_are_allowed(engine: Engine) -
     need(engine, "allowed_token_ids")
     words = {*tokens_of("a"), *tokens_of("b")}
     allowed: dict[str, Any] = {"allowed_token_ids": [*words, 2**31 - 1], "temperature": 2.0}
-    given = ask(engine, [], seed=3, max_tokens=20, **allowed)
-    assert set(given.text()) == {"a", "b"} and num_output(given) == 20
-    assert [end.reason for end in given.finished] == ["length"], "no end is among them"
+    reply = ask(engine, [], seed=3, max_tokens=20, **allowed)
+    assert set(reply.text()) == {"a", "b"} and num_output(reply) == 20
+    assert [end.reason for end in reply.finished] == ["length"], "no end is among them"
     for tools, ids in (([], [2**31 - 1]), ([STRICT], [*words])):
         with pytest.raises(Refused, match="allowed_token_ids"):
             ask(engine, tools, allowed_token_ids=ids)
@@ -179,19 +179,19 @@ def test_no_other_tokens_are_drawn_than_those_that_are_allowed(engine: Engine) -
 @pytest.mark.parametrize("pattern", ["(yes|no/maybe)", "[a-c]{3}\n\\d{2}(/x){2}", "\\x{28}\\x{e9}"])
 def test_a_text_matches_the_pattern_as_a_whole(engine: Engine, pattern: str) -> None:
     need(engine, "structured_output")
-    given = answer(engine, demand(engine, output_pattern=pattern))
-    assert re.fullmatch(re.sub(r"\\x\{(..)\}", r"\\x\1", pattern), given.text())
-    assert [end.reason for end in given.finished] == ["stop"]
+    reply = answer(engine, demand(engine, output_pattern=pattern))
+    assert re.fullmatch(re.sub(r"\\x\{(..)\}", r"\\x\1", pattern), reply.text())
+    assert [end.reason for end in reply.finished] == ["stop"]
 
 
 def test_an_output_that_is_constrained_has_no_other_constraint_beside(engine: Engine) -> None:
     need(engine, "structured_output")
-    asked = demand(engine, output_pattern="a")
+    request = demand(engine, output_pattern="a")
     for wrong in (
-        msgspec.structs.replace(asked, output_schema={}),
-        msgspec.structs.replace(asked, output_pattern="(a"),
+        msgspec.structs.replace(request, output_schema={}),
+        msgspec.structs.replace(request, output_pattern="(a"),
         msgspec.structs.replace(
-            asked, sampling=msgspec.structs.replace(asked.sampling, min_tokens=3)
+            request, sampling=msgspec.structs.replace(request.sampling, min_tokens=3)
         ),
     ):
         with pytest.raises(Refused) as refused:
@@ -201,30 +201,32 @@ def test_an_output_that_is_constrained_has_no_other_constraint_beside(engine: En
 
 def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:
     need(engine, "own_template")
-    asked = demand(engine)
-    more = [*asked.prompt.messages, Message("assistant", [TextPart("A lease is a")])]
-    prompt = msgspec.structs.replace(asked.prompt, messages=more)
-    given = answer(engine, msgspec.structs.replace(asked, prompt=prompt))
-    assert given.finished and not given.text().startswith("A lease is a")
+    request = demand(engine)
+    more = [*request.prompt.messages, Message("assistant", [TextPart("A lease is a")])]
+    prompt = msgspec.structs.replace(request.prompt, messages=more)
+    reply = answer(engine, msgspec.structs.replace(request, prompt=prompt))
+    assert reply.finished and not reply.text().startswith("A lease is a")
 
 
-def drawn_tokens(given: Answer) -> list[DrawnToken]:
-    return [one for frame in given.frames if isinstance(frame, TextDelta) for one in frame.logprobs]
+def drawn_tokens(reply: Answer) -> list[DrawnToken]:
+    return [
+        token for frame in reply.frames if isinstance(frame, TextDelta) for token in frame.logprobs
+    ]
 
 
 def test_each_token_of_a_text_has_its_probability_and_the_likeliest_others(engine: Engine) -> None:
     need(engine, "logprobs")
     plain = ask(engine, [], temperature=0.0, max_tokens=12)
-    given = ask(engine, [], temperature=0.0, max_tokens=12, logprobs=5)
+    reply = ask(engine, [], temperature=0.0, max_tokens=12, logprobs=5)
     assert drawn_tokens(plain) == []
-    drawn = drawn_tokens(given)
-    assert b"".join(one.drawn.token for one in drawn).decode().strip() == given.text().strip()
-    assert given.text() == plain.text()
-    for one in drawn:
-        told = [likely.logprob for likely in one.top]
-        assert len(told) == 5 and told == sorted(told, reverse=True)
-        assert one.top[0] == one.drawn, "greedy"
-        assert sum(map(math.exp, told)) <= 1 + 1e-4
+    drawn = drawn_tokens(reply)
+    assert b"".join(token.drawn.token for token in drawn).decode().strip() == reply.text().strip()
+    assert reply.text() == plain.text()
+    for token in drawn:
+        logprobs = [likely.logprob for likely in token.top]
+        assert len(logprobs) == 5 and logprobs == sorted(logprobs, reverse=True)
+        assert token.top[0] == token.drawn, "greedy"
+        assert sum(map(math.exp, logprobs)) <= 1 + 1e-4
 
 
 def test_probabilities_are_the_models_own_whatever_biases_make_of_them(engine: Engine) -> None:
@@ -243,6 +245,6 @@ def test_probabilities_are_the_models_own_whatever_biases_make_of_them(engine: E
 def test_a_call_has_no_probabilities(engine: Engine) -> None:
     need(engine, "logprobs")
     need(engine, "strict_tools")
-    given = ask(engine, [STRICT], temperature=0.0, logit_bias={CALL: 100.0}, logprobs=1)
-    assert len(calls(given)) == 1
-    assert b"tool_call" not in b"".join(one.drawn.token for one in drawn_tokens(given))
+    reply = ask(engine, [STRICT], temperature=0.0, logit_bias={CALL: 100.0}, logprobs=1)
+    assert len(calls(reply)) == 1
+    assert b"tool_call" not in b"".join(token.drawn.token for token in drawn_tokens(reply))

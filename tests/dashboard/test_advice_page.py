@@ -55,46 +55,51 @@ def plan(show: Show, gateway: str) -> Page:
 def test_the_figures_are_those_of_the_api(page: Page, gateway: str) -> None:
     app = page()
     now = int(datetime.now(UTC).timestamp() * 1000)
-    told = Admin(gateway).post("advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
-    told["streams"].sort(key=lambda each: -each["saves"]["multiples"])
-    shown = table(app, "Advice").set_index("Workspace", drop=False)
-    assert shown.loc["team-a", "Key"] == "k", "keys stand by their names"
-    assert list(shown["Workspace"]) == [each["workspace"] for each in told["streams"]]
-    saves = [round(each["saves"]["multiples"]) for each in told["streams"]]
-    assert list(shown["Would save (input tokens)"]) == saves
-    first = told["streams"][0]
+    report = Admin(gateway).post("advise", {"since_ms": now - 86_400_000, "until_ms": now + 1000})
+    report["streams"].sort(key=lambda stream: -stream["saves"]["multiples"])
+    frame = table(app, "Advice").set_index("Workspace", drop=False)
+    assert frame.loc["team-a", "Key"] == "k", "keys stand by their names"
+    assert list(frame["Workspace"]) == [stream["workspace"] for stream in report["streams"]]
+    saves = [round(stream["saves"]["multiples"]) for stream in report["streams"]]
+    assert list(frame["Would save (input tokens)"]) == saves
+    first = report["streams"][0]
     assert first["text"] in said(app)
     assert first["saves"]["prefill_seconds"] is None, "no engine has told of its steps"
     unknown = ("–", "a token's time is not known yet")
     assert card(app, "Prefill saved") == unknown
     ways = table(app, "Cost (input tokens)")
-    assert list(ways["Read"]) == [each["cache_read_tokens"] for each in first["outcomes"]]
+    assert list(ways["Read"]) == [outcome["cache_read_tokens"] for outcome in first["outcomes"]]
 
 
 def test_a_fault_is_shown_with_its_block_and_its_requests(page: Page) -> None:
     app = page(workspace="team-b")
-    (finding,) = [each.value for each in app.text if each.value.startswith("system.0: A part")]
+    (finding,) = [
+        element.value for element in app.text if element.value.startswith("system.0: A part")
+    ]
     assert "new in every request" in finding, "once, and in full"
-    assert any("msg_team-b_" in each.proto.label for each in app.get("page_link"))
+    assert any("msg_team-b_" in link.proto.label for link in app.get("page_link"))
 
 
 def test_near_duplicate_prefixes_are_shown_with_what_one_name_saves(page: Page) -> None:
     app = page(workspace="team-b")
-    (told,) = [each.value for each in app.text if "12 prefixes of about" in each.value]
-    assert told.startswith("system.0: Workspace team-b") and "differ in an id" in told
-    assert not any("prefixes of about" in each.value for each in page(workspace="team-a").text)
+    (line,) = [element.value for element in app.text if "12 prefixes of about" in element.value]
+    assert line.startswith("system.0: Workspace team-b") and "differ in an id" in line
+    assert not any(
+        "prefixes of about" in element.value for element in page(workspace="team-a").text
+    )
 
 
 def test_an_approximate_turn_stands_out(show: Show, gateway: str) -> None:
     app = show(gateway, "requests", workspace="team-c")
-    told = "compressed kvzip 0.5: 496 of 967"
-    assert sorted(table(app, "Approximate")["Approximate"]) == ["", told]
+    cell = "compressed kvzip 0.5: 496 of 967"
+    assert sorted(table(app, "Approximate")["Approximate"]) == ["", cell]
     styles = [
-        each.proto.arrow_data.styler.styles or each.proto.styler.styles for each in app.dataframe
+        element.proto.arrow_data.styler.styles or element.proto.styler.styles
+        for element in app.dataframe
     ]
-    assert sum("background-color" in each for each in styles) == 1
-    one = show(gateway, "requests", workspace="team-c", request="msg_team-c_01")
-    assert any(told in each.value for each in one.markdown)
+    assert sum("background-color" in style for style in styles) == 1
+    request_page = show(gateway, "requests", workspace="team-c", request="msg_team-c_01")
+    assert any(cell in element.value for element in request_page.markdown)
     plain = show(gateway, "requests", workspace="team-a")
     assert "Approximate" not in table(plain, "Id")
 
@@ -186,11 +191,11 @@ def test_a_plans_figures_are_those_of_the_api(plan: Page, gateway: str) -> None:
     assert not app.error, said(app)
     now = int(datetime.now(UTC).timestamp() * 1000)
     span = {"since_ms": now - 86_400_000, "until_ms": now + 1000}
-    told = Admin(gateway).post("plan", {"trace": trace, "device_tokens": 163_840, **span})
-    shown = table(app, "Fleet")
-    assert list(shown["Fleet"]) == [each["label"] for each in told["memory"]]
-    assert list(shown["Hit rate"]) == [each["hit_rate"] for each in told["memory"]]
-    assert told["knee_text"] in said(app) and told["changes"][0]["text"] in said(app)
+    answer = Admin(gateway).post("plan", {"trace": trace, "device_tokens": 163_840, **span})
+    frame = table(app, "Fleet")
+    assert list(frame["Fleet"]) == [option["label"] for option in answer["memory"]]
+    assert list(frame["Hit rate"]) == [option["hit_rate"] for option in answer["memory"]]
+    assert answer["knee_text"] in said(app) and answer["changes"][0]["text"] in said(app)
     assert "80.0% of the prompt tokens would be read" in said(app)
 
 

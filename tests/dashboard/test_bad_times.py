@@ -160,14 +160,14 @@ def test_a_new_key_is_there_after_a_reload(site: Site) -> None:
         # A click while the page refreshes is lost.
         visit.wait_until_still()
         page.get_by_role("button", name="Create key").click()
-        shown = page.get_by_text("The key is shown this once")
-        shown.wait_for(timeout=WAIT_MS)
+        notice = page.get_by_text("The key is shown this once")
+        notice.wait_for(timeout=WAIT_MS)
         key = page.get_by_test_id("stCode").first.inner_text()
         page.reload()
-        shown.wait_for(timeout=WAIT_MS)
+        notice.wait_for(timeout=WAIT_MS)
         assert page.get_by_test_id("stCode").first.inner_text() == key
         page.get_by_role("button", name="Dismiss").click()
-        shown.wait_for(state="detached", timeout=WAIT_MS)
+        notice.wait_for(state="detached", timeout=WAIT_MS)
         visit.open("/workspaces?range=1h")
         assert key not in visit.text()
 
@@ -176,8 +176,10 @@ def test_the_playground_makes_a_key_when_something_is_sent(site: Site) -> None:
     site.admin.workspace("playing")
 
     def keys() -> list[str]:
-        found = site.admin.get("keys?workspace=default") + site.admin.get("keys?workspace=playing")
-        return [each["id"] for each in found if each["name"] == "playground"]
+        listing = site.admin.get("keys?workspace=default") + site.admin.get(
+            "keys?workspace=playing"
+        )
+        return [key["id"] for key in listing if key["name"] == "playground"]
 
     with site.visit() as visit:
         page = visit.page

@@ -156,8 +156,8 @@ def test_a_prefix_leads_to_its_requests(site: Site, admin: Visit) -> None:
     ids = {site.ask(BOOK, key) for _ in range(2)}
     site.ask("Another book. " * 400, key)
     turn = site.admin.get(f"turns/{min(ids)}")
-    asked = f"range=30d&workspace=prefixed&prefix={turn['prefix']}"
-    page = admin.open(f"/requests?{asked}")
+    query = f"range=30d&workspace=prefixed&prefix={turn['prefix']}"
+    page = admin.open(f"/requests?{query}")
     page.get_by_text("2 of the newest 2 requests").or_(
         page.get_by_text("1 of the newest 2 requests")
     ).wait_for(timeout=WAIT_MS)
@@ -318,7 +318,7 @@ def test_an_id_in_a_table_leads_to_its_request(site: Site, admin: Visit) -> None
         tokens, the id."""
         table.click(position={"x": 590, "y": 52})
         page.wait_for_timeout(3000)
-        return any(f"requests?request={turn_id}" in each.url for each in admin.context.pages)
+        return any(f"requests?request={turn_id}" in tab.url for tab in admin.context.pages)
 
     eventually(is_opened)
 
@@ -379,31 +379,34 @@ def grid(page: Any, column: str) -> list[dict[str, str]]:
 
 
 def test_the_id_of_any_dialect_opens_its_request(site: Site, admin: Visit) -> None:
-    asked = {"model": "synthetic", "max_tokens": 4}
+    options = {"model": "synthetic", "max_tokens": 4}
     said = [{"role": "user", "content": "What is a lease?"}]
     bodies: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {**asked, "messages": said},
+        "/v1/chat/completions": {**options, "messages": said},
         "/v1/responses": {"model": "synthetic", "max_output_tokens": 16, "input": "Why?"},
         "/v1beta/models/synthetic:generateContent": {
             "contents": [{"role": "user", "parts": [{"text": "What is a lease?"}]}],
             "generationConfig": {"maxOutputTokens": 4},
         },
     }
-    ids, batch = [], {"requests": [{"custom_id": "a", "params": {**asked, "messages": said}}]}
+    ids, batch = [], {"requests": [{"custom_id": "a", "params": {**options, "messages": said}}]}
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     with httpx.Client(base_url=site.gateway, headers=headers, timeout=120) as http:
         for path, body in bodies.items():
             reply = http.post(path, json=body).raise_for_status()
             answer = reply.json()
             ids += [answer.get("id") or answer["responseId"], reply.headers["x-request-id"]]
-        made = http.post("/v1/messages/batches", json=batch).raise_for_status().json()
-        results = f"/v1/messages/batches/{made['id']}/results"
+        created = http.post("/v1/messages/batches", json=batch).raise_for_status().json()
+        results = f"/v1/messages/batches/{created['id']}/results"
         eventually(lambda: http.get(results).status_code == 200)
         ids.append(http.get(results).json()["result"]["message"]["id"])
-    assert [each.partition("-")[0].partition("_")[0] for each in ids[:4:2]] == ["chatcmpl", "resp"]
-    for each in ids:
-        site.admin.recorded(each)
-        page = admin.open(f"/requests?request={each}&range=1h")
+    assert [turn_id.partition("-")[0].partition("_")[0] for turn_id in ids[:4:2]] == [
+        "chatcmpl",
+        "resp",
+    ]
+    for turn_id in ids:
+        site.admin.recorded(turn_id)
+        page = admin.open(f"/requests?request={turn_id}&range=1h")
         page.get_by_text(re.compile("^msg_[0-9a-f]{28} · ")).wait_for(timeout=WAIT_MS)
         assert admin.metric("Prompt tokens") != "0"
 
@@ -522,8 +525,8 @@ def test_cards_are_low(site: Site, visits: list[Visit], width: int) -> None:
             "value => getComputedStyle(value).fontSize"
         )
         assert float(size.removesuffix("px")) >= 16
-    shown = page.locator("[data-testid=stMetric] > div").all()
-    for part in shown:
+    cards = page.locator("[data-testid=stMetric] > div").all()
+    for part in cards:
         inside = part.bounding_box()
         card_box = part.locator("..").bounding_box()
         assert inside and card_box
@@ -554,7 +557,7 @@ def test_what_a_page_draws_is_loaded_with_it(admin: Visit, path: str) -> None:
     """What comes behind a sign-out, such as late advice, has the scripts that draw it: the server
     refuses them then, and the browser logs an error."""
     loaded = set[str]()
-    admin.page.on("request", lambda asked: loaded.update(SCRIPT.findall(asked.url)))
+    admin.page.on("request", lambda request: loaded.update(SCRIPT.findall(request.url)))
     page = admin.open(path)
     if path == "/":
         links = page.locator(".st-key-week_body").first.get_by_role("link")
@@ -588,16 +591,16 @@ def test_a_new_key_stays_until_it_is_dismissed(site: Site, admin: Visit) -> None
     page.get_by_text("Make and change workspaces and keys").click()
     page.get_by_role("tab", name="New or rotated key").click()
     page.get_by_role("button", name="Create key").click()
-    shown = page.get_by_text("The key is shown this once")
-    shown.wait_for(timeout=WAIT_MS)
+    notice = page.get_by_text("The key is shown this once")
+    notice.wait_for(timeout=WAIT_MS)
     before = page.get_by_text("Updated").first.inner_text()
     page.wait_for_function(
         "told => !document.body.innerText.includes(told)", arg=before, timeout=WAIT_MS
     )
-    assert shown.is_visible()
+    assert notice.is_visible()
     assert page.get_by_role("button", name="Create key").is_visible(), "the form stays open"
     page.get_by_role("button", name="Dismiss").click()
-    shown.wait_for(state="detached", timeout=WAIT_MS)
+    notice.wait_for(state="detached", timeout=WAIT_MS)
 
 
 def test_a_lease_is_dropped_by_a_click_and_gone_in_the_engine(site: Site, admin: Visit) -> None:

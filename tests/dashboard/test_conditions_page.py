@@ -37,9 +37,9 @@ class Site:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("conditions")
     # No directory can be made there, by root either.
-    own = ({}, {"ENGINE_STORE": "/proc/no-store"})
+    per_engine = ({}, {"ENGINE_STORE": "/proc/no-store"})
     with (
-        running_fleet(folder, 2, own=own) as fleet,
+        running_fleet(folder, 2, own=per_engine) as fleet,
         running_dashboard(fleet.gateway.url, folder) as url,
         browsing() as opened,
     ):
@@ -67,8 +67,8 @@ def strip(visit: Visit, severity: str) -> Locator:
     return visit.page.locator(f'[class*="st-key-condition_{severity}"]')
 
 
-def background(shown: Locator) -> tuple[int, int, int]:
-    colour: str = shown.evaluate("each => getComputedStyle(each).backgroundColor")
+def background(banner: Locator) -> tuple[int, int, int]:
+    colour: str = banner.evaluate("each => getComputedStyle(each).backgroundColor")
     red, green, blue = (int(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3])
     return red, green, blue
 
@@ -78,14 +78,14 @@ def test_a_killed_engine_is_a_red_strip_on_every_page_until_it_is_back(site: Sit
     visit.open("/?range=1h")
     assert strip(visit, "critical").count() == 0
     site.fleet.kill(0)
-    shown = strip(visit, "critical").first
-    shown.wait_for(timeout=WAIT_MS)
-    assert "engine-0 has not answered since " in shown.inner_text()
-    assert ": cannot connect" in shown.inner_text()
-    assert "start it again" in shown.inner_text()
-    assert "`" not in shown.inner_text()
-    assert shown.locator("code").first.inner_text() == "docker inspect"
-    red, green, blue = background(shown)
+    banner = strip(visit, "critical").first
+    banner.wait_for(timeout=WAIT_MS)
+    assert "engine-0 has not answered since " in banner.inner_text()
+    assert ": cannot connect" in banner.inner_text()
+    assert "start it again" in banner.inner_text()
+    assert "`" not in banner.inner_text()
+    assert banner.locator("code").first.inner_text() == "docker inspect"
+    red, green, blue = background(banner)
     assert red > green + 15 and red > blue + 15
     for entry in entries():
         visit.open(f"/{entry.name}?range=1h")
@@ -108,11 +108,11 @@ def test_an_engine_that_stands_still_is_a_row_in_memory_and_prefixes(site: Site)
         process.send_signal(signal.SIGSTOP)
     try:
         visit.open("/memory")
-        told = strip(visit, "critical").first
+        banner = strip(visit, "critical").first
         for number in range(2):
             sentence = f"engine-{number} has not answered since "
-            told.get_by_text(sentence).wait_for(timeout=WAIT_MS)
-        assert told.get_by_text("SIGCONT").count() == 1, "what to do stands there once"
+            banner.get_by_text(sentence).wait_for(timeout=WAIT_MS)
+        assert banner.get_by_text("SIGCONT").count() == 1, "what to do stands there once"
         visit.page.get_by_text("None of 2 engines tells").wait_for(timeout=WAIT_MS)
         assert "scripts/run" not in visit.text()
         heading = visit.page.get_by_role("heading", name="Engines whose memory is not known now")
@@ -156,8 +156,8 @@ def test_a_workspaces_key_sees_how_engines_fare(site: Site) -> None:
         if entry.name in ADMIN_PAGES:
             continue
         visit.open(f"/{entry.name}?range=1h")
-        shown = strip(visit, "critical").first
-        shown.wait_for(timeout=WAIT_MS)
-        assert "engine-0 has not answered since " in shown.inner_text()
+        banner = strip(visit, "critical").first
+        banner.wait_for(timeout=WAIT_MS)
+        assert "engine-0 has not answered since " in banner.inner_text()
         assert "HOLDFAST_ENGINES" not in visit.text()
     visit.context.close()

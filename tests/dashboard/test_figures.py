@@ -132,13 +132,13 @@ class Figures:
 
     def page(self, name: str, **query: str) -> AppTest:
         """Opened once for each ledger: the tests only read it."""
-        asked = f"{name} {query}"
-        if asked not in self._pages:
+        address = f"{name} {query}"
+        if address not in self._pages:
             with pytest.MonkeyPatch.context() as patch:
                 sign_in(patch, self._url, ADMIN_KEY)
-                app = self._pages[asked] = open_page(name, {"range": "24h", **query})
+                app = self._pages[address] = open_page(name, {"range": "24h", **query})
                 assert not app.exception and not app.error
-        return self._pages[asked]
+        return self._pages[address]
 
     def row(self, columns: str, periods_ago: int = 0, where: str = "1") -> Any:
         until = self.until_ms - periods_ago * 24 * HOUR_MS
@@ -155,8 +155,8 @@ class Figures:
         (`=`)."""
         where = f"{PROMPT} > {above} AND {PROMPT} <= {up_to} AND cache_read_tokens {sign} 0"
         where += f" AND model = '{model}'"
-        found = self.rows("SELECT first_token_seconds FROM turns", where=where)
-        return sorted(seconds for (seconds,) in found)
+        answers = self.rows("SELECT first_token_seconds FROM turns", where=where)
+        return sorted(seconds for (seconds,) in answers)
 
     def value(self, column: str, periods_ago: int = 0, where: str = "1") -> Any:
         return self.row(column, periods_ago, where)[0]
@@ -167,7 +167,7 @@ def figures(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Figures]:
     data = tmp_path_factory.mktemp("figures") / "data"
-    fill(data, turns(request.param), [told(*own) for own in TOKEN_SECONDS.items()])
+    fill(data, turns(request.param), [told(*usage) for usage in TOKEN_SECONDS.items()])
     with serve_gateway(data, "http://127.0.0.1:9") as url:
         yield Figures(url, next(data.glob("*.db")))
 
@@ -184,8 +184,8 @@ def savings(figures: Figures) -> AppTest:
 
 def card(app: AppTest, label: str) -> tuple[str, str]:
     """Its number without the colour, and what stands below it."""
-    found = next(metric for metric in app.metric if metric.label == label)
-    return re.sub(r"^:red\[(.*)\]$", r"\1", found.value), found.delta
+    metric = next(metric for metric in app.metric if metric.label == label)
+    return re.sub(r"^:red\[(.*)\]$", r"\1", metric.value), metric.delta
 
 
 def alts(app: AppTest) -> list[str]:
@@ -219,8 +219,8 @@ def test_rates_and_their_change(
     figures: Figures, overview: AppTest, label: str, share: str
 ) -> None:
     now, before = figures.value(share), figures.value(share, 1)
-    shown, delta = card(overview, label)
-    assert shown == formats.percent(now)
+    value, delta = card(overview, label)
+    assert value == formats.percent(now)
     assert delta == formats.points(now, before, is_comparable=True)
 
 
@@ -241,14 +241,14 @@ def test_prefill_avoided(figures: Figures, overview: AppTest) -> None:
     """For each engine its reads by the time of its token. A part has what it adds to the whole."""
     reads = figures.rows(f"SELECT engine, {READS} FROM turns", rest="GROUP BY engine")
     parts = {engine: read * TOKEN_SECONDS.get(engine, 0.0) for engine, read in reads}
-    shown, below = card(overview, "Prefill time avoided")
-    assert shown == formats.seconds(sum(parts.values()))
+    value, below = card(overview, "Prefill time avoided")
+    assert value == formats.seconds(sum(parts.values()))
     unknown = sum(read for engine, read in reads if engine not in TOKEN_SECONDS)
-    told = f"{formats.compact(figures.value(READS))} tokens read"
-    assert below == (f"{told}, {formats.compact(unknown)} of them not timed" if unknown else told)
+    line = f"{formats.compact(figures.value(READS))} tokens read"
+    assert below == (f"{line}, {formats.compact(unknown)} of them not timed" if unknown else line)
     for engine in TOKEN_SECONDS:
-        own = figures.page("overview", engine=engine)
-        assert card(own, "Prefill time avoided")[0] == formats.seconds(parts[engine])
+        engine_page = figures.page("overview", engine=engine)
+        assert card(engine_page, "Prefill time avoided")[0] == formats.seconds(parts[engine])
 
 
 def test_first_token_times_are_of_one_model_and_prompt_length(
@@ -261,12 +261,12 @@ def test_first_token_times_are_of_one_model_and_prompt_length(
         for (model,) in figures.rows("SELECT DISTINCT model FROM turns")
     }
     (model, low, high), sides = max(times.items(), key=lambda item: min(map(len, item[1])))
-    for label, found in zip(("with a read", "without a read"), sides, strict=True):
-        shown, below = card(overview, f"First token, {label}")
+    for label, side in zip(("with a read", "without a read"), sides, strict=True):
+        value, below = card(overview, f"First token, {label}")
         assert below == f"{low:,} to {high:,} tokens, {model}"
-        number, unit = shown.split()
+        number, unit = value.split()
         seconds = float(number) / (1000 if unit == "ms" else 1)
-        true = found[math.ceil(0.5 * len(found)) - 1]
+        true = side[math.ceil(0.5 * len(side)) - 1]
         # Milliseconds are whole, and seconds have two places.
         rounding = 5e-4 if unit == "ms" else 5e-3
         assert abs(seconds - true) <= 0.01 * true + rounding, label
@@ -317,10 +317,10 @@ def test_miss_reasons_lead_to_as_many_requests_as_were_counted(
         page = figures.page("requests", reason=ADVICE[reason].title, **hit)
         listed = table(page, "Request id")
         assert len(listed) == min(count, 200) and not listed["Read (tokens)"].any()
-    told = [each.value for each in overview.text]
+    lines = [element.value for element in overview.text]
     for count in counts.values():
         share = formats.percent(count / sum(counts.values()))
-        assert f"{share} · {formats.counted(count, 'request')}" in told
+        assert f"{share} · {formats.counted(count, 'request')}" in lines
 
 
 def test_each_marker_that_was_not_read_is_counted_once(figures: Figures, overview: AppTest) -> None:
@@ -331,8 +331,8 @@ def test_each_marker_that_was_not_read_is_counted_once(figures: Figures, overvie
         if mark["missed"]
     ]
     grew = marks.count("grew")
-    told = f"{len(marks):,} markers were not read in full, {grew:,} of them new behind what was"
-    assert any(told in each.value for each in overview.caption)
+    line = f"{len(marks):,} markers were not read in full, {grew:,} of them new behind what was"
+    assert any(line in element.value for element in overview.caption)
 
 
 def test_the_hero_says_what_was_not_computed_again(figures: Figures, overview: AppTest) -> None:
@@ -372,7 +372,7 @@ def test_what_has_no_price_is_counted(figures: Figures, savings: AppTest) -> Non
     assert unpriced > 0
     said = f"{unpriced:,} of {figures.value('COUNT(*)'):,} requests have no price"
     assert said in savings.warning[0].value
-    assert any(each.value.startswith(f"{unpriced:,} requests") for each in savings.caption)
+    assert any(element.value.startswith(f"{unpriced:,} requests") for element in savings.caption)
 
 
 def test_prefixes(figures: Figures, savings: AppTest) -> None:
@@ -391,12 +391,12 @@ def test_prefixes(figures: Figures, savings: AppTest) -> None:
                 COALESCE(SUM(gap <= 300000), 0), COALESCE(SUM(gap > 300000 AND gap <= 3600000), 0),
                 SUM(r + w5 + w1) FROM ({with_gaps}) GROUP BY prefix HAVING COUNT(*) > 1"""
         ).fetchall()
-    shown = table(savings, "Cheaper TTL").set_index("Prefix id")
-    shown = shown[shown.index.notna()]
-    assert len(shown) == len(expected) == 30
+    frame = table(savings, "Cheaper TTL").set_index("Prefix id")
+    frame = frame[frame.index.notna()]
+    assert len(frame) == len(expected) == 30
     would_save = 0
     for prefix, ttl, count, with_read, saved, near, later, marked in expected:
-        row = shown.loc[prefix]
+        row = frame.loc[prefix]
         assert (row["Requests"], row["With a read"]) == (count, with_read)
         assert (row["Gaps up to 5 min"], row["Gaps 5 min to 1 h"]) == (near, later)
         assert row["Longer gaps"] == count - 1 - near - later
@@ -414,15 +414,15 @@ def test_prefixes(figures: Figures, savings: AppTest) -> None:
         would_save += costs[ttl] - costs[best]
         if ttl != best:
             assert row["It would save ($)"] == pytest.approx((costs[ttl] - costs[best]) / 1e9)
-    assert any(formats.dollars(would_save) in each.value for each in savings.caption)
+    assert any(formats.dollars(would_save) in element.value for element in savings.caption)
 
 
 def test_published_prices(figures: Figures, savings: AppTest) -> None:
     """One model's, whose prices are read from the shipped file here."""
     path = Path(__file__).parents[2] / "gateway" / "prices" / "hosted_prices.toml"
     sheets = tomllib.loads(path.read_text("utf-8"))["price"]
-    shown = table(savings, "This traffic ($)").set_index("Model")
-    flat = next(each for each in sheets if "band" not in each and each["model"] in shown.index)
+    frame = table(savings, "This traffic ($)").set_index("Model")
+    flat = next(sheet for sheet in sheets if "band" not in sheet and sheet["model"] in frame.index)
     millionths = {name: float(flat[name]) for name in ("input", "read", "write_5m", "write_1h")}
     expected = figures.value(
         f"""SUM(input_tokens * {millionths["input"]} + cache_read_tokens * {millionths["read"]}
@@ -430,4 +430,4 @@ def test_published_prices(figures: Figures, savings: AppTest) -> None:
             + cache_write_1h_tokens * {millionths["write_1h"]}
             + output_tokens * {float(flat["output"])}) / 1e6"""
     )
-    assert shown.loc[flat["model"], "This traffic ($)"] == pytest.approx(expected)
+    assert frame.loc[flat["model"], "This traffic ($)"] == pytest.approx(expected)

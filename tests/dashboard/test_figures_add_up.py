@@ -97,8 +97,8 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     }
     for name, (part, whole, counted, of) in rates.items():
         sql = percent(facts.value(part), facts.value(whole))
-        shown = card(app, name)[0]
-        table_.add("overview", name, shown, sql=sql, outside=percent(counted, of))
+        tokens = card(app, name)[0]
+        table_.add("overview", name, tokens, sql=sql, outside=percent(counted, of))
     sql = formats.in_words(facts.value("SUM(cache_read_tokens)")).capitalize()
     hero = next(
         text.value.partition(" tokens were read")[0].strip("*")
@@ -107,9 +107,9 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     )
     outside = formats.in_words(read).capitalize()
     table_.add("overview", "tokens read, in the sentence", hero, sql=sql, outside=outside)
-    shown, below = card(app, "Requests")
+    tokens, below = card(app, "Requests")
     count = formats.compact(facts.value("COUNT(*)"))
-    table_.add("overview", "Requests", shown, sql=count, outside=formats.compact(requests))
+    table_.add("overview", "Requests", tokens, sql=count, outside=formats.compact(requests))
     refused = rows(facts.load.data, "SELECT SUM(requests) FROM refusals")[0][0]
     failed = facts.value("COUNT(*)", FAILED)
     table_.add(
@@ -126,8 +126,8 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
     add_kept(table_, facts, app)
     add_first_tokens(table_, "overview", facts, app)
     in_use = in_use_of(facts.engines)
-    shown = card(app, "Pool in use")[0]
-    table_.add("overview", "Pool in use", shown, outside=formats.percent(in_use))
+    tokens = card(app, "Pool in use")[0]
+    table_.add("overview", "Pool in use", tokens, outside=formats.percent(in_use))
     add_engine_rows(table_, "overview", facts, app)
     add_reasons(table_, facts, app)
     drawn = bars(app, 0).groupby("class")["amount"].sum().to_dict()
@@ -142,19 +142,19 @@ def add_overview(table_: Table, facts: Facts, app: AppTest) -> None:
         },
     }
     for name, (sum_of, counted) in classes.items():
-        shown = int(drawn.pop(name, 0))
-        table_.add("overview", f"chart: {name}", shown, sql=facts.value(sum_of), outside=counted)
+        tokens = int(drawn.pop(name, 0))
+        table_.add("overview", f"chart: {name}", tokens, sql=facts.value(sum_of), outside=counted)
     rest = int(sum(drawn.values()))
     outside = sum(turn.input for turn in turns)
     sql = facts.value("SUM(input_tokens)")
     table_.add("overview", "chart: neither read nor written", rest, sql=sql, outside=outside)
-    shown = int(drawn.get("Reused automatically", 0))
-    table_.add("overview", "chart: Reused automatically", shown, sql=facts.value(AUTOMATIC))
+    tokens = int(drawn.get("Reused automatically", 0))
+    table_.add("overview", "chart: Reused automatically", tokens, sql=facts.value(AUTOMATIC))
 
 
 def add_kept(table_: Table, facts: Facts, app: AppTest) -> None:
     """When the engine was killed each prompt that it had in that life was leased."""
-    shown, below = card(app, "Leases kept")
+    value, below = card(app, "Leases kept")
     granted = rows(
         facts.load.data,
         f"""SELECT SUM(granted), SUM(expired) FROM epoch_reports
@@ -162,22 +162,22 @@ def add_kept(table_: Table, facts: Facts, app: AppTest) -> None:
     )[0]
     gone = [turn for turn in facts.of(engine=KILLED) if turn.life < NUM_KILLS]
     lost = len({(turn.life, turn.workspace, turn.prefix) for turn in gone})
-    told = f"early: {granted[0] - granted[1]:,} lost in a restart"
+    line = f"early: {granted[0] - granted[1]:,} lost in a restart"
     counted = f"early: {lost:,} lost in a restart"
-    table_.add("overview", "Leases kept, below", below, sql=told, outside=counted)
+    table_.add("overview", "Leases kept, below", below, sql=line, outside=counted)
     ended = Counter(dict(rows(facts.load.data, ENDED)))
     expired = ended["expired"]
     sql = percent(expired, expired + granted[0] - granted[1])
-    table_.add("overview", "Leases kept", shown, sql=sql)
+    table_.add("overview", "Leases kept", value, sql=sql)
 
 
 def add_reasons(table_: Table, facts: Facts, app: AppTest) -> None:
     """The sum of the reasons is the number of turns that read nothing and have one."""
     shares = [text.value for text in app.text if " · " in text.value and "request" in text.value]
-    shown = sum(int(text.split(" · ")[1].split()[0].replace(",", "")) for text in shares)
+    total = sum(int(text.split(" · ")[1].split()[0].replace(",", "")) for text in shares)
     sql = facts.value("COUNT(*)", "miss_reason IS NOT NULL AND cache_read_tokens = 0")
     outside = sum(turn.written > 0 and not turn.read for turn in facts.turns)
-    table_.add("overview", "Why prompts missed: requests", shown, sql=sql, outside=outside)
+    table_.add("overview", "Why prompts missed: requests", total, sql=sql, outside=outside)
 
 
 def add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
@@ -202,9 +202,9 @@ def add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
     table_.add("savings", "Net saved, below", card(app, "Net saved")[1], outside=share)
     add_time_avoided(table_, "savings", facts, app)
     undelivered = facts.undelivered()
-    told = f"{formats.counted(undelivered, 'request')} ended with an error"
-    shown = next(text.value for text in app.caption if "ended with an error" in text.value)
-    table_.add("savings", "not delivered", shown.partition(" in place")[0], outside=told)
+    line = f"{formats.counted(undelivered, 'request')} ended with an error"
+    height = next(text.value for text in app.caption if "ended with an error" in text.value)
+    table_.add("savings", "not delivered", height.partition(" in place")[0], outside=line)
     by_model = table(app, "Output (tokens)").set_index("Model")
     for engine, model in enumerate(MODELS):
         where = f"model = '{model}'"
@@ -215,9 +215,9 @@ def add_savings(table_: Table, facts: Facts, app: AppTest) -> None:
         where = f"workspace_id = '{workspace}'"
         add_group(table_, facts, row, str(workspace), where, facts.of(workspace=workspace), None)
     drawn = bars(app, 1)
-    shown = float((drawn["top"] - drawn["bottom"]).sum())
+    height = float((drawn["top"] - drawn["bottom"]).sum())
     sql = facts.value(SAVED) / 1e9
-    table_.add("savings", "chart: saved", shown, sql=sql, outside=(discount - premium) / 1e9)
+    table_.add("savings", "chart: saved", height, sql=sql, outside=(discount - premium) / 1e9)
     add_prefixes_paid(table_, facts, app)
     hosted = table(app, "This traffic ($)")
     for name in ("This traffic ($)", "Without caching ($)"):
@@ -278,8 +278,8 @@ def add_group(
 
 def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
     """The table of prefixes that came more than once, by the sums of its columns."""
-    shown = table(app, "Cheaper TTL")
-    shown = shown[shown["Prefix id"].notna()]
+    frame = table(app, "Cheaper TTL")
+    frame = frame[frame["Prefix id"].notna()]
     turns = twice(facts)
     distinct = len({(turn.workspace, turn.prefix) for turn in turns})
     known: dict[str, tuple[str, float]] = {
@@ -288,7 +288,7 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
         "Net ($)": (f"{SAVED} / 1e9", saved_by(turns) / 1e9),
     }
     for column, (sum_of, counted) in known.items():
-        value = float(shown[column].sum())
+        value = float(frame[column].sum())
         sql = facts.value(sum_of, TWICE)
         table_.add("savings", f"prefixes: {column}", value, sql=sql, outside=counted, of=column)
     gaps = ("Gaps up to 5 min", "Gaps 5 min to 1 h", "Longer gaps")
@@ -301,24 +301,24 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
             FROM {with_gaps}""",
     )[0]
     for name, count in zip(gaps, counts, strict=True):
-        value = float(shown[name].sum())
+        value = float(frame[name].sum())
         table_.add("savings", f"prefixes: {name}", value, sql=count, of=name)
-    value = float(sum(shown[name].sum() for name in gaps))
+    value = float(sum(frame[name].sum() for name in gaps))
     table_.add("savings", "prefixes: all gaps", value, outside=len(turns) - distinct)
-    table_.add("savings", "prefixes: rows", len(shown), outside=distinct)
+    table_.add("savings", "prefixes: rows", len(frame), outside=distinct)
     column = "Tokens read per token written"
-    value = float(shown[column].sum())
+    value = float(frame[column].sum())
     table_.add(
         "savings",
         f"prefixes: {column}",
         value,
         outside=read_per_write(turns),
-        apart=0.005 * len(shown),
+        apart=0.005 * len(frame),
         of=column,
     )
     newest = {(turn.workspace, turn.prefix): turn for turn in turns}.values()
     tokens = sum(turn.read + turn.written for turn in newest)
-    value = float(shown["Tokens"].sum())
+    value = float(frame["Tokens"].sum())
     table_.add("savings", "prefixes: Tokens", value, outside=tokens, of="Tokens")
     # No TTL is judged of a prefix that several models hold, each for itself.
     models = {turn.prefix: set[str]() for turn in turns}
@@ -327,16 +327,16 @@ def add_prefixes_paid(table_: Table, facts: Facts, app: AppTest) -> None:
     judged = [turn for turn in turns if len(models[turn.prefix]) == 1]
     several = " and ".join(sorted(MODELS))
     count = sum(len(names) > 1 for names in models.values())
-    table_.add("savings", "prefixes: of both models", sum(shown["Model"] == several), outside=count)
+    table_.add("savings", "prefixes: of both models", sum(frame["Model"] == several), outside=count)
     # A read saves 0.9 of an input token, and a write costs its class's premium.
     column = "Pays back after (reads)"
-    value = float(shown[column].sum())
+    value = float(frame[column].sum())
     ttls = {(turn.workspace, turn.prefix): turn.ttl for turn in judged}
     premiums = [WRITES[ttl] - INPUT for ttl in ttls.values()]  # type: ignore[index]
     least = sum(math.ceil(premium / (INPUT - READ)) for premium in premiums)
     table_.add("savings", f"prefixes: {column}", value, outside=least, of=column)
     column = "It would save ($)"
-    value = float(shown[column].sum())
+    value = float(frame[column].sum())
     saved = sum(would_save([t for t in judged if t.prefix == prefix]) for prefix in models)
     table_.add("savings", f"prefixes: {column}", value, outside=saved / 1e9, of=column)
 
@@ -354,20 +354,20 @@ def would_save(turns: Sequence[Sent]) -> int:
 
 def add_latency(table_: Table, facts: Facts, app: AppTest) -> None:
     add_first_tokens(table_, "latency", facts, app)
-    shown = table(app, "Times shorter").set_index("Prompt tokens")
-    (model,) = set(shown["Model"])
+    frame = table(app, "Times shorter").set_index("Prompt tokens")
+    (model,) = set(frame["Model"])
     for low, high in LENGTHS:
         for name, sign in (("With a read", ">"), ("Without a read", "=")):
             times = first_tokens(facts, model, low, high, sign)
             length = f"{low:,} to {high:,}"
-            if length not in shown.index:
+            if length not in frame.index:
                 assert not times
                 continue
             counted = sum(
                 low < turn.prompt <= high and (turn.read > 0) == (sign == ">")
                 for turn in facts.of(engine=MODELS.index(model))
             )
-            row = shown.loc[length]
+            row = frame.loc[length]
             table_.add(
                 "latency",
                 f"{length}: {name}",
@@ -382,7 +382,7 @@ def add_latency(table_: Table, facts: Facts, app: AppTest) -> None:
                     sql = times[math.ceil(share * len(times)) - 1]
                     value = float(row[of])
                     table_.add("latency", f"{length}: {of}", value, sql=sql, within=0.0105, of=of)
-    for length, row in shown.iterrows():
+    for length, row in frame.iterrows():
         sides = [row[f"{name}, median (s)"] for name in ("Without a read", "With a read")]
         if all(value == value for value in sides):
             outside = sides[0] / sides[1]
@@ -427,35 +427,35 @@ def add_advice(table_: Table, facts: Facts, app: AppTest) -> None:
     for _, row in streams.iterrows():
         name = f"{row['Workspace']}, {row['Model']}"
         where = f"workspace_id = '{row['Workspace']}' AND model = '{row['Model']}'"
-        own = facts.of(workspace=row["Workspace"], engine=MODELS.index(row["Model"]))
+        turns = facts.of(workspace=row["Workspace"], engine=MODELS.index(row["Model"]))
         sql = facts.value("COUNT(*)", f"{where} AND first_token_seconds IS NOT NULL")
         table_.add(
             "advice",
             f"{name}: Requests",
             float(row["Requests"]),
             sql=sql,
-            outside=len(own),
+            outside=len(turns),
             of="Requests",
         )
     tokens = "Would save (input tokens)"
     hero = next(text.value for text in app.markdown if "of requests" in text.value)
-    told = float(hero.partition("the price of ")[2].split()[0].strip("*").replace(",", ""))
+    multiples = float(hero.partition("the price of ")[2].split()[0].strip("*").replace(",", ""))
     value = float(streams[tokens].sum())
     apart = 0.5 * len(streams) + 0.5
     table_.add(
         "advice",
         f"{tokens}, of all and in the sentence",
-        told,
+        multiples,
         outside=value,
         apart=apart,
         of=tokens,
     )
     money = float(streams["Would save ($)"].sum())
-    shown = hero.partition("**$")[2].partition("**")[0]
+    dollars = hero.partition("**$")[2].partition("**")[0]
     table_.add(
         "advice",
         "Would save ($), of all and in the sentence",
-        float(shown),
+        float(dollars),
         outside=money,
         apart=5.1e-5,
         of="Would save ($)",
@@ -469,24 +469,24 @@ def add_ways(table_: Table, facts: Facts, app: AppTest, stream: Any) -> None:
     was = ways.loc["As it was"]
     engine = MODELS.index(stream["Model"])
     where = f"workspace_id = '{stream['Workspace']}' AND model = '{stream['Model']}'"
-    own = facts.of(workspace=stream["Workspace"], engine=engine)
-    counted = sum(turn.prompt for turn in own) - saved_by(own) / INPUT
+    turns = facts.of(workspace=stream["Workspace"], engine=engine)
+    counted = sum(turn.prompt for turn in turns) - saved_by(turns) / INPUT
     paid = f"SUM({PROMPT}) - {SAVED} / {INPUT}.0"
     known: dict[str, tuple[str, float, float]] = {
         "Cost (input tokens)": (paid, counted, 0.5),
         "Cost ($)": (f"({paid}) * {INPUT} / 1e9", counted * INPUT / 1e9, 5e-7),
-        "Read": ("SUM(cache_read_tokens)", sum(turn.read for turn in own), 0.0),
-        "Input": ("SUM(input_tokens)", sum(turn.input for turn in own), 0.0),
+        "Read": ("SUM(cache_read_tokens)", sum(turn.read for turn in turns), 0.0),
+        "Input": ("SUM(input_tokens)", sum(turn.input for turn in turns), 0.0),
         **{
             f"Written {ttl}": (
                 f"SUM({WRITE_FIELDS[ttl]})",
-                sum(turn.written for turn in own if turn.ttl == ttl),
+                sum(turn.written for turn in turns if turn.ttl == ttl),
                 0.0,
             )
             for ttl in TTLS
             if f"Written {ttl}" in ways
         },
-        "Requests with a read": ("SUM(cache_read_tokens > 0)", sum(t.read > 0 for t in own), 0.0),
+        "Requests with a read": ("SUM(cache_read_tokens > 0)", sum(t.read > 0 for t in turns), 0.0),
     }
     for column, (sum_of, outside, apart) in known.items():
         sql = facts.value(sum_of, where)
@@ -506,37 +506,37 @@ def add_ways(table_: Table, facts: Facts, app: AppTest, stream: Any) -> None:
         # Where the time of a token is not known the row has no value, and the card a dash.
         "Prefill saved": formats.NO_VALUE if pd.isna(seconds) else f"{seconds:,.1f} s",
     }
-    for label, told in cards.items():
-        table_.add("advice", label, card(app, label)[0], outside=told)
-    add_found(table_, facts, app, own, stream)
+    for label, expected in cards.items():
+        table_.add("advice", label, card(app, label)[0], outside=expected)
+    add_found(table_, facts, app, turns, stream)
 
 
-def add_found(table_: Table, facts: Facts, app: AppTest, own: list[Sent], stream: Any) -> None:
+def add_found(table_: Table, facts: Facts, app: AppTest, turns: list[Sent], stream: Any) -> None:
     """What the requests of the first group share; of all groups the prefill that is saved, by the
     time of their engine's token, and what breaks them: their prompts are editions of one text."""
     label = "Shared beginning, tokens"
-    shared = round(sum(turn.read + turn.written for turn in own) / len(own))
+    shared = round(sum(turn.read + turn.written for turn in turns) / len(turns))
     table_.add("advice", label, card(app, label)[0], outside=f"{shared:,}")
     streams = table(app, "Would save (input tokens)")
     report = facts.load.fleet.gateway.post("advise", {})
     column = "Prefill saved (s)"
     for _, row in streams.iterrows():
         whose = {"workspace": row["Workspace"], "model": row["Model"]}
-        told = next(t for t in report["streams"] if {name: t[name] for name in whose} == whose)
+        entry = next(t for t in report["streams"] if {name: t[name] for name in whose} == whose)
         seconds = token_seconds(facts, MODELS.index(row["Model"]))
         name = f"{row['Workspace']}, {row['Model']}: {column}"
         if seconds is None:
             assert row[column] != row[column], "not known"
             continue
-        sql = told["saves"]["tokens"] * seconds
+        sql = entry["saves"]["tokens"] * seconds
         outside = None
         if row["Model"] == MODELS[KILLED]:
             # Its speed is a setting. A step that decodes as well takes longer by one token's time.
-            outside = told["saves"]["tokens"] * PREFILL_US / 1e6
-        shown = float(row[column])
-        table_.add("advice", name, shown, sql=sql, within=0.0, apart=6e-4, of=column)
+            outside = entry["saves"]["tokens"] * PREFILL_US / 1e6
+        value = float(row[column])
+        table_.add("advice", name, value, sql=sql, within=0.0, apart=6e-4, of=column)
         if outside is not None:
-            table_.add("advice", f"{name}, by setting", shown, outside=outside, within=0.1)
+            table_.add("advice", f"{name}, by setting", value, outside=outside, within=0.1)
     faults = float(streams["Faults"].sum())
     table_.add("advice", "Faults, of all", faults, outside=len(streams), of="Faults")
 

@@ -29,7 +29,7 @@ from tests.dashboard.test_figures import (
 __all__ = ["figures"]
 
 
-def check_groups(figures: Figures, shown: Any, column: str) -> None:
+def check_groups(figures: Figures, frame: Any, column: str) -> None:
     """A table by a dimension, against the sums of its turns."""
     expected = figures.rows(
         f"""SELECT {column}, COUNT(*), SUM(outcome LIKE '%\\_error' ESCAPE '\\'), {READS},
@@ -38,11 +38,11 @@ def check_groups(figures: Figures, shown: Any, column: str) -> None:
             FROM turns""",
         rest=f"GROUP BY {column}",
     )
-    assert set(shown.index) == {row[0] for row in expected}
+    assert set(frame.index) == {row[0] for row in expected}
     names = ["Requests", "Failed", "Read (tokens)", "Written 5m (tokens)", "Written 1h (tokens)"]
     names += ["Computed, not written (tokens)", "Output (tokens)"]
     for key, *counts, rate, saved, cost in expected:
-        row = shown.loc[key]
+        row = frame.loc[key]
         assert [int(row[name]) for name in names] == counts
         assert row["Hit rate"] == pytest.approx(rate, abs=SHOWN_SHARE)
         if cost is not None:
@@ -52,17 +52,17 @@ def check_groups(figures: Figures, shown: Any, column: str) -> None:
 
 def test_savings_by_model_and_workspace(figures: Figures) -> None:
     app = figures.page("savings")
-    shown = table(app, "Output (tokens)").set_index("Model")
-    assert len(shown) == 2
-    check_groups(figures, shown, "model")
-    shown = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
-    check_groups(figures, shown.set_index("Workspace"), "workspace_id")
+    frame = table(app, "Output (tokens)").set_index("Model")
+    assert len(frame) == 2
+    check_groups(figures, frame, "model")
+    frame = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
+    check_groups(figures, frame.set_index("Workspace"), "workspace_id")
 
 
 def test_every_workspace_that_saves_is_among_the_prefixes(figures: Figures) -> None:
     saving = figures.rows(f"SELECT workspace_id, {SAVED} AS saved FROM turns", rest="GROUP BY 1")
-    shown = table(figures.page("savings"), "Cheaper TTL")
-    assert {name for name, saved in saving if saved} <= set(shown["Workspace"])
+    frame = table(figures.page("savings"), "Cheaper TTL")
+    assert {name for name, saved in saving if saved} <= set(frame["Workspace"])
 
 
 def test_workspaces(figures: Figures) -> None:
@@ -80,28 +80,28 @@ def test_workspaces(figures: Figures) -> None:
 
 def test_latency_by_prompt_length(figures: Figures) -> None:
     app = figures.page("latency")
-    shown = table(app, "Times shorter").set_index("Prompt tokens")
-    (model,) = set(shown["Model"])
-    own = f"model = '{model}'"
+    frame = table(app, "Times shorter").set_index("Prompt tokens")
+    (model,) = set(frame["Model"])
+    where = f"model = '{model}'"
     assert f"{model}, one of 2 models" in said(app, "text")
     for low, high in LENGTHS:
         for kind, sign in (("With a read", ">"), ("Without a read", "=")):
             if times := figures.first_tokens(low, high, sign, model):
-                row = shown.loc[f"{low:,} to {high:,}"]
+                row = frame.loc[f"{low:,} to {high:,}"]
                 assert row[kind] == len(times)
                 for share, name in ((0.5, "median"), (0.95, "95 %")):
                     true = times[math.ceil(share * len(times)) - 1]
                     shown_seconds = row[f"{kind}, {name} (s)"]
                     assert shown_seconds == pytest.approx(true, rel=0.0105), (low, kind, name)
     dots = bars(app, 0)
-    assert len(dots) == min(figures.value("COUNT(*)", where=own), 600)
+    assert len(dots) == min(figures.value("COUNT(*)", where=where), 600)
     with_read = int((dots["kind"] == "With a read").sum())
     assert f"{with_read} of them with a read" in alts(app)[0]
     overhead = sorted(
         max(first - prefill, 0.0)
         for first, prefill in figures.rows(
             "SELECT first_token_seconds, prefill_seconds FROM turns",
-            where=f"prefill_seconds IS NOT NULL AND {own}",
+            where=f"prefill_seconds IS NOT NULL AND {where}",
         )
     )
     drawn = bars(app, 2)
@@ -109,7 +109,7 @@ def test_latency_by_prompt_length(figures: Figures) -> None:
     assert drawn["value"].max() <= overhead[-1] * 1000 + 1e-6
 
 
-def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
+def check_turns(figures: Figures, frame: Any, where: str, limit: int) -> None:
     expected = figures.rows(
         f"""SELECT id, outcome, miss_reason, status, workspace_id, model, cache_read_tokens,
             cache_write_5m_tokens + cache_write_1h_tokens, {AUTOMATIC}, input_tokens - {AUTOMATIC},
@@ -120,18 +120,18 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
         where=where,
         rest=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
     )
-    assert list(shown["Id"]) == [row[0] for row in expected]
+    assert list(frame["Id"]) == [row[0] for row in expected]
     names = ["Outcome", "Not read because", "HTTP", "Workspace", "Model", "Read (tokens)"]
     names += ["Written (tokens)", "Reused automatically (tokens)", "Computed, not written (tokens)"]
     names += ["Output (tokens)", "First token (s)"]
     names += ["Cost ($)", "Net saved ($)", "Name", "Request id", "Duration (s)", "Error", "Client"]
     names += ["Engine"]
-    for (_, *values, reused), row in zip(expected, shown.to_dict("records"), strict=True):
-        told = f"; {reused:,} tokens reused" if reused else ""
+    for (_, *values, reused), row in zip(expected, frame.to_dict("records"), strict=True):
+        note = f"; {reused:,} tokens reused" if reused else ""
         if values[1]:
             title = ADVICE[values[1]].title
             values[1] = (
-                f"A later marker: {title[:1].lower()}{title[1:]}" if values[5] else f"{title}{told}"
+                f"A later marker: {title[:1].lower()}{title[1:]}" if values[5] else f"{title}{note}"
             )
         values[11:13] = [None if nano is None else nano / 1e9 for nano in values[11:13]]
         for name, value in zip(names, values, strict=True):
@@ -146,8 +146,8 @@ def test_requests(figures: Figures) -> None:
 
 
 def test_requests_of_one_reason(figures: Figures) -> None:
-    shown = table(figures.page("requests", reason=ADVICE["ttl_expired"].title), "Request id")
-    check_turns(figures, shown, "miss_reason = 'ttl_expired'", 200)
+    frame = table(figures.page("requests", reason=ADVICE["ttl_expired"].title), "Request id")
+    check_turns(figures, frame, "miss_reason = 'ttl_expired'", 200)
 
 
 def test_a_request_is_found_by_the_id_of_its_response(figures: Figures) -> None:
@@ -156,7 +156,7 @@ def test_a_request_is_found_by_the_id_of_its_response(figures: Figures) -> None:
     )[0]
     app = figures.page("requests", request=request_id)
     assert card(app, "Read from cache")[0] == f"{read:,}"
-    assert any(turn_id in each.value for each in app.text)
+    assert any(turn_id in element.value for element in app.text)
 
 
 def test_a_failed_request_says_what_went_wrong(figures: Figures) -> None:
@@ -166,15 +166,15 @@ def test_a_failed_request_says_what_went_wrong(figures: Figures) -> None:
         rest="LIMIT 1",
     )[0]
     app = figures.page("requests", request=turn_id)
-    told = {
+    details = {
         row["What"]: row["Value"]
-        for each in app.dataframe
-        if list(each.value.columns) == ["What", "Value"]
-        for row in each.value.to_dict("records")
+        for element in app.dataframe
+        if list(element.value.columns) == ["What", "Value"]
+        for row in element.value.to_dict("records")
     }
-    assert told["Error"] == error and told["HTTP status"] == "500"
-    assert told["Client"] == client and told["Outcome"] == "api_error"
-    assert told["Duration"] == formats.seconds(seconds)
+    assert details["Error"] == error and details["HTTP status"] == "500"
+    assert details["Client"] == client and details["Outcome"] == "api_error"
+    assert details["Duration"] == formats.seconds(seconds)
 
 
 def test_what_failed_is_counted_in_the_first_sentence(figures: Figures) -> None:
@@ -183,16 +183,16 @@ def test_what_failed_is_counted_in_the_first_sentence(figures: Figures) -> None:
             FROM (SELECT * FROM turns""",
         rest="ORDER BY opened_ms DESC, id DESC LIMIT 200)",
     )[0]
-    told = said(figures.page("requests"), "markdown")
-    assert f"{read:,} of the newest {count:,} requests" in told and f"{failed:,} failed" in told
+    text = said(figures.page("requests"), "markdown")
+    assert f"{read:,} of the newest {count:,} requests" in text and f"{failed:,} failed" in text
 
 
 def test_misses(figures: Figures) -> None:
     app = figures.page("why")
     nothing = "cache_read_tokens = 0"
     check_turns(figures, table(app, "Request id"), f"miss_reason IS NOT NULL AND {nothing}", 100)
-    shown = table(figures.page("why", reason=ADVICE["cold"].title), "Request id")
-    check_turns(figures, shown, f"miss_reason = 'cold' AND {nothing}", 100)
+    frame = table(figures.page("why", reason=ADVICE["cold"].title), "Request id")
+    check_turns(figures, frame, f"miss_reason = 'cold' AND {nothing}", 100)
 
 
 def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures) -> None:
@@ -218,7 +218,7 @@ def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures)
 
 
 def test_prefixes_are_labelled_by_their_last_request(figures: Figures) -> None:
-    shown = table(figures.page("savings"), "Cheaper TTL").set_index("Prefix id")
+    frame = table(figures.page("savings"), "Cheaper TTL").set_index("Prefix id")
     last = figures.rows(
         """SELECT prefix, name, cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
             id, MAX(opened_ms) FROM turns""",
@@ -226,6 +226,6 @@ def test_prefixes_are_labelled_by_their_last_request(figures: Figures) -> None:
         rest="GROUP BY prefix",
     )
     for prefix, name, tokens, turn_id, _ in last:
-        row = shown.loc[prefix]
+        row = frame.loc[prefix]
         assert row["Prefix"] == (name or f"{tokens:,} tokens · {prefix[:6]}")
         assert row["Last request"] == turn_id and row["Tokens"] == tokens

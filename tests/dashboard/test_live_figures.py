@@ -54,16 +54,18 @@ class Live:
 
     @property
     def answered(self) -> list[Counter[str]]:
-        return [usage for found in self.usages.values() for usage in found]
+        return [usage for listing in self.usages.values() for usage in listing]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return rows(self.data, query)
 
     def entries(self) -> list[dict[str, Any]]:
         """What the engines say themselves."""
-        own = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
         urls = [f"{engine}/v1/entries" for engine in self.engines]
-        return [each for url in urls for each in httpx.get(url, headers=own, timeout=60).json()]
+        return [
+            entry for url in urls for entry in httpx.get(url, headers=headers, timeout=60).json()
+        ]
 
     def metric(self, engine: str, name: str, label: str) -> dict[str, float]:
         """The values of one of an engine's `/metrics`, by a label."""
@@ -73,10 +75,10 @@ class Live:
 
     def ended(self) -> dict[str, float]:
         """The leases that ended, by how."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for engine in self.engines:
-            found.update(self.metric(engine, "leases_ended_total", "reason"))
-        return dict(found)
+            counts.update(self.metric(engine, "leases_ended_total", "reason"))
+        return dict(counts)
 
 
 def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
@@ -98,10 +100,10 @@ def send(gateway: str, chance: random.Random) -> dict[str, list[Counter[str]]]:
             reply = http.post(MESSAGES, json=body, headers=headers_of(keys[name]))
             usage = reply.raise_for_status().json()["usage"]
             names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
-            told = Counter({each: usage[each] for each in names})
+            counts = Counter({name: usage[name] for name in names})
             for ttl in ("5m", "1h"):
-                told[ttl] = usage["cache_creation"][f"ephemeral_{ttl}_input_tokens"]
-            usages[name].append(told)
+                counts[ttl] = usage["cache_creation"][f"ephemeral_{ttl}_input_tokens"]
+            usages[name].append(counts)
     return usages
 
 
@@ -110,9 +112,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     data = tmp_path_factory.mktemp("live")
     with running_fleet(data, 2, 1, {"ENGINE_NUM_BLOCKS": "700"}) as fleet:
         usages = send(fleet.gateway.url, random.Random(20261122))
-        found = Live(fleet.gateway.url, fleet.engines, fleet.gateway.data, usages)
-        eventually(lambda: found.rows("SELECT COUNT(*) FROM turns")[0][0] == NUM_TURNS)
-        yield found
+        site = Live(fleet.gateway.url, fleet.engines, fleet.gateway.data, usages)
+        eventually(lambda: site.rows("SELECT COUNT(*) FROM turns")[0][0] == NUM_TURNS)
+        yield site
 
 
 @pytest.fixture
@@ -122,25 +124,25 @@ def page(live: Live, show: Show) -> Page:
 
 def test_leases_are_the_engines_own_entries(live: Live, page: Page) -> None:
     app, entries = page("prefixes"), live.entries()
-    held = [each for each in entries if each["state"] == "leased"]
-    assert 0 < len(held) < len(entries), "some are leased, some are best effort"
+    leased = [entry for entry in entries if entry["state"] == "leased"]
+    assert 0 < len(leased) < len(entries), "some are leased, some are best effort"
     leases, below = card(app, "Leases")
-    assert (leases, below) == (str(len(held)), f"{len(entries) - len(held)} more best effort")
-    tokens = sum(each["tokens"] for each in held)
+    assert (leases, below) == (str(len(leased)), f"{len(entries) - len(leased)} more best effort")
+    tokens = sum(lease["tokens"] for lease in leased)
     assert card(app, "Tokens held")[0] == formats.compact(tokens)
-    told = said(app, "markdown")
-    assert f"**{len(held)} prefixes are promised**" in told
-    assert f"{formats.in_words(tokens)} tokens" in told
+    text = said(app, "markdown")
+    assert f"**{len(leased)} prefixes are promised**" in text
+    assert f"{formats.in_words(tokens)} tokens" in text
     minutes, seconds = card(app, "Ends next")[0].split(":")
-    soonest = min(each["expires_in_seconds"] for each in held)
-    shown = 60 * int(minutes) + int(seconds)
-    assert -1 < shown - soonest < 120, "in whole seconds, and asked for a moment earlier"
+    soonest = min(lease["expires_in_seconds"] for lease in leased)
+    remaining = 60 * int(minutes) + int(seconds)
+    assert -1 < remaining - soonest < 120, "in whole seconds, and asked for a moment earlier"
 
 
 def test_each_lease_has_its_own_counts_and_net(live: Live, page: Page) -> None:
-    shown = table(page("prefixes"), "Ends in")
-    entries = {each["entry"]: each for each in live.entries()}
-    assert set(shown["Entry"]) == set(entries)
+    frame = table(page("prefixes"), "Ends in")
+    entries = {entry["entry"]: entry for entry in live.entries()}
+    assert set(frame["Entry"]) == set(entries)
     ledger = {
         prefix: (saved, turn, tokens)
         for prefix, saved, turn, tokens, _ in live.rows(
@@ -150,7 +152,7 @@ def test_each_lease_has_its_own_counts_and_net(live: Live, page: Page) -> None:
         )
     }
     with_net = 0
-    for row in shown.to_dict("records"):
+    for row in frame.to_dict("records"):
         entry = entries[row["Entry"]]
         for name in ("Tokens", "Blocks", "Reads"):
             assert row[name] == entry[name.lower()], name
@@ -186,7 +188,7 @@ def test_keys_and_limits(live: Live, page: Page) -> None:
 
 def test_leases_kept_counts_how_they_ended(live: Live, page: Page) -> None:
     admin = Admin(live.gateway)
-    doomed = next(each for each in admin.get("leases") if each["entry"]["state"] == "leased")
+    doomed = next(lease for lease in admin.get("leases") if lease["entry"]["state"] == "leased")
     entry, workspace, engine = doomed["entry"]["entry"], doomed["workspace"], doomed["engine"]
     admin.delete(f"leases/{entry}?workspace={workspace}&engine={engine}")
     ended = live.ended()
@@ -195,10 +197,10 @@ def test_leases_kept_counts_how_they_ended(live: Live, page: Page) -> None:
     # The gateway puts down what engines told, and goes on when they are gone.
     put_down = lambda: admin.get("leases/kept")["lost"] == lost  # noqa: E731
     eventually(put_down)
-    share, told = card(page("overview"), "Leases kept")
+    share, line = card(page("overview"), "Leases kept")
     assert share == formats.percent(kept / (kept + sum(lost.values())))
-    assert told.startswith("early: ")
-    assert sum(int(part.split()[0]) for part in told.removeprefix("early: ").split(", ")) == sum(
+    assert line.startswith("early: ")
+    assert sum(int(part.split()[0]) for part in line.removeprefix("early: ").split(", ")) == sum(
         lost.values()
     )
 
@@ -209,14 +211,14 @@ def test_the_pool_is_in_use_alike_on_all_pages_and_in_metrics(live: Live, page: 
     leased = sum(pool["leased"] for pool in pools)
     in_use = (leased + sum(pool["active"] for pool in pools)) / total
     assert 0.05 < in_use < 0.95, "so that a wrong formula shows"
-    shown = formats.percent(in_use)
+    percentage = formats.percent(in_use)
     overview, memory, fleet = (page(name) for name in ("overview", "memory", "fleet"))
-    assert card(overview, "Pool in use")[0] == card(memory, "Pool in use")[0] == shown
+    assert card(overview, "Pool in use")[0] == card(memory, "Pool in use")[0] == percentage
     assert card(memory, "Leased")[0] == formats.percent(leased / total)
-    assert f"{shown} of their KV memory is in use" in said(fleet, "markdown")
-    each = sorted((pool["active"] + pool["leased"]) / sum(pool.values()) for pool in pools)
+    assert f"{percentage} of their KV memory is in use" in said(fleet, "markdown")
+    shares = sorted((pool["active"] + pool["leased"]) / sum(pool.values()) for pool in pools)
     for app in (overview, fleet):
-        assert sorted(table(app, "Pool in use")["Pool in use"]) == pytest.approx(each, abs=5.1e-4)
+        assert sorted(table(app, "Pool in use")["Pool in use"]) == pytest.approx(shares, abs=5.1e-4)
 
 
 def prompt_of(usage: Counter[str]) -> int:
@@ -225,13 +227,13 @@ def prompt_of(usage: Counter[str]) -> int:
 
 def test_savings_are_those_of_the_usage_that_clients_were_told(live: Live, page: Page) -> None:
     """Each answer's usage at the reference prices, against the cards and the table."""
-    app, told = page("savings"), Counter[str]()
+    app, totals = page("savings"), Counter[str]()
     for usage in live.answered:
-        told.update(usage)
-    assert min(told["cache_read_input_tokens"], told["5m"], told["1h"]) > 0
-    without = prompt_of(told) * INPUT + told["output_tokens"] * OUTPUT
-    premium = told["5m"] * (WRITE_5M - INPUT) + told["1h"] * (WRITE_1H - INPUT)
-    discount = told["cache_read_input_tokens"] * (INPUT - READ)
+        totals.update(usage)
+    assert min(totals["cache_read_input_tokens"], totals["5m"], totals["1h"]) > 0
+    without = prompt_of(totals) * INPUT + totals["output_tokens"] * OUTPUT
+    premium = totals["5m"] * (WRITE_5M - INPUT) + totals["1h"] * (WRITE_1H - INPUT)
+    discount = totals["cache_read_input_tokens"] * (INPUT - READ)
     for label, nano in {
         "Net saved": discount - premium,
         "Without a cache": without,
@@ -240,28 +242,34 @@ def test_savings_are_those_of_the_usage_that_clients_were_told(live: Live, page:
         "Actual cost": without + premium - discount,
     }.items():
         assert card(app, label)[0] == formats.dollars(nano), label
-    shown = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
-    by_workspace = shown.set_index("Workspace")
-    assert set(by_workspace.index) == {name for name, found in live.usages.items() if found}
+    frame = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
+    by_workspace = frame.set_index("Workspace")
+    assert set(by_workspace.index) == {name for name, listing in live.usages.items() if listing}
     for name, row in by_workspace.iterrows():
-        own = Counter[str]()
+        of_workspace = Counter[str]()
         for usage in live.usages[name]:
-            own.update(usage)
+            of_workspace.update(usage)
         assert row["Requests"] == len(live.usages[name])
-        assert row["Read (tokens)"] == own["cache_read_input_tokens"]
-        assert (row["Written 5m (tokens)"], row["Written 1h (tokens)"]) == (own["5m"], own["1h"])
+        assert row["Read (tokens)"] == of_workspace["cache_read_input_tokens"]
+        assert (row["Written 5m (tokens)"], row["Written 1h (tokens)"]) == (
+            of_workspace["5m"],
+            of_workspace["1h"],
+        )
         rest = row["Reused automatically (tokens)"] + row["Computed, not written (tokens)"]
-        assert rest == own["input_tokens"] and row["Output (tokens)"] == own["output_tokens"]
+        assert (
+            rest == of_workspace["input_tokens"]
+            and row["Output (tokens)"] == of_workspace["output_tokens"]
+        )
 
 
 def test_latency_counts_the_reads_that_clients_were_told(live: Live, page: Page) -> None:
-    shown = table(page("latency"), "Times shorter").set_index("Prompt tokens")
+    frame = table(page("latency"), "Times shorter").set_index("Prompt tokens")
     outside = Counter[tuple[str, str]]()
     for usage in live.answered:
-        low, high = next(each for each in LENGTHS if each[0] < prompt_of(usage) <= each[1])
+        low, high = next(bounds for bounds in LENGTHS if bounds[0] < prompt_of(usage) <= bounds[1])
         kind = "With a read" if usage["cache_read_input_tokens"] else "Without a read"
         outside[f"{low:,} to {high:,}", kind] += 1
     assert len({length for length, _ in outside}) > 1
     for (length, kind), count in outside.items():
-        assert shown.loc[length, kind] == count
-    assert shown[["With a read", "Without a read"]].sum().sum() == NUM_TURNS
+        assert frame.loc[length, kind] == count
+    assert frame[["With a read", "Without a read"]].sum().sum() == NUM_TURNS

@@ -26,8 +26,8 @@ def admin() -> Iterator[FakeAdmin]:
 def page(admin: FakeAdmin, show: Show) -> Page:
     """The named page, on which nothing went wrong, of a gateway that answers so."""
 
-    def open_in(name: str, found: dict[str, Any]) -> AppTest:
-        admin.answers = found
+    def open_in(name: str, replies: dict[str, Any]) -> AppTest:
+        admin.answers = replies
         return show(admin.url, name, ADMIN_KEY)
 
     return open_in
@@ -54,7 +54,7 @@ def test_a_gateway_that_is_away_is_said(page: Page, admin: FakeAdmin, name: str)
     admin.status = 503
     app.run()
     assert not app.exception
-    assert any("503" in each.value for each in (*app.error, *app.warning))
+    assert any("503" in element.value for element in (*app.error, *app.warning))
     admin.status = 200
     app.run()
     assert not app.error and not app.warning
@@ -63,19 +63,19 @@ def test_a_gateway_that_is_away_is_said(page: Page, admin: FakeAdmin, name: str)
 def test_memory_shows_shares_and_waste(page: Page) -> None:
     app = page("memory", answers("one bucket"))
     assert any("a recurrent state of 3 blocks" in caption.value for caption in app.caption)
-    shown = metrics(app)
+    values = metrics(app)
     assert [m.delta for m in app.metric if m.label == "Pool in use"] == [""], "nobody else uses it"
-    assert shown["Pool in use"] == "50.0%" and shown["Copied blocks"] == "3"
-    assert shown["Unused tokens"] == "12.5%"  # 64 tokens in 32 blocks of 16
+    assert values["Pool in use"] == "50.0%" and values["Copied blocks"] == "3"
+    assert values["Unused tokens"] == "12.5%"  # 64 tokens in 32 blocks of 16
 
 
 def test_memory_and_fleet_show_the_share_of_other_clients(page: Page) -> None:
-    found = answers("one bucket")
-    shared = found["/admin/v1/engines/memory"][0]["stats"]
+    replies = answers("one bucket")
+    shared = replies["/admin/v1/engines/memory"][0]["stats"]
     shared["foreign_running"] = 3
     shared["blocks"] |= {"foreign": 8, "active": 16, "free": 0}
-    found["/admin/v1/engines"][0]["stats"] = shared
-    memory = page("memory", found)
+    replies["/admin/v1/engines"][0]["stats"] = shared
+    memory = page("memory", replies)
     assert [m.delta for m in memory.metric if m.label == "Pool in use"] == [
         "12.5% by other clients"
     ]
@@ -83,13 +83,13 @@ def test_memory_and_fleet_show_the_share_of_other_clients(page: Page) -> None:
     assert pool[pool["Blocks are"] == "of them foreign"][["Blocks", "Share"]].values.tolist() == [
         [8, 0.125]
     ]
-    fleet = page("fleet", found).dataframe[0].value
+    fleet = page("fleet", replies).dataframe[0].value
     assert fleet[["Foreign", "Foreign running"]].values.tolist() == [[0.125, 3]]
 
 
 def test_memory_shows_the_store_on_disk(page: Page) -> None:
-    found = answers("one bucket")
-    stats = found["/admin/v1/engines/memory"][0]["stats"]
+    replies = answers("one bucket")
+    stats = replies["/admin/v1/engines/memory"][0]["stats"]
     stats["store"] = {
         "is_up": True,
         "max_bytes": 2**31,
@@ -98,38 +98,42 @@ def test_memory_shows_the_store_on_disk(page: Page) -> None:
         "leases": 4,
         "misses": {"short": 2, "checksum": 1},
     }
-    row = table(page("memory", found), "Of MiB").iloc[0]
+    row = table(page("memory", replies), "Of MiB").iloc[0]
     assert (row["State"], row["MiB"], row["Of MiB"]) == ("on", 2.0, 2048.0)
     assert (row["Entries"], row["Leases"], row["Damaged"]) == (5, 4, 3)
     assert row["Damages"] == "1 checksum, 2 short"
     stats["store"] = {"is_up": False, "refused": "newer"}
-    row = table(page("memory", found), "Of MiB").iloc[0]
+    row = table(page("memory", replies), "Of MiB").iloc[0]
     assert row["State"] == "off: it is of a newer version"
 
 
 def test_an_engine_without_a_map_says_so(page: Page) -> None:
-    found = answers("one bucket")
-    found["/admin/v1/engines/memory"][0]["memory"] |= {"cells": [], "unused_tokens": None}
-    app = page("memory", found)
+    replies = answers("one bucket")
+    replies["/admin/v1/engines/memory"][0]["memory"] |= {"cells": [], "unused_tokens": None}
+    app = page("memory", replies)
     assert "No map" in app.info[0].value
     assert metrics(app)["Unused tokens"] == "–"
 
 
 def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
-    found = answers("one bucket")
-    [own] = found["/admin/v1/engines"]
+    replies = answers("one bucket")
+    [engine] = replies["/admin/v1/engines"]
     others = [
         {"name": "exact_read", "is_kept": False, "note": "not told: start it with --tell"},
         {"name": "hold", "is_kept": False, "note": "no_hold: the server evicts when it wants"},
     ]
-    before = own["description"] | {"backend": "upstream", "upstream": "vllm", "guarantees": others}
-    found["/admin/v1/engines"] = [
-        own,
-        own | {"name": "engine-1"},
-        own | {"name": "engine-2", "description": before},
+    before = engine["description"] | {
+        "backend": "upstream",
+        "upstream": "vllm",
+        "guarantees": others,
+    }
+    replies["/admin/v1/engines"] = [
+        engine,
+        engine | {"name": "engine-1"},
+        engine | {"name": "engine-2", "description": before},
         engine_now(is_up=False, name="engine-3"),
     ]
-    app = page("fleet", found)
+    app = page("fleet", replies)
     table = next(f.value for f in app.dataframe if "Promise" in f.value)
     assert list(table.columns) == ["Promise", "native", "vllm, as it is"]
     rows = table.set_index("Promise")
@@ -137,50 +141,50 @@ def test_fleet_shows_what_each_engine_promises_and_why_not(page: Page) -> None:
     assert list(read) == ["yes: from its blocks", "no: not told: start it with --tell"]
     assert len(rows) == 6, "a row for each promise, whoever makes it"
     other = {"name": "exact_read", "is_kept": False, "note": "an older engine"}
-    older = own["description"] | {"guarantees": [other]}
-    found["/admin/v1/engines"] = [own, own | {"name": "engine-4", "description": older}]
-    table = next(f.value for f in page("fleet", found).dataframe if "Promise" in f.value)
+    older = engine["description"] | {"guarantees": [other]}
+    replies["/admin/v1/engines"] = [engine, engine | {"name": "engine-4", "description": older}]
+    table = next(f.value for f in page("fleet", replies).dataframe if "Promise" in f.value)
     read = table.set_index("Promise").loc["A read is what memory reused"]
     assert list(read) == ["engine-0: yes: from its blocks; engine-4: no: an older engine"]
 
 
 def test_fleet_names_engines_that_do_not_keep_workspaces_apart(page: Page) -> None:
     """All are ready, and so nothing else would be said above the tables."""
-    found = answers("one bucket")
-    [own] = found["/admin/v1/engines"]
+    replies = answers("one bucket")
+    [engine] = replies["/admin/v1/engines"]
     cause = "ExampleConnector (tokens and *images*) may give one workspace what another wrote"
-    shared = own["description"] | {
+    shared = engine["description"] | {
         "guarantees": [{"name": "isolation", "is_kept": False, "note": cause}]
     }
-    found["/admin/v1/engines"] = [own, own | {"name": "engine-1", "description": shared}]
-    app = page("fleet", found)
+    replies["/admin/v1/engines"] = [engine, engine | {"name": "engine-1", "description": shared}]
+    app = page("fleet", replies)
     (warning,) = app.warning
     assert "not kept apart on 1 of 2 engines" in warning.value
     assert f"engine-1: {cause}" in [text.value for text in app.text]
-    found["/admin/v1/engines"] = [own]
-    assert not page("fleet", found).warning
+    replies["/admin/v1/engines"] = [engine]
+    assert not page("fleet", replies).warning
 
 
 def test_fleet_shows_each_adapter_with_the_engines_that_have_it(page: Page) -> None:
     """By its weights: one that was trained anew stands twice until all engines have it."""
-    found = answers("one bucket")
-    [own] = found["/admin/v1/engines"]
+    replies = answers("one bucket")
+    [engine] = replies["/admin/v1/engines"]
     blue = {"name": "blue", "digest": "b" * 64, "rank": 4, "num_bytes": 2**20}
     judge = {**blue, "name": "judge", "invocation": "<judge>", "is_leaving": True}
-    with_both = own["description"] | {"adapters": [blue, judge]}
-    with_newer = own["description"] | {"adapters": [blue | {"digest": "c" * 64}]}
-    found["/admin/v1/engines"] = [
-        own | {"description": with_both},
-        own | {"name": "engine-1", "description": with_both},
-        own | {"name": "engine-2", "description": with_newer},
+    with_both = engine["description"] | {"adapters": [blue, judge]}
+    with_newer = engine["description"] | {"adapters": [blue | {"digest": "c" * 64}]}
+    replies["/admin/v1/engines"] = [
+        engine | {"description": with_both},
+        engine | {"name": "engine-1", "description": with_both},
+        engine | {"name": "engine-2", "description": with_newer},
     ]
-    assert table(page("fleet", found), "Acts from").values.tolist() == [
+    assert table(page("fleet", replies), "Acts from").values.tolist() == [
         ["m:blue", "loaded", "the start", 4, 1.0, "b" * 12, "engine-0, engine-1"],
         ["m:blue", "loaded", "the start", 4, 1.0, "c" * 12, "engine-2"],
         ["m:judge", "leaving", "'<judge>'", 4, 1.0, "b" * 12, "engine-0, engine-1"],
     ]
-    found["/admin/v1/engines"] = [own]
-    assert not any("Acts from" in each.value for each in page("fleet", found).dataframe)
+    replies["/admin/v1/engines"] = [engine]
+    assert not any("Acts from" in element.value for element in page("fleet", replies).dataframe)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_blocks_are_added_moved_and_taken_out(page: Page) -> None:
     assert texts(app)[:2] == [rules, handbook]
     app.button(key="drop_1").click().run()
     assert handbook not in texts(app) and question in texts(app)
-    code = " ".join(each.value for each in app.code)
+    code = " ".join(element.value for element in app.code)
     assert '"tools"' in code and "log_ship" in code and "HOLDFAST_API_KEY" in code
 
 
@@ -254,18 +258,18 @@ def test_an_image_that_the_chosen_model_will_not_see_is_said(
     app.segmented_control(key="playground_mode").set_value("JSON or curl").run()
     app.text_area(key="playground_pasted").set_value("{}").run()
     assert not app.exception, app.exception
-    told = said(app, "warning")
-    assert ("2 images in this request: this model will not see them" in told) is warned
+    warnings = said(app, "warning")
+    assert ("2 images in this request: this model will not see them" in warnings) is warned
 
 
 def test_hostile_text_stays_in_cells_and_plain_text(page: Page) -> None:
-    found = answers("one bucket")
-    for lease in found["/admin/v1/leases"]:
+    replies = answers("one bucket")
+    for lease in replies["/admin/v1/leases"]:
         lease["workspace"] = lease["engine"] = HOSTILE
-    for engine in (*found["/admin/v1/engines"], *found["/admin/v1/engines/memory"]):
+    for engine in (*replies["/admin/v1/engines"], *replies["/admin/v1/engines/memory"]):
         engine["name"] = HOSTILE
-    found["/admin/v1/engines/memory"][0]["model"] = HOSTILE
+    replies["/admin/v1/engines/memory"][0]["model"] = HOSTILE
     for name in ("prefixes", "memory", "fleet"):
-        app = page(name, found)
+        app = page(name, replies)
         for element in (*app.markdown, *app.caption, *app.info, *app.metric, *app.subheader):
             assert "evil.test" not in str(element.value)

@@ -41,8 +41,8 @@ class Site:
         eventually(lambda: self.kept()["held"] == before + NUM_LEASES)
 
     def kept(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.fleet.gateway.get("leases/kept")
-        return found
+        shares: dict[str, Any] = self.fleet.gateway.get("leases/kept")
+        return shares
 
     def metric(self, series: str) -> float:
         url = f"{self.fleet.gateway.url}/metrics"
@@ -98,11 +98,11 @@ def check_down(site: Site, visit: Visit, lost: int) -> None:
     (down,) = site.fleet.gateway.get("conditions")[:1]
     assert down["kind"] == "engine_not_answering"
     visit.open("/?range=1h")
-    told = wait_for_card(visit, "not known since")
+    card = wait_for_card(visit, "not known since")
     since = formats.since(site.kept()["not_known_since_ms"])
-    assert f"{NUM_LEASES} not known since {since}" in told
-    assert "100" not in told
-    assert ("lost in a restart" in told) == (lost > 0)
+    assert f"{NUM_LEASES} not known since {since}" in card
+    assert "100" not in card
+    assert ("lost in a restart" in card) == (lost > 0)
     assert not is_green(visit)
     for path, words in (
         ("/memory", "The engine does not tell what is in its memory"),
@@ -122,9 +122,9 @@ def check_down(site: Site, visit: Visit, lost: int) -> None:
 def check_back(site: Site, visit: Visit, lost: int) -> None:
     """When it is back, they ended early, and every place says how many and why."""
     visit.open("/?range=1h")
-    told = wait_for_card(visit, f"early: {lost} lost in a restart")
+    card = wait_for_card(visit, f"early: {lost} lost in a restart")
     assert visit.metric("Leases kept") == "0.0%"
-    assert "not known" not in told
+    assert "not known" not in card
     assert not is_green(visit)
     strip = visit.page.get_by_text("engine-0 has ended leases before their time since")
     strip.filter(has_text=f"{lost} lost in a restart").first.wait_for(timeout=WAIT_MS)

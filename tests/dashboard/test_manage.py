@@ -38,7 +38,7 @@ def works(gateway: str, key: str) -> bool:
 def test_a_workspace_is_made_limited_archived_and_restored(page: AppTest, admin: Admin) -> None:
     page.text_input(key="new_id_0").set_value("desk")
     press(page, "Create workspace")
-    assert "desk" in [each["id"] for each in admin.get("workspaces")]
+    assert "desk" in [workspace["id"] for workspace in admin.get("workspaces")]
     page.selectbox(key="limit_workspace").set_value("desk").run()
     page.number_input[0].set_value(60)
     page.selectbox(key="auto_cache_desk").set_value("prefix")
@@ -63,22 +63,22 @@ def test_a_key_is_shown_once_rotated_and_revoked(page: AppTest, admin: Admin, ga
     page.selectbox(key="key_workspace").set_value("keys")
     page.text_input(key="key_name_0").set_value("robot")
     press(page, "Create key")
-    made = page.code[0].value
-    assert works(gateway, made)
+    key = page.code[0].value
+    assert works(gateway, key)
     page.run()
-    assert made in [each.value for each in page.code], "a refresh does not take it away"
+    assert key in [element.value for element in page.code], "a refresh does not take it away"
     press(page, "Dismiss")
-    assert made not in [each.value for each in page.code], "it is shown until it is dismissed"
+    assert key not in [element.value for element in page.code], "it is shown until it is dismissed"
     (info,) = admin.get("keys?workspace=keys")
     label = f"keys · robot · {info['id']}"
     page.selectbox(key="rotate_label").set_value(label)
     page.selectbox(key="rotate_grace").set_value("none: it ends now")
     press(page, "Rotate key")
-    assert works(gateway, made), "the old key does not end unconfirmed"
+    assert works(gateway, key), "the old key does not end unconfirmed"
     page.checkbox(key="rotate_sure").set_value(True)
     press(page, "Rotate key")
     successor = page.code[0].value
-    assert works(gateway, successor) and not works(gateway, made)
+    assert works(gateway, successor) and not works(gateway, key)
     new = next(k for k in admin.get("keys?workspace=keys") if k["id"] != info["id"])
     page.run()
     page.selectbox(key="revoke_label").set_value(f"keys · robot · {new['id']}").run()
@@ -93,8 +93,8 @@ def test_what_the_gateway_refuses_is_said_as_plain_text(page: AppTest, admin: Ad
     press(page, "Create workspace")
     assert page.text_input(key="new_id_0").value == "not an id :red[x]", "it clears nothing"
     assert page.text_input(key="new_name_0").value == "A desk"
-    assert any("id" in each.value and "400" in each.value for each in page.text)
-    assert not any(":red[x]" in str(each.value) for each in (*page.markdown, *page.error))
+    assert any("id" in element.value and "400" in element.value for element in page.text)
+    assert not any(":red[x]" in str(element.value) for element in (*page.markdown, *page.error))
 
 
 def test_a_key_that_may_only_read_sees_all_and_is_offered_no_change(
@@ -123,8 +123,8 @@ def test_a_change_whose_answer_did_not_come_is_not_said_to_be_none(
     """It was made."""
     ask = httpx.Client.request
 
-    def lose(client: httpx.Client, method: str, *asked: Any, **options: Any) -> httpx.Response:
-        reply = ask(client, method, *asked, **options)
+    def lose(client: httpx.Client, method: str, *arguments: Any, **options: Any) -> httpx.Response:
+        reply = ask(client, method, *arguments, **options)
         if method == "POST":
             raise httpx.ReadTimeout("late")
         return reply
@@ -133,7 +133,7 @@ def test_a_change_whose_answer_did_not_come_is_not_said_to_be_none(
     page.text_input(key="new_id_0").set_value("late")
     press(page, "Create workspace")
     monkeypatch.undo()
-    assert "late" in [each["id"] for each in admin.get("workspaces")]
+    assert "late" in [workspace["id"] for workspace in admin.get("workspaces")]
     assert "Whether it was changed is not known: the tables tell." in said(page)
     assert "Nothing was changed" not in said(page)
 

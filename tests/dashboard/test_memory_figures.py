@@ -59,7 +59,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
     }
     with running_fleet(data, settings=settings) as fleet:
         admin, keys = fleet.gateway, {}
-        found = Sent(admin.url, admin.data)
+        traffic = Sent(admin.url, admin.data)
         for workspace, names in {"desk": ("chat", "batch"), "code": ("agent",)}.items():
             admin.workspace(workspace)
             for name in names:
@@ -67,13 +67,13 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
         # Overlapping: one system prompt, and longer ones that begin with it.
         plain = marked(RULES)
         for workspace, name in (("desk", "chat"), ("code", "agent")):
-            found.turn(workspace, name, keys[workspace, name], plain, "Why?")
+            traffic.turn(workspace, name, keys[workspace, name], plain, "Why?")
         for number in range(3):
             longer = [*plain, *marked(f"{number}. " + "The sea is calm. " * (20 + number))]
-            found.turn("desk", "batch", keys["desk", "batch"], longer, "And now?")
+            traffic.turn("desk", "batch", keys["desk", "batch"], longer, "And now?")
         count = "SELECT COUNT(*) FROM turns"
-        eventually(lambda: rows(found.data, count)[0][0] == 5)
-        yield found
+        eventually(lambda: rows(traffic.data, count)[0][0] == 5)
+        yield traffic
 
 
 def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: Show) -> None:
@@ -81,7 +81,7 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
     whole = table(app, "Workspace").set_index("Workspace")
     assert whole["Share"].sum() == pytest.approx(1, abs=5.1e-4 * len(whole)), "no more, no less"
     assert whole["Blocks"].sum() == NUM_BLOCKS
-    shown = whole.drop("Free")
+    frame = whole.drop("Free")
     outside = Counter[str]()
     for (workspace, _), blocks in sent.blocks.items():
         outside[workspace] += blocks
@@ -92,22 +92,22 @@ def test_memory_is_told_by_workspace_and_key_each_block_once(sent: Sent, show: S
            cache_write_5m_tokens + cache_write_1h_tokens FROM turns""",
     ):
         in_sql[workspace] += added(read, written)
-    assert dict(shown["Leased"]) == dict(outside) == dict(in_sql)
+    assert dict(frame["Leased"]) == dict(outside) == dict(in_sql)
     # What was not marked is kept without an entry, and told by workspace alone.
     (pool,) = Admin(sent.gateway).get("engines/memory")
     blocks = pool["stats"]["blocks"]
-    assert shown["Leased"].sum() == blocks["leased"] and blocks["best_effort"] == 0
-    assert shown["Without an entry"].sum() == blocks["cached"]
-    assert shown["Blocks"].sum() == NUM_BLOCKS - blocks["free"]
+    assert frame["Leased"].sum() == blocks["leased"] and blocks["best_effort"] == 0
+    assert frame["Without an entry"].sum() == blocks["cached"]
+    assert frame["Blocks"].sum() == NUM_BLOCKS - blocks["free"]
     leased = outside.total() / NUM_BLOCKS
     assert card(app, "Leased")[0] == f"{leased:.1%}" and f"**{leased:.1%}** is promised" in said(
         app
     )
     assert card(app, "Free")[0] == f"{blocks['free'] / NUM_BLOCKS:.1%}"
     # Blocks are drawn as counts, and none of them as a share.
-    (drawn,) = (each for each in app.dataframe if "Best effort" in each.value.columns)
+    (drawn,) = (element for element in app.dataframe if "Best effort" in element.value.columns)
     columns = json.loads(drawn.proto.columns)
-    kinds = {name: each.get("type_config", {}).get("type") for name, each in columns.items()}
+    kinds = {name: column.get("type_config", {}).get("type") for name, column in columns.items()}
     assert kinds["Share"] == "progress"
     assert {kinds[name] for name in ("Leased", "Best effort", "Without an entry")} == {"number"}
     # By key: the one that wrote; and what has no prefix has none.

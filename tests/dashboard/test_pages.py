@@ -18,24 +18,28 @@ def test_empty(show: Show, gateways: Gateways, page: str) -> None:
     """No number is 0 that is unknown, and what stands there says how that changes."""
     app = show(gateways.url("empty"), page)
     assert "No requests in this range" in said(app)
-    shown = metrics(app)
+    values = metrics(app)
     if page == "overview":
-        assert (shown["Token hit rate"], shown["Net saved"], shown["Requests"]) == ("–", "–", "0")
-        assert shown["First token, with a read"] == "–"
+        assert (values["Token hit rate"], values["Net saved"], values["Requests"]) == (
+            "–",
+            "–",
+            "0",
+        )
+        assert values["First token, with a read"] == "–"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_one_row(show: Show, gateways: Gateways, page: str) -> None:
     app = show(gateways.url("one_row"), page)
-    shown = metrics(app)
+    values = metrics(app)
     match page:
         case "overview":
             # 2,000 written at 25 % above the price of a token, a millionth of a dollar.
-            assert (shown["Requests"], shown["Net saved"]) == ("1", ":red[−$0.000500]")
-            assert "100.0% · 1 request" in [each.value for each in app.text]
-            assert shown["Leases kept"] == "–", "no engine runs, so none has ended"
+            assert (values["Requests"], values["Net saved"]) == ("1", ":red[−$0.000500]")
+            assert "100.0% · 1 request" in [element.value for element in app.text]
+            assert values["Leases kept"] == "–", "no engine runs, so none has ended"
         case "savings":
-            assert shown["Write premium"] == "$0.000500"
+            assert values["Write premium"] == "$0.000500"
         case "workspaces":
             assert table(app, "Hit rate").loc[0, "Requests"] == 1
         case _:
@@ -55,7 +59,7 @@ def test_requests_without_a_token_draw_no_empty_chart(show: Show, gateways: Gate
 def test_many_rows(show: Show, gateways: Gateways, page: str) -> None:
     """The gateway sums them: no page gets more than it draws."""
     app = show(gateways.url("many"), page, range="30d")
-    assert all(len(each.value) <= 200 for each in app.dataframe)
+    assert all(len(element.value) <= 200 for element in app.dataframe)
     if page == "workspaces":
         in_range = table(app, "Hit rate")["Requests"].sum()
         assert NUM_MANY * 0.99 < in_range <= NUM_MANY

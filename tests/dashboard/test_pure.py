@@ -82,14 +82,14 @@ def test_no_label_of_an_axis_of_time_stands_twice_whatever_the_hour(minutes: int
 
 
 @pytest.mark.parametrize(
-    ("hours", "shown"),
+    ("hours", "label"),
     [(None, "24h"), (0.0, "1h"), (0.9, "1h"), (1.1, "6h"), (7, "24h"), (99, "24h")],
 )
-def test_the_first_range_has_all_requests_of_a_first_day(hours: float | None, shown: str) -> None:
+def test_the_first_range_has_all_requests_of_a_first_day(hours: float | None, label: str) -> None:
     now = 1_800_000_000_000
     first_ms = None if hours is None else now - int(hours * 3_600_000)
     about = msgspec.convert(made(About, now_ms=now, first_ms=first_ms), About)
-    assert first_range(about) == shown
+    assert first_range(about) == label
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_change_is_of_what_was(now: int | None, before: int | None, text: str)
 )
 def test_a_share_changes_by_points(now: float | None, before: float | None, text: str) -> None:
     assert formats.points(now, before, is_comparable=True) == text
-    told = f"period before: {formats.percent(before)}"
-    assert formats.points(now, before, is_comparable=False) == told
+    note = f"period before: {formats.percent(before)}"
+    assert formats.points(now, before, is_comparable=False) == note
 
 
 @pytest.mark.parametrize("chosen", RANGES)
@@ -135,7 +135,7 @@ def test_a_range_ends_after_now_at_a_time_that_all_share(chosen: str) -> None:
     assert selection.span(NOW + timedelta(seconds=1)) == (since, until)
 
 
-def usage(*savings: int, **told: Any) -> Usage:
+def usage(*savings: int, **fields: Any) -> Usage:
     """Buckets of an hour, the first and the last cut by the range."""
     ends = (0, len(savings) - 1)
     series = [
@@ -144,7 +144,7 @@ def usage(*savings: int, **told: Any) -> Usage:
     ]
     until = len(savings) * 3_600_000 - 600_000
     span = {"since_ms": 1_800_000, "until_ms": until, "bucket_seconds": 3600}
-    return msgspec.convert(made(Usage, series=series, **span, **told), Usage)
+    return msgspec.convert(made(Usage, series=series, **span, **fields), Usage)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_a_chart_begins_with_the_first_request_where_most_came_before_it(
     first: int | None, minutes: int
 ) -> None:
     """It spans a tenth of the range at least: 56 minutes of these 9 hours and 20 minutes."""
-    found = usage(*([0] * 10))
-    starts = [] if first is None else [found.series[first].start_ms]
-    assert first_shown(starts, found.since_ms, found.until_ms) == minutes * 60_000
+    report = usage(*([0] * 10))
+    starts = [] if first is None else [report.series[first].start_ms]
+    assert first_shown(starts, report.since_ms, report.until_ms) == minutes * 60_000
 
 
 def test_a_chart_of_load_spans_a_few_intervals_and_ends_with_the_range() -> None:
@@ -230,9 +230,9 @@ def test_no_comparison_gives_the_reason_that_holds() -> None:
 
 def test_an_engine_that_is_drained_and_down_is_down() -> None:
     """It was blue and `draining`, and one that is drained was counted among the ready ones."""
-    told = engine_now(True) | {"is_draining": True}
+    engine = engine_now(True) | {"is_draining": True}
     for status, state in (("ready", "draining"), ("down", "down, draining")):
-        report = msgspec.convert(told | {"status": status}, EngineReport)
+        report = msgspec.convert(engine | {"status": status}, EngineReport)
         assert state_of(report) == state
 
 
@@ -266,9 +266,9 @@ def finding(path: str, change: str, text: str) -> Finding:
 
 
 def test_a_legend_names_no_ttl_class_without_a_token() -> None:
-    shown = with_tokens(TOKENS["light"], ["Written, 1 hour", "Computed, not written"])
-    assert [name for name in shown if name.startswith("Written, ")] == ["Written, 1 hour"]
-    assert "Read from cache" in shown, "what is no TTL class is always named"
+    names = with_tokens(TOKENS["light"], ["Written, 1 hour", "Computed, not written"])
+    assert [name for name in names if name.startswith("Written, ")] == ["Written, 1 hour"]
+    assert "Read from cache" in names, "what is no TTL class is always named"
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_words_between_backticks_are_code_and_all_else_is_as_it_came(
 
 
 def test_a_cell_that_begins_like_a_formula_is_text() -> None:
-    told = as_csv([{"a": "=1+1", "b": -1, "c": "@x"}, {"a": 'say "no"', "b": None, "c": "\t"}])
-    assert told == 'a,b,c\n\'=1+1,-1,\'@x\n"say ""no""",,\'\t\n'
+    text = as_csv([{"a": "=1+1", "b": -1, "c": "@x"}, {"a": 'say "no"', "b": None, "c": "\t"}])
+    assert text == 'a,b,c\n\'=1+1,-1,\'@x\n"say ""no""",,\'\t\n'
     assert as_csv([]) == ""
 
 
@@ -433,8 +433,8 @@ def test_code_to_copy_is_whole_and_has_no_key() -> None:
     for path in ("/v1/messages", "/v1/chat/completions"):
         compile(prompt.python("http://x", path, body), "code", "exec")
     shell = prompt.curl("http://x", "/v1/messages", body).replace("curl ", "printf '%s\\n' ", 1)
-    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True)
-    assert json.dumps(body, indent=2, ensure_ascii=False) in told.stdout
+    output = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert json.dumps(body, indent=2, ensure_ascii=False) in output.stdout
 
 
 @pytest.mark.parametrize(("automatic", "reused"), [(0, 0), (40, 0), (70, 20), (500, 50)])
@@ -450,10 +450,10 @@ def test_a_marker_elsewhere_would_have_held_what_is_before_it() -> None:
     blocks = [Block("system", "a", "1h"), Block("system", "b", "5m"), Block("user", "c")]
     rows = prompt.part_rows(blocks, prompt.counts_of(a_turn(100, 20, **PARTS)), [100, 150])
     assert [row["tokens"] for row in rows] == [100, 50, 50]
-    told = prompt.elsewhere_rows(rows)
-    assert [row["It reads"] for row in told] == [100, 150, 200]
-    assert [row["Known"] for row in told] == ["exactly"] * 3
-    assert told[-1]["Of the prompt"] == 1.0
+    markers = prompt.elsewhere_rows(rows)
+    assert [row["It reads"] for row in markers] == [100, 150, 200]
+    assert [row["Known"] for row in markers] == ["exactly"] * 3
+    assert markers[-1]["Of the prompt"] == 1.0
 
 
 def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> Turn:

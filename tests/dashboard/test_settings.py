@@ -30,9 +30,9 @@ def test_a_wrong_setting_ends_the_start_and_is_named(
 ) -> None:
     monkeypatch.setenv(f"DASHBOARD_{name}", wrong)
     assert main([]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"dashboard: DASHBOARD_{name}: ")
-    assert len(told.splitlines()) == 1 and "Value error" not in told
+    error = capsys.readouterr().err
+    assert error.startswith(f"dashboard: DASHBOARD_{name}: ")
+    assert len(error.splitlines()) == 1 and "Value error" not in error
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,8 +227,8 @@ def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
     now = [0.0]
     sessions = Sessions(100.0, lambda: now[0])
     first, second = sessions.open(client_of("a"), ABOUT), sessions.open(client_of("a"), ABOUT)
-    found = [sessions.find(first), sessions.find(second)]
-    assert found[0] and found[1] and found[0].client is found[1].client, "one key, one client"
+    pair = [sessions.find(first), sessions.find(second)]
+    assert pair[0] and pair[1] and pair[0].client is pair[1].client, "one key, one client"
     sessions.close(first)
     assert sessions.find(first) is None and sessions.find(second) is not None
     now[0] = 100.0
@@ -244,15 +244,15 @@ def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
 def test_the_document_names_the_scripts_that_pages_want_and_all_that_these_import() -> None:
     """Where a version of Streamlit names them otherwise, this fails and pages are only slower."""
     chunks = document.manifest()
-    found = document.scripts(chunks)
+    files = document.scripts(chunks)
     for name in document.WANTED:
-        assert any(Path(file).name.startswith(f"{name}.") for file in found), name
-    assert len(found) == len(set(found)) > len(document.WANTED)
+        assert any(Path(file).name.startswith(f"{name}.") for file in files), name
+    assert len(files) == len(set(files)) > len(document.WANTED)
     for chunk in chunks.values():
-        if chunk["file"] in found:
-            assert {chunks[key]["file"] for key in chunk.get("imports", [])} <= set(found)
-    assert not any("PlotlyChart" in file or "EChartsChart" in file for file in found)
+        if chunk["file"] in files:
+            assert {chunks[key]["file"] for key in chunk.get("imports", [])} <= set(files)
+    assert not any("PlotlyChart" in file or "EChartsChart" in file for file in files)
     head = document.document().split("</head>")[0]
-    for file in found:
+    for file in files:
         assert (document.FOLDER / file).is_file()
         assert f'<link rel="modulepreload" href="./{file}">' in head

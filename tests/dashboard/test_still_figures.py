@@ -54,8 +54,8 @@ def opened(show: Show, url: str, name: str, minutes: int) -> AppTest:
 def test_where_hits_are_lost_stands_still_without_traffic(show: Show, gateway: str) -> None:
     def seen(minutes: int) -> Any:
         app = opened(show, gateway, "fleet", minutes)
-        [told] = [each.value for each in app.caption if "sample" in each.value]
-        return alts(app)[0], told, bars(app, 0)["tokens"].tolist()
+        [note] = [element.value for element in app.caption if "sample" in element.value]
+        return alts(app)[0], note, bars(app, 0)["tokens"].tolist()
 
     first = seen(1)
     assert "2,000 requests" in first[1] and "3,000 requests of this range" in first[1]

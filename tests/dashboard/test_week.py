@@ -40,15 +40,15 @@ def has_come(app: AppTest) -> AppTest:
 
 def test_the_lines_are_those_of_the_api(show: Show, gateway: str) -> None:
     app = has_come(show(gateway, "overview"))
-    found = Admin(gateway).get("advice/summary")
-    assert found["lines"]
-    for line in found["lines"]:
+    summary = Admin(gateway).get("advice/summary")
+    assert summary["lines"]
+    for line in summary["lines"]:
         tokens = f"{line['multiples']:,.0f} input tokens"
         worth = formats.dollars(line["nano"])
         worth += "" if tokens in line["text"] else f" ({tokens})"
-        assert f"{worth}: {line['text']}" in [each.value for each in app.text]
-    assert len(app.expander) == (len(found["lines"]) > 3), "three stand in the open"
-    assert any(each.value.startswith(found["text"]) for each in app.caption)
+        assert f"{worth}: {line['text']}" in [element.value for element in app.text]
+    assert len(app.expander) == (len(summary["lines"]) > 3), "three stand in the open"
+    assert any(element.value.startswith(summary["text"]) for element in app.caption)
 
 
 def followed(show: Show, url: str, kind: str) -> tuple[Any, AppTest]:
@@ -67,8 +67,8 @@ def test_a_line_leads_to_the_page_that_shows_it(show: Show, gateway: str) -> Non
     assert (state["range"], state["workspace"], state["model"]) == ("7d", "nonces", "m")
     block, _, what = line["text"].partition(", ")[2].partition(", ")[2].partition(": ")
     block = block.rpartition(" ")[2]
-    assert any(each.value.startswith(f"{block}: {what}") for each in app.text)
-    assert any(f"{line['num_turns']} requests" in each.value for each in app.text)
+    assert any(element.value.startswith(f"{block}: {what}") for element in app.text)
+    assert any(f"{line['num_turns']} requests" in element.value for element in app.text)
 
 
 def test_what_is_unpaid_is_the_loss_that_savings_shows(show: Show, gateway: str) -> None:
@@ -81,7 +81,7 @@ def test_what_is_unpaid_is_the_loss_that_savings_shows(show: Show, gateway: str)
 
 def test_a_chosen_workspace_has_its_own_advice(show: Show, gateway: str) -> None:
     app = has_come(show(gateway, "overview", workspace="sound"))
-    assert any(each.value.startswith("Nothing to advise.") for each in app.info)
+    assert any(element.value.startswith("Nothing to advise.") for element in app.info)
     app.selectbox(key="workspace").set_value("nonces").run()
     assert "Workspace nonces" in said(has_come(app), "text")
 
@@ -93,7 +93,7 @@ def test_the_page_stands_where_no_advice_comes(monkeypatch: pytest.MonkeyPatch) 
         sign_in(monkeypatch, fake.url, FAKE_KEY)
         app = open_page("overview")
         deadline = time.monotonic() + WAIT_SECONDS
-        while not any("There is no advice now" in each.value for each in app.info):
+        while not any("There is no advice now" in element.value for element in app.info):
             assert time.monotonic() < deadline
             app.run()
         assert not app.exception

@@ -50,9 +50,9 @@ def fleet(folders: Path) -> Iterator[Fleet]:
         "ENGINE_MIN_CACHE_TOKENS": "32",
         "ENGINE_NUM_BLOCKS": "512",
     }
-    own = [{"ENGINE_ADAPTERS": str(folders / name)} for name in ("first", "second")]
+    per_engine = [{"ENGINE_ADAPTERS": str(folders / name)} for name in ("first", "second")]
     gateway = {"HOLDFAST_MODELS": str(folders / "models.toml")}
-    with running_fleet(folders, 2, 1, settings, gateway, "native", own) as fleet:
+    with running_fleet(folders, 2, 1, settings, gateway, "native", per_engine) as fleet:
         yield fleet
 
 
@@ -141,8 +141,8 @@ def test_an_unknown_adapter_is_a_404_in_each_dialect(gateway: Gateway, model: st
     for path, reply in replies.items():
         assert reply.status_code == 404, path
         assert model in reply.json()["error"]["message"]
-    told = replies["/v1/messages"].json()
-    assert (told["type"], told["error"]["type"]) == ("error", "not_found_error")
+    error = replies["/v1/messages"].json()
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
     with OpenAI(base_url=f"{gateway.url}/v1", api_key=API_KEY) as client:
         with pytest.raises(NotFoundError, match="model"):
             client.responses.create(model=model, input="hi")
@@ -162,7 +162,7 @@ def test_adapters_come_and_go_under_turns(fleet: Fleet, gateway: Gateway, folder
     tokens = invocation_of(model)
     write_adapter(model, folders / "second" / "judge", 2, alora_invocation_tokens=tokens)
     loaded = gateway.post("engines/engine-1/adapters", {"name": "judge"})
-    assert {one["name"] for one in loaded["description"]["adapters"]} == {"blue", "judge"}
+    assert {adapter["name"] for adapter in loaded["description"]["adapters"]} == {"blue", "judge"}
     gateway.delete("engines/engine-0/adapters/judge")
     turn = ask(gateway, "tiny:judge", text("cherry"))
     assert gateway.recorded(turn.id)["engine"] == "engine-1"

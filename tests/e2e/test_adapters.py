@@ -84,8 +84,8 @@ def either(request: pytest.FixtureRequest, model: Path, folder: Path) -> Iterato
 
 def adapters_of(engine: Engine) -> dict[str, AdapterInfo]:
     """By name; of two, one of which leaves, the one that stays."""
-    found = engine.get("describe", Description).adapters
-    return {info.name: info for info in sorted(found, key=lambda info: not info.is_leaving)}
+    adapters = engine.get("describe", Description).adapters
+    return {info.name: info for info in sorted(adapters, key=lambda info: not info.is_leaving)}
 
 
 def digest_of(engine: Engine, name: str) -> str:
@@ -185,7 +185,7 @@ def test_several_adapters_in_one_step_answer_as_alone(model: Path, folder: Path)
             request = msgspec.structs.replace(request, adapter=digest_of(engine, name))
             streams.append(engine.stream(request))
         opened = [stream.__enter__() for stream in streams]
-        together = [one.rest().text() for one in opened]
+        together = [turn.rest().text() for turn in opened]
         for stream in streams:
             stream.__exit__(None, None, None)
         assert together == alone
@@ -265,12 +265,12 @@ def test_leases_of_adapters_outlive_a_restart(model: Path, folder: Path, tmp_pat
 
 def test_what_can_not_be_loaded_is_told_alone(either: Engine, model: Path, folder: Path) -> None:
     write_adapter(model, folder / "dora", use_dora=True)
-    status, told = refusal(either, "dora")
-    assert (status, told.code, told.is_public) == (400, "invalid_request", True)
-    assert told.message == "adapter dora: `use_dora`: not supported"
+    status, error = refusal(either, "dora")
+    assert (status, error.code, error.is_public) == (400, "invalid_request", True)
+    assert error.message == "adapter dora: `use_dora`: not supported"
     for name in ("../red", "", "a" * 65, "nobody"):
-        status, told = refusal(either, name)
-        assert status == 400 and told.is_public
+        status, error = refusal(either, name)
+        assert status == 400 and error.is_public
     if either.description.backend == "vllm":
         write_adapter(model, folder / "wide", r=64)
         assert "LoRA rank 64 is greater than max_lora_rank 16" in refusal(either, "wide")[1].message
@@ -308,15 +308,15 @@ def test_vllm_computes_what_the_native_engine_does(model: Path, folder: Path) ->
 
 
 def test_adapters_have_a_bound_in_bytes_together(model: Path, folder: Path) -> None:
-    sizes = [(one / WEIGHTS).stat().st_size for one in folder.iterdir()]
+    sizes = [(adapter / WEIGHTS).stat().st_size for adapter in folder.iterdir()]
     room = sum(sizes) - 1
     with running_engine("native", settings_of(model, folder, ADAPTER_BYTES=room)) as engine:
         # Those at the start go by their names.
         assert sorted(adapters_of(engine)) == ["blue", "judge"]
-        status, told = refusal(engine, "red")
+        status, error = refusal(engine, "red")
         size = (folder / "red" / WEIGHTS).stat().st_size
         words = f"has {size} bytes, those that are loaded {sum(sizes) - size}, and"
-        assert (status, told.message) == (
+        assert (status, error.message) == (
             400,
             f"adapter red: {WEIGHTS} {words} ENGINE_ADAPTER_BYTES lets all have {room}",
         )

@@ -48,8 +48,8 @@ class Asking(Gateway):
         reply = self.marked(question, holdfast, text)
         assert reply.status_code == 200, reply.text
         assert ("holdfast-approximate" in reply.headers) == (holdfast is not None)
-        found: dict[str, Any] = reply.json()
-        return found
+        answer: dict[str, Any] = reply.json()
+        return answer
 
     def allow(self) -> None:
         self.post("workspaces/default", {"may_approximate": True})
@@ -135,8 +135,8 @@ def test_a_compressed_prefix_is_asked_for_told_and_outlives_a_restart(tmp_path: 
         assert probe["usage"]["cache_read_input_tokens"] == 0
         assert probe["holdfast"]["automatic_tokens"] == 0
         assert probe["content"] == cold["content"]
-        entries = [one for one in fleet.told("entries", list[EntryInfo]) if one.reads]
-        held = {one.approximate is not None: one for one in entries}
+        entries = [entry for entry in fleet.told("entries", list[EntryInfo]) if entry.reads]
+        held = {entry.approximate is not None: entry for entry in entries}
         assert held[True].tokens == held[False].tokens == num_tokens
         assert held[True].blocks * 16 == approximate["kept"]
         restart(fleet)
@@ -198,9 +198,9 @@ def check_the_start(fleet: Fleet, asking: Asking, question: str, keep: dict[str,
 def check_the_gate(fleet: Fleet, asking: Asking) -> None:
     """What the engine measured is told, and what is too far from exact is refused by its number."""
     techniques = fleet.told("describe", Description).techniques
-    assert {one.method for one in techniques} == {*SCORERS, "blocks"}
-    kept = [one for one in techniques if one.method != "blocks"]
-    worst = max(kept, key=lambda one: one.kl)
+    assert {technique.method for technique in techniques} == {*SCORERS, "blocks"}
+    kept = [technique for technique in techniques if technique.method != "blocks"]
+    worst = max(kept, key=lambda technique: technique.kl)
     assert not worst.is_allowed
     message = refused(asking.marked("?", {"keep": worst.parameter, "scorer": worst.method}))
     assert "cache_control.holdfast.keep" in message and f"{worst.kl:.2f}" in message
@@ -217,7 +217,7 @@ def test_an_engine_that_does_not_compress_refuses(tmp_path: Path) -> None:
 
 ANYWHERE = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
 DOCUMENTS = {
-    name: " ".join(f"Item {one} of {name} costs {one * one} coins." for one in range(25))
+    name: " ".join(f"Item {item} of {name} costs {item * item} coins." for item in range(25))
     for name in ("the market", "the harbour", "the library")
 }
 
@@ -235,11 +235,11 @@ def history_of(results: list[str | None]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Look everything up."}]
     for number, result in enumerate(results):
         call = {"type": "tool_use", "id": f"t{number}", "name": "look", "input": {}}
-        told: dict[str, Any] = {"type": "tool_result", "tool_use_id": f"t{number}"}
-        told |= {"content": "[cleared]"} if result is None else {"content": result}
+        block: dict[str, Any] = {"type": "tool_result", "tool_use_id": f"t{number}"}
+        block |= {"content": "[cleared]"} if result is None else {"content": result}
         if result is not None:
-            told["cache_control"] = ANYWHERE
-        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [told]}]
+            block["cache_control"] = ANYWHERE
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [block]}]
     return messages
 
 
@@ -258,15 +258,15 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         message = refused(asking.said([{"role": "user", "content": [short]}]))
         assert message.startswith(f"{path}.block: a block has at least 64 tokens, this one has")
         techniques = fleet.told("describe", Description).techniques
-        measured = [one.parameter for one in techniques if one.method == "blocks"]
+        measured = [technique.parameter for technique in techniques if technique.method == "blocks"]
         assert measured == [0, 4, 16, 32, 0.05, 0.15, 0.3]
 
         def answered(*names: str, of: Asking = asking) -> dict[str, Any]:
             reply = of.said(asking_of(*names))
             assert reply.status_code == 200, reply.text
             assert reply.headers["holdfast-approximate"] == "blocks; recompute=16"
-            found: dict[str, Any] = reply.json()
-            return found
+            answer: dict[str, Any] = reply.json()
+            return answer
 
         cold = answered(a, b, c)
         reused = cold["usage"]["cache_creation_input_tokens"]
@@ -290,10 +290,10 @@ def test_documents_are_read_in_any_order_and_outlive_a_restart(tmp_path: Path) -
         reply = asking.said(asking_of(b, c, a, marker=share))
         assert reply.headers["holdfast-approximate"] == "blocks; recompute=0.15"
         blended = reply.json()
-        one = blended["holdfast"]["approximate"]
-        assert blended["usage"]["cache_read_input_tokens"] == one["reused"]
-        assert one["reused"] + one["recomputed"] == reused + 48
-        assert 0.15 <= one["recomputed"] / (reused + 48) < 0.16
+        holdfast = blended["holdfast"]["approximate"]
+        assert blended["usage"]["cache_read_input_tokens"] == holdfast["reused"]
+        assert holdfast["reused"] + holdfast["recomputed"] == reused + 48
+        assert 0.15 <= holdfast["recomputed"] / (reused + 48) < 0.16
         exact = asking.said(asking_of(a, marker={"type": "ephemeral"})).json()
         assert exact["usage"]["cache_read_input_tokens"] == 0
         assert "approximate" not in exact["holdfast"]

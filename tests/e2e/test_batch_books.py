@@ -154,15 +154,15 @@ def test_a_frozen_owner_and_the_gateway_that_took_over_charge_a_row_once(
     settings = {**GATEWAY, "HOLDFAST_DATABASE_URL": database}
     freezes = number(1, 2)
     with (
-        serving_gateway(tmp_path / "one", [engine.url], settings) as one,
+        serving_gateway(tmp_path / "one", [engine.url], settings) as first_gateway,
         serving_gateway(tmp_path / "two", [engine.url], settings) as two,
-        sdk_at(one.wait().url, API_KEY) as first,
+        sdk_at(first_gateway.wait().url, API_KEY) as first,
         sdk_at(two.wait().url, API_KEY) as second,
     ):
         batch = created(first, "frozen", ROWS)
         # Whoever owns it is frozen: the other takes it over, and both go on.
         for turn in range(freezes):
-            gateway, sdk = ((one, second), (two, first))[turn]
+            gateway, sdk = ((first_gateway, second), (two, first))[turn]
             before = done(sdk, batch)
             eventually(lambda sdk=sdk, before=before: done(sdk, batch) > before)  # type: ignore[misc]
             with frozen(gateway):

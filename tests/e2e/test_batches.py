@@ -94,18 +94,18 @@ def test_batches_are_listed_found_and_deleted_by_their_workspace_only(url: str) 
     admin.workspace("stranger")
     _, key = admin.make_key("stranger")
     with sdk_at(url) as sdk, sdk_at(url, key) as stranger:
-        made = [
+        batches = [
             ended(sdk, sdk.messages.batches.create(requests=[row("one", "listed")]))
             for _ in range(3)
         ]
         listed = [batch.id for batch in sdk.messages.batches.list(limit=2)]
-        assert listed[:3] == [batch.id for batch in reversed(made)]
+        assert listed[:3] == [batch.id for batch in reversed(batches)]
         assert list(stranger.messages.batches.list()) == []
         with pytest.raises(NotFoundError):
-            stranger.messages.batches.retrieve(made[0].id)
-        assert sdk.messages.batches.delete(made[0].id).type == "message_batch_deleted"
+            stranger.messages.batches.retrieve(batches[0].id)
+        assert sdk.messages.batches.delete(batches[0].id).type == "message_batch_deleted"
         with pytest.raises(NotFoundError):
-            sdk.messages.batches.retrieve(made[0].id)
+            sdk.messages.batches.retrieve(batches[0].id)
 
 
 def test_a_batch_that_is_none_is_a_400_that_names_the_field(url: str) -> None:
@@ -117,8 +117,8 @@ def test_a_batch_that_is_none_is_a_400_that_names_the_field(url: str) -> None:
         ({"requests": [row] * 2}, "requests.1.custom_id"),
         ({"requests": [{"custom_id": "a"}]}, "requests[0]"),
     ):
-        made = f"{url}/v1/messages/batches"
-        reply = httpx.post(made, json=body, headers=API_HEADERS, timeout=120)
+        path = f"{url}/v1/messages/batches"
+        reply = httpx.post(path, json=body, headers=API_HEADERS, timeout=120)
         assert reply.status_code == 400, reply.text
         assert reply.json()["error"]["message"].startswith(field), reply.text
 
@@ -135,9 +135,9 @@ def test_a_batch_survives_a_killed_gateway_and_can_be_cancelled(tmp_path: Path, 
         gateway.process.kill()
         gateway.process.wait()
     with serving_gateway(tmp_path, [slow]) as gateway, sdk_at(gateway.wait().url) as sdk:
-        found = counts_of(sdk, batch)
-        assert found.succeeded >= before
-        eventually(lambda: counts_of(sdk, batch).succeeded > found.succeeded)
+        counts = counts_of(sdk, batch)
+        assert counts.succeeded >= before
+        eventually(lambda: counts_of(sdk, batch).succeeded > counts.succeeded)
         assert sdk.messages.batches.cancel(batch.id).processing_status == "canceling"
         counted = ended(sdk, batch).request_counts
         assert counted.canceled > 0
@@ -190,11 +190,11 @@ def test_a_batch_too_many_is_refused_in_words_until_another_ends(tmp_path: Path,
         sdk_at(gateway.wait().url) as sdk,
     ):
         rows = [row(f"r{number}", "many", max_tokens=50) for number in range(100)]
-        made = [sdk.messages.batches.create(requests=rows) for _ in range(3)]
+        batches = [sdk.messages.batches.create(requests=rows) for _ in range(3)]
         with pytest.raises(RateLimitError, match="limit of 3 batches that have not ended"):
             sdk.messages.batches.create(requests=rows)
         # The third waits for the two others, and yet ends at once when it is cancelled.
-        sdk.messages.batches.cancel(made[2].id)
-        assert ended(sdk, made[2]).request_counts.canceled == 100
-        assert counts_of(sdk, made[0]).processing > 0
+        sdk.messages.batches.cancel(batches[2].id)
+        assert ended(sdk, batches[2]).request_counts.canceled == 100
+        assert counts_of(sdk, batches[0]).processing > 0
         sdk.messages.batches.create(requests=rows)

@@ -71,7 +71,7 @@ def test_a_lease_is_found_by_its_answer_and_ended(fleet: Fleet, keys: dict[str, 
     breakpoint = answer["holdfast"]["breakpoints"][0]
     assert (entry["state"], entry["ttl"], entry["tokens"]) == ("leased", "1h", breakpoint["tokens"])
     assert 0 < entry["expires_in_seconds"] <= 3600
-    assert entry in [{**one, **_moving(entry)} for one in listed(fleet, keys["mine"])]
+    assert entry in [{**listing, **_moving(entry)} for listing in listed(fleet, keys["mine"])]
     before = fleet.gateway.get("leases/kept")
 
     gone = call(fleet, keys["mine"], "DELETE", f"{PATH}/{entry['id']}")
@@ -81,15 +81,15 @@ def test_a_lease_is_found_by_its_answer_and_ended(fleet: Fleet, keys: dict[str, 
         "deleted": True,
         "unreached_engines": 0,
     }
-    assert entry["id"] not in [one["id"] for one in listed(fleet, keys["mine"])]
+    assert entry["id"] not in [listing["id"] for listing in listed(fleet, keys["mine"])]
     again = gateway.answer(text)
     assert again["usage"]["cache_read_input_tokens"] == 0
     assert again["holdfast"]["miss_reason"] == "dropped"
 
     # No promise was broken: the ledger tells it apart from what an operator did.
     def released() -> int:
-        found: int = fleet.gateway.get("leases/kept")["released"]
-        return found
+        count: int = fleet.gateway.get("leases/kept")["released"]
+        return count
 
     eventually(lambda: released() == before["released"] + 1)
     assert fleet.gateway.get("leases/kept")["lost"] == before["lost"]
@@ -133,25 +133,27 @@ def test_another_workspaces_entry_is_as_one_that_is_not_there(
     answer = hold(fleet, keys["theirs"])
     eventually(lambda: Admin(fleet.gateway.url).has(answer["id"]))
     (entry,) = listed(fleet, keys["theirs"], f"?message_id={answer['id']}")
-    assert entry["id"] not in [one["id"] for one in listed(fleet, keys["mine"])]
+    assert entry["id"] not in [listing["id"] for listing in listed(fleet, keys["mine"])]
     by_message = call(fleet, keys["mine"], path=f"{PATH}?message_id={answer['id']}")
     by_nothing = call(fleet, keys["mine"], path=f"{PATH}?message_id=msg_{28 * '0'}")
     assert (by_message.status_code, by_nothing.status_code) == (404, 404)
     assert said(by_message, answer["id"]) == said(by_nothing, f"msg_{28 * '0'}")
 
     seconds: dict[str, list[float]] = {entry["id"]: [], UNKNOWN: []}
-    told = set()
+    messages = set()
     for _ in range(25):
         for wanted, taken in seconds.items():
             began = time.perf_counter()
             reply = call(fleet, keys["mine"], "DELETE", f"{PATH}/{wanted}")
             taken.append(time.perf_counter() - began)
             assert reply.status_code == 404
-            told.add(said(reply, wanted))
-    assert len(told) == 1
+            messages.add(said(reply, wanted))
+    assert len(messages) == 1
     medians = [statistics.median(taken) for taken in seconds.values()]
     assert max(medians) < 2 * min(medians) + 0.01
-    assert [one["state"] for one in listed(fleet, keys["theirs"], f"?message_id={answer['id']}")]
+    assert [
+        listing["state"] for listing in listed(fleet, keys["theirs"], f"?message_id={answer['id']}")
+    ]
 
 
 def test_who_may_not_ask_and_what_is_wrong_is_told_in_the_clients_dialect(
@@ -159,14 +161,16 @@ def test_who_may_not_ask_and_what_is_wrong_is_told_in_the_clients_dialect(
 ) -> None:
     admin = Admin(fleet.gateway.url)
     _, read_only = admin.make_key("mine", scope="read_only")
-    one = f"{PATH}/{UNKNOWN}"
-    for method, path in (("GET", PATH), ("DELETE", one)):
+    entry_path = f"{PATH}/{UNKNOWN}"
+    for method, path in (("GET", PATH), ("DELETE", entry_path)):
         assert call(fleet, "hf-nobody", method, path).status_code == 401
         assert call(fleet, read_only, method, path).status_code == 403
         assert call(fleet, admin.key, method, path).status_code == 401
-    as_openai = call(fleet, keys["mine"], "DELETE", one)
-    as_anthropic = call(fleet, keys["mine"], "DELETE", one, **{"anthropic-version": "2023-06-01"})
-    as_google = call(fleet, keys["mine"], "DELETE", one, **{"x-goog-api-key": keys["mine"]})
+    as_openai = call(fleet, keys["mine"], "DELETE", entry_path)
+    as_anthropic = call(
+        fleet, keys["mine"], "DELETE", entry_path, **{"anthropic-version": "2023-06-01"}
+    )
+    as_google = call(fleet, keys["mine"], "DELETE", entry_path, **{"x-goog-api-key": keys["mine"]})
     assert as_openai.json()["error"]["message"] == as_anthropic.json()["error"]["message"]
     assert as_anthropic.json()["type"] == "error"
     assert as_google.json()["error"]["status"] == "NOT_FOUND"
@@ -186,21 +190,23 @@ def test_who_may_not_ask_and_what_is_wrong_is_told_in_the_clients_dialect(
 def test_an_engine_that_does_not_answer_is_not_taken_for_one_without_the_entry(
     tmp_path: Path,
 ) -> None:
-    with running_fleet(tmp_path, num_engines=2, settings={"ENGINE_MIN_CACHE_TOKENS": "64"}) as own:
-        key = own.gateway.own
-        own.gateway.use(0, "drain")
-        hold(own, key)
-        own.gateway.use(0, "resume")
-        (entry,) = listed(own, key)
-        own.processes[1].send_signal(signal.SIGSTOP)
+    with running_fleet(
+        tmp_path, num_engines=2, settings={"ENGINE_MIN_CACHE_TOKENS": "64"}
+    ) as fleet:
+        key = fleet.gateway.own
+        fleet.gateway.use(0, "drain")
+        hold(fleet, key)
+        fleet.gateway.use(0, "resume")
+        (entry,) = listed(fleet, key)
+        fleet.processes[1].send_signal(signal.SIGSTOP)
         try:
-            eventually(lambda: own.num_ready() == 1)
-            page = call(own, key).json()
+            eventually(lambda: fleet.num_ready() == 1)
+            page = call(fleet, key).json()
             assert (page["data"], page["unreached_engines"]) == ([], 1)
-            refused = call(own, key, "DELETE", f"{PATH}/{entry['id']}")
+            refused = call(fleet, key, "DELETE", f"{PATH}/{entry['id']}")
             assert refused.status_code in (503, 529), refused.text
             assert "ask again" in refused.text
         finally:
-            own.processes[1].send_signal(signal.SIGCONT)
-        eventually(lambda: own.num_ready() == 2)
-        assert call(own, key, "DELETE", f"{PATH}/{entry['id']}").status_code == 200
+            fleet.processes[1].send_signal(signal.SIGCONT)
+        eventually(lambda: fleet.num_ready() == 2)
+        assert call(fleet, key, "DELETE", f"{PATH}/{entry['id']}").status_code == 200

@@ -90,16 +90,16 @@ def test_a_salt_reads_what_it_wrote_and_nothing_else(fast: Stack, api: Api) -> N
     first = {"cache_salt": "team one"}
     with httpx.Client(base_url=fast.gateway, headers=API_HEADERS, timeout=300) as http:
         assert api(http, system, first).num_tokens == 0
-        own = api(http, system, first)
-        assert own.num_tokens > 1024
+        reread = api(http, system, first)
+        assert reread.num_tokens > 1024
         others: tuple[dict[str, str], ...] = ({"cache_salt": "team two"}, {})
         for other in others:
             assert api(http, system, other).num_tokens == 0, other
-            assert api(http, system, other).num_tokens == own.num_tokens, other
+            assert api(http, system, other).num_tokens == reread.num_tokens, other
         # The other dialects read what this one wrote, with its salt.
         for another in APIS:
             assert another(http, system, first).num_tokens > 1024, another.__name__
-    assert Admin(fast.gateway).recorded(own.turn_id)["cache_read_tokens"] == own.num_tokens
+    assert Admin(fast.gateway).recorded(reread.turn_id)["cache_read_tokens"] == reread.num_tokens
 
 
 def test_a_salt_that_is_none_names_its_field_and_bound(fast: Stack) -> None:

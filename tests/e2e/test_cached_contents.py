@@ -64,8 +64,8 @@ def ask(sdk: genai.Client, cached: str | None, text: str = "What?") -> Any:
 
 
 def leases(url: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = Admin(url).get("leases")
-    return found
+    entries: list[dict[str, Any]] = Admin(url).get("leases")
+    return entries
 
 
 def lease_of(url: str, name: str | None) -> list[dict[str, Any]]:
@@ -73,26 +73,26 @@ def lease_of(url: str, name: str | None) -> list[dict[str, Any]]:
 
 
 def test_a_cached_content_is_a_lease_with_name_and_time(sdk: genai.Client, url: str) -> None:
-    made = create(sdk, "a lease")
-    assert made.usage_metadata is not None and made.expire_time is not None
-    left = made.expire_time - datetime.now(UTC)
+    content = create(sdk, "a lease")
+    assert content.usage_metadata is not None and content.expire_time is not None
+    left = content.expire_time - datetime.now(UTC)
     assert timedelta(seconds=LIFE - 120) < left <= timedelta(seconds=LIFE)
-    [lease] = lease_of(url, made.name)
+    [lease] = lease_of(url, content.name)
     assert lease["entry"]["state"] == "leased" and lease["workspace"] == "default"
-    assert lease["entry"]["tokens"] == made.usage_metadata.total_token_count
+    assert lease["entry"]["tokens"] == content.usage_metadata.total_token_count
     for number in range(2):
-        usage = ask(sdk, made.name, f"Question {number}").usage_metadata
-        assert usage.cached_content_token_count == made.usage_metadata.total_token_count
+        usage = ask(sdk, content.name, f"Question {number}").usage_metadata
+        assert usage.cached_content_token_count == content.usage_metadata.total_token_count
         assert usage.prompt_token_count > usage.cached_content_token_count
     # Reads do not prolong it: it ends when it was said to end, and not an hour later.
-    [lease] = lease_of(url, made.name)
+    [lease] = lease_of(url, content.name)
     assert lease["entry"]["expires_in_seconds"] <= LIFE
 
 
 def test_contents_are_listed_and_found_by_their_workspace_only(sdk: genai.Client, url: str) -> None:
-    made = {create(sdk, f"page {number}").name for number in range(3)}
+    names = {create(sdk, f"page {number}").name for number in range(3)}
     listed = list(sdk.caches.list(config={"page_size": 2}))
-    assert made <= {each.name for each in listed}
+    assert names <= {content.name for content in listed}
     admin = Admin(url)
     admin.workspace("stranger")
     _, key = admin.make_key("stranger")
@@ -100,48 +100,48 @@ def test_contents_are_listed_and_found_by_their_workspace_only(sdk: genai.Client
         assert list(stranger.caches.list()) == []
         for call in (stranger.caches.get, stranger.caches.delete):
             with pytest.raises(errors.ClientError) as caught:
-                call(name=str(next(iter(made))))
+                call(name=str(next(iter(names))))
             assert caught.value.status == "NOT_FOUND"
         with pytest.raises(errors.ClientError):
-            ask(stranger, next(iter(made)))
+            ask(stranger, next(iter(names)))
 
 
 def test_an_end_can_be_moved_both_ways(sdk: genai.Client, url: str) -> None:
-    made = create(sdk, "moved")
-    assert made.name is not None
-    later = sdk.caches.update(name=made.name, config={"ttl": f"{2 * LIFE}s"})
-    [lease] = lease_of(url, made.name)
+    content = create(sdk, "moved")
+    assert content.name is not None
+    later = sdk.caches.update(name=content.name, config={"ttl": f"{2 * LIFE}s"})
+    [lease] = lease_of(url, content.name)
     assert lease["entry"]["expires_in_seconds"] > LIFE + 300
-    assert later.expire_time is not None and made.expire_time is not None
-    assert later.expire_time > made.expire_time
-    soon = soon_after(lambda: sdk.caches.get(name=str(made.name)), 1)
+    assert later.expire_time is not None and content.expire_time is not None
+    assert later.expire_time > content.expire_time
+    soon = soon_after(lambda: sdk.caches.get(name=str(content.name)), 1)
     name = lease["entry"]["name"]
-    sdk.caches.update(name=made.name, config={"expire_time": soon})
+    sdk.caches.update(name=content.name, config={"expire_time": soon})
     eventually(lambda: name not in [lease["entry"]["name"] for lease in leases(url)])
     with pytest.raises(errors.ClientError):
-        sdk.caches.get(name=made.name)
+        sdk.caches.get(name=content.name)
 
 
 def test_a_deletion_ends_the_lease_unless_another_content_has_the_same_prompt(
     sdk: genai.Client, url: str
 ) -> None:
-    one, twin = create(sdk, "twins"), create(sdk, "twins")
-    [lease] = [each for name in (one.name, twin.name) for each in lease_of(url, name)]
+    first, twin = create(sdk, "twins"), create(sdk, "twins")
+    [lease] = [lease for name in (first.name, twin.name) for lease in lease_of(url, name)]
     entry = lease["entry"]["name"]
-    assert one.name is not None and twin.name is not None
-    sdk.caches.delete(name=one.name)
+    assert first.name is not None and twin.name is not None
+    sdk.caches.delete(name=first.name)
     assert entry in [lease["entry"]["name"] for lease in leases(url)]
     assert ask(sdk, twin.name).usage_metadata.cached_content_token_count
     sdk.caches.delete(name=twin.name)
     assert entry not in [lease["entry"]["name"] for lease in leases(url)]
     with pytest.raises(errors.ClientError) as caught:
-        ask(sdk, one.name)
+        ask(sdk, first.name)
     assert caught.value.status == "NOT_FOUND"
 
 
 def test_what_is_billed_is_what_the_answers_say(sdk: genai.Client, url: str) -> None:
-    made = create(sdk, "billed")
-    answers = [ask(sdk, made.name), ask(sdk, made.name, "And then?")]
+    content = create(sdk, "billed")
+    answers = [ask(sdk, content.name), ask(sdk, content.name, "And then?")]
     for answer in answers:
         turn = Admin(url).recorded(answer.response_id)
         usage = answer.usage_metadata
@@ -165,10 +165,10 @@ def test_what_can_not_be_cached_is_a_400_that_names_the_field(url: str) -> None:
         ("contents", {"contents": [], **bare}),
         ("model", {"model": ""}),
     ):
-        asked = {"model": f"models/{MODEL}", "systemInstruction": {"parts": [{"text": RULES}]}}
+        content = {"model": f"models/{MODEL}", "systemInstruction": {"parts": [{"text": RULES}]}}
         headers = {"x-goog-api-key": API_KEY}
         path = f"{url}/v1beta/cachedContents"
-        reply = httpx.post(path, json=asked | body, headers=headers, timeout=120)
+        reply = httpx.post(path, json=content | body, headers=headers, timeout=120)
         assert reply.status_code == 400, (body, reply.text)
         violations, request = reply.json()["error"]["details"]
         assert violations["fieldViolations"][0]["field"] == field, body
@@ -176,8 +176,8 @@ def test_what_can_not_be_cached_is_a_400_that_names_the_field(url: str) -> None:
 
 
 def test_a_request_can_not_change_what_is_cached(sdk: genai.Client) -> None:
-    made = create(sdk, "unchanged")
-    config = types.GenerateContentConfig(cached_content=made.name, system_instruction="Other.")
+    content = create(sdk, "unchanged")
+    config = types.GenerateContentConfig(cached_content=content.name, system_instruction="Other.")
     with pytest.raises(errors.ClientError) as caught:
         sdk.models.generate_content(model=MODEL, contents="x", config=config)
     assert caught.value.code == 400
@@ -194,17 +194,17 @@ def test_restarts_lose_no_name_and_are_told_in_what_was_read(tmp_path: Path) -> 
                     yield sdk, server.url
 
         with gateway() as (sdk, _):
-            made = create(sdk, "restarts")
-        assert made.name is not None and made.usage_metadata is not None
-        tokens = made.usage_metadata.total_token_count
+            content = create(sdk, "restarts")
+        assert content.name is not None and content.usage_metadata is not None
+        tokens = content.usage_metadata.total_token_count
         with gateway() as (sdk, _):
-            assert ask(sdk, made.name).usage_metadata.cached_content_token_count == tokens
+            assert ask(sdk, content.name).usage_metadata.cached_content_token_count == tokens
         fleet.kill()
         fleet.restart()
         with gateway() as (sdk, url):
-            assert sdk.caches.get(name=made.name).name == made.name
-            assert ask(sdk, made.name).usage_metadata.cached_content_token_count is None
-            [lease] = lease_of(url, made.name)
+            assert sdk.caches.get(name=content.name).name == content.name
+            assert ask(sdk, content.name).usage_metadata.cached_content_token_count is None
+            [lease] = lease_of(url, content.name)
             assert 0 < lease["entry"]["expires_in_seconds"] <= LIFE
-            read = ask(sdk, made.name, "Again?").usage_metadata.cached_content_token_count
+            read = ask(sdk, content.name, "Again?").usage_metadata.cached_content_token_count
             assert read == tokens

@@ -41,8 +41,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Fleet]:
     """The second engine has a store."""
-    own = ({}, {"ENGINE_STORE": str(store)})
-    with running_fleet(tmp_path_factory.mktemp("pair"), 2, own=own) as fleet:
+    per_engine = ({}, {"ENGINE_STORE": str(store)})
+    with running_fleet(tmp_path_factory.mktemp("pair"), 2, own=per_engine) as fleet:
         yield fleet
 
 
@@ -55,14 +55,14 @@ def fleet(shared: Fleet) -> Fleet:
 
 def conditions(fleet: Fleet, key: str | None = None) -> list[Any]:
     admin = fleet.gateway if key is None else Admin(fleet.gateway.url, key)
-    found: list[Any] = admin.get("conditions")
-    return found
+    listing: list[Any] = admin.get("conditions")
+    return listing
 
 
 def in_readyz(fleet: Fleet) -> list[Any]:
     reply = httpx.get(f"{fleet.gateway.url}/readyz", timeout=120, trust_env=False)
-    found: list[Any] = reply.json()["conditions"]
-    return found
+    listing: list[Any] = reply.json()["conditions"]
+    return listing
 
 
 def in_metrics(fleet: Fleet, kind: str, severity: str) -> float:
@@ -79,33 +79,33 @@ def on_command_line(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[st
 
 def the_one(fleet: Fleet, kind: str) -> Any:
     """The only condition, once it is there, which every place tells alike."""
-    eventually(lambda: [each["kind"] for each in conditions(fleet)] == [kind])
-    (found,) = conditions(fleet)
-    assert in_readyz(fleet) == [found]
-    assert in_metrics(fleet, kind, found["severity"]) == 1
-    told = on_command_line(fleet, "--json")
-    assert json.loads(told.stdout) == [found]
-    assert told.returncode == (0 if found["severity"] == "info" else 1)
-    assert found["remedy"] in on_command_line(fleet).stdout
-    return found
+    eventually(lambda: [condition["kind"] for condition in conditions(fleet)] == [kind])
+    (condition,) = conditions(fleet)
+    assert in_readyz(fleet) == [condition]
+    assert in_metrics(fleet, kind, condition["severity"]) == 1
+    output = on_command_line(fleet, "--json")
+    assert json.loads(output.stdout) == [condition]
+    assert output.returncode == (0 if condition["severity"] == "info" else 1)
+    assert condition["remedy"] in on_command_line(fleet).stdout
+    return condition
 
 
 def test_nothing_is_wrong_with_a_fleet_that_is_well(fleet: Fleet) -> None:
     assert in_readyz(fleet) == []
-    told = on_command_line(fleet)
-    assert (told.returncode, told.stdout) == (0, "nothing is wrong\n")
+    output = on_command_line(fleet)
+    assert (output.returncode, output.stdout) == (0, "nothing is wrong\n")
     assert in_metrics(fleet, "engine_not_answering", "critical") == 0
 
 
 def test_an_engine_that_is_killed_has_not_answered_since_it_was_heard_last(fleet: Fleet) -> None:
     before = fleet.gateway.get("about")["now_ms"]
     fleet.kill(0)
-    found = the_one(fleet, "engine_not_answering")
-    assert (found["engine"], found["severity"]) == ("engine-0", "critical")
-    assert found["cause"] == "cannot connect"
-    assert abs(found["since_ms"] - before) < 30_000
+    condition = the_one(fleet, "engine_not_answering")
+    assert (condition["engine"], condition["severity"]) == ("engine-0", "critical")
+    assert condition["cause"] == "cannot connect"
+    assert abs(condition["since_ms"] - before) < 30_000
     again = conditions(fleet)
-    assert again == [found], "its beginning stays"
+    assert again == [condition], "its beginning stays"
     fleet.restart(0)
     eventually(lambda: conditions(fleet) == [])
 
@@ -113,9 +113,9 @@ def test_an_engine_that_is_killed_has_not_answered_since_it_was_heard_last(fleet
 def test_an_engine_that_stands_still_is_told_with_another_cause(fleet: Fleet) -> None:
     fleet.processes[1].send_signal(signal.SIGSTOP)
     try:
-        found = the_one(fleet, "engine_not_answering")
-        assert found["engine"] == "engine-1"
-        assert found["cause"] != "cannot connect"
+        condition = the_one(fleet, "engine_not_answering")
+        assert condition["engine"] == "engine-1"
+        assert condition["cause"] != "cannot connect"
     finally:
         fleet.processes[1].send_signal(signal.SIGCONT)
     eventually(lambda: conditions(fleet) == [])
@@ -133,16 +133,16 @@ def test_an_engine_that_got_no_memory_is_told_so_when_it_is_gone(tmp_path: Path)
             assert fleet.gateway.ask(SYSTEM).status_code == 529, "no other engine can take it"
             assert engine.process.wait(EXIT_SECONDS) == 1
             cause = "it ended by an error, out of memory (MemoryError); now: cannot connect"
-            eventually(lambda: [each["cause"] for each in conditions(fleet)] == [cause])
-            found = the_one(fleet, "engine_out_of_memory")
-            assert (found["engine"], found["severity"]) == ("engine-0", "critical")
-            assert "ENGINE_NUM_BLOCKS" in found["remedy"]
+            eventually(lambda: [condition["cause"] for condition in conditions(fleet)] == [cause])
+            condition = the_one(fleet, "engine_out_of_memory")
+            assert (condition["engine"], condition["severity"]) == ("engine-0", "critical")
+            assert "ENGINE_NUM_BLOCKS" in condition["remedy"]
 
 
 def test_a_draining_engine_is_told_and_is_no_failure(fleet: Fleet) -> None:
     fleet.gateway.use(0, "drain")
-    found = the_one(fleet, "engine_draining")
-    assert (found["engine"], found["severity"]) == ("engine-0", "info")
+    condition = the_one(fleet, "engine_draining")
+    assert (condition["engine"], condition["severity"]) == ("engine-0", "info")
     fleet.gateway.use(0, "resume")
     assert conditions(fleet) == []
 
@@ -166,11 +166,13 @@ def test_a_store_whose_directory_became_read_only_is_told(fleet: Fleet, store: P
     with read_only(store):
         fleet.gateway.use(0, "drain")
         fleet.gateway.answer(SYSTEM)
-        eventually(lambda: "store_not_written" in [each["kind"] for each in conditions(fleet)])
+        eventually(
+            lambda: "store_not_written" in [condition["kind"] for condition in conditions(fleet)]
+        )
         fleet.gateway.use(0, "resume")
-        found = the_one(fleet, "store_not_written")
-        assert (found["about"], found["engine"]) == ("the store of engine-1", "engine-1")
-        assert "failed" in found["cause"]
+        condition = the_one(fleet, "store_not_written")
+        assert (condition["about"], condition["engine"]) == ("the store of engine-1", "engine-1")
+        assert "failed" in condition["cause"]
     # No later kill ends its lease before its time, which would be told for ten minutes.
     for lease in fleet.gateway.get("leases"):
         named = f"workspace={lease['workspace']}&engine={lease['engine']}"
@@ -195,18 +197,21 @@ def test_a_store_whose_disk_is_full_is_told_and_written_again_when_there_is_room
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        own = ({"ENGINE_STORE": str(disk / "store")},)
-        with running_fleet(tmp_path / "fleet", 1, own=own) as fleet:
+        per_engine = ({"ENGINE_STORE": str(disk / "store")},)
+        with running_fleet(tmp_path / "fleet", 1, own=per_engine) as fleet:
             eventually(lambda: conditions(fleet) == [])
             filler = disk / "filler"
             with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
                 while True:
                     file.write(b"x" * 512)
             fleet.gateway.answer(SYSTEM)
-            found = the_one(fleet, "store_not_written")
-            assert (found["about"], found["engine"]) == ("the store of engine-0", "engine-0")
-            assert found["cause"].startswith("No space left on device: ")
-            assert "df -h" in found["remedy"]
+            condition = the_one(fleet, "store_not_written")
+            assert (condition["about"], condition["engine"]) == (
+                "the store of engine-0",
+                "engine-0",
+            )
+            assert condition["cause"].startswith("No space left on device: ")
+            assert "df -h" in condition["remedy"]
             # It serves on, and promises what its memory holds.
             assert fleet.gateway.answer(SYSTEM)["usage"]["cache_read_input_tokens"] > 0
             filler.unlink()
@@ -217,9 +222,9 @@ def test_a_store_that_was_read_only_at_the_start_is_off(fleet: Fleet, store: Pat
     fleet.kill(1)
     with read_only(store):
         fleet.restart(1)
-        found = the_one(fleet, "store_off")
-        assert found["engine"] == "engine-1"
-        assert "can't be opened or written" in found["cause"]
+        condition = the_one(fleet, "store_off")
+        assert condition["engine"] == "engine-1"
+        assert "can't be opened or written" in condition["cause"]
     fleet.kill(1)
     fleet.restart(1)
     eventually(lambda: conditions(fleet) == [])
@@ -229,12 +234,12 @@ def test_a_workspaces_key_sees_how_engines_fare_and_not_what_operators_do(fleet:
     fleet.gateway.workspace("guests")
     _, key = fleet.gateway.make_key("guests")
     fleet.kill(0)
-    found = the_one(fleet, "engine_not_answering")
-    assert conditions(fleet, key) == [{**found, "remedy": ""}]
+    condition = the_one(fleet, "engine_not_answering")
+    assert conditions(fleet, key) == [{**condition, "remedy": ""}]
 
 
 def test_the_command_line_says_that_no_gateway_answers() -> None:
     command = [*python("gateway"), "conditions", "--url", "http://127.0.0.1:9"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert told.returncode == 2
-    assert "no gateway of this version answers at http://127.0.0.1:9" in told.stderr
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert output.returncode == 2
+    assert "no gateway of this version answers at http://127.0.0.1:9" in output.stderr

@@ -12,7 +12,7 @@ from tests.fuzz.tiny_model import write_tiny_model
 from tests.gateway.serving import eventually
 
 TEXTS = {
-    name: " ".join(f"Item {one} of {name} costs {one * one} coins." for one in range(number))
+    name: " ".join(f"Item {item} of {name} costs {item * item} coins." for item in range(number))
     for name, number in (("a", 40), ("b", 30), ("c", 20))
 }
 
@@ -24,15 +24,16 @@ def post(asking: Asking, names: str, first: str) -> dict[str, Any]:
     parts.append({"type": "text", "text": "What is cheap?"})
     reply = asking.said([{"role": "user", "content": parts}])
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    return found
+    answer: dict[str, Any] = reply.json()
+    return answer
 
 
 def knows(fleet: Fleet, gateway: Gateway) -> bool:
     """Whether the gateway has heard of all that the ready engines hold."""
-    told = [one for one in gateway.get("engines") if one["status"] == "ready"]
+    ready = [engine for engine in gateway.get("engines") if engine["status"] == "ready"]
     return all(
-        one["routing"]["names"] == len(fleet.held_names(int(one["name"][-1]))) for one in told
+        engine["routing"]["names"] == len(fleet.held_names(int(engine["name"][-1])))
+        for engine in ready
     )
 
 

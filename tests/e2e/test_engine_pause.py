@@ -69,7 +69,7 @@ def test_turns_that_come_while_the_only_engine_stands_still_are_all_served(pair:
                 ready = httpx.get(f"{pair.gateway.url}/readyz", timeout=120)
                 assert ready.status_code == 200, "turns are taken"
                 time.sleep(0.2)
-        assert [one.result() for one in sent] == [200] * 3
+        assert [status.result() for status in sent] == [200] * 3
     assert "unsure" in seen and "down" not in seen
 
 
@@ -88,8 +88,8 @@ def test_a_count_that_comes_while_the_only_engine_is_unsure_waits_for_it(pair: F
 
 def test_a_slow_answer_to_the_admin_api_takes_no_engine_out(pair: Fleet) -> None:
     with standing_still(pair):
-        (shown,) = pair.gateway.get("engines")
-        assert shown["stats"] is None and shown["status"] != "down"
+        (engine,) = pair.gateway.get("engines")
+        assert engine["stats"] is None and engine["status"] != "down"
     eventually(lambda: status_of(pair) == "ready")
 
 
@@ -110,5 +110,7 @@ def test_a_hung_engine_costs_no_turn_and_one_that_ended_is_down(tmp_path: Path) 
                 assert set(pool.map(send, range(40, 120))) == {200}
         for number in range(2):
             fleet.kill(number)
-        eventually(lambda: {one["status"] for one in fleet.gateway.get("engines")} == {"down"})
+        eventually(
+            lambda: {engine["status"] for engine in fleet.gateway.get("engines")} == {"down"}
+        )
         assert ask(fleet).status_code == 529

@@ -40,9 +40,9 @@ def test_what_was_forgotten_is_asked_for_and_read(
             gateway.use(number, "resume")
         for number in range(NUM_OTHERS):
             gateway.answer(prompt(f"other {number}", 61))
-        told = [gateway.engine(number)["routing"] for number in range(4)]
-        assert sum(engine["forgotten_names"] for engine in told) > NUM_OTHERS
-        assert sum(engine["names"] for engine in told) <= NUM_NAMES
+        engines = [gateway.engine(number)["routing"] for number in range(4)]
+        assert sum(engine["forgotten_names"] for engine in engines) > NUM_OTHERS
+        assert sum(engine["names"] for engine in engines) <= NUM_NAMES
         time.sleep(EXPECTED_SECONDS + 1)
         for number in range(NUM_PROMPTS):
             answer = gateway.answer(prompt(f"forgotten {number}"), "another question")

@@ -41,13 +41,13 @@ def fill(disk: Path) -> Path:
 
 def events(log: Path) -> list[str]:
     """The events of all lines that are whole. What stood at the edge of the full disk is cut."""
-    found = []
+    names = []
     for line in log.read_text("utf-8").splitlines():
         try:
-            found.append(json.loads(line)["event"])
+            names.append(json.loads(line)["event"])
         except ValueError:
             continue
-    return found
+    return names
 
 
 def test_a_full_disk_of_the_log_ends_no_turn(small_disk: Path, tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def test_a_state_is_exact_in_every_tier(settings: dict[str, str | int | float]) 
             ask(engine, engine.text(300), tail)
         flooded = ask(engine, text, tail)
         assert flooded.usage.cache_read_tokens == end and flooded.text() == cold.text()
-        (entry,) = [one for one in engine.get("entries", list[EntryInfo]) if one.tokens == end]
+        (entry,) = [
+            entry for entry in engine.get("entries", list[EntryInfo]) if entry.tokens == end
+        ]
         assert entry.blocks == -(-end // engine.description.block_size) + (
             engine.description.state_blocks
         )
@@ -62,11 +64,11 @@ def test_a_state_is_exact_in_every_tier(settings: dict[str, str | int | float]) 
 
 def test_speculation_is_refused(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny", is_hybrid=True)
-    asked = Settings(
+    speculative = Settings(
         backend="native", secret=SECRET, model=str(model), num_blocks=64, speculation="ngram"
     )
     with pytest.raises(ModelRefused, match="takes no proposed token back"):
-        load_native(asked, lambda _stage, _share: None)
+        load_native(speculative, lambda _stage, _share: None)
 
 
 @pytest.mark.timeout(600)

@@ -70,10 +70,10 @@ def house(
 ) -> Iterator[House]:
     backend, write = request.param, write_idefics
     if backend in SEEING_MODELS:
-        asked = (
+        program = (
             "from importlib.util import find_spec as f; import sys; sys.exit(not f('torchvision'))"
         )
-        if subprocess.run([os.environ["VLLM_PYTHON"], "-c", asked]).returncode:
+        if subprocess.run([os.environ["VLLM_PYTHON"], "-c", program]).returncode:
             pytest.skip("VLLM_PYTHON has no torchvision")
         backend, write = "vllm", SEEING_MODELS[backend]
     model = tmp_path_factory.mktemp("model") / "eyes"
@@ -107,21 +107,21 @@ def ask(client: Anthropic, content: Any, *more: dict[str, Any]) -> Any:
 def test_an_image_is_read_in_the_second_turn_and_by_nobody_else(house: House) -> None:
     about = handbook(1)
     content = [text(about), block(large(), marked=True)]
-    with house.client() as one, house.client(1) as two:
-        alone = ask(one, [text(about, marked=True)])
-        first = ask(one, content)
+    with house.client() as first_client, house.client(1) as second_client:
+        alone = ask(first_client, [text(about, marked=True)])
+        first = ask(first_client, content)
         seen = first.cache_creation_input_tokens
         # More than the text: the image has tokens of its own, and they are in the entry.
         assert alone.cache_creation_input_tokens + 32 <= seen + first.cache_read_input_tokens
         held = seen + first.cache_read_input_tokens
-        again = ask(one, [*content, text("And now?")])
+        again = ask(first_client, [*content, text("And now?")])
         assert (again.cache_read_input_tokens, again.cache_creation_input_tokens) == (held, 0)
         # One pixel is another image: of it the text in front is read.
-        other = ask(one, [text(about), block(large(first=1), marked=True)])
+        other = ask(first_client, [text(about), block(large(first=1), marked=True)])
         assert other.cache_read_input_tokens <= alone.cache_creation_input_tokens
         assert other.cache_read_input_tokens + other.cache_creation_input_tokens == held
         # So is the same image in another workspace, where nothing at all is read.
-        foreign = ask(two, content)
+        foreign = ask(second_client, content)
         assert (foreign.cache_read_input_tokens, foreign.cache_creation_input_tokens) == (0, held)
 
 
@@ -163,12 +163,12 @@ def test_a_screenshot_in_a_tool_result_is_read_in_the_next_turn(house: House) ->
 
 def test_images_are_read_wherever_they_stand(house: House) -> None:
     """First of all, one behind the other, and beside line breaks."""
-    about, one, two = handbook(1), block(large(shade=1)), block(large(shade=2))
+    about, first_image, second_image = handbook(1), block(large(shade=1)), block(large(shade=2))
     with house.client() as client:
         for parts in (
-            [one, text(f"\n{about}")],
-            [text(f"{about}\n"), one, two, text("\n\nAnd?")],
-            [text(about), two, text("\nor"), one, two],
+            [first_image, text(f"\n{about}")],
+            [text(f"{about}\n"), first_image, second_image, text("\n\nAnd?")],
+            [text(about), second_image, text("\nor"), first_image, second_image],
         ):
             content: list[dict[str, Any]] = [*parts[:-1], {**parts[-1], "cache_control": MARK}]
             first = ask(client, content)
@@ -237,18 +237,18 @@ def test_a_bad_image_is_a_400_of_the_dialect_that_names_the_block(house: House) 
                     assert words in error["message"] and "[image" not in error["message"]
         url = f"data:image/png;base64,{b64encode(torn).decode()}"
         part = {"inlineData": {"mimeType": "image/png", "data": b64encode(torn).decode()}}
-        shown = {"type": "image_url", "image_url": {"url": url}}
-        given = {"type": "input_image", "image_url": url}
+        chat_image = {"type": "image_url", "image_url": {"url": url}}
+        responses_image = {"type": "input_image", "image_url": url}
         for path, where, body in (
             (
                 "/v1/chat/completions",
                 "messages[0].content[0]",
-                {"messages": [{"role": "user", "content": [shown]}]},
+                {"messages": [{"role": "user", "content": [chat_image]}]},
             ),
             (
                 "/v1/responses",
                 "input[0].content[0]",
-                {"input": [{"role": "user", "content": [given]}]},
+                {"input": [{"role": "user", "content": [responses_image]}]},
             ),
             (
                 f"/v1beta/models/{MODEL}:generateContent",

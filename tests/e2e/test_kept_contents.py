@@ -51,13 +51,13 @@ def keep(admin: Admin) -> None:
 
 def turns_of(admin: Admin) -> list[dict[str, Any]]:
     """All turns that the ledger has."""
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     after = ""
     while True:
         page = admin.get(f"turns/search?limit=1000{after}")
-        found += page["turns"]
+        turns += page["turns"]
         if page["next"] is None:
-            return found
+            return turns
         after = f"&after={page['next']}"
 
 
@@ -70,8 +70,8 @@ def has_content(url: str, turn_id: str, key: str = ADMIN_KEY) -> bool:
 
 def num_contents(journal: Path) -> int:
     with closing(sqlite3.connect(f"file:{journal / 'journal.db'}?mode=ro", uri=True)) as db:
-        (found,) = db.execute("SELECT count(*) FROM contents").fetchone()
-    return int(found)
+        (count,) = db.execute("SELECT count(*) FROM contents").fetchone()
+    return int(count)
 
 
 class Keeping(Killed):
@@ -153,8 +153,8 @@ def test_an_outage_of_the_database_takes_no_content(tmp_path: Path) -> None:
             keep(admin)
             with ThreadPoolExecutor(8) as pool, stopped_postgres(data_directory(url)):
                 ends = time.monotonic() + OUTAGE_SECONDS
-                asked = [pool.submit(ask_until, stack, ends) for _ in range(8)]
-                ids = [turn_id for future in asked for turn_id in future.result()]
+                futures = [pool.submit(ask_until, stack, ends) for _ in range(8)]
+                ids = [turn_id for future in futures for turn_id in future.result()]
             assert len(ids) > 8
             eventually(lambda: len(turns_of(admin)) == len(ids), 120)
             eventually(lambda: num_contents(tmp_path / "journal") == 0, 120)
@@ -165,12 +165,12 @@ def test_an_outage_of_the_database_takes_no_content(tmp_path: Path) -> None:
 
 
 def ask_until(stack: Stack, ends: float) -> list[str]:
-    found: list[str] = []
+    ids: list[str] = []
     while time.monotonic() < ends:
         reply = stack.post("/v1/messages", json=body())
         assert reply.status_code == 200, reply.text
-        found.append(reply.json()["id"])
-    return found
+        ids.append(reply.json()["id"])
+    return ids
 
 
 def test_what_is_too_much_is_told_on_its_turn(

@@ -34,8 +34,8 @@ def send(stack: Stack, key: str, text: str = SYSTEM, ttl: str = "5m") -> dict[st
 
 
 def leases(stack: Stack, workspace: str) -> list[Any]:
-    found: list[Any] = Admin(stack.gateway).get(f"leases?workspace={workspace}")
-    return found
+    entries: list[Any] = Admin(stack.gateway).get(f"leases?workspace={workspace}")
+    return entries
 
 
 def test_the_engine_lists_the_entries_of_one_scope(stack: Stack, keys: dict[str, str]) -> None:
@@ -44,23 +44,23 @@ def test_the_engine_lists_the_entries_of_one_scope(stack: Stack, keys: dict[str,
         send(stack, keys[workspace], f"Of {workspace}. " + SYSTEM)
     with stack.engine_client() as http:
         everything = http.get("/v1/entries").json()
-        scopes = {each["scope"] for each in everything}
+        scopes = {row["scope"] for row in everything}
         assert len(scopes) == 2
         for scope in scopes:
-            found = http.get(f"/v1/entries?scope={scope}").json()
-            kept = [each["entry"] for each in everything if each["scope"] == scope]
-            assert sorted(each["entry"] for each in found) == sorted(kept)
-            assert {each["scope"] for each in found} == {scope}
+            entries = http.get(f"/v1/entries?scope={scope}").json()
+            kept = [row["entry"] for row in everything if row["scope"] == scope]
+            assert sorted(entry["entry"] for entry in entries) == sorted(kept)
+            assert {entry["scope"] for entry in entries} == {scope}
         assert http.get("/v1/entries?scope=unknown").json() == []
 
 
 def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[str, str]) -> None:
     before = [lease["entry"]["entry"] for lease in leases(stack, "theirs")]
     send(stack, keys["theirs"], "Dropped. " + SYSTEM)
-    (lease,) = [one for one in leases(stack, "theirs") if one["entry"]["entry"] not in before]
+    (lease,) = [lease for lease in leases(stack, "theirs") if lease["entry"]["entry"] not in before]
     entry, engine = lease["entry"]["entry"], lease["engine"]
     for name, key in keys.items():
-        assert {each["workspace"] for each in Admin(stack.gateway, key).get("leases")} <= {name}
+        assert {lease["workspace"] for lease in Admin(stack.gateway, key).get("leases")} <= {name}
     admin = Admin(stack.gateway)
 
     def drop(workspace: str, status: int, which: str = entry, key: Admin = admin) -> Any:
@@ -70,12 +70,12 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
     drop("mine", 404)
     drop("theirs", 400, "xyz")
     drop("theirs", 403, key=Admin(stack.gateway, keys["theirs"]))
-    held = [each["entry"]["entry"] for each in leases(stack, "theirs")]
+    held = [lease["entry"]["entry"] for lease in leases(stack, "theirs")]
     assert sorted(held) == sorted([*before, entry]), "still there"
     with stack.engine_client() as http:
         dropped = http.get("/v1/stats").json()["counters"]["leases_dropped"]
         assert drop("theirs", 200) == {"engine": engine, "workspace": "theirs", "entry": entry}
-        assert entry not in [each["entry"] for each in http.get("/v1/entries").json()]
+        assert entry not in [entry["entry"] for entry in http.get("/v1/entries").json()]
         assert http.get("/v1/stats").json()["counters"]["leases_dropped"] == dropped + 1
     drop("theirs", 404)
     again = send(stack, keys["theirs"], "Dropped. " + SYSTEM)
@@ -88,7 +88,7 @@ def test_samples_and_history_are_of_the_turns_that_were(stack: Stack, keys: dict
     mine, admin = Admin(stack.gateway, keys["mine"]), Admin(stack.gateway)
 
     def sampled() -> Any:
-        return {each["id"]: each for each in mine.get("latency/samples")["samples"]}
+        return {sample["id"]: sample for sample in mine.get("latency/samples")["samples"]}
 
     eventually(lambda: sent["id"] in sampled())
     turn = sampled()[sent["id"]]
@@ -97,9 +97,9 @@ def test_samples_and_history_are_of_the_turns_that_were(stack: Stack, keys: dict
     assert turn["prompt_tokens"] == usage["input_tokens"] + written
     assert turn["first_token_seconds"] > 0 and turn["overhead_seconds"] >= 0
     assert sent["id"] not in {
-        each["id"]
-        for each in Admin(stack.gateway, keys["theirs"]).get("latency/samples")["samples"]
+        sample["id"]
+        for sample in Admin(stack.gateway, keys["theirs"]).get("latency/samples")["samples"]
     }
     history = admin.get("engines/history")
     assert history["restarts"] == []
-    assert {each["engine"] for each in history["attribution"]} == {None, "engine-0"}
+    assert {period["engine"] for period in history["attribution"]} == {None, "engine-0"}

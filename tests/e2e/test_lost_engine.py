@@ -43,9 +43,9 @@ def begun(
         said.append({"role": "user", "content": question})
         return gateway.send(f"/v1/{path}", messages=said, stream=stream, max_tokens=4)
 
-    asked = [pool.submit(ask, *kind) for kind in kinds]
-    eventually(lambda: at_engine(fleet) == len(asked))
-    return asked
+    futures = [pool.submit(ask, *kind) for kind in kinds]
+    eventually(lambda: at_engine(fleet) == len(futures))
+    return futures
 
 
 def at_engine(fleet: Fleet) -> int:
@@ -77,18 +77,18 @@ def new_rows(fleet: Fleet, before: list[dict[str, Any]]) -> list[dict[str, Any]]
 def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(fleet: Fleet) -> None:
     with ThreadPoolExecutor() as pool:
         before = fleet.gateway.rows()
-        asked = begun(fleet, pool, KINDS)
+        futures = begun(fleet, pool, KINDS)
         fleet.kill()
         fleet.restart(0, QUICK)
-        for reply in (each.result(WAIT_SECONDS) for each in asked):
+        for reply in (future.result(WAIT_SECONDS) for future in futures):
             assert reply.status_code == 200, reply.text
             assert '"error"' not in reply.text and "event: error" not in reply.text
-        found = new_rows(fleet, before)
+        rows = new_rows(fleet, before)
         eventually(lambda: fleet.stats()["unacknowledged"] == 0)
         stats = fleet.stats()
-    assert len(found) == len(asked)
-    assert {(row["outcome"], row["epoch"]) for row in found} == {("length", stats["epoch"])}
-    assert sums(found) == counted(stats)
+    assert len(rows) == len(futures)
+    assert {(row["outcome"], row["epoch"]) for row in rows} == {("length", stats["epoch"])}
+    assert sums(rows) == counted(stats)
 
 
 def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Path) -> None:
@@ -96,9 +96,11 @@ def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Pat
         running_fleet(tmp_path, 1, 1, SLOW, {"HOLDFAST_QUEUE_SECONDS": "5"}) as fleet,
         ThreadPoolExecutor() as pool,
     ):
-        asked = begun(fleet, pool, KINDS)
+        futures = begun(fleet, pool, KINDS)
         fleet.kill()
-        message_stream, chat_stream, message, chat = (one.result(WAIT_SECONDS) for one in asked)
+        message_stream, chat_stream, message, chat = (
+            future.result(WAIT_SECONDS) for future in futures
+        )
         assert (message.status_code, chat.status_code) == (529, 503)
         for reply in (message, chat):
             assert int(reply.headers["retry-after"]) > 0
@@ -106,9 +108,9 @@ def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Pat
         # The engine had accepted these, so their heads had gone out.
         assert "overloaded_error" in message_stream.text and '"error"' in chat_stream.text
         fleet.restart(0, QUICK)
-        found = fleet.gateway.rows()
-    assert [row["outcome"] for row in found] == ["overloaded_error"] * 4
-    assert sums(found) == dict.fromkeys(CLASSES, 0)
+        rows = fleet.gateway.rows()
+    assert [row["outcome"] for row in rows] == ["overloaded_error"] * 4
+    assert sums(rows) == dict.fromkeys(CLASSES, 0)
 
 
 def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(fleet: Fleet) -> None:
@@ -119,23 +121,23 @@ def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(fleet: Fleet) -
     before = count()
     with ThreadPoolExecutor() as pool:
         fleet.processes[0].send_signal(signal.SIGSTOP)
-        asked = pool.submit(count)
+        future = pool.submit(count)
         time.sleep(SENT_SECONDS)
         fleet.kill()
         fleet.restart()
-        assert asked.result(WAIT_SECONDS).json() == before.json()
+        assert future.result(WAIT_SECONDS).json() == before.json()
 
 
 def test_a_turn_that_ends_every_process_it_is_sent_to_is_sent_twice(fleet: Fleet) -> None:
     """One is streamed, the other is not."""
     before = fleet.gateway.rows()
     with ThreadPoolExecutor() as pool:
-        asked = begun(fleet, pool, [("messages", True), ("messages", False)])
+        futures = begun(fleet, pool, [("messages", True), ("messages", False)])
         for _ in range(2):
             eventually(lambda: at_engine(fleet) == 2)
             fleet.kill()
             fleet.restart()
-        streamed, whole = (each.result(WAIT_SECONDS) for each in asked)
+        streamed, whole = (future.result(WAIT_SECONDS) for future in futures)
     assert (streamed.status_code, whole.status_code) == (200, 529)
     assert "overloaded_error" in streamed.text and "overloaded_error" in whole.text
     assert [row["outcome"] for row in new_rows(fleet, before)] == ["overloaded_error"] * 2

@@ -42,8 +42,8 @@ def steady(two: Fleet) -> Fleet:
 
 
 def reason(fleet: Fleet, *said: Any, **changes: Any) -> str | None:
-    found: str | None = fleet.gateway.answer(*said, **changes)["holdfast"]["miss_reason"]
-    return found
+    name: str | None = fleet.gateway.answer(*said, **changes)["holdfast"]["miss_reason"]
+    return name
 
 
 def talk(*marked: str) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def told_of(gateway: Gateway, *marked: str, **changes: Any) -> tuple[str | None,
     """The reason of a request, and those of its markers."""
     reply = gateway.send(**talk(*marked), max_tokens=4, **changes)
     assert reply.status_code == 200, reply.text
-    told = reply.json()["holdfast"]
-    return told["miss_reason"], [point["missed"] for point in told["breakpoints"]]
+    holdfast = reply.json()["holdfast"]
+    return holdfast["miss_reason"], [point["missed"] for point in holdfast["breakpoints"]]
 
 
 def test_each_marker_has_its_own_reason(steady: Fleet) -> None:
@@ -84,8 +84,8 @@ def test_a_changed_message_is_told_of_the_markers_behind_it(steady: Fleet) -> No
     book, first, second = (handbook(20) for _ in range(3))
     body = talk(book, first, second)
     begun = gateway.send(**body, max_tokens=4, diagnostics={"previous_message_id": None}).json()
-    asked = {"diagnostics": {"previous_message_id": begun["id"]}}
-    said = told_of(gateway, book, first, handbook(20), **asked)
+    options = {"diagnostics": {"previous_message_id": begun["id"]}}
+    said = told_of(gateway, book, first, handbook(20), **options)
     assert said == ("messages_changed", [None, None, "messages_changed"])
 
 
@@ -112,9 +112,9 @@ def test_after_its_ttl_it_is_expired(steady: Fleet) -> None:
 def test_a_changed_tool_is_named_where_the_client_asked_to_compare(steady: Fleet) -> None:
     text = handbook(20)
     first = steady.gateway.answer(text, diagnostics={"previous_message_id": None})
-    asked = {"previous_message_id": first["id"]}
+    diagnostics = {"previous_message_id": first["id"]}
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
-    answer = steady.gateway.answer(text, diagnostics=asked, tools=tools)
+    answer = steady.gateway.answer(text, diagnostics=diagnostics, tools=tools)
     assert answer["diagnostics"]["cache_miss_reason"]["type"] == "tools_changed"
     assert answer["holdfast"]["miss_reason"] == "tools_changed"
 
@@ -154,17 +154,17 @@ def test_another_model_is_the_reason_and_diagnostics_say_the_same(tmp_path: Path
     folder = tmp_path / "other-model"
     shutil.copytree(ROOT / "engine" / "holdfast-demo", folder)
     with (
-        serving_engine("synthetic", least) as one,
+        serving_engine("synthetic", least) as first_engine,
         serving_engine("native", {**least, "ENGINE_MODEL": str(folder)}) as other,
-        serving_gateway(tmp_path / "data", [one.wait().url, other.wait().url]) as served,
+        serving_gateway(tmp_path / "data", [first_engine.wait().url, other.wait().url]) as served,
     ):
         gateway = Gateway(served.wait().url)
-        eventually(lambda: [each["status"] for each in gateway.get("engines")] == ["ready"] * 2)
+        eventually(lambda: [engine["status"] for engine in gateway.get("engines")] == ["ready"] * 2)
         first = gateway.answer(text, diagnostics={"previous_message_id": None})
-        asked = {"previous_message_id": first["id"]}
-        told = replace(gateway, model="other-model").answer(text, diagnostics=asked)
-        assert told["diagnostics"]["cache_miss_reason"]["type"] == "model_changed"
-        assert told["holdfast"]["miss_reason"] == "model_changed"
+        diagnostics = {"previous_message_id": first["id"]}
+        answer = replace(gateway, model="other-model").answer(text, diagnostics=diagnostics)
+        assert answer["diagnostics"]["cache_miss_reason"]["type"] == "model_changed"
+        assert answer["holdfast"]["miss_reason"] == "model_changed"
 
 
 def test_what_the_ledger_knows_is_not_cold_after_both_were_started_again(tmp_path: Path) -> None:

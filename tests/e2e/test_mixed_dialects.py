@@ -91,8 +91,8 @@ def by_chat(http: httpx.Client, system: str, talk: Talk) -> Told:
 
 def by_responses(http: httpx.Client, system: str, talk: Talk) -> Told:
     tools = [{"type": "function", **LOOK, "parameters": SCHEMA}]
-    asked = {"max_output_tokens": 5, "instructions": system, "tools": tools, "input": said(talk)}
-    answer = posted(http, "/v1/responses", **asked)
+    body = {"max_output_tokens": 5, "instructions": system, "tools": tools, "input": said(talk)}
+    answer = posted(http, "/v1/responses", **body)
     text = answer["output"][0]["content"][0]["text"]
     return told_of_openai(answer, "resp_", text, ("input", "output"))
 
@@ -132,9 +132,9 @@ def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
 def by_batch(http: httpx.Client, system: str, talk: Talk) -> Told:
     """A batch of one row. The row is a request of the Messages API."""
     rows = [{"custom_id": "row", "params": message_of(system, talk)}]
-    made = http.post("/v1/messages/batches", json={"requests": rows})
-    assert made.status_code == 200, made.text
-    path = f"/v1/messages/batches/{made.json()['id']}"
+    reply = http.post("/v1/messages/batches", json={"requests": rows})
+    assert reply.status_code == 200, reply.text
+    path = f"/v1/messages/batches/{reply.json()['id']}"
     eventually(lambda: http.get(path).json()["processing_status"] == "ended", 300)
     result = http.get(f"{path}/results").json()["result"]
     assert result["type"] == "succeeded", result
@@ -164,9 +164,9 @@ APIS: tuple[Callable[[httpx.Client, str, Talk], Told], ...] = (
 
 def test_what_one_api_wrote_another_reads_and_the_ledger_has_it_to_the_token(fast: Stack) -> None:
     seed = random.Random(17)
-    told: list[Told] = []
+    answers: list[Told] = []
     with httpx.Client(base_url=fast.gateway, headers=API_HEADERS, timeout=300) as http:
-        while len(told) < NUM_TURNS:
+        while len(answers) < NUM_TURNS:
             system = f"{seed.random()} " + "Rules of the house. " * seed.choice([30, 300, 500])
             talk: Talk = []
             before: Told | None = None
@@ -176,10 +176,10 @@ def test_what_one_api_wrote_another_reads_and_the_ledger_has_it_to_the_token(fas
                 if before is not None:
                     assert answer.read == before.entry, (before, answer)
                 talk.append(("assistant", answer.text))
-                told.append(answer)
+                answers.append(answer)
                 before = answer
-    assert sum(answer.read > 0 for answer in told) > NUM_TURNS // 4
-    for answer in told:
+    assert sum(answer.read > 0 for answer in answers) > NUM_TURNS // 4
+    for answer in answers:
         row = Admin(fast.gateway).recorded(answer.turn_id)
         written = row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
         read = row["cache_read_tokens"]

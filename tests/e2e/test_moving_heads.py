@@ -54,8 +54,8 @@ def blocks(system: str, *, is_marked: bool) -> list[dict[str, Any]]:
 def judged(gateway: Gateway, turn_id: str) -> tuple[Turn, TurnDivergence, Verdict]:
     """A turn as the ledger has it, where it differs from an earlier one, and what Why says."""
     turn = msgspec.convert(gateway.get(f"turns/{turn_id}"), Turn)
-    found = msgspec.convert(gateway.get(f"turns/{turn_id}/divergence"), TurnDivergence)
-    return turn, found, verdict(turn, found)
+    divergence = msgspec.convert(gateway.get(f"turns/{turn_id}/divergence"), TurnDivergence)
+    return turn, divergence, verdict(turn, divergence)
 
 
 def of_workspace(gateway: Gateway, name: str) -> Gateway:
@@ -70,19 +70,21 @@ def test_what_moves_in_front_is_named_everywhere(
 ) -> None:
     number = [*HEADS].index(name)
     workspace = f"heads-{number}-{int(is_marked)}"
-    own = of_workspace(gateway, workspace)
+    asking = of_workspace(gateway, workspace)
     text = rules(number)
-    answers = [own.answer(blocks(HEADS[name](n, text), is_marked=is_marked)) for n in (3, 4, 5, 6)]
+    answers = [
+        asking.answer(blocks(HEADS[name](n, text), is_marked=is_marked)) for n in (3, 4, 5, 6)
+    ]
     for answer in answers:
         gateway.recorded(answer["id"])
-    told = answers[-1]["holdfast"]
+    holdfast = answers[-1]["holdfast"]
     reason = "system_changed" if is_marked else "no_breakpoint"
-    assert told["miss_reason"] == reason
-    assert [point["missed"] for point in told["breakpoints"]] == [reason] * is_marked
-    turn, found, judgement = judged(gateway, answers[-1]["id"])
+    assert holdfast["miss_reason"] == reason
+    assert [point["missed"] for point in holdfast["breakpoints"]] == [reason] * is_marked
+    turn, divergence, judgement = judged(gateway, answers[-1]["id"])
     assert turn.miss_reason == reason
     assert [mark.missed for mark in turn.marks or ()] == [reason] * is_marked
-    assert (found.kind, found.section) == ("system_changed", "system")
+    assert (divergence.kind, divergence.section) == ("system_changed", "system")
     assert judgement.advice.change.startswith("Move what varies behind the")
     (stream,) = gateway.post("advise", {"workspace": workspace})["streams"]
     assert stream["verdict"] == "fix"
@@ -90,6 +92,6 @@ def test_what_moves_in_front_is_named_everywhere(
 
 
 def test_another_prompt_altogether_is_no_changed_one(gateway: Gateway) -> None:
-    own = of_workspace(gateway, "others")
-    reasons = [own.answer(rules(n))["holdfast"]["miss_reason"] for n in range(3)]
+    asking = of_workspace(gateway, "others")
+    reasons = [asking.answer(rules(n))["holdfast"]["miss_reason"] for n in range(3)]
     assert reasons == ["cold"] * 3

@@ -48,35 +48,35 @@ def check(admin: Gateway) -> None:
         "nonce": ((NONCE.format("a81"), ()), (NONCE.format("b77"), ())),
         "tool_order": ((TOOLED, TOOLS), (TOOLED, TOOLS[::-1])),
     }
-    for kind, (one, other) in pairs.items():
-        ask(first, *one)
-        writes[kind] = ask(second, *other)["cache_creation_input_tokens"]
+    for kind, (first_prompt, second_prompt) in pairs.items():
+        ask(first, *first_prompt)
+        writes[kind] = ask(second, *second_prompt)["cache_creation_input_tokens"]
     ask(keys["unkept"][0], DATED.format("November 25"))
     ask(keys["unkept"][1], DATED.format("November 24"))
     eventually(lambda: len(admin.get("turns?limit=100")) == num_turns)
 
     def advised(asking: Admin, **of: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = asking.post("advise", of)["near_duplicates"]
-        return found
+        groups: list[dict[str, Any]] = asking.post("advise", of)["near_duplicates"]
+        return groups
 
     # What is kept is written behind the answer.
-    eventually(lambda: all(each["is_compared"] for each in advised(admin, workspace="kept")))
-    found = {each["kind"]: each for each in advised(admin, workspace="kept")}
-    assert set(found) == set(pairs)
+    eventually(lambda: all(group["is_compared"] for group in advised(admin, workspace="kept")))
+    by_kind = {group["kind"]: group for group in advised(admin, workspace="kept")}
+    assert set(by_kind) == set(pairs)
     for kind, path in (("date", "system.0"), ("nonce", "system.0"), ("tool_order", "tools.0")):
-        near = found[kind]
+        near = by_kind[kind]
         assert (near["path"], near["num_prefixes"], near["num_turns"]) == (path, 2, 2)
         assert near["workspace"] == "kept" and "of 2 keys" in near["text"]
         # Sent with one name, the second turn reads what it wrote: to the token.
-        one, _ = pairs[kind]
-        ask(keys["as-one"][0], *one)
-        read = ask(keys["as-one"][1], *one)["cache_read_input_tokens"]
+        prompt, _ = pairs[kind]
+        ask(keys["as-one"][0], *prompt)
+        read = ask(keys["as-one"][1], *prompt)["cache_read_input_tokens"]
         assert near["tokens"] == read == writes[kind] > 0
     (unkept,) = advised(admin, workspace="unkept")
     assert (unkept["kind"], unkept["is_compared"]) == ("varying_text", False)
-    assert unkept["num_prefixes"] == 2 and "November" not in str(found) + str(unkept)
+    assert unkept["num_prefixes"] == 2 and "November" not in str(by_kind) + str(unkept)
     # A workspace's key sees its own alone; who may not read prompts is told by digests alone.
-    assert {each["workspace"] for each in advised(Admin(admin.url, first))} == {"kept"}
+    assert {group["workspace"] for group in advised(Admin(admin.url, first))} == {"kept"}
     _, reader = admin.make_key("kept", scope="read_only_admin")
     of_reader = advised(Admin(admin.url, reader), workspace="kept")
-    assert not any(each["is_compared"] for each in of_reader) and len(of_reader) == 3
+    assert not any(group["is_compared"] for group in of_reader) and len(of_reader) == 3

@@ -43,13 +43,13 @@ def read_tokens(answer: Mapping[str, Any]) -> int:
 def test_an_engine_that_was_away_purges_before_it_gets_turns(
     tmp_path: Path, shared_database: str
 ) -> None:
-    own = ({}, {"ENGINE_STORE": str(tmp_path / "store")})
+    per_engine = ({}, {"ENGINE_STORE": str(tmp_path / "store")})
     with running_fleet(
         tmp_path,
         num_engines=2,
         settings={"ENGINE_MIN_CACHE_TOKENS": "64"},
         gateway_settings={"HOLDFAST_DATABASE_URL": shared_database},
-        own=own,
+        own=per_engine,
     ) as fleet:
         by_workspace = clients(fleet)
         fleet.gateway.use(0, "drain")

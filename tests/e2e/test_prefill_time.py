@@ -45,10 +45,10 @@ def measure(gateway: Gateway, query: str, lengths: Sequence[int]) -> None:
 
 
 def avoided(gateway: Gateway, query: str = "") -> float:
-    found = gateway.get(f"savings?{query}")
-    assert found["unmeasured_tokens"] == 0
-    assert found["gpu_hours_avoided"] is None, "no engine here computes on a GPU"
-    return float(found["prefill_seconds_avoided"] or 0.0)
+    savings = gateway.get(f"savings?{query}")
+    assert savings["unmeasured_tokens"] == 0
+    assert savings["gpu_hours_avoided"] is None, "no engine here computes on a GPU"
+    return float(savings["prefill_seconds_avoided"] or 0.0)
 
 
 @pytest.mark.timeout(900)
@@ -66,10 +66,17 @@ def test_the_time_avoided_is_that_of_a_cold_replay(
         gateway = fleet.gateway
         # Short turns beside long ones, and several at a time: neither is the time of a token.
         written = [turn(gateway, prompt(f"One, {length}", length), "Why?") for length in lengths]
-        asked = [(length, f"And {number}?") for length in lengths for number in range(NUM_READS)]
+        questions = [
+            (length, f"And {number}?") for length in lengths for number in range(NUM_READS)
+        ]
         with ThreadPoolExecutor(3) as pool:
             reads = list(
-                pool.map(lambda one: turn(gateway, prompt(f"One, {one[0]}", one[0]), one[1]), asked)
+                pool.map(
+                    lambda question: turn(
+                        gateway, prompt(f"One, {question[0]}", question[0]), question[1]
+                    ),
+                    questions,
+                )
             )
         read_tokens = sum(row["cache_read_tokens"] for row in reads)
         assert all(row["cache_read_tokens"] > 0 for row in reads)

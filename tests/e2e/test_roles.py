@@ -117,16 +117,16 @@ def test_a_long_new_prompt_is_prefilled_by_one_engine_answered_by_another(
         before = computed(fleet)
         answer = ask(gateway, system, stream=stream)
         prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
-        usage, told = answer["usage"], answer["holdfast"]
+        usage, holdfast = answer["usage"], answer["holdfast"]
         written = usage["cache_creation_input_tokens"]
-        assert told["engine"] == "engine-1"
+        assert holdfast["engine"] == "engine-1"
         assert written > 2500 and usage["cache_read_input_tokens"] == 0
         assert prefilled == written + usage["input_tokens"], "each token is counted once"
         # What ends inside a block, and what the breakpoint does not cover.
         assert 0 < decoded <= usage["input_tokens"] + 16
-        assert told["computed_tokens"] == prefilled + decoded
-        assert told["miss_reason"] == "cold" and "read_tier" not in told
-        assert [point["missed"] for point in told["breakpoints"]] == ["cold"]
+        assert holdfast["computed_tokens"] == prefilled + decoded
+        assert holdfast["miss_reason"] == "cold" and "read_tier" not in holdfast
+        assert [point["missed"] for point in holdfast["breakpoints"]] == ["cold"]
         assert fleet.stats(DECODE)["store"]["peer_read_bytes"] > 0
         row = gateway.recorded(answer["id"])
         assert row["engine"] == "engine-1"
@@ -183,10 +183,10 @@ def test_short_prompts_go_straight_to_the_engine_that_decodes(fleet: Fleet) -> N
 def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> None:
     gateway, system = fleet.gateway, handbook(400)
     with running_answer(fleet), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, gateway, system)
+        future = pool.submit(ask, gateway, system)
         eventually(lambda: fleet.stats(PREFILL)["running"] == 1, WAIT_SECONDS)
         fleet.kill(killed)
-        answer = asked.result(WAIT_SECONDS)
+        answer = future.result(WAIT_SECONDS)
         usage = answer["usage"]
         assert answer["stop_reason"] in ("max_tokens", "end_turn")
         assert answer["holdfast"]["engine"] == f"engine-{1 - killed}"

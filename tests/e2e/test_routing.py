@@ -98,24 +98,26 @@ def test_the_holder_dies_in_its_prefill_and_the_other_answers(fleet: Fleet, stre
     place(gateway, name, 1)
     question = prompt("a long question", 2000)
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(gateway.ask, prompt(f"{name} 0"), question, stream=stream, max_tokens=4)
+        future = pool.submit(
+            gateway.ask, prompt(f"{name} 0"), question, stream=stream, max_tokens=4
+        )
         eventually(lambda: fleet.stats(1)["running"] == 1)
         fleet.kill(1)
-        reply = asked.result(120)
+        reply = future.result(120)
     assert reply.status_code == 200
     assert "event: error" not in reply.text and '"engine":"engine-0"' in reply.text
     assert "message_stop" in reply.text if stream else reply.json()["stop_reason"] == "max_tokens"
-    own = re.findall(r"msg_\w+", reply.text)[:1]
+    turn_ids = re.findall(r"msg_\w+", reply.text)[:1]
     for number in range(NUM_PROMPTS):
         after = gateway.answer(prompt(f"{name} {number}"), "afterwards")
         assert after["holdfast"]["engine"] == "engine-0"
-        own.append(after["id"])
-    assert {gateway.recorded(turn_id)["outcome"] for turn_id in own} == {"length"}
-    assert len(own) == 1 + NUM_PROMPTS
+        turn_ids.append(after["id"])
+    assert {gateway.recorded(turn_id)["outcome"] for turn_id in turn_ids} == {"length"}
+    assert len(turn_ids) == 1 + NUM_PROMPTS
 
     fleet.restart(1)
     eventually(fleet.all_ready)
     # Both gateways: the tests after this one count from what the other one knows.
-    for each in fleet.gateways:
-        eventually(lambda each=each: each.engine(1)["routing"]["names"] == 0)
+    for peer in fleet.gateways:
+        eventually(lambda each=peer: each.engine(1)["routing"]["names"] == 0)
     assert gateway.engine(1)["breaker"] == "closed"

@@ -78,14 +78,14 @@ def places(fleet: Fleet, number: int, names: set[str]) -> set[tuple[str, bool]]:
 
 def check_loaded(first: dict[str, Any], again: dict[str, Any], engine: str) -> None:
     """The second answer is the first one, of another engine that read all that was written."""
-    usage, told = again["usage"], again["holdfast"]
+    usage, holdfast = again["usage"], again["holdfast"]
     written = first["usage"]["cache_creation_input_tokens"]
-    assert told["engine"] == engine and told["read_tier"] == "disk"
+    assert holdfast["engine"] == engine and holdfast["read_tier"] == "disk"
     assert usage["cache_read_input_tokens"] == written > 1000
     assert usage["cache_creation_input_tokens"] == 0
     assert usage["input_tokens"] == first["usage"]["input_tokens"]
     prompt = written + usage["input_tokens"]
-    assert told["computed_tokens"] + told["automatic_tokens"] == prompt - written
+    assert holdfast["computed_tokens"] + holdfast["automatic_tokens"] == prompt - written
     assert again["content"] == first["content"]
 
 

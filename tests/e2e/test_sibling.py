@@ -25,14 +25,14 @@ QUESTION = "What does line 7 say?"
 
 def write_siblings(path: Path) -> None:
     """Two models that differ in their weights alone, a little."""
-    own = write_tiny_model(path / "own")
-    config = AutoConfig.from_pretrained(own)
+    model_path = write_tiny_model(path / "own")
+    config = AutoConfig.from_pretrained(model_path)
     config.num_hidden_layers = 3
     torch.manual_seed(5)
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config)
-    model.save_pretrained(own)
-    shutil.copytree(own, path / "theirs")
+    model.save_pretrained(model_path)
+    shutil.copytree(model_path, path / "theirs")
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.05 * weight.std(correction=0) * torch.randn_like(weight))
@@ -61,9 +61,9 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         timeout=600,
     )
     reads = {"ENGINE_APPROXIMATE": "true", "ENGINE_SIBLING": str(profile)}
-    own = [{"ENGINE_MODEL": str(tmp_path / "own"), **reads}]
-    own.append({"ENGINE_MODEL": str(tmp_path / "theirs")})
-    with running_fleet(tmp_path, 2, 1, settings, backend="native", own=own) as running:
+    per_engine = [{"ENGINE_MODEL": str(tmp_path / "own"), **reads}]
+    per_engine.append({"ENGINE_MODEL": str(tmp_path / "theirs")})
+    with running_fleet(tmp_path, 2, 1, settings, backend="native", own=per_engine) as running:
         wait_until_measured(running)
         yield running
 
@@ -78,8 +78,8 @@ def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) 
     message = f"{path}.sibling: this engine does not read entries of a sibling"
     assert refused(theirs.marked(QUESTION, SIBLING)) == message
     techniques = fleet.told("describe", Description).techniques
-    measured = [one for one in techniques if one.method == "sibling"]
-    assert [one.parameter for one in measured] == [0, 1, 2, 3]
+    measured = [technique for technique in techniques if technique.method == "sibling"]
+    assert [technique.parameter for technique in measured] == [0, 1, 2, 3]
     exact = own.read(QUESTION, text="Nobody wrote this. " * 60, holdfast=SIBLING)
     assert exact["usage"]["cache_read_input_tokens"] == 0
     assert exact["usage"]["cache_creation_input_tokens"] > 100
@@ -91,16 +91,18 @@ def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) 
 
     def is_known() -> bool:
         entries = fleet.told("entries", list[EntryInfo])
-        return any(one.approximate == "sibling" and one.tokens == num_tokens for one in entries)
+        return any(
+            entry.approximate == "sibling" and entry.tokens == num_tokens for entry in entries
+        )
 
     eventually(is_known)
     first = own.read(QUESTION, SIBLING)
     usage = first["usage"]
     assert usage["cache_read_input_tokens"] == num_tokens
     assert usage["cache_creation_input_tokens"] == 0 < usage["input_tokens"] < 100
-    least = next(one.parameter for one in measured if one.is_allowed)
-    told = {**nothing, "reused": num_tokens, "recomputed_layers": least, "of_layers": 3}
-    assert first["holdfast"]["approximate"] == told
+    least = next(technique.parameter for technique in measured if technique.is_allowed)
+    approximate = {**nothing, "reused": num_tokens, "recomputed_layers": least, "of_layers": 3}
+    assert first["holdfast"]["approximate"] == approximate
     assert first["holdfast"]["read_tier"] == "disk"
     assert own.kind(first) == f"sibling: {num_tokens} reused, {least} of 3 layers recomputed"
     series = 'holdfast_gateway_approximate_turns_total{method="sibling"}'

@@ -61,24 +61,24 @@ def values(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-def total(found: Mapping[str, float], name: str, label: str = "") -> float:
+def total(values_by_series: Mapping[str, float], name: str, label: str = "") -> float:
     """The sum over the series of a metric, those with this label."""
     return sum(
         value
-        for series, value in found.items()
+        for series, value in values_by_series.items()
         if series.partition("{")[0] == name and label in series
     )
 
 
 async def reading(http: httpx.AsyncClient, url: str) -> Reading:
-    found = values((await http.get(f"{url}/metrics")).text)
+    values_by_series = values((await http.get(f"{url}/metrics")).text)
     return Reading(
         at=time.monotonic(),
-        rss=found["process_resident_memory_bytes"],
-        fds=found["process_open_fds"],
-        active=total(found, "holdfast_engine_kv_blocks", 'state="active"'),
-        waiting=found.get("holdfast_gateway_journal_backlog", 0.0)
-        + total(found, "holdfast_engine_unacknowledged"),
+        rss=values_by_series["process_resident_memory_bytes"],
+        fds=values_by_series["process_open_fds"],
+        active=total(values_by_series, "holdfast_engine_kv_blocks", 'state="active"'),
+        waiting=values_by_series.get("holdfast_gateway_journal_backlog", 0.0)
+        + total(values_by_series, "holdfast_engine_unacknowledged"),
     )
 
 
@@ -98,14 +98,16 @@ async def idle_readings(
     """
     deadline = time.monotonic() + IDLE_SECONDS
     while True:
-        found = await readings(fleet)
-        is_idle = not any(one.active or one.waiting for one in found.values())
-        extra = max(one.fds - before[url].fds for url, one in found.items()) if before else 0
+        by_url = await readings(fleet)
+        is_idle = not any(process.active or process.waiting for process in by_url.values())
+        extra = (
+            max(process.fds - before[url].fds for url, process in by_url.items()) if before else 0
+        )
         is_late = time.monotonic() > deadline
         if is_idle and (extra <= SPARE_FDS or is_late):
-            return found
+            return by_url
         if is_late:
-            raise TimeoutError(f"not idle after {IDLE_SECONDS} s: {found}")
+            raise TimeoutError(f"not idle after {IDLE_SECONDS} s: {by_url}")
         await asyncio.sleep(0.5)
 
 
@@ -121,21 +123,29 @@ async def run_streams(fleet: Fleet, count: int, max_tokens: int) -> list[Answer]
     """
     rules = "A rule that many share. " * 120
 
-    async def one(http: httpx.AsyncClient, index: int) -> Answer:
+    async def stream(http: httpx.AsyncClient, index: int) -> Answer:
         gateway = fleet.gateways[index % len(fleet.gateways)]
         handbook = f"Handbook {index % _HANDBOOKS}. {rules}"
         more = {"stream": True, "max_tokens": max_tokens}
-        asked = body_of(gateway.model, handbook, f"stream {index}", **more)
-        return await ask(http, asked, gateway.url + MESSAGES, API_HEADERS)
+        body = body_of(gateway.model, handbook, f"stream {index}", **more)
+        return await ask(http, body, gateway.url + MESSAGES, API_HEADERS)
 
     async with client() as http:
-        return await asyncio.gather(*(one(http, index) for index in range(count)))
+        return await asyncio.gather(*(stream(http, index) for index in range(count)))
 
 
 def most_at_once(answers: Sequence[Answer]) -> int:
     """How many had begun to answer, and not ended, at the same time."""
-    begun = [(one.begun + one.first_seconds, 1) for one in answers if one.first_seconds is not None]
-    ended = [(one.begun + one.seconds, -1) for one in answers if one.first_seconds is not None]
+    begun = [
+        (answer.begun + answer.first_seconds, 1)
+        for answer in answers
+        if answer.first_seconds is not None
+    ]
+    ended = [
+        (answer.begun + answer.seconds, -1)
+        for answer in answers
+        if answer.first_seconds is not None
+    ]
     return max(accumulate(change for _, change in sorted(begun + ended)), default=0)
 
 
@@ -164,8 +174,8 @@ async def run_soak(fleet: Fleet, seconds: float, clients: int, pause: float, see
 
     async def watch() -> None:
         while time.monotonic() < until:
-            for url, found in (await readings(fleet)).items():
-                soak.history.setdefault(url, []).append(found)
+            for url, process in (await readings(fleet)).items():
+                soak.history.setdefault(url, []).append(process)
             await asyncio.sleep(pause)
 
     async with client() as http:
@@ -185,18 +195,18 @@ async def _mix(http: httpx.AsyncClient, fleet: Fleet, soak: Soak, until: float, 
         kind = rng.choices(("hit", "miss", "abort", "error"), (50, 25, 15, 10))[0]
         shared = f"Handbook {rng.randrange(20)}. " if kind != "miss" else f"New {seed} {index}. "
         question = f"question {seed} {index}"
-        asked = body_of(gateway.model, shared + "Another rule. " * 150, question, max_tokens=32)
+        body = body_of(gateway.model, shared + "Another rule. " * 150, question, max_tokens=32)
         try:
             if kind == "abort":
-                asked |= {"stream": True, "max_tokens": 200}
-                async with http.stream("POST", url, json=asked, headers=API_HEADERS) as reply:
+                body |= {"stream": True, "max_tokens": 200}
+                async with http.stream("POST", url, json=body, headers=API_HEADERS) as reply:
                     async for _ in reply.aiter_bytes():
                         if rng.random() < 0.2:
                             break
                 status = reply.status_code
             else:
-                asked |= {"temperature": 7} if kind == "error" else {}
-                reply = await http.post(url, json=asked, headers=API_HEADERS)
+                body |= {"temperature": 7} if kind == "error" else {}
+                reply = await http.post(url, json=body, headers=API_HEADERS)
                 status = reply.status_code
         except httpx.TransportError as error:
             soak.unexpected.append(f"{kind}: {error!r}")
@@ -209,8 +219,8 @@ async def _mix(http: httpx.AsyncClient, fleet: Fleet, soak: Soak, until: float, 
 def slope_an_hour(history: Sequence[Reading], name: str) -> float:
     """By least squares, of the second half: in the first, caches and pools fill."""
     half = history[len(history) // 2 :]
-    found = [float(getattr(one, name)) for one in half]
-    return linear_regression([one.at for one in half], found).slope * 3600
+    figures = [float(getattr(point, name)) for point in half]
+    return linear_regression([point.at for point in half], figures).slope * 3600
 
 
 def test_all_streams_are_whole_and_nothing_grows(tmp_path: Path) -> None:
@@ -224,11 +234,14 @@ def test_all_streams_are_whole_and_nothing_grows(tmp_path: Path) -> None:
         asyncio.run(run_streams(fleet, streams, max_tokens))
         before = asyncio.run(idle_readings(fleet))
         for _ in range(1, rounds):
-            found = asyncio.run(run_streams(fleet, streams, max_tokens))
-            faults = (one.error or disorder(one.events, one.text, max_tokens) for one in found)
+            answers = asyncio.run(run_streams(fleet, streams, max_tokens))
+            faults = (
+                answer.error or disorder(answer.events, answer.text, max_tokens)
+                for answer in answers
+            )
             assert not (wrong := list(filter(None, faults))), wrong[:3]
-            assert all(one.first_seconds is not None for one in found)
-            assert most_at_once(found) > streams / 2
+            assert all(answer.first_seconds is not None for answer in answers)
+            assert most_at_once(answers) > streams / 2
         again = asyncio.run(idle_readings(fleet, before))
         seconds = minutes * 60
         soak = asyncio.run(run_soak(fleet, seconds, number(8, 16), max(seconds / 120, 1)))

@@ -95,7 +95,7 @@ def words(name: str, count: int) -> str:
 def short(post: Post) -> tuple[float, set[tuple[str, str | None]]]:
     """Ask all short prompts. Return the share of their tokens that was reused, and what became of
     their breakpoints."""
-    reused = asked = 0
+    reused = total = 0
     ends: set[tuple[str, str | None]] = set()
     for number in range(NUM_SHORT):
         system = words(f"S{number % NUM_SYSTEMS}", 18)
@@ -104,13 +104,13 @@ def short(post: Post) -> tuple[float, set[tuple[str, str | None]]]:
             {"role": "user", "content": f"Question {number}?"},
         ]
         answer = post({"messages": messages})
-        told = answer["holdfast"]
+        holdfast = answer["holdfast"]
         tokens = answer["usage"]["prompt_tokens"]
         assert 4 * BLOCK_TOKENS < tokens < MIN_TOKENS, tokens
-        asked += tokens
-        reused += tokens - told["computed_tokens"]
-        ends |= {(point["state"], point["reason"]) for point in told["breakpoints"]}
-    return reused / asked, ends
+        total += tokens
+        reused += tokens - holdfast["computed_tokens"]
+        ends |= {(point["state"], point["reason"]) for point in holdfast["breakpoints"]}
+    return reused / total, ends
 
 
 @pytest.mark.timeout(600)
@@ -125,7 +125,7 @@ def test_chats_that_never_come_back_starve_no_short_prompts(post: Post, is_marke
         text = {"type": "text", "text": words(f"C{number}x", 85), **mark}
         answer = post({"messages": [{"role": "user", "content": [text]}]})
         assert 500 < answer["usage"]["prompt_tokens"] < 700
-        states += [(one["state"], one["reason"]) for one in answer["holdfast"]["breakpoints"]]
+        states += [(point["state"], point["reason"]) for point in answer["holdfast"]["breakpoints"]]
     if is_marked:
         # The first ones have the budget; what comes later is best-effort.
         assert states[0] == ("leased", None) and states[-1] == ("best_effort", "over_budget")

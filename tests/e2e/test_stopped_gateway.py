@@ -69,6 +69,6 @@ def test_a_turn_that_the_gateway_cuts_off_is_told_so_and_not_charged(tmp_path: P
         with serving_gateway(tmp_path, [engine.url], GATEWAY) as gateway:
             gateway.wait()
             ledger = sqlite3.connect(tmp_path / "ledger.db")
-            asked = "select status, cost_nano > 0 from turns where error = ? order by status"
+            query = "select status, cost_nano > 0 from turns where error = ? order by status"
             rows = [(200, 1), (503, 0), (503, 0), (529, 0)]
-            eventually(lambda: ledger.execute(asked, [TOLD]).fetchall() == rows)
+            eventually(lambda: ledger.execute(query, [TOLD]).fetchall() == rows)

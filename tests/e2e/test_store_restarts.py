@@ -50,9 +50,9 @@ class Report:
 
 def ask(engine: Engine, text: str, scope: str, *marks: tuple[int, Ttl]) -> Answer:
     """Raise httpx.HTTPError or Refused where the engine ends meanwhile."""
-    asked = Prompt(messages=[], text=text)
+    prompt = Prompt(messages=[], text=text)
     options = {"max_tokens": ANSWER_TOKENS, "minimum": 16, "ignore_eos": True}
-    answer = engine.ask(asked, scope, *marks, **options)
+    answer = engine.ask(prompt, scope, *marks, **options)
     if not answer.frames or not isinstance(answer.frames[-1], Done):
         raise httpx.RemoteProtocolError("the stream ended early")
     engine.acknowledge(answer.last.request_id)
@@ -60,7 +60,7 @@ def ask(engine: Engine, text: str, scope: str, *marks: tuple[int, Ttl]) -> Answe
 
 
 def leases_of(engine: Engine) -> list[EntryInfo]:
-    return [one for one in engine.get("entries", list[EntryInfo]) if one.state == "leased"]
+    return [entry for entry in engine.get("entries", list[EntryInfo]) if entry.state == "leased"]
 
 
 def prompt_of(rng: random.Random, num_words: int) -> str:
@@ -181,9 +181,9 @@ class Trial:
     def _compare_answer(self, text: str, answer: Answer, plain: Engine) -> None:
         if text not in self._expected:
             scope = f"plain {len(self._expected)}"
-            told = ask(plain, text, scope)
-            assert told.started.usage.automatic_tokens == 0
-            self._expected[text] = told.text()
+            result = ask(plain, text, scope)
+            assert result.started.usage.automatic_tokens == 0
+            self._expected[text] = result.text()
         self.report.answers += 1
         self.report.wrong += answer.text() != self._expected[text]
 

@@ -33,8 +33,8 @@ def conversation(sdk: Anthropic, first: str) -> list[Message]:
 
 
 def extension(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = (message.model_extra or {})["holdfast"]
-    return found
+    holdfast: dict[str, Any] = (message.model_extra or {})["holdfast"]
+    return holdfast
 
 
 def test_what_marks_nothing_is_held_where_the_setting_says_so(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_what_marks_nothing_is_held_where_the_setting_says_so(tmp_path: Path) ->
                 assert extension(after)["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
             top = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
             for system, more in ((marked(RULES), {}), (RULES, {"extra_body": top})):
-                told = extension(ask(sdk, [{"role": "user", "content": "Hi"}], system, **more))
-                assert "auto_cache" not in told and len(told["breakpoints"]) == 1
+                holdfast = extension(ask(sdk, [{"role": "user", "content": "Hi"}], system, **more))
+                assert "auto_cache" not in holdfast and len(holdfast["breakpoints"]) == 1
             row = {"model": "synthetic", "max_tokens": 3, "system": RULES}
             params: Any = {**row, "messages": [{"role": "user", "content": "Who sleeps where?"}]}
             batch = sdk.messages.batches.create(requests=[{"custom_id": "a", "params": params}])

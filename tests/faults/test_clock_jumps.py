@@ -45,9 +45,9 @@ class Jumping:
 @contextmanager
 def serving(data: Path, clock: Jumping) -> Iterator[tuple[Gateway, Engine]]:
     """Both clocks of the gateway are ours, and the engine's stands until it is moved."""
-    own = {"CLOCK": "manual", "NUM_BLOCKS": 4096, "MIN_CACHE_TOKENS": 32}
-    own |= {"SYNTHETIC_PREFILL_US": 0, "SYNTHETIC_DECODE_MS": 0}
-    with running_engine("synthetic", own) as engine:
+    options = {"CLOCK": "manual", "NUM_BLOCKS": 4096, "MIN_CACHE_TOKENS": 32}
+    options |= {"SYNTHETIC_PREFILL_US": 0, "SYNTHETIC_DECODE_MS": 0}
+    with running_engine("synthetic", options) as engine:
         settings = make_settings(data, engine.url)
         migrate(settings)
         app = create_app(settings, clock=Clock(wall=clock.wall, monotonic=clock.monotonic))

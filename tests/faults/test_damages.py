@@ -88,7 +88,7 @@ def take_an_older_one(path: Path, _rng: random.Random, older: Path) -> None:
 
 
 def take_another_file(path: Path, rng: random.Random, _: Path) -> None:
-    others = [each for each in path.parent.iterdir() if each.is_file() and each != path]
+    others = [file for file in path.parent.iterdir() if file.is_file() and file != path]
     shutil.copy(rng.choice(sorted(others)), path)
 
 
@@ -241,7 +241,7 @@ def judge(data: Path, turn_ids: list[str], outcome: Outcome) -> None:
         query = "SELECT id, input_tokens, output_tokens FROM turns"
         rows = {row[0]: row[1:] for row in db.execute(query)}
     aside = {row.id for row in rows_in(data / "journal") if row.state == ASIDE}
-    hurt = {each.split()[0].removesuffix("-wal").removesuffix("-shm") for each in outcome.damages}
+    hurt = {line.split()[0].removesuffix("-wal").removesuffix("-shm") for line in outcome.damages}
     for turn_id in turn_ids:
         counts = counts_of(turn_id)
         assert counts.usage is not None

@@ -128,11 +128,11 @@ TRIES = 5
 @pytest.mark.slow
 def test_a_killed_clients_blocks_are_free_within_a_quarter_of_a_second(tmp_path: Path) -> None:
     """The protocol's bound; a busy machine cannot tell, so that this is not run every time."""
-    asked = {"model": "synthetic", "max_tokens": 4000, "stream": True}
-    asked |= {"messages": [{"role": "user", "content": "What is a lease?"}]}
+    request = {"model": "synthetic", "max_tokens": 4000, "stream": True}
+    request |= {"messages": [{"role": "user", "content": "What is a lease?"}]}
     waits = []
     with running_stack(tmp_path, "synthetic") as stack, stack.engine_client() as engine:
-        words = [f"{stack.gateway}/v1/messages", json.dumps(asked), API_KEY]
+        words = [f"{stack.gateway}/v1/messages", json.dumps(request), API_KEY]
         for _ in range(TRIES):
             command = [sys.executable, "-c", CLIENT, *words]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as client:

@@ -55,7 +55,7 @@ def test_a_frozen_gateway_blames_no_engine_and_loses_no_turn(tmp_path: Path) -> 
                 engines = client.get("/readyz").json()["engines"]
                 statuses |= {engine["status"] for engine in engines}
                 time.sleep(0.05)
-            answers = [asked.result() for asked in [*before, *within]]
+            answers = [future.result() for future in [*before, *within]]
         assert [answer.status_code for answer in answers] == [200] * len(answers)
         for answer in answers:
             assert "error" not in answer.text

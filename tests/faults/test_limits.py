@@ -118,21 +118,27 @@ class Gateways:
         ]
         migrate(environments[0])
         self._all = [
-            Killed(Path(each["HOLDFAST_DATA"]), each, url_of(int(each["HOLDFAST_PORT"])))
-            for each in environments
+            Killed(
+                Path(environment["HOLDFAST_DATA"]),
+                environment,
+                url_of(int(environment["HOLDFAST_PORT"])),
+            )
+            for environment in environments
         ]
-        self.last, self.urls = self._all[-1], [each.url for each in self._all]
-        eventually(lambda: all(one["limits_hold"] == "all_gateways" for one in self.readiness()))
+        self.last, self.urls = self._all[-1], [gateway.url for gateway in self._all]
+        eventually(
+            lambda: all(report["limits_hold"] == "all_gateways" for report in self.readiness())
+        )
 
     def readiness(self) -> list[dict[str, Any]]:
-        asked = (httpx.get(f"{url}/readyz", timeout=120, trust_env=False) for url in self.urls)
-        return [reply.json() for reply in asked]
+        replies = (httpx.get(f"{url}/readyz", timeout=120, trust_env=False) for url in self.urls)
+        return [reply.json() for reply in replies]
 
     def is_drained(self) -> bool:
-        return all(one["journal_backlog"] == 0 for one in self.readiness())
+        return all(report["journal_backlog"] == 0 for report in self.readiness())
 
     def stop(self) -> None:
-        stop(*(each.process for each in self._all))
+        stop(*(gateway.process for gateway in self._all))
 
 
 @contextmanager
@@ -191,17 +197,17 @@ def load(
                     time.sleep(rng.uniform(0, 0.2))
 
     with ThreadPoolExecutor(clients * len(names)) as pool:
-        asked = []
+        futures = []
         for name in names:
             admin.workspace(name, **LIMITS[name])
             key = admin.make_key(name)[1]
-            asked += [pool.submit(run, name, key, number) for number in range(clients)]
+            futures += [pool.submit(run, name, key, number) for number in range(clients)]
         time.sleep(seconds / 3)
         gateways.last.kill()
         time.sleep(seconds / 3)
         gateways.last.start()
-        for one in asked:
-            one.result()
+        for future in futures:
+            future.result()
     return seen
 
 
@@ -250,8 +256,8 @@ def measure(folder: Path, postgres: str, seconds: float, clients: int, seed: int
 
 @pytest.mark.postgres
 def test_three_gateways_let_no_more_through_than_one(tmp_path: Path, postgres: str) -> None:
-    found = measure(tmp_path, postgres, sizes.number(15.0, 120.0), clients=6, seed=1)
-    for name, (share, seen) in found.items():
+    measured = measure(tmp_path, postgres, sizes.number(15.0, 120.0), clients=6, seed=1)
+    for name, (share, seen) in measured.items():
         sizes.told(
             name, share=share, turns=len(seen.turns), refused=seen.refused, broken=seen.failed
         )

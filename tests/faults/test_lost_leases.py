@@ -22,13 +22,13 @@ def hold(fleet: Fleet, *names: str) -> None:
 
 def kept(fleet: Fleet, **filters: str) -> dict[str, Any]:
     query = "&".join(f"{name}={value}" for name, value in filters.items())
-    found: dict[str, Any] = fleet.gateway.get(f"leases/kept?{query}")
-    return found
+    shares: dict[str, Any] = fleet.gateway.get(f"leases/kept?{query}")
+    return shares
 
 
 def lost(fleet: Fleet) -> tuple[dict[str, int], int]:
-    found = kept(fleet)
-    return found["lost"], found["not_known"]
+    shares = kept(fleet)
+    return shares["lost"], shares["not_known"]
 
 
 @pytest.mark.timeout(600)

@@ -24,16 +24,16 @@ _CLOSE = b"host: x\r\nconnection: close\r\n"
 
 @contextmanager
 def gateway() -> Iterator[tuple[str, psutil.Process]]:
-    with tempfile.TemporaryDirectory() as data, watched(Path(data)) as found:
-        yield found.url, found.process
+    with tempfile.TemporaryDirectory() as data, watched(Path(data)) as site:
+        yield site.url, site.process
 
 
 @contextmanager
 def engine() -> Iterator[tuple[str, psutil.Process]]:
     with tempfile.TemporaryDirectory() as data:
         settings = {"ENGINE_LOG_LEVEL": "error"}
-        with serving_engine("synthetic", settings, Path(data) / "log") as made:
-            yield made.wait().url, psutil.Process(made.pid)
+        with serving_engine("synthetic", settings, Path(data) / "log") as served:
+            yield served.wait().url, psutil.Process(served.pid)
 
 
 async def flood(url: str, sent: bytes, count: int) -> None:

@@ -39,8 +39,8 @@ async def play(fleet: Fleet, rounds: int, clients: int) -> list[list[dict[str, A
             url = f"{fleet.gateways[0].url}/v1/messages"
             reply = await http.post(url, json=body(turn, client), headers=API_HEADERS)
             assert reply.status_code == 200, reply.text
-            found: dict[str, Any] = reply.json()
-            return found
+            answer: dict[str, Any] = reply.json()
+            return answer
 
         return [
             await asyncio.gather(*(ask(turn, client) for client in range(clients)))
@@ -78,8 +78,8 @@ def test_a_cold_prefix_is_computed_once_and_read_once_it_is_there(tmp_path: Path
         answers = asyncio.run(play(fleet, rounds, clients))
         eventually(lambda: fleet.stats(0)["unacknowledged"] == 0)
         counters = fleet.stats(0)["counters"]
-    reasons = sum((check_round(one) for one in answers), Counter[str]())
+    reasons = sum((check_round(replies) for replies in answers), Counter[str]())
     told("F13", rounds=rounds, clients=clients, computed_once=rounds, answers=dict(reasons))
-    said = sum(a["holdfast"]["computed_tokens"] for one in answers for a in one)
+    said = sum(a["holdfast"]["computed_tokens"] for replies in answers for a in replies)
     assert counters["computed_tokens"] == said
     assert reasons["in_progress_race"] > 0

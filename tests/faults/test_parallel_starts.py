@@ -20,8 +20,11 @@ def test_gateways_start_together_on_one_database(tmp_path: Path, shared_database
         ports = [free_port() for _ in range(count)]
 
         def run(port: int) -> None:
-            own = {"HOLDFAST_DATABASE_URL": shared_database, "HOLDFAST_LOG_LEVEL": "error"}
-            settings = gateway_environment(port, tmp_path / str(port), [engine], own)
+            shared_settings = {
+                "HOLDFAST_DATABASE_URL": shared_database,
+                "HOLDFAST_LOG_LEVEL": "error",
+            }
+            settings = gateway_environment(port, tmp_path / str(port), [engine], shared_settings)
             assert start([*python("gateway"), "migrate"], settings).wait() == 0
             stack.enter_context(serving([*python("gateway"), "serve"], settings, port)).wait()
 

@@ -61,13 +61,13 @@ def modules() -> Iterator[ModuleType]:
 
 def compiled_in(module: ModuleType) -> dict[str, Pattern]:
     """What stands in its names, and in their dictionaries."""
-    found: dict[str, Pattern] = {}
+    by_name: dict[str, Pattern] = {}
     for name, value in vars(module).items():
         members = value if isinstance(value, dict) else {"": value}
         for key, member in members.items():
-            if isinstance(member, re.Pattern) and member not in found.values():
-                found[f"{module.__name__}.{name}{key and f'[{key}]'}"] = member
-    return found
+            if isinstance(member, re.Pattern) and member not in by_name.values():
+                by_name[f"{module.__name__}.{name}{key and f'[{key}]'}"] = member
+    return by_name
 
 
 def calls_in(source: Path) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -95,7 +95,7 @@ class Filled(ast.NodeTransformer):
 
 def written_in(source: Path, names: dict[str, Any]) -> dict[str, Pattern | None]:
     """The patterns of a file's calls by place and text; None for one that is known at run alone."""
-    found: dict[str, Pattern | None] = {}
+    by_place: dict[str, Pattern | None] = {}
     for pattern, flags in calls_in(source):
         name = f"{source.relative_to(ROOT)}: {ast.unparse(pattern)}"
         code = ast.unparse(ast.fix_missing_locations(Filled().visit(pattern)))
@@ -103,26 +103,26 @@ def written_in(source: Path, names: dict[str, Any]) -> dict[str, Pattern | None]
             text = eval(code, dict(names))
             options = 0 if flags is None else eval(ast.unparse(flags), dict(names))
         except (NameError, AttributeError):
-            found[name] = None
+            by_place[name] = None
             continue
         if isinstance(text, str | bytes):
-            found[name] = re.compile(text, options)
-    return found
+            by_place[name] = re.compile(text, options)
+    return by_place
 
 
 def patterns() -> dict[str, Pattern | None]:
-    found: dict[str, Pattern | None] = {}
+    by_place: dict[str, Pattern | None] = {}
     imported = {}
     for module in modules():
         assert module.__file__ is not None
         imported[Path(module.__file__)] = vars(module)
-        found |= compiled_in(module)
-    seen = {pattern for pattern in found.values() if pattern is not None}
+        by_place |= compiled_in(module)
+    seen = {pattern for pattern in by_place.values() if pattern is not None}
     for source in chain.from_iterable((ROOT / name).rglob("*.py") for name in PACKAGES):
         for name, pattern in written_in(source, imported.get(source, {"re": re})).items():
             if pattern not in seen:
-                found[name] = pattern
-    return found
+                by_place[name] = pattern
+    return by_place
 
 
 PATTERNS = patterns()

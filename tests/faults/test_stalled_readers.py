@@ -53,11 +53,11 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     engine = ScriptedEngine()
     tuning = json.dumps({"stall_seconds": STALL_SECONDS})
     settings = {"HOLDFAST_TUNING": tuning, "HOLDFAST_LOG_LEVEL": "error"}
-    with serve(engine) as url, serving_gateway(tmp_path, [url], settings) as made:
-        found = Watched(made.wait().url, engine, psutil.Process(made.pid))
+    with serve(engine) as url, serving_gateway(tmp_path, [url], settings) as gateway:
+        watched_gateway = Watched(gateway.wait().url, engine, psutil.Process(gateway.pid))
         for _ in range(20):  # what is loaded and allocated once
-            assert found.ask().status_code == 200
-        yield found
+            assert watched_gateway.ask().status_code == 200
+        yield watched_gateway
 
 
 def head(*headers: str) -> bytes:

@@ -125,15 +125,15 @@ def test_what_the_base_computed_in_front_of_an_invocation_is_the_adapters_to_the
     adapter = load_adapter(tmp_path, model.loaded.model)
     prompt = [*range(20, 60), *INVOCATION, *range(80, 100)]
     first, *rest = new_works(prompt, [40, 50], range(20))
-    own = held(model, tmp_path)
-    alone = run_in_turn(own, with_adapter([first, *rest], adapter, 40))
+    adapter_runner = held(model, tmp_path)
+    alone = run_in_turn(adapter_runner, with_adapter([first, *rest], adapter, 40))
     shared = held(model, tmp_path)
     base = [first, *new_works(prompt, [40, 50], [*range(5), *range(30, 45)])[1:]]
     plain = run_in_turn(shared, base)
     assert torch.equal(run_in_turn(shared, with_adapter(rest, adapter, 40)), alone)
     assert not torch.equal(plain, alone)
     # And back: the base goes on from what the adapter's turn wrote before its invocation.
-    assert torch.equal(run_in_turn(own, base[1:]), plain)
+    assert torch.equal(run_in_turn(adapter_runner, base[1:]), plain)
 
 
 def test_rows_of_a_step_have_their_own_adapters(both_attentions: Models, tmp_path: Path) -> None:

@@ -111,18 +111,18 @@ def test_scores_of_attention_are_those_of_kvpress(both_attentions: Models) -> No
     before = runner.pool.read_bytes(list(map(BlockId, range(64)))).clone()
     ((columns, behind),) = pieces(IDS, INSTRUCTIONS)
     blocks = torch.tensor(table[:13])
-    told = Replay(runner.pool, blocks, 100, columns)
-    own = Replay(runner.pool, blocks, 100, range(100), is_own=True)
+    columns_replay = Replay(runner.pool, blocks, 100, columns)
+    self_replay = Replay(runner.pool, blocks, 100, range(100), is_own=True)
     last = Replay(runner.pool, blocks, 100, range(100), is_own=True)
     for begin in range(0, len(behind), 40):
-        runner.replay(behind[begin : begin + 40], 100 + begin, told)
+        runner.replay(behind[begin : begin + 40], 100 + begin, columns_replay)
     for begin in range(0, 100, 40):
-        runner.replay(IDS[begin : begin + 40], begin, own)
+        runner.replay(IDS[begin : begin + 40], begin, self_replay)
     runner.replay(IDS[-64:], 36, last)
     for layer in range(3):
         for scorer, scores in (
-            ("kvzip", told.noted[layer]),
-            ("h2o", h2o(own.noted[layer])),
+            ("kvzip", columns_replay.noted[layer]),
+            ("h2o", h2o(self_replay.noted[layer])),
             ("snapkv", snapkv(last.noted[layer])),
         ):
             assert torch.allclose(scores, torch.tensor(VECTORS[scorer][layer]), atol=2e-5), scorer
@@ -183,7 +183,7 @@ def test_a_kind_is_read_back_from_its_digest() -> None:
         replace(how, keep=0.36),
         replace(how, of=1002),
     ]
-    assert len({one.kind for one in (how, *others)}) == 4
+    assert len({technique.kind for technique in (how, *others)}) == 4
     # Too short a prefix is not compressed, nor one of which nothing would go.
     assert new_compression("keydiff", 0.5, 96, 16) is None
     assert new_compression("keydiff", 0.99, 100, 16) is None
@@ -198,17 +198,22 @@ def test_models_that_it_does_not_fit_are_refused(tiny_models: Models) -> None:
 
 def test_the_gate_measures_every_technique_and_refuses_what_is_too_far() -> None:
     rows = measure(new_tiny_model("llama").loaded, INSTRUCTIONS, None)
-    found = [row for row in rows if row is not None]
-    assert {(one.method, one.parameter) for one in found} == {
+    measurements = [row for row in rows if row is not None]
+    assert {(measurement.method, measurement.parameter) for measurement in measurements} == {
         (scorer, keep) for scorer in SCORERS for keep in (0.75, 0.5, 0.25, 0.1)
     }
-    by_kind = {(one.method, one.parameter): one for one in found}
-    assert all(one.kl >= 0 and 0 <= one.agreement <= 1 and one.tokens == 256 for one in found)
+    by_kind = {
+        (measurement.method, measurement.parameter): measurement for measurement in measurements
+    }
+    assert all(
+        measurement.kl >= 0 and 0 <= measurement.agreement <= 1 and measurement.tokens == 256
+        for measurement in measurements
+    )
     # A random model's next token depends on every token before.
     worst = by_kind["random", 0.1]
     assert worst.agreement < MIN_AGREEMENT and not worst.is_allowed
-    assert "random at 0.1" in (why_refused(found, "random", 0.2) or "")
-    assert why_refused(found, "random", 0.05) is not None
+    assert "random at 0.1" in (why_refused(measurements, "random", 0.2) or "")
+    assert why_refused(measurements, "random", 0.05) is not None
     assert why_refused([], "keydiff", 0.5) is not None
 
 
@@ -226,9 +231,12 @@ def test_own_first_layers_before_anothers_compute_what_torch_does(
     free = [BlockId(block) for block in rng.sample(range(model.num_blocks), 23)]
     table, spare = free[:20], free[20:]
     run_in_turn(others, new_works(prompt[:read], [40], table))
-    content = [bytes(one) for one in others.save(table)]
+    content = [bytes(part) for part in others.save(table)]
     with torch.inference_mode():
-        kept = [one(torch.tensor([prompt[:read]])).past_key_values for one in (model.plain, other)]
+        kept = [
+            network(torch.tensor([prompt[:read]])).past_key_values
+            for network in (model.plain, other)
+        ]
     num_layers = model.plain.config.num_hidden_layers
     for depth in range(num_layers + 1):
         runner = model.runner()

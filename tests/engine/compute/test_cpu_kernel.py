@@ -182,8 +182,8 @@ def test_what_was_built_for_avx2_has_no_instruction_of_avx512(prebuilt: Path) ->
 
     def wide_registers(level: str) -> list[bool]:
         command = ["objdump", "--disassemble", "--no-show-raw-insn"]
-        found = [[*command, str(path)] for path in prebuilt.glob(f"*-{level}-*.so")]
-        codes = [subprocess.run(c, capture_output=True, text=True, check=True) for c in found]
+        commands = [[*command, str(path)] for path in prebuilt.glob(f"*-{level}-*.so")]
+        codes = [subprocess.run(c, capture_output=True, text=True, check=True) for c in commands]
         return ["%zmm" in code.stdout or "%k1" in code.stdout for code in codes]
 
     assert wide_registers("x86-64-v3") == [False] * len(ELEMENTS)
@@ -209,8 +209,8 @@ def test_a_processor_gets_the_best_level_of_which_it_has_all_instructions() -> N
 def test_a_library_of_another_source_or_of_other_constants_is_not_taken(tmp_path: Path) -> None:
     source, folder = tmp_path / "two.cpp", tmp_path / "built"
     source.write_text('extern "C" int two() { return NUMBER; }')
-    made = build(source, [{"NUMBER": 2}], folder)
-    if not made:
+    libraries = build(source, [{"NUMBER": 2}], folder)
+    if not libraries:
         pytest.skip("nothing is built for this kind of machine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", str(tmp_path / "no-compiler"))
@@ -220,7 +220,7 @@ def test_a_library_of_another_source_or_of_other_constants_is_not_taken(tmp_path
             load_library(source, {"NUMBER": 3}, folder)
         damaged = tmp_path / "damaged"
         damaged.mkdir()
-        for path in made:
+        for path in libraries:
             (damaged / path.name).write_bytes(b"not a library")
         with pytest.raises(NotCompiled):
             load_library(source, {"NUMBER": 2}, damaged)
@@ -258,9 +258,9 @@ def test_a_library_is_kept_and_only_in_a_folder_that_nobody_else_writes_to(
     source.write_text('extern "C" int two() { return NUMBER; }')
     assert load_library(source, {"NUMBER": 2}).code.two() == 2
     (kept,) = (tmp_path / "holdfast" / "kernels").iterdir()
-    made = kept.stat().st_mtime_ns
+    built_ns = kept.stat().st_mtime_ns
     assert load_library(source, {"NUMBER": 2}).code.two() == 2
-    assert kept.stat().st_mtime_ns == made
+    assert kept.stat().st_mtime_ns == built_ns
     assert load_library(source, {"NUMBER": 3}).code.two() == 3
     assert len(list(kept.parent.iterdir())) == 2
     os.chmod(kept.parent, 0o777)

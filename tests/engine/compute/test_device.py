@@ -52,9 +52,9 @@ def test_the_host_tier_is_in_pieces_and_keeps_each_block(monkeypatch: pytest.Mon
     zeros = torch.zeros
 
     def counted(shape: tuple[int, ...], **options: bool) -> torch.Tensor:
-        made: torch.Tensor = zeros(shape, **options)
-        sizes.append(made.nbytes)
-        return made
+        tier: torch.Tensor = zeros(shape, **options)
+        sizes.append(tier.nbytes)
+        return tier
 
     monkeypatch.setattr(torch, "zeros", counted)
     host = HostKv(pool, 5)

@@ -54,9 +54,9 @@ def test_reused_blocks_give_bitwise_the_logits_of_computed_ones(
 ) -> None:
     runner = tiny_models(family).runner()
     prompt = random_prompt(random.Random(1), 3 * WINDOW + 40, 3 * WINDOW + 40)
-    own = run_in_turn(runner, new_works(prompt, [40, 80], range(20)))
+    alone = run_in_turn(runner, new_works(prompt, [40, 80], range(20)))
     shared = [*range(10), *range(50, 60)]
-    assert torch.equal(own, run_in_turn(runner, new_works(prompt, [40, 80], shared)[2:]))
+    assert torch.equal(alone, run_in_turn(runner, new_works(prompt, [40, 80], shared)[2:]))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
@@ -230,9 +230,9 @@ def test_each_row_meets_each_key_of_its_table_once(
     group = []
     for tail in shared_tails:
         start = 70 * BLOCK_SIZE + tail
-        own = table_for(tail + 1, blocks)
-        group.append(Run(row, 1, start, np.concatenate([common, own])))
-        row, blocks = row + 1, blocks + len(own)
+        suffix = table_for(tail + 1, blocks)
+        group.append(Run(row, 1, start, np.concatenate([common, suffix])))
+        row, blocks = row + 1, blocks + len(suffix)
     shared = [Shared(group, 70)] if group else []
     tiles = cut(runs, shared, row, BLOCK_SIZE, width)
     met = keys_of_rows(tiles)

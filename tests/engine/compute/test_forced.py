@@ -101,13 +101,13 @@ class Answer(NamedTuple):
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         for delta in self.deltas:
             if isinstance(delta, ToolUseStart):
-                found.append((delta.name, ""))
+                pairs.append((delta.name, ""))
             elif isinstance(delta, ToolInputDelta):
-                found[-1] = (found[-1][0], found[-1][1] + delta.partial_json)
-        return found
+                pairs[-1] = (pairs[-1][0], pairs[-1][1] + delta.partial_json)
+        return pairs
 
     @property
     def text(self) -> str:
@@ -135,14 +135,16 @@ def request(
     )
 
 
-def answer(parts: Parts, asked: GenerateRequest, *, temperature: float, seed: int = 0) -> Answer:
+def answer(
+    parts: Parts, turn_request: GenerateRequest, *, temperature: float, seed: int = 0
+) -> Answer:
     """As the engine's loop does it, without a cache."""
-    parser = parts.renderer.parser(asked)
-    tokens = parts.renderer.render(asked.prompt, thinking=False, scope="").token_ids
+    parser = parts.renderer.parser(turn_request)
+    tokens = parts.renderer.render(turn_request.prompt, thinking=False, scope="").token_ids
     sample = SampleParams(temperature=temperature, top_p=1, top_k=0, seed=seed)
     table = [BlockId(block) for block in range(NUM_BLOCKS)]
     deltas: list[Delta] = []
-    start, end = 0, len(tokens) + asked.sampling.max_tokens
+    start, end = 0, len(tokens) + turn_request.sampling.max_tokens
     while parser.finish is None and len(tokens) < end:
         work = Work(
             token_ids=tokens[start:],
@@ -166,36 +168,36 @@ ENDLESS = {"number range", "additional properties of a type"}
 @pytest.mark.parametrize("kind", list(SCHEMAS))
 def test_a_forced_call_and_an_answer_of_a_schema_validate(parts: Parts, kind: str) -> None:
     schema = SCHEMAS[kind]
-    asked = request([Tool("made_up", schema)], ToolChoice("tool", "made_up", parallel=False))
+    turn_request = request([Tool("made_up", schema)], ToolChoice("tool", "made_up", parallel=False))
     for temperature in (3, 0) if kind not in ENDLESS else (3,):
-        given = answer(parts, asked, temperature=temperature)
-        assert given.finish == "tool_use", "the limit was meant to suffice"
-        [(name, written)] = given.calls
-        assert name == "made_up" and given.text == ""
+        reply = answer(parts, turn_request, temperature=temperature)
+        assert reply.finish == "tool_use", "the limit was meant to suffice"
+        [(name, written)] = reply.calls
+        assert name == "made_up" and reply.text == ""
         jsonschema.validate(json.loads(written), schema)
-    given = answer(parts, request([], schema=schema), temperature=2, seed=5)
-    assert given.finish == "stop"
-    jsonschema.validate(json.loads(given.text), schema)
+    reply = answer(parts, request([], schema=schema), temperature=2, seed=5)
+    assert reply.finish == "stop"
+    jsonschema.validate(json.loads(reply.text), schema)
 
 
 def test_any_means_one_of_the_tools_and_tool_means_that_one(parts: Parts) -> None:
     tools = [Tool(name, SCHEMAS["enum"]) for name in ("one", "two", 'odd "name" é')]
-    given = answer(parts, request(tools, ToolChoice("any")), temperature=1)
-    assert given.calls and {name for name, _ in given.calls} <= {tool.name for tool in tools}
+    reply = answer(parts, request(tools, ToolChoice("any")), temperature=1)
+    assert reply.calls and {name for name, _ in reply.calls} <= {tool.name for tool in tools}
     for tool in tools:
-        asked = request(tools, ToolChoice("tool", tool.name, parallel=False))
-        assert [name for name, _ in answer(parts, asked, temperature=1).calls] == [tool.name]
+        turn_request = request(tools, ToolChoice("tool", tool.name, parallel=False))
+        assert [name for name, _ in answer(parts, turn_request, temperature=1).calls] == [tool.name]
 
 
 def test_tools_beside_a_schema_may_be_called_instead(parts: Parts) -> None:
     tools = [Tool("get_weather", SCHEMAS["nested objects"])]
     for seed in range(4):
-        asked = request(tools, schema=SCHEMAS["enum"])
-        given = answer(parts, asked, temperature=3, seed=seed)
-        if given.calls:
-            jsonschema.validate(json.loads(given.calls[0][1]), SCHEMAS["nested objects"])
+        turn_request = request(tools, schema=SCHEMAS["enum"])
+        reply = answer(parts, turn_request, temperature=3, seed=seed)
+        if reply.calls:
+            jsonschema.validate(json.loads(reply.calls[0][1]), SCHEMAS["nested objects"])
         else:
-            jsonschema.validate(json.loads(given.text), SCHEMAS["enum"])
+            jsonschema.validate(json.loads(reply.text), SCHEMAS["enum"])
 
 
 @pytest.mark.parametrize("kind", list(REFUSED))

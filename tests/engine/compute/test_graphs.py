@@ -99,10 +99,10 @@ def play(runner: TorchRunner, seed: int, num_blocks: int) -> tuple[list[list[int
     sents: list[Sent] = []
     for _ in range(80):
         if len(sents) < 16 and rng.random() < 0.3:
-            own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))]
+            suffix = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))]
             sents.append(
                 engine.send(
-                    *([prefix, own] if rng.random() < 0.6 else [own]),
+                    *([prefix, suffix] if rng.random() < 0.6 else [suffix]),
                     marks={0: "5m"},
                     max_tokens=rng.randint(1, 24),
                     choices=rng.choice([1, 1, 1, 3]),
@@ -373,9 +373,9 @@ def prefixes(draw: st.DrawFn) -> Iterator[list[int]]:
     for _ in range(draw(st.integers(1, 4))):
         shared = draw(st.integers(0, 200))
         for _ in range(draw(st.integers(1, 5))):
-            own = draw(st.integers(1, 150))
-            yield [*range(10_000, 10_000 + shared), *range(first, first + own)]
-            first += own
+            num_unshared = draw(st.integers(1, 150))
+            yield [*range(10_000, 10_000 + shared), *range(first, first + num_unshared)]
+            first += num_unshared
 
 
 @st.composite

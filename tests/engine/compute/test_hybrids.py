@@ -141,13 +141,15 @@ def test_any_chunks_of_any_batch_equal_the_plain_forward(tiny: TinyModel) -> Non
             for prompt in prompts
         ]
         rows: dict[int, torch.Tensor] = {}
-        while any(one.works for one in sequences):
-            running = [one for one in sequences if one.works and rng.random() < 0.8]
-            works = [one.next() for one in running]
-            sampling = [one for one, work in zip(running, works, strict=True) if work.sample]
+        while any(sequence.works for sequence in sequences):
+            running = [sequence for sequence in sequences if sequence.works and rng.random() < 0.8]
+            works = [sequence.next() for sequence in running]
+            sampling = [
+                sequence for sequence, work in zip(running, works, strict=True) if work.sample
+            ]
             if works:
-                for one, row in zip(sampling, runner.logits(works), strict=True):
-                    rows[sequences.index(one)] = row
+                for sequence, row in zip(sampling, runner.logits(works), strict=True):
+                    rows[sequences.index(sequence)] = row
         for index, prompt in enumerate(prompts):
             assert_plain(tiny, rows[index], prompt)
 

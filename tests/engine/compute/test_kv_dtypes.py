@@ -112,18 +112,18 @@ def behind(
 async def test_answers_behind_a_cached_prefix_are_those_without_a_cache(kind: str) -> None:
     """Requests of all kinds, each asked with a workspace of its own, and again behind its entry."""
     rng = random.Random(8)
-    asked = [new_request(rng, "r") for _ in range(BATCH // 2)]
+    requests = [new_request(rng, "r") for _ in range(BATCH // 2)]
     async with engine(num_blocks=300, min_cache_tokens=16, kv_dtype=kind) as backend:
         described = backend.describe()
         assert described.kv_dtype == kind
         assert described.kv_bytes_per_token == 2 * 4 * 4 * head_bytes(32, kind)
-        for index, request in enumerate(asked):
-            told = []
+        for index, request in enumerate(requests):
+            replies = []
             for turn in ("cold", "warm"):
                 named = {"request_id": f"{turn}{index}", "scope": f"s{index}"}
                 [answered] = await ask_all(backend, [msgspec.structs.replace(request, **named)])
-                told.append(answered)
-            cold, warm = told
+                replies.append(answered)
+            cold, warm = replies
             assert cold.usage is not None and warm.usage is not None
             assert cold.usage.cache_read_tokens == 0 < warm.usage.cache_read_tokens
             assert warm.output_tokens == cold.output_tokens
@@ -152,6 +152,6 @@ def test_a_model_is_told_from_one_with_a_single_other_weight(tiny_models: Models
 def test_what_another_way_of_attention_computed_is_another_models(
     both_attentions: Models, tiny_models: Models
 ) -> None:
-    made, usual = both_attentions("llama").loaded, tiny_models("llama").loaded
-    is_alike = type(made.kernel) is type(usual.kernel)
-    assert (model_facts(made, 8) == model_facts(usual, 8)) == is_alike
+    other_way, usual = both_attentions("llama").loaded, tiny_models("llama").loaded
+    is_alike = type(other_way.kernel) is type(usual.kernel)
+    assert (model_facts(other_way, 8) == model_facts(usual, 8)) == is_alike

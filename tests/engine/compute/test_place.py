@@ -56,7 +56,7 @@ def expected_logits(
             # What the first layer makes of all tokens is in the second one's values.
             far = (whole.layers[1].values[0, :, start:end] - alone.layers[1].values[0, :, 1:]) ** 2
             most = far.sum((0, 2)).argsort(descending=True)[: math.ceil(recompute * (end - start))]
-            again = {start + one for one in most.tolist()}
+            again = {start + index for index in most.tolist()}
         for position in range(place, end):
             if position < start or position in again:
                 output = model.plain(
@@ -66,10 +66,10 @@ def expected_logits(
                 )
                 continue
             inside = slice(position - start + 1, position - start + 2)
-            for layer, own in zip(alone.layers, cache.layers, strict=True):
+            for layer, layer_cache in zip(alone.layers, cache.layers, strict=True):
                 keys = turned(model, layer.keys[:, :, inside], start - 1)
-                own.keys = torch.cat([own.keys, keys], 2)
-                own.values = torch.cat([own.values, layer.values[:, :, inside]], 2)
+                layer_cache.keys = torch.cat([layer_cache.keys, keys], 2)
+                layer_cache.values = torch.cat([layer_cache.values, layer.values[:, :, inside]], 2)
         place = end
     logits: torch.Tensor = output.logits[0, -1]
     return logits
@@ -85,10 +85,10 @@ def test_placed_documents_compute_what_torch_does(both_attentions: Models, famil
         spans = [(7, 60), (60, 95), (101, 140)]
         runner = model.loaded.runner(104, 8)
         compressor = KvCompressor(runner, INSTRUCTIONS, turns)
-        own, *apart = (range(begin, begin + 26) for begin in (0, 26, 52, 78))
+        prompt_blocks, *apart = (range(begin, begin + 26) for begin in (0, 26, 52, 78))
         compute_apart(runner, prompt, spans, apart)
-        place_documents(runner, compressor, prompt, spans, apart, own, recompute)
-        last = Work(token_ids=prompt[140:], start=140, block_table=own, sample=GREEDY)
+        place_documents(runner, compressor, prompt, spans, apart, prompt_blocks, recompute)
+        last = Work(token_ids=prompt[140:], start=140, block_table=prompt_blocks, sample=GREEDY)
         logits = runner.logits([last])[0]
         wanted = expected_logits(model, prompt, spans, recompute)
         assert relative_difference(logits, wanted) <= BOUND
@@ -97,8 +97,8 @@ def test_placed_documents_compute_what_torch_does(both_attentions: Models, famil
 
 
 def test_how_keys_turn_is_found_by_layer() -> None:
-    found = find_turns(new_tiny_model("llama").loaded)
-    assert found is not None and set(found.styles) == {"halves"}
+    turns = find_turns(new_tiny_model("llama").loaded)
+    assert turns is not None and set(turns.styles) == {"halves"}
     glm = find_turns(new_tiny_model("glm4").loaded)
     assert glm is not None and set(glm.styles) == {"pairs"}
 
@@ -123,14 +123,24 @@ def test_a_model_whose_keys_turn_in_another_way_has_none() -> None:
 def test_the_gate_measures_every_number_and_share_of_recomputed_tokens() -> None:
     loaded = new_tiny_model("llama").loaded
     turns = find_turns(loaded)
-    found = [one for one in measure(loaded, INSTRUCTIONS, turns) if one and one.method == "blocks"]
-    assert [one.parameter for one in found] == list(RECOMPUTES)
+    measurements = [
+        measurement
+        for measurement in measure(loaded, INSTRUCTIONS, turns)
+        if measurement and measurement.method == "blocks"
+    ]
+    assert [measurement.parameter for measurement in measurements] == list(RECOMPUTES)
     for least, most in ((0, 3), (4, 6)):
-        assert found[least].kl > found[most].kl >= 0
-    assert all(one.tokens == 256 for one in found)
-    refused = [structs.replace(one, is_allowed=one.parameter not in (4, 0.05)) for one in found]
+        assert measurements[least].kl > measurements[most].kl >= 0
+    assert all(measurement.tokens == 256 for measurement in measurements)
+    refused = [
+        structs.replace(measurement, is_allowed=measurement.parameter not in (4, 0.05))
+        for measurement in measurements
+    ]
     assert "blocks at 4 is too far" in (why_refused(refused, "blocks", 7) or "")
     assert "blocks at 0.05 is too far" in (why_refused(refused, "blocks", 0.1) or "")
     assert why_refused(refused, "blocks", 0.01) is why_refused(refused, "blocks", 0.2) is None
-    assert not any(one and one.method == "blocks" for one in measure(loaded, INSTRUCTIONS, None))
+    assert not any(
+        measurement and measurement.method == "blocks"
+        for measurement in measure(loaded, INSTRUCTIONS, None)
+    )
     assert why_refused([], "blocks", 16) is not None

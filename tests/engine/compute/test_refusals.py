@@ -68,7 +68,7 @@ def test_any_configuration_is_served_or_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    told: dict[bool, int] = {True: 0, False: 0}
+    counts: dict[bool, int] = {True: 0, False: 0}
     for make in CONFIG_MAPPING.values():
         try:
             config = make()
@@ -77,11 +77,11 @@ def test_any_configuration_is_served_or_refused_in_one_line(
         try:
             check_config(config)
             layer_windows(config.get_text_config(decoder=True))
-            told[True] += 1
+            counts[True] += 1
         except ModelRefused as refused:
             assert "\n" not in str(refused)
-            told[False] += 1
-    assert min(told.values()) > 150
+            counts[False] += 1
+    assert min(counts.values()) > 150
 
 
 def test_of_a_model_that_sees_the_text_decoder_is_served(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def weights(tmp_path: Path) -> Path:
 
 def test_a_directory_loads_and_reports_its_progress(weights: Path) -> None:
     stages: list[tuple[str, float]] = []
-    loaded = load_model(str(weights.parent), progress=lambda *told: stages.append(told))
+    loaded = load_model(str(weights.parent), progress=lambda *stage: stages.append(stage))
     assert loaded.max_context_tokens == 64
     assert loaded.windows == [None, None]
     assert [done for _, done in stages] == sorted(done for _, done in stages)

@@ -109,9 +109,9 @@ async def _ask(backend: LocalBackend, request: GenerateRequest) -> Answered:
             case Done():
                 answered.output_tokens = frame.output_tokens
             case TextDelta():
-                told = answered.choices.setdefault(frame.choice, Told())
-                told.frames.append(TextDelta(frame.text, frame.choice))
-                told.logprobs += frame.logprobs
+                choice = answered.choices.setdefault(frame.choice, Told())
+                choice.frames.append(TextDelta(frame.text, frame.choice))
+                choice.logprobs += frame.logprobs
             case Failed():
                 raise AssertionError(frame.message)
             case _:
@@ -156,12 +156,12 @@ def new_request(rng: random.Random, name: str) -> GenerateRequest:
 
 async def answers(load: Load = load_native, **settings: object) -> tuple[list[Answered], Counters]:
     """The answers to the same requests, BATCH at a time, and what was counted."""
-    rng, given = random.Random(1), list[Answered]()
+    rng, answered = random.Random(1), list[Answered]()
     async with engine(load, num_blocks=200, min_cache_tokens=16, **settings) as backend:
         for first in range(0, NUM_REQUESTS, BATCH):
             some = [new_request(rng, f"r{first + index}") for index in range(BATCH)]
-            given += await ask_all(backend, some)
-        return given, (await backend.stats()).counters
+            answered += await ask_all(backend, some)
+        return answered, (await backend.stats()).counters
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +185,9 @@ def test_frames_are_the_same(both: tuple[list[Answered], list[Answered]]) -> Non
 def test_log_probabilities_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
     num_compared = 0
     for plain, speculated in zip(*both, strict=True):
-        for choice, told in speculated.choices.items():
+        for choice, choice_answer in speculated.choices.items():
             wanted = plain.choices[choice].logprobs
-            assert [probs(one) for one in told.logprobs] == [
+            assert [probs(token) for token in choice_answer.logprobs] == [
                 (token, pytest.approx(value, abs=1e-3)) for token, value in map(probs, wanted)
             ]
             num_compared += len(wanted)
@@ -197,13 +197,15 @@ def test_log_probabilities_are_the_same(both: tuple[list[Answered], list[Answere
 def frames_of(answered: Answered) -> dict[int, list[object]]:
     """By choice. A call's id is made up anew each time."""
     return {
-        choice: [(f.name, f.choice) if isinstance(f, ToolUseStart) else f for f in told.frames]
-        for choice, told in answered.choices.items()
+        choice: [
+            (f.name, f.choice) if isinstance(f, ToolUseStart) else f for f in choice_answer.frames
+        ]
+        for choice, choice_answer in answered.choices.items()
     }
 
 
-def probs(told: DrawnToken) -> tuple[int, float]:
-    return told.drawn.token_id, told.drawn.logprob
+def probs(token: DrawnToken) -> tuple[int, float]:
+    return token.drawn.token_id, token.drawn.logprob
 
 
 def test_a_proposal_is_shorter_after_a_wrong_one_and_grows_back() -> None:

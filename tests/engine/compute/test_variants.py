@@ -34,10 +34,10 @@ def llama(seed: int) -> LlamaForCausalLM:
 
 
 def test_an_equal_model_costs_nothing_and_a_stranger_is_refused() -> None:
-    own = llama(1)
-    for row in profile(own, deepcopy(own), 2):
+    base = llama(1)
+    for row in profile(base, deepcopy(base), 2):
         assert row.kl < 1e-5 and row.agreement == 1.0 and row.is_allowed
-    rows = list(profile(own, llama(2), 2))
+    rows = list(profile(base, llama(2), 2))
     assert [row.parameter for row in rows] == [0, 1, 2, 3]
     assert [row.is_allowed for row in rows] == [False, False, False, True]
     assert rows[3].kl < 1e-5 < 0.5 < rows[0].kl
@@ -49,16 +49,16 @@ def test_the_first_layers_are_the_models_own() -> None:
 
     What the third layer keeps follows from the second's output: it differs too.
     """
-    own, sibling = llama(1), llama(1)
+    base, sibling = llama(1), llama(1)
     with torch.no_grad():
         sibling.model.layers[1].self_attn.k_proj.weight.mul_(-1)
-    none, first, second, every = profile(own, sibling, 2)
+    none, first, second, every = profile(base, sibling, 2)
     assert first.kl == pytest.approx(none.kl, abs=1e-6)  # its own first layer is the sibling's
     assert none.kl > second.kl > 1e-4 and every.kl < 1e-5
     with torch.no_grad():  # the output's weights are in no entry
-        changed = deepcopy(own)
+        changed = deepcopy(base)
         changed.lm_head.weight.mul_(-1)
-    assert all(row.kl < 1e-5 for row in profile(own, changed, 2))
+    assert all(row.kl < 1e-5 for row in profile(base, changed, 2))
 
 
 def test_where_a_model_lies_is_no_fact_of_its_blocks() -> None:
@@ -69,13 +69,13 @@ def test_where_a_model_lies_is_no_fact_of_its_blocks() -> None:
 
 
 def test_models_that_are_no_siblings_are_refused() -> None:
-    own = llama(1)
+    base = llama(1)
     smaller = LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 64}))  # type: ignore[no-untyped-call,arg-type]
-    turned = deepcopy(own)
+    turned = deepcopy(base)
     turned.config.rms_norm_eps = 1e-3
     for other in (smaller, turned):
         with pytest.raises(ModelRefused, match="more than their weights"):
-            list(profile(own, other, 2))
+            list(profile(base, other, 2))
     gliding = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8))  # type: ignore[arg-type]
     with pytest.raises(ModelRefused, match="not every layer"):
         list(profile(gliding, deepcopy(gliding), 2))

@@ -70,9 +70,9 @@ def prefixes(renderer: ChatRenderer, prompt: Prompt) -> list[str | None]:
 
 def whole(renderer: ChatRenderer, prompt: Prompt) -> list[str]:
     """The same where all segments have an end."""
-    found = prefixes(renderer, prompt)
-    assert None not in found
-    return [prefix for prefix in found if prefix is not None]
+    texts = prefixes(renderer, prompt)
+    assert None not in texts
+    return [prefix for prefix in texts if prefix is not None]
 
 
 @pytest.mark.parametrize("template", ["demo", "qwen3", "trimming"])
@@ -80,7 +80,7 @@ def test_every_prefix_ends_with_its_segment(template: str) -> None:
     renderer = demo_renderer() if template == "demo" else renderer_of(template)
     prompt = agent_prompt()
     rendered = renderer.render(prompt, thinking=False)
-    found = whole(renderer, prompt)
+    texts = whole(renderer, prompt)
     expected = {
         5: "Hello 👋",
         6: "What is the weather?",
@@ -92,11 +92,11 @@ def test_every_prefix_ends_with_its_segment(template: str) -> None:
     if renderer.prefix_order == "tools_first":
         expected |= {2: "You are kind.", 3: "Be brief. 😀", 4: "Answer in verse."}
     for index, ending in expected.items():
-        assert found[index].endswith(ending)
+        assert texts[index].endswith(ending)
     ends = [span.end or 0 for span in rendered.segments]
     assert ends == sorted(ends)
     assert ends[-1] < len(rendered.token_ids)
-    assert all(decode(renderer, rendered.token_ids).startswith(prefix) for prefix in found)
+    assert all(decode(renderer, rendered.token_ids).startswith(prefix) for prefix in texts)
 
 
 def test_a_tool_ends_before_what_closes_the_tools_and_a_call_after_its_arguments() -> None:
@@ -105,8 +105,8 @@ def test_a_tool_ends_before_what_closes_the_tools_and_a_call_after_its_arguments
     assert second.endswith('"parameters": {"type": "object"}}}')
     renderer = renderer_of("qwen3")
     # The tokenizer joins `}` and `}`, so the input's own is not in the prefix.
-    found = whole(renderer, agent_prompt())
-    assert found[-5].endswith('"arguments": {"città": "Zürich", "days": 3')
+    texts = whole(renderer, agent_prompt())
+    assert texts[-5].endswith('"arguments": {"città": "Zürich", "days": 3')
     spans = renderer.render(agent_prompt(), thinking=False).segments
     assert [span.is_exact for span in spans[-6:]] == [True, False, False, True, True, True]
     # Where the system prompt comes first it ends with the tools.
@@ -115,17 +115,17 @@ def test_a_tool_ends_before_what_closes_the_tools_and_a_call_after_its_arguments
 
 
 def test_objects_that_a_template_writes_by_their_fields_end_with_the_last() -> None:
-    found = whole(renderer_of("trimming"), agent_prompt())
-    assert found[0].endswith("[TOOL get_weather:Weather")
-    assert found[1].endswith("時間")
-    assert found[-5].endswith("città=Zürich days=3")
+    texts = whole(renderer_of("trimming"), agent_prompt())
+    assert texts[0].endswith("[TOOL get_weather:Weather")
+    assert texts[1].endswith("時間")
+    assert texts[-5].endswith("città=Zürich days=3")
 
 
 def test_tools_in_the_last_message_have_no_boundary_and_spare_the_others() -> None:
     messages = [text("user", "one"), text("assistant", "two"), text("user", "three")]
-    found = prefixes(renderer_of("tools-last"), Prompt(messages, TOOLS, [TextPart("sys")]))
-    assert found[:2] == [None, None]
-    assert found[2:5] == [
+    texts = prefixes(renderer_of("tools-last"), Prompt(messages, TOOLS, [TextPart("sys")]))
+    assert texts[:2] == [None, None]
+    assert texts[2:5] == [
         "system>sys",
         "system>sys<|im_end|>user>one",
         "system>sys<|im_end|>user>one<|im_end|>assistant>two",
@@ -143,8 +143,8 @@ def test_what_is_not_rendered_takes_no_room() -> None:
 
 def test_private_use_characters_of_the_prompt_survive() -> None:
     strange = "\U000f0000\U000f0001 \ue000 \U00100000"
-    found = prefixes(demo_renderer(), Prompt([text("user", strange)]))
-    assert found[0] == "<|im_start|>user\n" + strange
+    texts = prefixes(demo_renderer(), Prompt([text("user", strange)]))
+    assert texts[0] == "<|im_start|>user\n" + strange
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
@@ -191,9 +191,9 @@ def test_dropped_thinking_costs_no_renders(monkeypatch: pytest.MonkeyPatch, temp
     calls: list[None] = []
     render = ChatTemplate.render
 
-    def counted(self: ChatTemplate, given: TemplateInput) -> str:
+    def counted(self: ChatTemplate, template_input: TemplateInput) -> str:
         calls.append(None)
-        return render(self, given)
+        return render(self, template_input)
 
     renderer = renderer_of(template)
     monkeypatch.setattr(ChatTemplate, "render", counted)
@@ -205,8 +205,8 @@ def test_dropped_thinking_costs_no_renders(monkeypatch: pytest.MonkeyPatch, temp
 def test_texts_that_cannot_be_marked_are_found_by_their_words(template: str) -> None:
     messages = [text("user", "again and again?"), text("assistant", "yes")] * 20
     prompt = Prompt([*messages, text("user", "again and again?")])
-    found = whole(renderer_of(template), prompt)
-    assert [prefix.count("again") for prefix in found[::2]] == [2 * n for n in range(1, 22)]
+    texts = whole(renderer_of(template), prompt)
+    assert [prefix.count("again") for prefix in texts[::2]] == [2 * n for n in range(1, 22)]
 
 
 def test_indented_tools_keep_their_text_and_have_boundaries() -> None:

@@ -97,20 +97,20 @@ def test_a_format_that_nobody_knows_is_refused() -> None:
 )
 def test_what_tells_no_call_from_text_is_no_format(why: str, before: str, behind: str) -> None:
     name = "' ~ call.function.name ~ '"
-    given = "call.function.arguments | tojson"
+    expression = "call.function.arguments | tojson"
     if why == "a value without its braces":
-        given = f"({given})[1:-1]"
+        expression = f"({expression})[1:-1]"
     template = f"""\
 {{{{- tools | tojson }}}}
 {{%- for message in messages %}}{{{{- message.role ~ '>' ~ message.content }}}}
 {{%- for call in message.tool_calls or [] %}}{{{{- '{before.replace("NAME", name)}' }}}}
-{{{{- {given} }}}}{{{{- '{behind}' }}}}{{% endfor %}}{{{{- '<|im_end|>' }}}}{{% endfor %}}
+{{{{- {expression} }}}}{{{{- '{behind}' }}}}{{% endfor %}}{{{{- '<|im_end|>' }}}}{{% endfor %}}
 {{%- if add_generation_prompt %}}{{{{- 'assistant>' }}}}{{% endif %}}"""
     assert renderer_for(template).tool_format is None, why
     # The same with markup of its own is one, so the reason is the one that is told.
     whole = template.replace(before.replace("NAME", name), f"<call>{name}|")
     whole = whole.replace(f"{{{{- '{behind}' }}}}", "{{- '</call>' }}")
-    whole = whole.replace(given, "call.function.arguments | tojson")
+    whole = whole.replace(expression, "call.function.arguments | tojson")
     assert renderer_for(whole).tool_format == "template"
 
 
@@ -150,8 +150,8 @@ def test_what_a_template_writes_of_calls_is_read_back_however_it_is_cut(
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
     assert read(model, text, request(), cuts) == read(model, text, request())
     # What was read is written again with the same text: a replayed call has its own tokens.
-    found = read(model, text, request())[0]
-    again = [ToolUsePart(part.id, *call) for part, call in zip(parts, found, strict=True)]
+    pairs = read(model, text, request())[0]
+    again = [ToolUsePart(part.id, *call) for part, call in zip(parts, pairs, strict=True)]
     assert written(model, again) == text
 
 
@@ -173,11 +173,11 @@ def test_a_call_that_is_cut_off_leaves_no_markup(name: str) -> None:
 def test_a_forced_call_that_is_cut_off_anywhere_is_a_call_or_nothing(name: str) -> None:
     model = of(name)
     prompt = Prompt([QUESTION], [Tool("get_weather", FORCED, "Weather.")])
-    asked = request(prompt=prompt, tool_choice=ToolChoice("tool", "get_weather"))
+    turn_request = request(prompt=prompt, tool_choice=ToolChoice("tool", "get_weather"))
     text = from_call(model, written(model, calls({"city": "Bern", "count": 2})))
-    token_ids = tokens_of(model, thinking_end(model, asked) + text)
+    token_ids = tokens_of(model, thinking_end(model, turn_request) + text)
     for count in range(len(token_ids)):
-        parser = model.parser(asked)
+        parser = model.parser(turn_request)
         deltas = [delta for token in token_ids[:count] for delta in parser.feed(token)]
         deltas += parser.close()
         assert not any(isinstance(delta, TextDelta) for delta in deltas)
@@ -189,20 +189,20 @@ def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
     model = of(name)
     tools = TOOLS if model.tool_format else []
     for thinking in (True, False):
-        asked = request(prompt=Prompt([QUESTION], tools), thinking=thinking)
-        end = render(model, asked.prompt, thinking=thinking)
+        turn_request = request(prompt=Prompt([QUESTION], tools), thinking=thinking)
+        end = render(model, turn_request.prompt, thinking=thinking)
         text = IN_MESSAGES.get(model.reasoning_format or "", "")
         if not text:
             tags = model.formats.tags
             assert tags is not None
             opened = end.rfind(tags.open.strip()) > end.rfind(tags.close)
-            assert model.begins_thinking(asked) == opened
+            assert model.begins_thinking(turn_request) == opened
             begin = "" if opened else tags.open
             wrapper = tags.wrapper or ("",)
             closing = "".join(wrapper[1:])
             text = f"{begin}\nHm, 1 < 2.\n{tags.close}\n\n{wrapper[0]}It is.{closing}"
         for cuts in ((), range(len(text))):
-            assert read(model, text, asked, cuts) == ([], "Hm, 1 < 2.", "It is.")
+            assert read(model, text, turn_request, cuts) == ([], "Hm, 1 < 2.", "It is.")
 
 
 def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
@@ -212,20 +212,20 @@ def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
     assert {model.tokenizer.id_to_token(t) for t in model.end_token_ids} == {"<|end_of_msg|>"}
     closing = "<|close|>response<|sep|><|close|>message<|sep|>"
     for tools in ([], TOOLS):
-        asked = request(prompt=Prompt([QUESTION], tools))
+        turn_request = request(prompt=Prompt([QUESTION], tools))
         for text in (f"It is.{closing}", "It is.", f"<|open|>response<|sep|>It is.{closing}"):
             for cuts in ((), range(len(text))):
-                assert read(model, text, asked, cuts) == ([], "", "It is.")
+                assert read(model, text, turn_request, cuts) == ([], "", "It is.")
 
 
 def test_a_turn_that_begins_with_the_end_of_thinking_has_none() -> None:
     model = of("minimax-m3")
     call = from_call(model, written(model, calls({"city": "Bern"})))
-    for asked in (request(), request(thinking=True)):
+    for turn_request in (request(), request(thinking=True)):
         for text in (f"</mm:think>{call}", f"\n</mm:think>It is.{call}"):
             for cuts in ((), range(len(text))):
-                found, thought, said = read(model, text, asked, cuts)
-                assert found == [("get_weather", {"city": "Bern"})]
+                pairs, thought, said = read(model, text, turn_request, cuts)
+                assert pairs == [("get_weather", {"city": "Bern"})]
                 assert (thought, said) == ("", "It is." if "It is." in text else "")
 
 
@@ -245,23 +245,23 @@ def test_a_forced_call_without_properties_invents_none(name: str) -> None:
     model = of(name)
     for schema in ({"type": "object", "properties": {}}, {"type": "object"}, {}):
         tool = Tool("get_weather", schema, "Weather.")
-        asked = request(prompt=Prompt([QUESTION], [tool]), tool_choice=ToolChoice("any"))
+        turn_request = request(prompt=Prompt([QUESTION], [tool]), tool_choice=ToolChoice("any"))
         text = written(model, calls({}))
-        found, _, _ = read(model, text, asked)
-        assert found == [("get_weather", {})]
-        parser = model.parser(asked)
+        pairs, _, _ = read(model, text, turn_request)
+        assert pairs == [("get_weather", {})]
+        parser = model.parser(turn_request)
         assert parser.grammar is not None
         assert '"additionalProperties": false' in parser.grammar or "%json" not in parser.grammar
 
 
 def test_a_text_that_no_rule_can_hold_is_refused_with_its_name() -> None:
     schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^a+$"}}}
-    asked = request(
+    turn_request = request(
         prompt=Prompt([QUESTION], [Tool("look", schema, "d")]), tool_choice=ToolChoice("any")
     )
     with pytest.raises(SchemaRefused, match=r"`look`.*`pattern` of `id`"):
-        of("glm-4.7").parser(asked)
-    assert of("qwen3").parser(asked).allowed
+        of("glm-4.7").parser(turn_request)
+    assert of("qwen3").parser(turn_request).allowed
 
 
 def test_every_real_template_that_is_there_is_expected() -> None:
@@ -283,10 +283,10 @@ def asked_of(*, strict: bool = True) -> GenerateRequest:
 @pytest.mark.parametrize("name", [name for name in TRIGGERED if name != "hermes-3"])
 def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None:
     """hermes-3 shows the name first and writes it last: what it shows is held."""
-    model, asked = of(name), asked_of()
-    begin = thinking_end(model, asked)
+    model, turn_request = of(name), asked_of()
+    begin = thinking_end(model, turn_request)
     call = from_call(model, written(model, calls(GOOD))).removeprefix(begin)
-    parser = model.parser(asked)
+    parser = model.parser(turn_request)
     text = f"{begin}I look it up, 1 < 2.\n{call.lstrip()}"
     fed, deltas = follow(parser, model, text)
     assert fed.strip().endswith(text.strip()[-8:]), (fed, text)
@@ -300,13 +300,13 @@ def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None
 
 @pytest.mark.parametrize("name", TRIGGERED)
 def test_a_turn_may_be_text_alone_and_end_but_no_call_of_another_schema(name: str) -> None:
-    model, asked = of(name), asked_of()
-    begin, bad = thinking_end(model, asked), {**GOOD, "unit": "furlong"}
+    model, turn_request = of(name), asked_of()
+    begin, bad = thinking_end(model, turn_request), {**GOOD, "unit": "furlong"}
     call = from_call(model, written(model, calls(bad))).removeprefix(begin).lstrip()
-    fed, deltas = follow(model.parser(asked), model, f"{begin}Well.\n{call}")
+    fed, deltas = follow(model.parser(turn_request), model, f"{begin}Well.\n{call}")
     assert "furlong" not in fed and "Well." in fed
-    assert all(given != bad for _, given in calls_of(deltas))
-    parser = model.parser(asked)
+    assert all(arguments != bad for _, arguments in calls_of(deltas))
+    parser = model.parser(turn_request)
     fed, _ = follow(parser, model, f"{begin}It is what it is: [1, 2] {{a}} (b).")
     assert fed.endswith("(b).")
     end = next(iter(model.end_token_ids))
@@ -319,9 +319,11 @@ def test_a_turn_may_be_text_alone_and_end_but_no_call_of_another_schema(name: st
 def test_a_tool_that_is_named_in_the_conversation_is_held_as_well() -> None:
     model = of("qwen3")
     tool = Tool("get_weather", FORCED, "Weather.", strict=True)
-    asked = request(prompt=Prompt([QUESTION], [Tool("other", {}, "Other.")], named_tools=[tool]))
+    turn_request = request(
+        prompt=Prompt([QUESTION], [Tool("other", {}, "Other.")], named_tools=[tool])
+    )
     bad = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "unit": "furlong"}}'
-    fed, _ = follow(model.parser(asked), model, bad)
+    fed, _ = follow(model.parser(turn_request), model, bad)
     assert "get_weather" in fed and "furlong" not in fed
 
 
@@ -332,9 +334,9 @@ def test_only_the_tools_that_a_choice_names_can_be_called(name: str) -> None:
     tools = [Tool("get_time", FORCED, "The time."), Tool("get_weather", FORCED, "Weather.")]
     for allowed, fed_whole in (("get_weather", True), ("get_time", False)):
         choice = ToolChoice("auto", names=[allowed])
-        asked = request(prompt=Prompt([QUESTION], tools), tool_choice=choice)
-        begin = thinking_end(model, asked)
+        turn_request = request(prompt=Prompt([QUESTION], tools), tool_choice=choice)
+        begin = thinking_end(model, turn_request)
         call = from_call(model, written(model, calls(GOOD))).removeprefix(begin).lstrip()
-        fed, deltas = follow(model.parser(asked), model, f"{begin}Well.\n{call}")
+        fed, deltas = follow(model.parser(turn_request), model, f"{begin}Well.\n{call}")
         assert "Well." in fed
         assert ("get_weather" in [name for name, _ in calls_of(deltas)]) == fed_whole, fed

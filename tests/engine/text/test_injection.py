@@ -91,16 +91,16 @@ def prompt_of(texts: dict[str, str], *, has_tools: bool) -> Prompt:
     key = at("schema key", "city")
     schema = {"type": "object", "properties": {key: city}, "required": [key]}
     tool = Tool(at("tool name", "weather"), schema, at("tool description", "Gives it."))
-    given: dict[str, Any] | str = {
+    arguments: dict[str, Any] | str = {
         at("call key", "city"): at("call value", "Bern"),
         "inner": {at("call inner key", "a"): [1, at("call list", "b")]},
     }
     if "call text" in texts:
-        given = f'{{"city": "{texts["call text"]}"'
+        arguments = f'{{"city": "{texts["call text"]}"'
     if texts.get("call text", "").endswith("whole"):
         # Python reads this as an object, whose texts have no escapes any more.
-        given += ', "count": NaN}'
-    call = ToolUsePart(at("call id", "toolu_1"), at("call name", tool.name), given)
+        arguments += ', "count": NaN}'
+    call = ToolUsePart(at("call id", "toolu_1"), at("call name", tool.name), arguments)
     result = ToolResultPart(at("result id", call.id), at("result", "Rain."))
     thought, answer = ThinkingPart(at("thought", "I look.")), TextPart(at("answer", "It rains."))
     messages = [user(at("question", "How is it?"))]
@@ -141,14 +141,14 @@ def test_no_text_in_any_place_becomes_a_control_token(
                 draw.choice(("", "", " ", "\n", "rain ", ".", "<", ">", "|")) for _ in "ab"
             )
             text = f"{before}{payload_of(draw, controls)}{behind}"
-            found, expected = (
-                controls_in(renderer, prompt_of(dict.fromkeys(places, one), has_tools=has_tools))
-                for one in (text, "harmless")
+            actual, expected = (
+                controls_in(renderer, prompt_of(dict.fromkeys(places, phrase), has_tools=has_tools))
+                for phrase in (text, "harmless")
             )
             counts["attacks"] += 1
-            counts["refused"] += found is None and expected is not None
-            if found is not None and expected is not None:
-                assert found == expected, (path.stem, places, text)
+            counts["refused"] += actual is None and expected is not None
+            if actual is not None and expected is not None:
+                assert actual == expected, (path.stem, places, text)
     with capsys.disabled():
         print(
             f"\n{counts['attacks']} attacks on {len(paths)} templates: "

@@ -93,14 +93,16 @@ def check_random_prompts(of: ChatRenderer, template: ChatTemplate) -> None:
 
 async def answers(of: ChatRenderer, prompts: Sequence[Prompt]) -> list[Started]:
     """What one engine says of each turn first."""
-    found: list[Started] = []
+    starts: list[Started] = []
     async with serving(of) as backend:
         for number, prompt in enumerate(prompts):
             points = [Breakpoint(segment) for segment in marked_segments(prompt)]
-            asked = request(prompt, breakpoints=points, thinking=True, request_id=str(number))
-            frames = [frame async for frame in await backend.open(asked)]
-            found += [frame for frame in frames if isinstance(frame, Started)]
-    return found
+            turn_request = request(
+                prompt, breakpoints=points, thinking=True, request_id=str(number)
+            )
+            frames = [frame async for frame in await backend.open(turn_request)]
+            starts += [frame for frame in frames if isinstance(frame, Started)]
+    return starts
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -112,10 +114,10 @@ def test_tokens_are_those_of_one_call_and_reads_all_that_is_there(path: Path) ->
     check_random_prompts(of, ChatTemplate(files.templates, files.special_tokens))
     prompts = long_conversation(NUM_TURNS, TOOLS if of.tool_format is not None else [])
     rendered = [of.render(prompt, thinking=True) for prompt in prompts]
-    first, *told, again = asyncio.run(answers(of, [*prompts, prompts[-1]]))
+    first, *middle, again = asyncio.run(answers(of, [*prompts, prompts[-1]]))
     assert first.usage.cache_read_tokens == 0
     for prompt, before, after, started in zip(
-        prompts[:-1], rendered[:-1], rendered[1:], told, strict=True
+        prompts[:-1], rendered[:-1], rendered[1:], middle, strict=True
     ):
         pairs = zip(before.token_ids, after.token_ids, strict=False)
         common = next((i for i, (a, b) in enumerate(pairs) if a != b), len(before.token_ids))
@@ -158,8 +160,10 @@ def test_what_a_template_cannot_take_is_found_out(name: str, expected: set[str])
 
 
 def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> None:
-    told = [TextPart("Be kind."), TextPart("Be brief.")]
-    prompt = Prompt([user("Hi"), Message("assistant", [TextPart("Yes?")]), user("Go")], system=told)
+    system = [TextPart("Be kind."), TextPart("Be brief.")]
+    prompt = Prompt(
+        [user("Hi"), Message("assistant", [TextPart("Yes?")]), user("Go")], system=system
+    )
     begin = "<start_of_turn>user\nBe kind.\n\nBe brief.\n\nHi<end_of_turn>"
     assert begin in text_of("gemma-2", prompt)
 
@@ -169,13 +173,13 @@ def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> Non
 )
 def test_parallel_calls_with_any_ids_and_text_behind_results_can_be_replayed(name: str) -> None:
     ids = {"A": "toolu_01A09q90qw90lq917835lq9A", "B": "call<|im_end|>-2"}
-    calls = [ToolUsePart(one, "get_weather", {"city": city}) for city, one in ids.items()]
-    results = [ToolResultPart(one, f"result {one[:4]}") for one in ids.values()]
-    told = Message("user", [*results, TextPart("So?")])
-    prompt = Prompt([user("Both?"), Message("assistant", [*calls]), told], TOOLS)
+    calls = [ToolUsePart(call_id, "get_weather", {"city": city}) for city, call_id in ids.items()]
+    results = [ToolResultPart(call_id, f"result {call_id[:4]}") for call_id in ids.values()]
+    reply = Message("user", [*results, TextPart("So?")])
+    prompt = Prompt([user("Both?"), Message("assistant", [*calls]), reply], TOOLS)
     written = text_of(name, prompt)
     assert written.count("get_weather") >= 3
-    places = [written.index(each) for each in ('"A"', '"B"', "result call", "So?")]
+    places = [written.index(phrase) for phrase in ('"A"', '"B"', "result call", "So?")]
     assert places == sorted(places)
 
 

@@ -56,22 +56,22 @@ JSON = st.recursive(
 
 def blocks_of(deltas: Sequence[Delta]) -> list[Block]:
     """What a reader makes of the deltas: neighbours of one kind are one block."""
-    found: list[Block] = []
+    pairs: list[Block] = []
     for delta in deltas:
         match delta:
             case TextDelta(text) | ThinkingDelta(text):
                 kind = "text" if isinstance(delta, TextDelta) else "thinking"
-                if found and found[-1][0] == kind:
-                    found[-1] = (kind, found[-1][1] + text)
+                if pairs and pairs[-1][0] == kind:
+                    pairs[-1] = (kind, pairs[-1][1] + text)
                 else:
-                    found.append((kind, text))
+                    pairs.append((kind, text))
             case ToolUseStart():
-                found.append((delta.name, ""))
+                pairs.append((delta.name, ""))
             case ToolInputDelta(partial):
-                name, written = found[-1]
+                name, written = pairs[-1]
                 assert name not in ("text", "thinking"), "input outside of a call"
-                found[-1] = (name, written + partial)
-    return found
+                pairs[-1] = (name, written + partial)
+    return pairs
 
 
 def blocks(parser: FormatParser, pieces: Sequence[str]) -> list[Block]:
@@ -124,11 +124,11 @@ def split(text: str, seed: int) -> list[str]:
     ],
 )  # fmt: skip
 def test_calls_are_found(tool_format: str, text: str, names: list[str]) -> None:
-    found = parse(tool_format, text)
-    assert [name for name, _ in found] == names
-    assert all(isinstance(json.loads(written), dict) for _, written in found)
+    calls = parse(tool_format, text)
+    assert [name for name, _ in calls] == names
+    assert all(isinstance(json.loads(written), dict) for _, written in calls)
     if "{" + ARGUMENTS[1:] in text:
-        assert json.loads(found[0][1]) == json.loads(ARGUMENTS)
+        assert json.loads(calls[0][1]) == json.loads(ARGUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -233,18 +233,18 @@ def test_only_the_beginning_of_a_turn_is_thinking_without_the_space_around_it(
 
 def test_calls_in_thinking_are_thoughts_and_calls_behind_it_are_calls() -> None:
     parser = ThinkingParser(REASONING_FORMATS["think"], new_parser("hermes"), is_open=True)
-    found = blocks(parser, list(f"I write {HERMES}</think>\n{HERMES}"))
-    assert [kind for kind, _ in found] == ["thinking", "f"]
+    kinds = blocks(parser, list(f"I write {HERMES}</think>\n{HERMES}"))
+    assert [kind for kind, _ in kinds] == ["thinking", "f"]
     assert parser.num_calls == 1
 
 
 # A turn: tokens, calls and stop strings.
 
 
-def turn(text: str, *, ends: bool = True, **given: Any) -> tuple[list[Delta], TurnParser]:
-    stops = Sampling(max_tokens=99, stop_sequences=given.pop("stops", []))
-    asked = request(prompt("u", tools=[Tool("f", {})]), sampling=stops, **given)
-    parser = demo_renderer().parser(asked)
+def turn(text: str, *, ends: bool = True, **options: Any) -> tuple[list[Delta], TurnParser]:
+    stops = Sampling(max_tokens=99, stop_sequences=options.pop("stops", []))
+    turn_request = request(prompt("u", tools=[Tool("f", {})]), sampling=stops, **options)
+    parser = demo_renderer().parser(turn_request)
     assert isinstance(parser, TurnParser)
     token_ids = demo_renderer().tokenizer.encode(text, add_special_tokens=False).ids
     deltas: list[Delta] = []
@@ -333,11 +333,11 @@ def test_what_is_no_json_is_noticed_and_kept(broken: str) -> None:
 
 def test_a_demand_that_outgrows_the_grammars_limits_ends_by_name() -> None:
     schema = {"type": "object", "additionalProperties": {"pattern": "^(a|b)*cc*$"}}
-    asked = request("u", output_schema=schema)
+    turn_request = request("u", output_schema=schema)
     tokenizer = demo_renderer().tokenizer
 
     def parser(limits: LLParserLimits) -> TurnParser:
-        constraint = GrammarWriter(tokenizer, [END], limits).constraint(asked, None, None)
+        constraint = GrammarWriter(tokenizer, [END], limits).constraint(turn_request, None, None)
         return TurnParser(
             Vocabulary(tokenizer).detokenizer(),
             StopFinder(StopStrings([])),
@@ -387,10 +387,10 @@ def test_elements_are_lists_and_objects_by_the_schema_and_others_are_text(
 
 
 def test_a_deep_nest_ends() -> None:
-    found, depth = Elements("~", SCHEMA).value("~<a>" * 500 + "~</a>" * 500, None), 0
-    while isinstance(found, dict):
-        found, depth = found["a"], depth + 1
-    assert 10 < depth < 100 and isinstance(found, str)
+    value, depth = Elements("~", SCHEMA).value("~<a>" * 500 + "~</a>" * 500, None), 0
+    while isinstance(value, dict):
+        value, depth = value["a"], depth + 1
+    assert 10 < depth < 100 and isinstance(value, str)
 
 
 def test_a_schema_is_looked_at_once_however_many_elements_it_has(

@@ -97,36 +97,36 @@ def turns_of(model: ChatRenderer) -> Iterator[Turn]:
     proven = model.formats.calls
     assert proven is not None
     # A template that writes strings without escapes has proven its format with plain ones.
-    given = INPUT if '"' in str(proven.probe.get("text")) else PLAIN_INPUT
-    one, other = calls(given, {"city": "Uri"})
+    arguments = INPUT if '"' in str(proven.probe.get("text")) else PLAIN_INPUT
+    first_call, second_call = calls(arguments, {"city": "Uri"})
     thought = ThinkingPart("I need the tool.")
     # A model whose prompts always end inside its thinking has some in every turn.
     always: list[Part] = [thought] if model.begins_thinking(request()) else []
-    yield [*always, one]
+    yield [*always, first_call]
     if model.tool_format != "openai":
-        yield [*always, one, other]
+        yield [*always, first_call, second_call]
     # Muse's template drops the text beside calls.
     if model.tool_format != "muse" and not any(of.begins_turn for of in proven.format.ways[:1]):
-        yield [*always, TextPart("I look."), one]
+        yield [*always, TextPart("I look."), first_call]
     if model.reasoning_format is not None:
-        yield [thought, one]
+        yield [thought, first_call]
 
 
 def text_of(model: ChatRenderer, turn: Turn) -> str:
     """What the model writes, from the prompt's end on."""
     if model.tool_format == "openai":
         return "".join(map(_harmony, turn)).removesuffix("<|end|><|start|>assistant")
-    shown = written(model, turn, thinking=thinks(turn))
+    markup = written(model, turn, thinking=thinks(turn))
     needles = [p.name if isinstance(p, ToolUsePart) else text_in(p) for p in turn]
-    made = [part for part in turn if isinstance(part, ToolUsePart)]
-    if all(needle in shown for needle in needles) and not (
-        model.traits.splits_calls and len(made) > 1
+    tool_uses = [part for part in turn if isinstance(part, ToolUsePart)]
+    if all(needle in markup for needle in needles) and not (
+        model.traits.splits_calls and len(tool_uses) > 1
     ):
-        return shown
-    return _composed(model, turn, made)
+        return markup
+    return _composed(model, turn, tool_uses)
 
 
-def _composed(model: ChatRenderer, turn: Turn, made: list[ToolUsePart]) -> str:
+def _composed(model: ChatRenderer, turn: Turn, tool_uses: list[ToolUsePart]) -> str:
     """Where the template drops a part, or takes one call a message, as the format writes it."""
     opened = model.begins_thinking(request(thinking=thinks(turn)))
     tags, of = model.formats.tags, model.formats.call_format
@@ -140,9 +140,9 @@ def _composed(model: ChatRenderer, turn: Turn, made: list[ToolUsePart]) -> str:
     assert of is not None
     separator = of.written[0].separator if model.traits.splits_calls else ""
     if separator:
-        each = [from_call(model, written(model, [call])).strip() for call in made]
-        return said + separator.join(each)
-    return said + from_call(model, written(model, made))
+        markups = [from_call(model, written(model, [call])).strip() for call in tool_uses]
+        return said + separator.join(markups)
+    return said + from_call(model, written(model, tool_uses))
 
 
 def _harmony(part: Part) -> str:
@@ -153,9 +153,9 @@ def _harmony(part: Part) -> str:
     return f"<|channel|>{channel}<|message|>{text_in(part)}<|end|><|start|>assistant"
 
 
-def read(model: ChatRenderer, asked: GenerateRequest, tokens: Sequence[int]) -> Turn:
+def read(model: ChatRenderer, turn_request: GenerateRequest, tokens: Sequence[int]) -> Turn:
     """The parts of the turn that the engine's parser finds in a model's tokens."""
-    parser = model.parser(asked)
+    parser = model.parser(turn_request)
     ended = [*tokens, *sorted(model.end_token_ids)[:1]]
     deltas = [delta for token in ended for delta in parser.feed(token)]
     return parts_of([*deltas, *parser.close()])
@@ -163,27 +163,34 @@ def read(model: ChatRenderer, asked: GenerateRequest, tokens: Sequence[int]) -> 
 
 def replayed(model: ChatRenderer, turn: Turn) -> str:
     """Whether the turn, parsed and sent back, has the tokens that were sampled."""
-    asked = request(thinking=thinks(turn))
-    before = model.render(asked.prompt, thinking=thinks(turn)).token_ids
+    turn_request = request(thinking=thinks(turn))
+    before = model.render(turn_request.prompt, thinking=thinks(turn)).token_ids
     known = [*before, *tokens_of(model, text_of(model, turn))]
-    found = read(model, asked, known[len(before) :])
+    parts = read(model, turn_request, known[len(before) :])
     results: list[Part] = [
-        ToolResultPart(part.id, "Rain.") for part in found if isinstance(part, ToolUsePart)
+        ToolResultPart(part.id, "Rain.") for part in parts if isinstance(part, ToolUsePart)
     ]
-    messages = [QUESTION, Message("assistant", found), Message("user", results)]
+    messages = [QUESTION, Message("assistant", parts), Message("user", results)]
     after = model.render(Prompt(messages, TOOLS), thinking=thinks(turn)).token_ids
     if after[: len(known)] == known:
         return "same"
-    told, expected = (model.tokenizer.decode(t, skip_special_tokens=False) for t in (after, known))
-    return "other tokens" if told.startswith(expected) else "other text"
+    rendered_text, expected = (
+        model.tokenizer.decode(t, skip_special_tokens=False) for t in (after, known)
+    )
+    return "other tokens" if rendered_text.startswith(expected) else "other text"
 
 
-def forced_texts(model: ChatRenderer, given: dict[str, Any]) -> Iterator[str]:
+def forced_texts(model: ChatRenderer, arguments: dict[str, Any]) -> Iterator[str]:
     """A call as the template writes it, and as the format does."""
-    yield from_call(model, written(model, calls(given)))
+    yield from_call(model, written(model, calls(arguments)))
     of = model.formats.call_format
     assert of is not None
-    fill = {"{name}": "get_weather", "{input}": json.dumps(given), "{digits}": "0", "{more}": ""}
+    fill = {
+        "{name}": "get_weather",
+        "{input}": json.dumps(arguments),
+        "{digits}": "0",
+        "{more}": "",
+    }
     for way in of.written:
         text = way.begin + way.call + way.end
         for place, value in fill.items():
@@ -191,16 +198,16 @@ def forced_texts(model: ChatRenderer, given: dict[str, Any]) -> Iterator[str]:
         yield text
 
 
-def is_forced(model: ChatRenderer, text: str, given: dict[str, Any]) -> bool:
+def is_forced(model: ChatRenderer, text: str, arguments: dict[str, Any]) -> bool:
     """Whether the grammar allows the call."""
     tool = Tool("get_weather", FORCED, "Weather.")
     for choice in (ToolChoice("any"), ToolChoice("tool", tool.name, parallel=False)):
-        asked = request(prompt=Prompt([QUESTION], [tool]), tool_choice=choice)
-        parser, whole = model.parser(asked), thinking_end(model, asked) + text
+        turn_request = request(prompt=Prompt([QUESTION], [tool]), tool_choice=choice)
+        parser, whole = model.parser(turn_request), thinking_end(model, turn_request) + text
         fed, deltas = follow(parser, model, whole)
         if parser.finish is None and fed != whole:
             return False
-        if calls_of([*deltas, *parser.close()]) != [(tool.name, given)]:
+        if calls_of([*deltas, *parser.close()]) != [(tool.name, arguments)]:
             return False
     return True
 
@@ -229,10 +236,10 @@ def test_every_turn_of_calls_is_parsed_and_every_call_can_be_forced(path: Path) 
         return
     for turn in turns_of(model):
         tokens = tokens_of(model, text_of(model, turn))
-        found = read(model, request(thinking=thinks(turn)), tokens)
-        assert content(found) == content(turn)
-    given = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
-    assert any(is_forced(model, text, given) for text in forced_texts(model, given))
+        parts = read(model, request(thinking=thinks(turn)), tokens)
+        assert content(parts) == content(turn)
+    arguments = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
+    assert any(is_forced(model, text, arguments) for text in forced_texts(model, arguments))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -240,10 +247,10 @@ def test_a_replayed_call_has_the_tokens_that_were_sampled(path: Path) -> None:
     model = model_of(path)
     if model.tool_format is None:
         pytest.skip("its model calls no tools")
-    one, *others = (replayed(model, turn) for turn in turns_of(model))
+    first, *more = (replayed(model, turn) for turn in turns_of(model))
     if path not in REAL_PATHS or path.stem in OF_REAL:
-        assert (one == "same") == (path.stem not in OTHER_TOKENS)
-    assert "other tokens" not in (one, *others)
+        assert (first == "same") == (path.stem not in OTHER_TOKENS)
+    assert "other tokens" not in (first, *more)
 
 
 def test_a_list_is_read_where_the_tags_of_its_values_are_control_tokens() -> None:

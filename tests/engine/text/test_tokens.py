@@ -46,8 +46,8 @@ def test_a_text_that_the_template_completes_is_no_control_token(name: str) -> No
     renderer = renderer_of("named")
     controls = set(PieceTokenizer(renderer.tokenizer).control_ids.values())
     odd, plain = (
-        renderer.render(prompt("a", tools=[Tool(one, {}, "does")]), thinking=False).token_ids
-        for one in (name, "harmless")
+        renderer.render(prompt("a", tools=[Tool(tool_name, {}, "does")]), thinking=False).token_ids
+        for tool_name in (name, "harmless")
     )
     assert len([t for t in odd if t in controls]) == len([t for t in plain if t in controls])
     assert decode(renderer, odd).startswith(f"<{name}>does")
@@ -88,5 +88,5 @@ def test_no_text_becomes_a_control_token_of_an_unusual_tokenizer(data: st.DataOb
     fragment = st.sampled_from([*controls, *wide, "TURN", "END", "<|", "|>", " ", "    ", "a"])
     payload = "".join(data.draw(st.lists(fragment, max_size=6)))
     token_ids = renderer.render(prompt(f"u{payload}v"), thinking=False).token_ids
-    found = [token_id for token_id in token_ids if token_id in set(controls.values())]
-    assert found == [controls["<|shout|>"], controls["TURNEND"]]
+    control_ids = [token_id for token_id in token_ids if token_id in set(controls.values())]
+    assert control_ids == [controls["<|shout|>"], controls["TURNEND"]]

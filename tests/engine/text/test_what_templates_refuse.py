@@ -23,13 +23,13 @@ def test_a_tool_that_leaves_out_what_the_template_asks_for_is_completed(
 def test_a_late_system_message_stays_in_its_place_in_the_users_turn(template: str) -> None:
     renderer = renderer_of(template)
     before = [text("user", "one"), text("assistant", "two")]
-    told = [*before, text("system", "be brief", "be kind"), text("user", "three")]
-    rendered = renderer.render(Prompt(told, system=SYSTEM), thinking=False)
+    messages = [*before, text("system", "be brief", "be kind"), text("user", "three")]
+    rendered = renderer.render(Prompt(messages, system=SYSTEM), thinking=False)
     assert list(rendered.folded) == [5, 6]
-    last = prefixes(renderer, Prompt(told, system=SYSTEM))[-1] or ""
+    last = prefixes(renderer, Prompt(messages, system=SYSTEM))[-1] or ""
     assert last.endswith("two<|im_end|>user>System: be brief\n\nbe kind\n\nthree")
     # What came before stays as it was, and so does the message itself in the turns behind it.
-    first = renderer.render(Prompt(before + told[2:3], system=SYSTEM), thinking=False)
+    first = renderer.render(Prompt(before + messages[2:3], system=SYSTEM), thinking=False)
     end = first.segments[-1].end
     assert end == rendered.segments[6].end and first.token_ids[:end] == rendered.token_ids[:end]
     behind = prefixes(renderer, Prompt([text("user", "one"), text("system", "late")]))
@@ -44,10 +44,10 @@ def test_a_template_that_takes_late_system_messages_gets_them() -> None:
 
 
 def test_a_model_that_always_thinks_serves_requests_that_do_not_ask_for_thinking() -> None:
-    renderer, asked = renderer_of("always-thinking"), request("one")
-    rendered = renderer.render(asked.prompt, thinking=False)
+    renderer, turn_request = renderer_of("always-thinking"), request("one")
+    rendered = renderer.render(turn_request.prompt, thinking=False)
     assert decode(renderer, rendered.token_ids).endswith("user>one<|im_end|>assistant><think>")
-    parser = renderer.parser(asked)
+    parser = renderer.parser(turn_request)
     written = renderer.tokenizer.encode("Hm.</think>Two.", add_special_tokens=False).ids
     deltas = [delta for token in written for delta in parser.feed(token)] + [*parser.close()]
     for kind, expected in ((ThinkingDelta, "Hm."), (TextDelta, "Two.")):

@@ -92,5 +92,5 @@ def test_what_is_no_call_has_no_markup(name: str) -> None:
             assert read(model, text, request(), cuts) == ([], "", said)
     text = THOUGHT.get(name, "")
     for cuts in ((), range(len(text))):
-        found = read(model, text, request(thinking=True), cuts)
-        assert found == ([], "Hm." if "Hm." in text else "", "It is." if text else "")
+        reading = read(model, text, request(thinking=True), cuts)
+        assert reading == ([], "Hm." if "Hm." in text else "", "It is." if text else "")

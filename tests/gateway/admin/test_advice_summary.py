@@ -29,8 +29,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
 
 
 def test_each_sentence_has_its_number_and_its_turns(gateway: Admin) -> None:
-    found = gateway.get(SUMMARY)
-    by = {(line["kind"], line["workspace"]): line for line in found["lines"]}
+    summary = gateway.get(SUMMARY)
+    by = {(line["kind"], line["workspace"]): line for line in summary["lines"]}
     fault = by["fault", "nonces"]
     assert "system.0" in fault["text"] and "new in every request" in fault["text"]
     assert fault["num_turns"] == NUM - 1 and fault["turns"]
@@ -42,25 +42,29 @@ def test_each_sentence_has_its_number_and_its_turns(gateway: Admin) -> None:
     assert unread["nano"] == written * 250
     assert unread["turns"] == [f"msg_unread_{n}" for n in (29, 28, 27, 26, 25)]
     # Twelve minutes apart: an hour's writes are 2 and 29 reads, five minutes' are 30 writes.
-    (slow,) = (line for line in found["lines"] if line["kind"] == "ttl")
+    (slow,) = (line for line in summary["lines"] if line["kind"] == "ttl")
     assert slow["workspace"] == "slow" and slow["page"] == "savings"
     assert slow["text"].startswith("1 prefix would have been cheaper with a 1-hour TTL")
     assert slow["multiples"] == pytest.approx(SIZE * (30 * 1.25 - 2 - 29 * 0.1), abs=0.1)
     assert slow["nano"] == round(SIZE * (30 * 1250 - 2000 - 29 * 100))
     assert (slow["num_turns"], slow["turns"]) == (NUM, ["msg_slow_29"])
-    assert all(line["turns"] for line in found["lines"])
-    worths = [line["multiples"] for line in found["lines"]]
+    assert all(line["turns"] for line in summary["lines"])
+    worths = [line["multiples"] for line in summary["lines"]]
     assert worths == sorted(worths, reverse=True)
-    about = [line["workspace"] for line in found["lines"]]
+    about = [line["workspace"] for line in summary["lines"]]
     assert sorted(about) == ["nonces", "slow", "unmarked", "unread"], "each thing once"
-    assert found["num_more"] == 0
+    assert summary["num_more"] == 0
 
 
 def test_a_line_says_what_its_page_says(gateway: Admin) -> None:
-    found = gateway.get(f"{SUMMARY}?workspace=unmarked")
-    body = {"workspace": "unmarked", "since_ms": found["since_ms"], "until_ms": found["until_ms"]}
+    summary = gateway.get(f"{SUMMARY}?workspace=unmarked")
+    body = {
+        "workspace": "unmarked",
+        "since_ms": summary["since_ms"],
+        "until_ms": summary["until_ms"],
+    }
     (stream,) = gateway.post("advise", body)["streams"]
-    (line,) = found["lines"]
+    (line,) = summary["lines"]
     assert line["kind"] == "markers" and line["page"] == "advice"
     assert line["text"] == f"Workspace unmarked, key {stream['key']} with m: {stream['text']}"
     advised = msgspec.convert(stream, StreamAdvice)
@@ -72,12 +76,14 @@ def test_a_line_says_what_its_page_says(gateway: Admin) -> None:
 
 def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
     gateway.workspace("unread")
-    own = Admin(gateway.url, gateway.make_key("unread", scope="read_only")[1])
-    found = own.get(SUMMARY)
-    assert {line["workspace"] for line in found["lines"]} == {"unread"}
-    assert found["num_turns"] == NUM
-    own.get(f"{SUMMARY}?workspace=slow", 403)
-    assert own.get(f"{SUMMARY}?workspace=unread") == found, "kept, and the same for both questions"
+    workspace_key = Admin(gateway.url, gateway.make_key("unread", scope="read_only")[1])
+    summary = workspace_key.get(SUMMARY)
+    assert {line["workspace"] for line in summary["lines"]} == {"unread"}
+    assert summary["num_turns"] == NUM
+    workspace_key.get(f"{SUMMARY}?workspace=slow", 403)
+    assert workspace_key.get(f"{SUMMARY}?workspace=unread") == summary, (
+        "kept, and the same for both questions"
+    )
 
 
 def test_nobody_waits_for_another_workspaces_summary(

@@ -45,9 +45,9 @@ def gateway(data: Path) -> Iterator[Admin]:
 
 
 def test_a_range_is_advised_by_key_and_model(gateway: Admin) -> None:
-    found = gateway.post("advise", RANGE)
-    assert found["num_turns"] == 21 and not found["is_cut"]
-    by = {stream["workspace"]: stream for stream in found["streams"]}
+    report = gateway.post("advise", RANGE)
+    assert report["num_turns"] == 21 and not report["is_cut"]
+    by = {stream["workspace"]: stream for stream in report["streams"]}
     sound, faulty = by["team-a"], by["team-b"]
     assert sound["verdict"] == "mark" and sound["findings"] == []
     # Ten in a row, then one after 21 minutes: 2 and ten reads cost less than 2 * 1.25 and nine.
@@ -84,10 +84,10 @@ def test_bad_input_is_told_by_its_field(gateway: Admin, body: Any, named: str) -
 
 def test_a_key_of_a_workspace_is_advised_on_its_own_turns(gateway: Admin) -> None:
     gateway.workspace("team-a")
-    own = Admin(gateway.url, gateway.make_key("team-a", scope="read_only")[1])
-    found = own.post("advise", RANGE)
-    assert {stream["workspace"] for stream in found["streams"]} == {"team-a"}
-    own.post("advise", {**RANGE, "workspace": "team-b"}, 403)
+    workspace_admin = Admin(gateway.url, gateway.make_key("team-a", scope="read_only")[1])
+    report = workspace_admin.post("advise", RANGE)
+    assert {stream["workspace"] for stream in report["streams"]} == {"team-a"}
+    workspace_admin.post("advise", {**RANGE, "workspace": "team-b"}, 403)
 
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -104,9 +104,9 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def advised(gateway: Admin, given: Any) -> Any:
-    (found,) = gateway.post("advise", {"requests": [given]})["requests"]
-    return found
+def advised(gateway: Admin, request: Any) -> Any:
+    (advice,) = gateway.post("advise", {"requests": [request]})["requests"]
+    return advice
 
 
 @pytest.mark.parametrize("as_text", [True, False])
@@ -115,27 +115,27 @@ def test_a_pasted_request_of_any_dialect_is_advised(
     gateway: Admin, dialect: str, as_text: bool
 ) -> None:
     body = BODIES[dialect]
-    found = advised(gateway, f"curl http://x -d '{json.dumps(body)}'" if as_text else body)
-    assert found["dialect"] == dialect
-    assert [each["kind"] for each in found["findings"]] == ["unmarked"]
+    advice = advised(gateway, f"curl http://x -d '{json.dumps(body)}'" if as_text else body)
+    assert advice["dialect"] == dialect
+    assert [finding["kind"] for finding in advice["findings"]] == ["unmarked"]
     if dialect in ("messages", "chat"):
-        assert json.dumps(found["marked"]).count("cache_control") == 1
-        again = advised(gateway, found["marked"])
+        assert json.dumps(advice["marked"]).count("cache_control") == 1
+        again = advised(gateway, advice["marked"])
         assert again["findings"] == []
         assert again["blocks"][0]["marker"] == "5m"
     else:
-        assert found["marked"] is None
+        assert advice["marked"] is None
 
 
 def test_an_id_in_a_system_prompt_and_markers_that_break_a_rule_are_told(gateway: Admin) -> None:
     system = f"Request 0c9cf8a2-6f0d-4e8b-9d53-0d7f2f4a1b11.\n{RULES}"
-    found = advised(gateway, {**BODIES["messages"], "system": system})
-    suspect = next(each for each in found["findings"] if each["kind"] == "suspect")
+    advice = advised(gateway, {**BODIES["messages"], "system": system})
+    suspect = next(finding for finding in advice["findings"] if finding["kind"] == "suspect")
     assert suspect["path"] == "system.0" and "an id" in suspect["text"]
     mark = {"type": "ephemeral"}
     blocks = [{"type": "text", "text": f"b{n}", "cache_control": mark} for n in range(5)]
-    found = advised(gateway, {"model": "m", "messages": [{"role": "user", "content": blocks}]})
-    assert found["findings"][0]["kind"] == "invalid" and "Found 5" in found["findings"][0]["text"]
+    advice = advised(gateway, {"model": "m", "messages": [{"role": "user", "content": blocks}]})
+    assert advice["findings"][0]["kind"] == "invalid" and "Found 5" in advice["findings"][0]["text"]
 
 
 @pytest.mark.parametrize("shape", FAULTY_BODIES)
@@ -145,11 +145,11 @@ def test_a_fault_of_pasted_requests_is_named_as_its_dialect_names_the_block(
     planted = FAULTY_BODIES[shape]
     bodies = planted.make(Author(random.Random(shape)))
     (stream,) = gateway.post("advise", {"requests": bodies, "min_tokens": 64})["streams"]
-    found = [each for each in stream["findings"] if each["kind"] in planted.kinds]
-    assert found, stream["findings"]
+    findings = [finding for finding in stream["findings"] if finding["kind"] in planted.kinds]
+    assert findings, stream["findings"]
     # The path leads to the block in the body that was sent.
-    block: Any = bodies[int(re.findall(r"\d+", found[0]["turns"][0])[0])]
-    for step in re.findall(r"\w+", found[0]["path"]):
+    block: Any = bodies[int(re.findall(r"\d+", findings[0]["turns"][0])[0])]
+    for step in re.findall(r"\w+", findings[0]["path"]):
         if isinstance(block, str):
             # A text alone is the one block of its field.
             assert step in ("0", "content")

@@ -26,18 +26,18 @@ class Site:
     def ask(self, key: str, *, stream: bool = False) -> tuple[str, str]:
         """The id and the text of an answer."""
         with Anthropic(base_url=self.gateway, api_key=key, max_retries=0, timeout=120) as client:
-            asked = {"model": "synthetic", "max_tokens": 6, "system": SECRET}
-            told = [{"role": "user", "content": "Who?"}]
+            options = {"model": "synthetic", "max_tokens": 6, "system": SECRET}
+            messages = [{"role": "user", "content": "Who?"}]
             if stream:
-                with client.messages.stream(messages=told, **asked) as events:  # type: ignore[arg-type]
+                with client.messages.stream(messages=messages, **options) as events:  # type: ignore[arg-type]
                     message = events.get_final_message()
             else:
-                message = client.messages.create(messages=told, **asked)  # type: ignore[call-overload]
+                message = client.messages.create(messages=messages, **options)  # type: ignore[call-overload]
         eventually(lambda: message.id in self.ids())
         return message.id, message.content[0].text  # type: ignore[union-attr]
 
     def ids(self) -> list[str]:
-        return [each["id"] for each in self.admin.get("turns/search?limit=1000")["turns"]]
+        return [turn["id"] for turn in self.admin.get("turns/search?limit=1000")["turns"]]
 
     def kept_of(self, turn_id: str) -> dict[str, Any] | None:
         reply = httpx.get(
@@ -45,8 +45,8 @@ class Site:
             headers={"x-api-key": ADMIN_KEY},
             timeout=120,
         )
-        found: dict[str, Any] = reply.json()
-        return found if reply.status_code == 200 else None
+        content: dict[str, Any] = reply.json()
+        return content if reply.status_code == 200 else None
 
     def kept(self) -> list[bytes]:
         with closing(sqlite3.connect(self.data / "ledger.db")) as connection:
@@ -75,11 +75,11 @@ def test_what_is_kept_is_what_was_sent_and_answered(site: Site, stream: bool) ->
     key = site.admin.make_key(name)[1]
     turn_id, text = site.ask(key, stream=stream)
     eventually(lambda: site.kept_of(turn_id) is not None)
-    found = site.admin.get(f"turns/{turn_id}/content")
-    assert Admin(site.gateway, key).get(f"turns/{turn_id}/content") == found
-    assert found["prompt"]["system"][0]["text"] == SECRET
-    assert [(part["kind"], part["text"]) for part in found["answer"]] == [("text", text)]
-    days = (found["until_ms"] - site.admin.get(f"turns/{turn_id}")["opened_ms"]) / 86_400_000
+    content = site.admin.get(f"turns/{turn_id}/content")
+    assert Admin(site.gateway, key).get(f"turns/{turn_id}/content") == content
+    assert content["prompt"]["system"][0]["text"] == SECRET
+    assert [(part["kind"], part["text"]) for part in content["answer"]] == [("text", text)]
+    days = (content["until_ms"] - site.admin.get(f"turns/{turn_id}")["opened_ms"]) / 86_400_000
     assert days == 7
     assert all(SECRET.encode() not in body for body in site.kept()), "it is encrypted"
     # Nobody else sees it.
@@ -100,9 +100,9 @@ def test_other_dialects_and_several_answers_are_kept_alike(site: Site) -> None:
             model="synthetic", max_tokens=3, n=2, messages=[{"role": "user", "content": SECRET}]
         )
     eventually(lambda: site.kept_of(answer.id) is not None)
-    found = site.kept_of(answer.id)
-    assert found is not None
-    texts = {part["choice"]: part["text"] for part in found["answer"]}
+    content = site.kept_of(answer.id)
+    assert content is not None
+    texts = {part["choice"]: part["text"] for part in content["answer"]}
     assert texts == {choice.index: choice.message.content for choice in answer.choices}
 
 

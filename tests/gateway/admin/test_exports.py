@@ -28,9 +28,11 @@ def is_drained(url: str) -> bool:
 
 def export(url: str, key: str, rows: str) -> httpx.Response:
     until = int(datetime.now(UTC).timestamp()) // 86_400 * 86_400_000 + 2 * 86_400_000
-    asked = {"since_ms": until - 3 * YEAR_MS, "until_ms": until, "rows": rows}
+    parameters = {"since_ms": until - 3 * YEAR_MS, "until_ms": until, "rows": rows}
     path = f"{url}/admin/v1/export.csv"
-    return httpx.get(path, params=asked, headers={"x-api-key": key}, timeout=120, trust_env=False)
+    return httpx.get(
+        path, params=parameters, headers={"x-api-key": key}, timeout=120, trust_env=False
+    )
 
 
 def test_a_key_is_revoked_and_turns_are_drained_while_it_exports_in_parallel(
@@ -48,7 +50,7 @@ def test_a_key_is_revoked_and_turns_are_drained_while_it_exports_in_parallel(
         assert ask(url).is_success
         admin.post(f"keys/{key_id}/revoke")
         eventually(lambda: is_drained(url))
-        statuses = {each.result().status_code for each in running}
+        statuses = {future.result().status_code for future in running}
         assert statuses <= {200, 401, 429}, "what is too much is refused, and nothing fails"
 
 

@@ -65,8 +65,8 @@ def pair(
     if request.param == "postgres":
         url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
     with ExitStack() as stack:
-        made = [serve_gateway(data / n, "http://127.0.0.1:9", database_url=url) for n in "ab"]
-        yield Pair(*map(stack.enter_context, made))
+        gateways = [serve_gateway(data / n, "http://127.0.0.1:9", database_url=url) for n in "ab"]
+        yield Pair(*map(stack.enter_context, gateways))
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ def test_a_rotated_key_works_through_its_grace_and_its_successor_at_once(
     pair: Pair, admin: Admin, workspace: str
 ) -> None:
     old_id, old = admin.make_key(workspace, name="ci", scope="admin")
-    made = admin.post(f"keys/{old_id}/rotate", {"grace_seconds": 3600})
-    new_id, new = made["info"]["id"], made["key"]
+    successor = admin.post(f"keys/{old_id}/rotate", {"grace_seconds": 3600})
+    new_id, new = successor["info"]["id"], successor["key"]
     assert new != old and new_id != old_id
-    assert (made["info"]["name"], made["info"]["scope"]) == ("ci", "admin")
-    assert made["info"]["replaces"] == old_id
+    assert (successor["info"]["name"], successor["info"]["scope"]) == ("ci", "admin")
+    assert successor["info"]["replaces"] == old_id
     assert pair.statuses(new) == (200, 200) and pair.statuses(old) == (200, 200)
     again = admin.post(f"keys/{old_id}/rotate", {}, status=400)["error"]["message"]
     assert new_id in again and new not in again
@@ -134,8 +134,8 @@ def test_a_key_expires_by_itself_and_its_last_use_is_noted(
     key_id, key = admin.make_key(workspace)
 
     def last_used() -> str | None:
-        (found,) = [k for k in admin.get(f"keys?workspace={workspace}") if k["id"] == key_id]
-        value: str | None = found["last_used_at"]
+        (listed,) = [k for k in admin.get(f"keys?workspace={workspace}") if k["id"] == key_id]
+        value: str | None = listed["last_used_at"]
         return value
 
     assert last_used() is None
@@ -171,12 +171,12 @@ class Held(Keys):
         super().__init__(ledger)
         self.holds, self.was_read, self.let_go = False, asyncio.Event(), asyncio.Event()
 
-    async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
-        found = await super().directory(limit, now, asked)
+    async def directory(self, limit: int, now: datetime, key_ids: list[str]) -> Directory:
+        page = await super().directory(limit, now, key_ids)
         if self.holds and not self.was_read.is_set():
             self.was_read.set()
             await self.let_go.wait()
-        return found
+        return page
 
 
 @dataclass
@@ -196,7 +196,7 @@ class Ring:
 
 
 @pytest.fixture
-async def one(tmp_path: Path) -> AsyncIterator[Ring]:
+async def keyring(tmp_path: Path) -> AsyncIterator[Ring]:
     settings = DatabaseSettings(data=tmp_path)
     await asyncio.to_thread(migrate, settings)
     ledger = Ledger(settings.ledger_url)
@@ -206,38 +206,38 @@ async def one(tmp_path: Path) -> AsyncIterator[Ring]:
 
 @pytest.mark.anyio
 async def test_while_the_database_is_away_keys_count_on_for_a_bounded_time(
-    tmp_path: Path, one: Ring
+    tmp_path: Path, keyring: Ring
 ) -> None:
-    await one.keys.create("known", "w", "n", NOW)
-    await one.ring.refresh()
+    await keyring.keys.create("known", "w", "n", NOW)
+    await keyring.ring.refresh()
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         database.execute("ALTER TABLE watermarks RENAME TO gone")
         database.execute("ALTER TABLE api_keys RENAME TO away")
-    one.seconds = 60
+    keyring.seconds = 60
     with pytest.raises(LedgerUnavailable):
-        await one.ring.poll()
-    assert await one.ring.find("known") is not None
-    one.seconds = 61
+        await keyring.ring.poll()
+    assert await keyring.ring.find("known") is not None
+    keyring.seconds = 61
     with pytest.raises(LedgerUnavailable):
-        await one.ring.find("known")
-    assert await one.ring.find("configured") is not None
+        await keyring.ring.find("known")
+    assert await keyring.ring.find("configured") is not None
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         database.execute("ALTER TABLE gone RENAME TO watermarks")
         database.execute("ALTER TABLE away RENAME TO api_keys")
-    await one.ring.poll()
-    assert await one.ring.find("known") is not None
+    await keyring.ring.poll()
+    assert await keyring.ring.find("known") is not None
 
 
 @pytest.mark.anyio
-async def test_a_refresh_that_read_before_a_revocation_does_not_undo_it(one: Ring) -> None:
-    one.keys.holds = True
-    key_id = await one.keys.create("key", "w", "n", NOW)
-    early = asyncio.create_task(one.ring.refresh())
-    await one.keys.was_read.wait()
-    await one.keys.revoke(key_id, NOW)
-    late = asyncio.create_task(one.ring.refresh())
-    while not (late.done() or one.ring._refreshing.locked()):
+async def test_a_refresh_that_read_before_a_revocation_does_not_undo_it(keyring: Ring) -> None:
+    keyring.keys.holds = True
+    key_id = await keyring.keys.create("key", "w", "n", NOW)
+    early = asyncio.create_task(keyring.ring.refresh())
+    await keyring.keys.was_read.wait()
+    await keyring.keys.revoke(key_id, NOW)
+    late = asyncio.create_task(keyring.ring.refresh())
+    while not (late.done() or keyring.ring._refreshing.locked()):
         await asyncio.sleep(0.01)
-    one.keys.let_go.set()
+    keyring.keys.let_go.set()
     await asyncio.gather(early, late)
-    assert await one.ring.find("key") is None
+    assert await keyring.ring.find("key") is None

@@ -29,15 +29,15 @@ def test_an_alias_a_path_and_the_table_s_id_are_one_model(
     if table is not None:
         changes["models"] = tmp_path / "models.toml"
         changes["models"].write_text(table, "utf-8")
-    asked = ["any" if table else "holdfast-demo", "claude-opus-4-1", PATH, "Tiny-1B", name]
+    names = ["any" if table else "holdfast-demo", "claude-opus-4-1", PATH, "Tiny-1B", name]
     with (
         serve(ScriptedEngine(model=PATH)) as engine,
         serve_gateway(tmp_path, engine, claude_alias=True, **changes) as url,
     ):
-        for each in asked:
-            assert ask(url, model=each).raise_for_status().json()["model"] == each
+        for alias in names:
+            assert ask(url, model=alias).raise_for_status().json()["model"] == alias
         admin = Admin(url)
-        eventually(lambda: len(admin.get("turns/search?since_ms=0")["turns"]) == len(asked))
+        eventually(lambda: len(admin.get("turns/search?since_ms=0")["turns"]) == len(names))
         rows = admin.get("turns/search?since_ms=0")["turns"]
         assert {row["model"] for row in rows} == {name}
         about = admin.get("about")
@@ -45,7 +45,7 @@ def test_an_alias_a_path_and_the_table_s_id_are_one_model(
         (described,), (memory,) = admin.get("engines"), admin.get("engines/memory")
         assert described["description"]["model"] == memory["model"] == name
         ready = httpx.get(f"{url}/readyz", timeout=60).json()
-        assert [each["model"] for each in ready["engines"]] == [name]
+        assert [engine["model"] for engine in ready["engines"]] == [name]
         text = httpx.get(f"{url}/metrics", timeout=60).text
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
         assert {s.labels["model"] for s in samples if "model" in s.labels} == {name}

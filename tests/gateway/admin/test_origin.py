@@ -60,9 +60,9 @@ def test_the_answer_that_no_model_is_served_is_found_by_its_request_id(tmp_path:
         for path in ("/v1/messages", "/v1/chat/completions"):
             reply = serving.ask(gateway, path, model="m")
             request_id = reply.headers.get("request-id") or reply.headers["x-request-id"]
-            (found,) = Admin(gateway).get(f"refusals?request_id={request_id}")
-            assert reply.status_code == found["status"] == 404
-            assert found["message"] == reply.json()["error"]["message"]
+            (refusal,) = Admin(gateway).get(f"refusals?request_id={request_id}")
+            assert reply.status_code == refusal["status"] == 404
+            assert refusal["message"] == reply.json()["error"]["message"]
 
 
 def test_what_was_refused_at_the_door_is_found_by_its_own_workspace(
@@ -73,16 +73,16 @@ def test_what_was_refused_at_the_door_is_found_by_its_own_workspace(
         pytest.raises(BadRequestError) as refused,
     ):
         client.messages.create(model="synthetic", max_tokens=2, messages=[])
-    (found,) = admin.get(f"refusals?request_id={refused.value.request_id}")
-    assert found["status"] == 400 and found["workspace"] == "default"
-    assert "messages" in found["message"] and found["path"] == "/v1/messages"
+    (refusal,) = admin.get(f"refusals?request_id={refused.value.request_id}")
+    assert refusal["status"] == 400 and refusal["workspace"] == "default"
+    assert "messages" in refusal["message"] and refusal["path"] == "/v1/messages"
     admin.workspace("other")
     key = admin.make_key("other")[1]
     for headers in ({}, {"x-api-key": key}):
         httpx.post(f"{stack.gateway}/v1/messages", headers=headers, content=b"{", timeout=60)
-    own = Admin(stack.gateway, key).get("refusals")
-    assert {each["workspace"] for each in own} == {"other"}
-    assert {None, "other"} <= {each["workspace"] for each in admin.get("refusals")}
+    refusals = Admin(stack.gateway, key).get("refusals")
+    assert {refusal["workspace"] for refusal in refusals} == {"other"}
+    assert {None, "other"} <= {refusal["workspace"] for refusal in admin.get("refusals")}
 
 
 def test_a_conversations_turns_stand_in_a_row(stack: Stack, admin: Admin) -> None:
@@ -107,9 +107,9 @@ def test_a_conversations_turns_stand_in_a_row(stack: Stack, admin: Admin) -> Non
             client.messages.create(model="synthetic", max_tokens=2, messages=other)  # type: ignore[arg-type]
     eventually(lambda: len(admin.get("turns/search?workspace=talk")["turns"]) == 9)
     for turn_id in ids:
-        found = admin.get(f"turns/{turn_id}/conversation")
-        assert [each["id"] for each in found] == ids
-    reads = [each["cache_read_tokens"] for each in found]
+        conversation = admin.get(f"turns/{turn_id}/conversation")
+        assert [turn["id"] for turn in conversation] == ids
+    reads = [turn["cache_read_tokens"] for turn in conversation]
     assert reads[0] == 0 < reads[-1] and sorted(reads) == reads, "each reads the one before"
     theirs = Admin(stack.gateway, admin.make_key("default")[1])
     theirs.get(f"turns/{ids[0]}/conversation", status=404)
@@ -118,7 +118,7 @@ def test_a_conversations_turns_stand_in_a_row(stack: Stack, admin: Admin) -> Non
 def test_memory_and_queue_have_a_history(stack: Stack, admin: Admin) -> None:
     def told() -> list[Any]:
         """A minute that has just begun has nothing yet."""
-        return [each for each in admin.get("engines/load") if each["in_use"] is not None]
+        return [sample for sample in admin.get("engines/load") if sample["in_use"] is not None]
 
     eventually(told)
     last = told()[-1]
@@ -132,15 +132,15 @@ def test_what_a_limit_refused_is_counted_by_key(stack: Stack, admin: Admin) -> N
     admin.workspace("slow", requests_per_minute=1)
     key_id, key = admin.make_key("slow", name="robot")
     replies = [serving.ask(stack.gateway, key=key, model="synthetic") for _ in range(3)]
-    assert [each.status_code for each in replies] == [200, 429, 429]
-    (own,) = Admin(stack.gateway, key).get("refusals/limits")
-    assert own in admin.get("refusals/limits")
-    assert (own["workspace"], own["key"]) == ("slow", key_id)
-    assert (own["limit"], own["requests"]) == ("requests per minute", 2)
+    assert [reply.status_code for reply in replies] == [200, 429, 429]
+    (limits,) = Admin(stack.gateway, key).get("refusals/limits")
+    assert limits in admin.get("refusals/limits")
+    assert (limits["workspace"], limits["key"]) == ("slow", key_id)
+    assert (limits["limit"], limits["requests"]) == ("requests per minute", 2)
     (last, _) = admin.get("refusals?workspace=slow")
     assert "limit of 1 request per minute" in last["message"]
     assert (last["key"], last["limit"]) == (key_id, "requests per minute")
-    assert last["at_ms"] == own["last_ms"]
+    assert last["at_ms"] == limits["last_ms"]
 
 
 def test_a_prompt_is_compared_with_an_earlier_one_that_shares_something(
@@ -150,14 +150,14 @@ def test_a_prompt_is_compared_with_an_earlier_one_that_shares_something(
     key = admin.make_key("mixed")[1]
 
     def told(*system: str) -> dict[str, object]:
-        found: dict[str, object] = admin.get(f"turns/{ask(stack, key, *system).id}/divergence")
-        return found
+        comparison: dict[str, object] = admin.get(f"turns/{ask(stack, key, *system).id}/divergence")
+        return comparison
 
     first = ask(stack, key, BOOK + "Today is Sunday.").id
     ask(stack, key, "Another program's prompt. " * 400, "It has two blocks.")
     for alone in (("Short and new.", "b", "c"), ("x" * round(len(BOOK) * 1.08),)):
-        found = told(*alone)
-        assert found["earlier"] is None and found["missed_nano"] is None
+        divergence = told(*alone)
+        assert divergence["earlier"] is None and divergence["missed_nano"] is None
     again = told(BOOK + "Today is Monday.")
     assert (again["earlier"], again["kind"]) == (first, "system_changed")
     assert again["missed_nano"] is None, "how long they are alike is not known"
@@ -177,14 +177,18 @@ def test_a_date_in_the_middle_is_told_exactly_or_between_bounds(
     if days is not None:
         for turn in (first, second):
             eventually(lambda turn=turn: admin.get(f"turns/{turn.id}/content") is not None)
-    found = admin.get(f"turns/{second.id}/divergence?from={first.id}")
-    assert (found["kind"], found["section"], found["block"]) == ("system_changed", "system", 0)
+    divergence = admin.get(f"turns/{second.id}/divergence?from={first.id}")
+    assert (divergence["kind"], divergence["section"], divergence["block"]) == (
+        "system_changed",
+        "system",
+        0,
+    )
     if days is not None:
-        assert found["is_exact"] and found["characters"] == 99
-        assert found["grid_characters"] is None
-        assert 0 < found["shared_tokens"] < 60
+        assert divergence["is_exact"] and divergence["characters"] == 99
+        assert divergence["grid_characters"] is None
+        assert 0 < divergence["shared_tokens"] < 60
         return
-    assert not found["is_exact"]
-    assert found["characters"] <= 99 < found["characters_below"] <= 4096
-    assert found["grid_characters"] == 4096
-    assert found["shared_tokens"] <= 99 and found["shared_tokens_below"] >= 25
+    assert not divergence["is_exact"]
+    assert divergence["characters"] <= 99 < divergence["characters_below"] <= 4096
+    assert divergence["grid_characters"] == 4096
+    assert divergence["shared_tokens"] <= 99 and divergence["shared_tokens_below"] >= 25

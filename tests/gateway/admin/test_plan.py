@@ -71,7 +71,7 @@ def planning(url: str) -> Iterator[None]:
 
 def planners() -> set[int]:
     """The processes of plans that run now for gateways of this process, not of other tests."""
-    found = set()
+    pids = set()
     for pid in family(os.getpid()):
         entry = Path("/proc", str(pid))
         try:
@@ -80,37 +80,37 @@ def planners() -> set[int]:
         except OSError:
             continue
         if b"\x00-m\x00gateway.planner\x00" in line and state != "Z":
-            found.add(pid)
-    return found
+            pids.add(pid)
+    return pids
 
 
 def test_the_turns_of_a_range_are_planned_with_their_measured_prefill(gateway: str) -> None:
     ask(gateway, RANGE, status=400)  # No engine answers here, so its memory is not known.
-    asked = {**RANGE, "device_tokens": 163_840}
-    found = ask(gateway, asked)
-    assert found["turns"] == 21 and found["simulated"] is True
-    assert found["prompt_tokens"] > 20 * len(RULES) // 4
-    assert "takes 100.0 µs" in found["assumptions"][0]
-    assert "the quickest quarter of 21 turns" in found["assumptions"][0]
+    body = {**RANGE, "device_tokens": 163_840}
+    plan = ask(gateway, body)
+    assert plan["turns"] == 21 and plan["simulated"] is True
+    assert plan["prompt_tokens"] > 20 * len(RULES) // 4
+    assert "takes 100.0 µs" in plan["assumptions"][0]
+    assert "the quickest quarter of 21 turns" in plan["assumptions"][0]
     # Ten and eleven equal system prompts, nothing marked: all but the first are automatic.
-    assert found["whole"]["hit_rate"] == 0 and found["whole"]["reuse_rate"] > 0.3
-    assert found["whole"]["promise_kept"] is None
+    assert plan["whole"]["hit_rate"] == 0 and plan["whole"]["reuse_rate"] > 0.3
+    assert plan["whole"]["promise_kept"] is None
     admin = Admin(gateway)
     admin.workspace("team-a")
     key = admin.make_key("team-a", scope="read_only")[1]
-    assert ask(gateway, asked, key=key)["turns"] == 11, "of its own workspace alone"
-    ask(gateway, {**asked, "workspace": "team-b"}, key=key, status=403)
+    assert ask(gateway, body, key=key)["turns"] == 11, "of its own workspace alone"
+    ask(gateway, {**body, "workspace": "team-b"}, key=key, status=403)
 
 
 def test_a_plan_of_the_newest_turns_alone_says_so(
     gateway: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {**RANGE, "device_tokens": 163_840}
-    assert ask(gateway, asked)["warnings"] == []
+    body = {**RANGE, "device_tokens": 163_840}
+    assert ask(gateway, body)["warnings"] == []
     monkeypatch.setattr(traffic, "MAX_TURNS", 5)
-    found = ask(gateway, asked)
-    assert found["turns"] == 5
-    (warning,) = found["warnings"]
+    plan = ask(gateway, body)
+    assert plan["turns"] == 5
+    (warning,) = plan["warnings"]
     assert warning.startswith("The newest 5 requests of the range are planned.")
 
 
@@ -140,14 +140,14 @@ def test_a_key_has_one_plan_at_a_time_which_ends_with_its_client(gateway: str) -
 
 def test_a_planner_that_dies_is_an_error_and_no_empty_answer(gateway: str) -> None:
     before = planners()
-    found: list[int] = []
+    pids: list[int] = []
 
     def kill() -> None:
         until = time.monotonic() + 60
-        while not found and time.monotonic() < until:
-            found.extend(planners() - before)
+        while not pids and time.monotonic() < until:
+            pids.extend(planners() - before)
             time.sleep(0.02)
-        os.kill(min(found), signal.SIGKILL)
+        os.kill(min(pids), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()

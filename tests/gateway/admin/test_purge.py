@@ -19,11 +19,11 @@ def test_an_engine_that_is_away_is_not_taken_for_purged(tmp_path: Path) -> None:
             eventually(lambda: probe(f"{url}/readyz").ready)
             engines.close()
             report = Admin(url).post("purge", {"workspace": "default"})
-    (told,) = report["engines"]
-    assert (told["engine"], told["purged"]) == ("engine-0", False)
+    (engine_report,) = report["engines"]
+    assert (engine_report["engine"], engine_report["purged"]) == ("engine-0", False)
     (left,) = report["left"]
     assert left.startswith("pending for engine-0: not known, ")
-    assert told["detail"] in left
+    assert engine_report["detail"] in left
 
 
 @dataclass
@@ -44,8 +44,8 @@ def test_an_engine_that_refuses_a_purge_is_told_so_and_not_asked_without_end(
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
         eventually(lambda: probe(f"{url}/readyz").ready)
         admin = Admin(url)
-        (told,) = admin.post("purge", {"workspace": "default"})["engines"]
-        assert (told["purged"], told["pending"]) == (False, True)
+        (engine_report,) = admin.post("purge", {"workspace": "default"})["engines"]
+        assert (engine_report["purged"], engine_report["pending"]) == (False, True)
 
         def cause() -> str:
             conditions = admin.get("conditions")

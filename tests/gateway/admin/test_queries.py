@@ -23,7 +23,7 @@ ROUTES = [
     (path, method, operation)
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
-    if any(each["in"] == "query" for each in operation["parameters"])
+    if any(parameter["in"] == "query" for parameter in operation["parameters"])
 ]
 
 
@@ -74,7 +74,7 @@ def http(stack: Stack) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize(("path", "method", "operation"), ROUTES, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("path", "method", "operation"), ROUTES, ids=lambda value: str(value)[:40])
 def test_every_bad_value_of_every_parameter_is_a_400_that_names_it(
     http: httpx.Client, path: str, method: str, operation: dict[str, Any]
 ) -> None:
@@ -82,8 +82,12 @@ def test_every_bad_value_of_every_parameter_is_a_400_that_names_it(
     http.headers["x-api-key"] = ADMIN_KEY if is_admin else API_KEY
     if not is_admin:
         http.headers["anthropic-version"] = "2023-06-01"
-    declared = [each for each in operation["parameters"] if each["in"] == "query"]
-    needed = {each["name"]: [good(each["schema"])] for each in declared if each["required"]}
+    declared = [parameter for parameter in operation["parameters"] if parameter["in"] == "query"]
+    needed = {
+        parameter["name"]: [good(parameter["schema"])]
+        for parameter in declared
+        if parameter["required"]
+    }
     for parameter in declared:
         name = parameter["name"]
         for values in bad(parameter["schema"]):

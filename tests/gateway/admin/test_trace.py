@@ -69,8 +69,10 @@ def test_a_trace_has_the_requests_of_a_range_and_no_content(gateway: str) -> Non
     reply = export(gateway, block_tokens=64)
     lines = lines_of(reply)
     assert len(lines) == 10
-    told = {name: reply.headers[f"holdfast-trace-{name}"] for name in ("block-tokens", "requests")}
-    assert told == {"block-tokens": "64", "requests": "10"}
+    headers = {
+        name: reply.headers[f"holdfast-trace-{name}"] for name in ("block-tokens", "requests")
+    }
+    assert headers == {"block-tokens": "64", "requests": "10"}
     assert reply.headers["holdfast-trace-left-out"] == "0"
     assert WORD not in reply.text
     assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
@@ -91,10 +93,14 @@ def test_a_trace_has_the_requests_of_a_range_and_no_content(gateway: str) -> Non
     assert common(first, lines[9]["hash_ids"]) == 0, "workspaces share nothing"
 
 
-def common(one: list[int], other: list[int]) -> int:
+def common(first: list[int], second: list[int]) -> int:
     return next(
-        (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
+        (
+            place
+            for place, pair in enumerate(zip(first, second, strict=False))
+            if pair[0] != pair[1]
+        ),
+        min(len(first), len(second)),
     )
 
 
@@ -112,8 +118,8 @@ def test_our_own_planner_and_benchmark_replay_it(
 ) -> None:
     reply = export(gateway, block_tokens=64)
     prompts = sum(line["input_length"] for line in lines_of(reply))
-    asked = {"trace": reply.text, "trace_block_tokens": 64, "device_tokens": 1_000_000}
-    planned = post(gateway, asked).json()
+    body = {"trace": reply.text, "trace_block_tokens": 64, "device_tokens": 1_000_000}
+    planned = post(gateway, body).json()
     assert (planned["turns"], planned["prompt_tokens"]) == (10, prompts)
     assert planned["ceiling"] > 0.3
 
@@ -137,23 +143,23 @@ def test_our_own_planner_and_benchmark_replay_it(
 @st.composite
 def prompts(draw: st.DrawFn) -> list[list[int]]:
     """Prompts of content blocks of so many tokens, that begin alike."""
-    made = [[draw(st.integers(1, 40))]]
+    prompt_blocks = [[draw(st.integers(1, 40))]]
     for _ in range(draw(st.integers(0, 12))):
-        base = draw(st.sampled_from(made))
+        base = draw(st.sampled_from(prompt_blocks))
         kept = base[: draw(st.integers(0, len(base)))]
-        made.append([*kept, *draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))])
-    return made
+        prompt_blocks.append([*kept, *draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))])
+    return prompt_blocks
 
 
 @settings(max_examples=200, deadline=None)
 @given(prompts(), st.integers(2, 16), st.randoms(use_true_random=False))
 def test_blocks_are_equal_just_where_prompts_are(
-    made: list[list[int]], size: int, chance: random.Random
+    prompt_blocks: list[list[int]], size: int, chance: random.Random
 ) -> None:
     """Each content block's length is its content here, so prompts that begin alike are equal."""
     numbers: dict[tuple[int, ...], int] = {}
     turns = []
-    for at, blocks in enumerate(made):
+    for at, blocks in enumerate(prompt_blocks):
         places = list(range(1, len(blocks) + 1))
         points = [numbers.setdefault(tuple(blocks[:place]), len(numbers)) for place in places]
         ends = [sum(blocks[:place]) for place in places]
@@ -171,15 +177,17 @@ def test_blocks_are_equal_just_where_prompts_are(
     for recorded, is_whole in ((turns, True), (thinned, False)):
         lines = list(trace_of(recorded, size))
         of_trace([json.dumps(as_dict(line)) for line in lines], size)  # it is one
-        for (one, left), (other, right) in (
-            (a, b) for a in zip(made, lines, strict=True) for b in zip(made, lines, strict=True)
+        for (first, left), (second, right) in (
+            (a, b)
+            for a in zip(prompt_blocks, lines, strict=True)
+            for b in zip(prompt_blocks, lines, strict=True)
         ):
-            shared = shared_tokens(one, other)
+            shared = shared_tokens(first, second)
             equal = common(left.hash_ids, right.hash_ids)
-            assert equal * size <= shared or one == other
+            assert equal * size <= shared or first == second
             if is_whole:
                 assert equal >= shared // size
-            if one == other:
+            if first == second:
                 assert left.hash_ids == right.hash_ids
 
 
@@ -187,6 +195,6 @@ def as_dict(line: TraceLine) -> dict[str, Any]:
     return {name: getattr(line, name) for name in line.__struct_fields__}
 
 
-def shared_tokens(one: list[int], other: list[int]) -> int:
+def shared_tokens(first: list[int], second: list[int]) -> int:
     """Up to the end of the last content block that both begin with."""
-    return sum(one[: common(one, other)])
+    return sum(first[: common(first, second)])

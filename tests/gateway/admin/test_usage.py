@@ -101,8 +101,8 @@ TOLD = EpochReport(
 
 
 def ask(http: httpx.Client, path: str, **parameters: Any) -> Any:
-    given = {"since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS, **parameters}
-    reply = http.get(f"/admin/v1/{path}", params=given)
+    query = {"since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS, **parameters}
+    reply = http.get(f"/admin/v1/{path}", params=query)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -111,31 +111,31 @@ def test_a_range_may_begin_and_end_anywhere(http: httpx.Client) -> None:
     """From within an hour to within another: the middle comes from sums, the ends from turns."""
     for later in (0, 1):
         since = DAY_MS + 5 * 60_000 + later
-        found = ask(http, "usage", since_ms=since, until_ms=DAY_MS + DAYS_MS + 60_000 + later)
-        assert found["totals"]["requests"] == 4
-    assert found["miss_reasons"] == {"ttl_expired": 1}
-    assert found["outcomes"] == {"stop": 3, "api_error": 1}
+        usage = ask(http, "usage", since_ms=since, until_ms=DAY_MS + DAYS_MS + 60_000 + later)
+        assert usage["totals"]["requests"] == 4
+    assert usage["miss_reasons"] == {"ttl_expired": 1}
+    assert usage["outcomes"] == {"stop": 3, "api_error": 1}
 
 
 def test_time_avoided_is_each_engines_own_and_unknown_where_none_was_timed(
     http: httpx.Client,
 ) -> None:
-    found = ask(http, "savings")
-    by_engine = {each["engine"]: each for each in found["avoided"]}
+    savings = ask(http, "savings")
+    by_engine = {engine["engine"]: engine for engine in savings["avoided"]}
     assert by_engine["engine-0"]["seconds_per_token"] == pytest.approx(1 / 2000)
     assert by_engine["engine-0"]["prefill_seconds"] == pytest.approx(1.0)
     assert by_engine["engine-1"]["prefill_seconds"] is None
-    assert found["prefill_tokens_avoided"] == 152_000
-    assert found["unmeasured_tokens"] == 150_000
-    assert found["gpu_hours_avoided"] == pytest.approx(1 / 3600)
+    assert savings["prefill_tokens_avoided"] == 152_000
+    assert savings["unmeasured_tokens"] == 150_000
+    assert savings["gpu_hours_avoided"] == pytest.approx(1 / 3600)
     assert ask(http, "savings", engine="engine-1")["prefill_seconds_avoided"] is None
 
 
 def test_pages_of_turns_hold_each_turn_once(http: httpx.Client) -> None:
     ids, after = [], None
     while True:
-        given = {"limit": 2} | ({"after": after} if after else {})
-        page = http.get("/admin/v1/turns/search", params=given).json()
+        query = {"limit": 2} | ({"after": after} if after else {})
+        page = http.get("/admin/v1/turns/search", params=query).json()
         ids += [turn["id"] for turn in page["turns"]]
         if (after := page["next"]) is None:
             break
@@ -146,8 +146,8 @@ def test_turns_are_found_by_client_and_by_read_share(http: httpx.Client) -> None
     """2,000 of the 2,100 tokens of the second turn were read: 95.2 %."""
 
     def ids(**parameters: Any) -> list[str]:
-        found = http.get("/admin/v1/turns/search", params=parameters).json()
-        return [turn["id"] for turn in found["turns"]]
+        page = http.get("/admin/v1/turns/search", params=parameters).json()
+        return [turn["id"] for turn in page["turns"]]
 
     assert ids(client="Anthropic/") == ["msg_0002"]
     assert ids(min_read_percent=96) == ["msg_0004"]
@@ -156,9 +156,9 @@ def test_turns_are_found_by_client_and_by_read_share(http: httpx.Client) -> None
 
 
 def test_one_turn_is_shown_by_its_id(http: httpx.Client) -> None:
-    found = http.get("/admin/v1/turns/msg_0001").json()
-    assert (found["prefix"], found["prefill_seconds"]) == (PREFIX, 1.05)
-    assert found["price"].startswith("reference@2026-01-01#")
+    details = http.get("/admin/v1/turns/msg_0001").json()
+    assert (details["prefix"], details["prefill_seconds"]) == (PREFIX, 1.05)
+    assert details["price"].startswith("reference@2026-01-01#")
     assert http.get("/admin/v1/turns/msg_none").status_code == 404
 
 
@@ -182,8 +182,8 @@ def test_a_wrong_question_names_its_parameter(http: httpx.Client, path: str, nam
 
 @pytest.mark.parametrize(("rows", "lines"), [("hours", 3), ("days", 3), ("turns", 5)])
 def test_an_export_holds_no_formula(http: httpx.Client, rows: str, lines: int) -> None:
-    given = {"rows": rows, "since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS}
-    reply = http.get("/admin/v1/export.csv", params=given)
+    query = {"rows": rows, "since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS}
+    reply = http.get("/admin/v1/export.csv", params=query)
     assert reply.headers["content-type"].startswith("text/csv")
     table = list(csv.DictReader(io.StringIO(reply.text)))
     assert len(table) == lines

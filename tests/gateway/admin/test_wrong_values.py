@@ -40,9 +40,9 @@ def test_an_engine_is_added_once_and_what_is_no_engine_is_refused(stack: Stack) 
     with stack.http(ADMIN_KEY) as http:
         (before,) = http.get("/admin/v1/engines").json()
         again = before["url"].replace("127.0.0.1", "localhost")
-        for url, told in ((again, "this engine is there already"), (stack.url, "not taken for")):
+        for url, message in ((again, "this engine is there already"), (stack.url, "not taken for")):
             answer = http.post("/admin/v1/engines", json={"url": url})
-            assert answer.status_code == 400 and told in answer.text
+            assert answer.status_code == 400 and message in answer.text
         assert len(http.get("/admin/v1/engines").json()) == 1
 
 
@@ -57,8 +57,8 @@ def test_an_engine_is_added_once_and_what_is_no_engine_is_refused(stack: Stack) 
 )
 def test_a_keys_end_is_a_moment_that_utc_has(stack: Stack, moment: str, status: int) -> None:
     with stack.http(ADMIN_KEY) as http:
-        asked = {"workspace": "default", "expires_at": moment}
-        answer = http.post("/admin/v1/keys", json=asked)
+        body = {"workspace": "default", "expires_at": moment}
+        answer = http.post("/admin/v1/keys", json=body)
     assert answer.status_code == status, answer.text
     assert status == 200 or answer.json()["error"]["message"].startswith("expires_at: must be ")
 
@@ -79,8 +79,8 @@ def test_names_that_would_break_a_table_are_refused_and_those_of_people_everywhe
                 message = answer.json()["error"]["message"]
                 assert message.startswith(f"{field}: ") and "regex" not in message
         name = "Zoë 数据 👩\u200d🔬 می\u200cخواهم"
-        made = http.post("/admin/v1/keys", json={"workspace": "default", "name": name})
-        assert made.status_code == 200, made.text
+        reply = http.post("/admin/v1/keys", json={"workspace": "default", "name": name})
+        assert reply.status_code == 200, reply.text
         assert name in [key["name"] for key in http.get("/admin/v1/keys").json()]
 
 
@@ -124,8 +124,8 @@ ODD = [
 def test_an_odd_request_for_advice_or_a_plan_is_read_or_refused_in_few_words(stack: Stack) -> None:
     headers = {"content-type": "application/json"}
     with stack.http() as http:
-        for given in ODD:
-            content = json.dumps({"requests": [given]}).encode()
+        for request in ODD:
+            content = json.dumps({"requests": [request]}).encode()
             reply = http.post("/admin/v1/advise", content=content, headers=headers)
             assert reply.status_code in (200, 400), reply.text
             assert reply.status_code == 200 or len(reply.text) < 2000

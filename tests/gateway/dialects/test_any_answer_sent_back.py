@@ -84,15 +84,15 @@ def in_messages(stack: Stack, end: Callable[[], None]) -> None:
     ]
     end()
     said = {"role": "assistant", "content": answer.content}
-    told = {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]}
-    create(**body, messages=[*MESSAGES, said, told], tools=tools, thinking={"type": "adaptive"})
+    reply = {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]}
+    create(**body, messages=[*MESSAGES, said, reply], tools=tools, thinking={"type": "adaptive"})
 
 
 def in_responses(stack: Stack, end: Callable[[], None]) -> None:
     create: Any = stack.openai().responses.create
     tools = [{"type": "function", "name": "look", "parameters": PARAMETERS}]
-    asked = {"role": "user", "content": "Where?"}
-    answer = create(model=MODEL, input=[asked], tools=tools, store=False)
+    question = {"role": "user", "content": "Where?"}
+    answer = create(model=MODEL, input=[question], tools=tools, store=False)
     results = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "Rain."}
         for item in answer.output
@@ -100,7 +100,7 @@ def in_responses(stack: Stack, end: Callable[[], None]) -> None:
     ]
     end()
     go_on = {"role": "user", "content": "Go on."}
-    create(model=MODEL, input=[asked, *answer.output, *results, go_on], tools=tools, store=False)
+    create(model=MODEL, input=[question, *answer.output, *results, go_on], tools=tools, store=False)
 
 
 def in_gemini(stack: Stack, end: Callable[[], None]) -> None:
@@ -132,12 +132,12 @@ def in_interactions(stack: Stack, end: Callable[[], None]) -> None:
             if step.type == "function_call"
         ]
         said = [step.model_dump(exclude_none=True) for step in answer.steps]
-        asked, go_on = (
+        question, go_on = (
             {"type": "user_input", "content": [{"type": "text", "text": text}]}
             for text in (QUESTION, "Go on.")
         )
         end()
-        create(input=[asked, *said, *results, go_on])
+        create(input=[question, *said, *results, go_on])
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")

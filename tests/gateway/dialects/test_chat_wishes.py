@@ -30,13 +30,13 @@ MEDIA = [
 IMAGE = {"type": "image_url", "image_url": {"url": JPEG}}
 
 
-@pytest.mark.parametrize("kind, part, shown", MEDIA)
+@pytest.mark.parametrize("kind, part, placeholder", MEDIA)
 def test_media_have_a_placeholder_and_are_told(
-    stack: Stack, kind: str, part: Any, shown: str
+    stack: Stack, kind: str, part: Any, placeholder: str
 ) -> None:
     answer = chat(stack, messages=[{"role": "user", "content": [{"type": kind, kind: part}]}])
-    shown = f"[{shown}, not shown to this model]"
-    assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(shown)]
+    placeholder = f"[{placeholder}, not shown to this model]"
+    assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(placeholder)]
     assert [path for path, _ in told(answer)] == ["messages[0].content[0]"]
 
 
@@ -66,7 +66,7 @@ def test_an_image_in_a_tools_result_has_a_placeholder(stack: Stack) -> None:
     ],
 )
 def test_what_only_asks_for_better_is_told_by_name(stack: Stack, changes: Any, path: str) -> None:
-    assert [found for found, _ in told(chat(stack, **changes))] == [path]
+    assert [ignored for ignored, _ in told(chat(stack, **changes))] == [path]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_thinking_is_asked_for_in_several_ways(stack: Stack, changes: Any, think
 ])  # fmt: skip
 def test_tools_that_only_their_vendor_runs_are_left_out_and_told(stack: Stack, tool: Any) -> None:
     answer = chat(stack, tools=[tool, LOOK])
-    assert [one.name for one in stack.engine.requests[-1].prompt.tools] == ["look"]
+    assert [tool.name for tool in stack.engine.requests[-1].prompt.tools] == ["look"]
     assert [path for path, _ in told(answer)] == ["tools[0]"]
     with pytest.raises(openai.BadRequestError) as refused:
         chat(stack, tools=[tool], tool_choice="required")
@@ -112,10 +112,10 @@ def test_a_trailing_assistant_message_is_continued(stack: Stack) -> None:
 
 def test_what_an_engine_cannot_do_is_refused_by_name_or_told(stack: Stack, tmp_path: Path) -> None:
     penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.25}
-    asked: dict[str, Any] = {**penalties, "logit_bias": {"50256": -100}}
+    wishes: dict[str, Any] = {**penalties, "logit_bias": {"50256": -100}}
     for ask in (
-        lambda: chat(stack, **asked),
-        lambda: stack.openai().completions.create(model=MODEL, prompt="x", **asked),
+        lambda: chat(stack, **wishes),
+        lambda: stack.openai().completions.create(model=MODEL, prompt="x", **wishes),
         lambda: generate(stack, **penalties),
     ):
         ask()
@@ -123,7 +123,7 @@ def test_what_an_engine_cannot_do_is_refused_by_name_or_told(stack: Stack, tmp_p
         assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
     assert stack.engine.requests[0].sampling.logit_bias == {50256: -100}
     with stacked(tmp_path, ScriptedEngine(capabilities=("tools",))) as plain:
-        for name, value in {**asked, "logprobs": True}.items():
+        for name, value in {**wishes, "logprobs": True}.items():
             with pytest.raises(openai.BadRequestError) as caught:
                 chat(plain, **{name: value})
             assert caught.value.param == name

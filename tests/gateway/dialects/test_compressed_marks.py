@@ -31,7 +31,7 @@ BLOCK: dict[str, Any] = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
 
 def asked(first: Any, *others: Any, **more: Any) -> Ask:
     blocks = [text("A document. " * 300, first)]
-    blocks += [text("A question.", one) for one in others or [None]]
+    blocks += [text("A question.", mark) for mark in others or [None]]
     return lowered(body(messages=[said(*blocks)], **more), ALLOWED)
 
 
@@ -161,35 +161,35 @@ def test_the_header_is_for_the_last_marker_that_stays_where_it_is() -> None:
 
 def asked_of_all(stack: Stack, header: str) -> dict[str, str]:
     """What each dialect's own client is told."""
-    given: Any = {"extra_headers": {"holdfast-approximate": header}}
-    sdk, client, told = stack.sdk(), stack.openai(), {}
+    options: Any = {"extra_headers": {"holdfast-approximate": header}}
+    sdk, client, messages = stack.sdk(), stack.openai(), {}
     calls: dict[str, Callable[[], Any]] = {
         "messages": lambda: sdk.messages.create(
-            model=MODEL, max_tokens=5, system=[text("x", PLAIN)], messages=MESSAGES, **given
+            model=MODEL, max_tokens=5, system=[text("x", PLAIN)], messages=MESSAGES, **options
         ),
-        "count": lambda: sdk.messages.count_tokens(model=MODEL, messages=MESSAGES, **given),
-        "batches": lambda: sdk.messages.batches.create(requests=[], **given),
-        "chat": lambda: client.chat.completions.create(model=MODEL, messages=MESSAGES, **given),
-        "completions": lambda: client.completions.create(model=MODEL, prompt="q", **given),
-        "responses": lambda: client.responses.create(model=MODEL, input="q", **given),
+        "count": lambda: sdk.messages.count_tokens(model=MODEL, messages=MESSAGES, **options),
+        "batches": lambda: sdk.messages.batches.create(requests=[], **options),
+        "chat": lambda: client.chat.completions.create(model=MODEL, messages=MESSAGES, **options),
+        "completions": lambda: client.completions.create(model=MODEL, prompt="q", **options),
+        "responses": lambda: client.responses.create(model=MODEL, input="q", **options),
     }
     for name, call in calls.items():
         with pytest.raises((anthropic.BadRequestError, openai.BadRequestError)) as raised:
             call()
-        told[name] = str(raised.value.body)
+        messages[name] = str(raised.value.body)
     for path in (f"models/{MODEL}:generateContent", "cachedContents"):
         content = {"contents": [{"role": "user", "parts": [{"text": "q"}]}]}
-        asked = content if "models" in path else {**content, "model": f"models/{MODEL}"}
+        request = content if "models" in path else {**content, "model": f"models/{MODEL}"}
         reply = httpx.post(
             f"{stack.url}/v1beta/{path}",
-            json=asked,
+            json=request,
             headers={"x-goog-api-key": API_KEY, "holdfast-approximate": header},
             timeout=120,
             trust_env=False,
         )
         assert reply.status_code == 400, reply.text
-        told[path] = reply.json()["error"]["message"]
-    return told
+        messages[path] = reply.json()["error"]["message"]
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -221,15 +221,15 @@ def test_a_header_that_is_no_choice_is_refused_by_name(stack: Stack, header: str
 
 
 def test_a_header_that_is_not_allowed_is_refused_in_every_dialect(stack: Stack) -> None:
-    told = asked_of_all(stack, "keep=0.5; scorer=keydiff")
-    assert all("holdfast-approximate: " in message for message in told.values()), told
-    not_here = {name for name, message in told.items() if "not here" in message}
+    messages = asked_of_all(stack, "keep=0.5; scorer=keydiff")
+    assert all("holdfast-approximate: " in message for message in messages.values()), messages
+    not_here = {name for name, message in messages.items() if "not here" in message}
     assert not_here == {"batches", "cachedContents"}
     assert all(
         "may not ask for approximations" in message or "is marked" in message
-        for name, message in told.items()
+        for name, message in messages.items()
         if name not in not_here
-    ), told
+    ), messages
 
 
 def test_who_asks_while_an_engine_still_measures_may_ask_again() -> None:
@@ -260,7 +260,7 @@ def test_who_asks_while_an_engine_still_measures_may_ask_again() -> None:
         check_capabilities(asked(SIBLING), measuring)
     check_capabilities(asked(PLAIN), measuring)
     knowing = structs.replace(description, techniques=[near])
-    kinds = {kind_of(told) for told in (description, measuring, knowing)}
+    kinds = {kind_of(capabilities) for capabilities in (description, measuring, knowing)}
     assert len(kinds) == 3, "routing asks each of them for itself"
 
 

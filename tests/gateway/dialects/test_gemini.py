@@ -39,8 +39,8 @@ def test_a_response_to_a_call_may_come_in_the_role_tool(stack: Stack) -> None:
     """As the SDK's own documentation has it."""
     call = types.Part.from_function_call(name="look", args={"where": "here"})
     answer = types.Part.from_function_response(name="look", response={"result": "a cat"})
-    told = types.Content(role="tool", parts=[answer])
-    contents = [types.UserContent(QUESTION), types.ModelContent([call]), told]
+    reply = types.Content(role="tool", parts=[answer])
+    contents = [types.UserContent(QUESTION), types.ModelContent([call]), reply]
     generate(stack, contents, tools=[types.Tool(function_declarations=[LOOK])])
     [_, called, answered] = stack.engine.requests[-1].prompt.messages
     assert (called.role, answered.role) == ("assistant", "user")
@@ -60,8 +60,8 @@ def test_calls_come_whole_and_go_back_with_their_results(stack: Stack) -> None:
     stack.engine.script = frames(protocol.TextDelta("Looking."), *CALL, second, end)
     tool = types.Tool(function_declarations=[types.FunctionDeclaration(**LOOK)])
     answer = generate(stack, tools=[tool])
-    found = [(call.id, call.name, call.args) for call in answer.function_calls or []]
-    assert found == [("call_a", "look", {"where": "here"}), ("call_b", "look", {})]
+    calls = [(call.id, call.name, call.args) for call in answer.function_calls or []]
+    assert calls == [("call_a", "look", {"where": "here"}), ("call_b", "look", {})]
     sent = stack.engine.requests[-1].prompt.tools[0]
     assert sent.input_schema == {"type": "object", "properties": {"where": {"type": "string"}}}
     assert answer.candidates and answer.candidates[0].content is not None
@@ -70,10 +70,12 @@ def test_calls_come_whole_and_go_back_with_their_results(stack: Stack) -> None:
         types.Part.from_function_response(name="look", response={"error": "Dark.", "code": 3}),
         types.Part(text="Go on."),
     ]
-    told = types.Content(role="user", parts=results)
-    generate(stack, [types.UserContent(QUESTION), answer.candidates[0].content, told], tools=[tool])
-    asked, called, answered = stack.engine.requests[-1].prompt.messages
-    assert (asked.role, called.role, answered.role) == ("user", "assistant", "user")
+    reply = types.Content(role="user", parts=results)
+    generate(
+        stack, [types.UserContent(QUESTION), answer.candidates[0].content, reply], tools=[tool]
+    )
+    question, called, answered = stack.engine.requests[-1].prompt.messages
+    assert (question.role, called.role, answered.role) == ("user", "assistant", "user")
     assert called.parts[1:] == [
         protocol.ToolUsePart("call_a", "look", {"where": "here"}),
         protocol.ToolUsePart("call_b", "look", {}),
@@ -91,13 +93,13 @@ def test_thoughts_are_shown_only_where_they_are_asked_for(stack: Stack) -> None:
         protocol.TextDelta("Yes."),
         protocol.Finished(reason="stop", output_tokens=9, thinking_tokens=4),
     )
-    shown = generate(stack, thinking_config=types.ThinkingConfig(include_thoughts=True))
-    assert shown.candidates and shown.candidates[0].content is not None
-    parts = shown.candidates[0].content.parts or []
+    answer = generate(stack, thinking_config=types.ThinkingConfig(include_thoughts=True))
+    assert answer.candidates and answer.candidates[0].content is not None
+    parts = answer.candidates[0].content.parts or []
     assert [(part.text, part.thought) for part in parts] == [("Hm.", True), ("Yes.", None)]
-    assert shown.usage_metadata is not None
-    assert shown.usage_metadata.thoughts_token_count == 4
-    assert shown.usage_metadata.candidates_token_count == 5
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata.thoughts_token_count == 4
+    assert answer.usage_metadata.candidates_token_count == 5
     hidden = generate(stack, thinking_config=types.ThinkingConfig(thinking_budget=512))
     assert hidden.text == "Yes."
     assert stack.engine.requests[-1].thinking
@@ -145,25 +147,25 @@ def test_schemas_of_google_become_json_schemas(stack: Stack) -> None:
         stack, generationConfig={"responseMimeType": "application/json", "responseSchema": schema}
     )
     assert reply.status_code == 200, reply.text
-    made = stack.engine.requests[-1].output_schema
-    assert made is not None
+    converted = stack.engine.requests[-1].output_schema
+    assert converted is not None
     first = {"type": "array", "items": {"type": "string", "enum": ["x"]}, "maxItems": 3}
     second = {"type": ["integer", "null"], "format": "int32"}
     properties = {"a": first, "b": second}
-    assert made == {"type": "object", "properties": properties, "required": ["a"]}
-    assert list(made["properties"]) == ["a", "b"]
+    assert converted == {"type": "object", "properties": properties, "required": ["a"]}
+    assert list(converted["properties"]) == ["a", "b"]
 
 
 def test_both_names_of_a_field_mean_the_same(stack: Stack) -> None:
     config = {"max_output_tokens": "7", "stop_sequences": ["x"], "topP": None}
-    asked = {
+    body = {
         "system_instruction": {"parts": {"text": "Be short."}},
         "contents": {"parts": {"text": "Hi"}},
         "generation_config": {**config, "speechConfig": {}},
         "safetySettings": [{"category": "HARM", "threshold": "NONE"}],
         "tools": [{"google_search": {}}, {"function_declarations": [LOOK]}],
     }
-    reply = stack.post(f"/v1/models/{MODEL}:generateContent", json=asked)
+    reply = stack.post(f"/v1/models/{MODEL}:generateContent", json=body)
     assert reply.status_code == 200, reply.text
     sent = stack.engine.requests[-1]
     assert [text.text for text in sent.prompt.system] == ["Be short."]
@@ -186,8 +188,8 @@ def test_a_file_that_no_model_reads_is_told_and_a_text_is_read(stack: Stack) -> 
     assert texts[0] == "See" and texts[2] == "hello"
     assert texts[1] == "[image: PNG, not shown to this model]"
     assert texts[3].startswith("[document: PDF,")
-    told = [item["path"] for item in reply.json()["holdfast"]["ignored"]]
-    assert told == ["contents[0].parts[1].inlineData", "contents[0].parts[3].fileData"]
+    paths = [item["path"] for item in reply.json()["holdfast"]["ignored"]]
+    assert paths == ["contents[0].parts[1].inlineData", "contents[0].parts[3].fileData"]
 
 
 def test_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
@@ -272,12 +274,12 @@ def test_errors_reach_the_sdk_as_its_own(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason, told", [("length", "MAX_TOKENS"), ("stop", "MALFORMED_FUNCTION_CALL")]
+    "reason, reason_name", [("length", "MAX_TOKENS"), ("stop", "MALFORMED_FUNCTION_CALL")]
 )
-def test_a_call_that_is_no_json_is_left_out(stack: Stack, reason: Any, told: str) -> None:
+def test_a_call_that_is_no_json_is_left_out(stack: Stack, reason: Any, reason_name: str) -> None:
     stack.engine.script = frames(*CALL[:2], protocol.Finished(reason=reason, output_tokens=9))
     [candidate] = post(stack, tools=[{"functionDeclarations": [LOOK]}]).json()["candidates"]
-    assert candidate["finishReason"] == told
+    assert candidate["finishReason"] == reason_name
     assert candidate["content"]["parts"] == [{"text": ""}]
 
 
@@ -287,10 +289,10 @@ def test_the_key_may_stand_in_the_query_and_models_are_listed(stack: Stack) -> N
         assert http.get("/v1/models", headers={"x-goog-api-key": API_KEY}).json() == listed
         wrong = http.get("/v1beta/models")
     assert (wrong.status_code, wrong.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
-    names = [each["name"] for each in listed["models"]]
+    names = [listing["name"] for listing in listed["models"]]
     assert f"models/{MODEL}" in names
     with client(stack) as sdk:
-        assert [each.name for each in sdk.models.list()] == names
+        assert [listing.name for listing in sdk.models.list()] == names
         assert sdk.models.get(model=MODEL).input_token_limit == 100_000
 
 
@@ -309,9 +311,11 @@ def says(stack: Stack, *pieces: str, reason: Any = "stop") -> None:
 
 
 def streamed(stack: Stack, **config: Any) -> list[types.GenerateContentResponse]:
-    asked = types.GenerateContentConfig(**config)
+    generation = types.GenerateContentConfig(**config)
     with client(stack) as sdk:
-        stream = sdk.models.generate_content_stream(model=MODEL, contents=QUESTION, config=asked)
+        stream = sdk.models.generate_content_stream(
+            model=MODEL, contents=QUESTION, config=generation
+        )
         return list(stream)
 
 
@@ -347,12 +351,12 @@ def test_a_stream_has_nothing_between_its_events(stack: Stack) -> None:
     stack.engine.script = frames(*CALL, protocol.Finished(reason="tool_use", output_tokens=9))
     stack.engine.num_heartbeats = 2
     raw = post(stack, "streamGenerateContent?alt=sse").text
-    found, at = [], 0
+    chunks, at = [], 0
     while match := LINE.match(raw, at):
-        found.append(json.loads(match[1]))
+        chunks.append(json.loads(match[1]))
         at = match.end()
     assert raw[at:].strip() == ""
-    [call] = [part for one in found for part in one["candidates"][0]["content"]["parts"]]
+    [call] = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
     assert call["functionCall"]["args"] == {"where": "here"}
 
 

@@ -43,9 +43,9 @@ def keeping(kept: Stack) -> Stack:
     return kept
 
 
-def create(stack: Stack, asked: Any = QUESTION, **more: Any) -> Any:
+def create(stack: Stack, question: Any = QUESTION, **more: Any) -> Any:
     with client(stack) as sdk:
-        return sdk.interactions.create(model=MODEL, input=asked, **more)
+        return sdk.interactions.create(model=MODEL, input=question, **more)
 
 
 def streamed(stack: Stack, **more: Any) -> list[Any]:
@@ -77,10 +77,14 @@ def texts_of(request: GenerateRequest) -> list[tuple[str, str]]:
 
 def test_an_interaction_has_steps_status_and_usage(keeping: Stack) -> None:
     config = {"temperature": 0.5, "max_output_tokens": 9, "seed": 3, "stop_sequences": ["x"]}
-    made = create(keeping, system_instruction="Be brief.", generation_config=config)
-    assert made.output_text == "Hello there"
-    assert (made.status, made.model, made.steps[0].type) == ("completed", MODEL, "model_output")
-    usage = made.usage
+    interaction = create(keeping, system_instruction="Be brief.", generation_config=config)
+    assert interaction.output_text == "Hello there"
+    assert (interaction.status, interaction.model, interaction.steps[0].type) == (
+        "completed",
+        MODEL,
+        "model_output",
+    )
+    usage = interaction.usage
     assert usage.total_input_tokens == usage.input_tokens_by_modality[0].tokens > 0
     assert (usage.total_cached_tokens, usage.total_output_tokens) == (0, 2)
     assert usage.total_tokens == usage.total_input_tokens + 2
@@ -100,10 +104,10 @@ def test_an_interaction_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
     third = create(keeping, "x", previous_interaction_id=second.id)
     assert texts_of(sent_to(keeping))[:3] == spoken and len(texts_of(sent_to(keeping))) == 5
     with client(keeping) as sdk:
-        shown = sdk.interactions.get(id=second.id, include_input=True)
-        assert shown.output_text == "Hello there"
-        assert shown.usage.total_tokens == second.usage.total_tokens
-        assert shown.input[0].content[0].text == "And then?"
+        retrieved = sdk.interactions.get(id=second.id, include_input=True)
+        assert retrieved.output_text == "Hello there"
+        assert retrieved.usage.total_tokens == second.usage.total_tokens
+        assert retrieved.input[0].content[0].text == "And then?"
         assert sdk.interactions.get(id=second.id).input is None
         sdk.interactions.delete(id=first.id)
         for call in (sdk.interactions.get, sdk.interactions.delete, sdk.interactions.cancel):
@@ -120,9 +124,9 @@ def test_an_interaction_that_is_kept_is_gone_on_with(keeping: Stack) -> None:
 
 
 def test_what_is_not_kept_is_told(stack: Stack, keeping: Stack) -> None:
-    told = post(stack).json()
-    assert [ignored["path"] for ignored in told["holdfast"]["ignored"]] == ["store"]
-    reply = post(stack, previous_interaction_id=told["id"])
+    first = post(stack).json()
+    assert [ignored["path"] for ignored in first["holdfast"]["ignored"]] == ["store"]
+    reply = post(stack, previous_interaction_id=first["id"])
     assert reply.status_code == 400 and "HOLDFAST_RESPONSE_DAYS" in reply.text
     assert "ignored" not in post(keeping).json()["holdfast"]
     unkept = post(keeping, store=False).json()
@@ -136,11 +140,11 @@ def test_what_is_not_kept_is_told(stack: Stack, keeping: Stack) -> None:
 def test_a_call_and_its_result_go_on_by_id_and_by_history(keeping: Stack) -> None:
     second = protocol.ToolUseStart("call_b", "look")
     says(keeping, protocol.TextDelta("Looking."), *CALL, second, reason="tool_use")
-    asked = {"type": "user_input", "content": [{"type": "text", "text": QUESTION}]}
-    made = create(keeping, [asked], tools=[LOOK])
-    assert made.status == "requires_action"
-    assert [step.type for step in made.steps] == ["model_output", "function_call", "function_call"]
-    assert (made.steps[1].id, made.steps[1].arguments) == ("call_a", {"where": "here"})
+    question = {"type": "user_input", "content": [{"type": "text", "text": QUESTION}]}
+    first = create(keeping, [question], tools=[LOOK])
+    assert first.status == "requires_action"
+    assert [step.type for step in first.steps] == ["model_output", "function_call", "function_call"]
+    assert (first.steps[1].id, first.steps[1].arguments) == ("call_a", {"where": "here"})
     says(keeping, protocol.TextDelta("Seen."))
     results: list[dict[str, Any]] = [
         {"type": "function_result", "call_id": "call_b", "result": {"seen": 1}},
@@ -152,7 +156,7 @@ def test_a_call_and_its_result_go_on_by_id_and_by_history(keeping: Stack) -> Non
             "result": [{"type": "text", "text": "Dark."}],
         },
     ]
-    create(keeping, results, tools=[LOOK], previous_interaction_id=made.id)
+    create(keeping, results, tools=[LOOK], previous_interaction_id=first.id)
     by_id = sent_to(keeping).prompt
     assert by_id.messages[1].parts == [
         TextPart("Looking."),
@@ -164,17 +168,17 @@ def test_a_call_and_its_result_go_on_by_id_and_by_history(keeping: Stack) -> Non
         ToolResultPart("call_a", "Dark.", True),
     ]
     # The SDK's own objects, sent back.
-    history = [asked, *(step.model_dump(exclude_none=True) for step in made.steps), *results]
+    history = [question, *(step.model_dump(exclude_none=True) for step in first.steps), *results]
     create(keeping, history, tools=[LOOK], store=False)
     assert sent_to(keeping).prompt == by_id
 
 
 def test_a_call_that_was_cut_does_not_end_the_conversation(keeping: Stack) -> None:
     says(keeping, protocol.TextDelta("Looking."), *CALL[:2], reason="length")
-    made = create(keeping, tools=[LOOK])
-    assert (made.status, len(made.steps)) == ("incomplete", 1)
+    cut = create(keeping, tools=[LOOK])
+    assert (cut.status, len(cut.steps)) == ("incomplete", 1)
     says(keeping, *CALL[:2], reason="length")
-    nothing = create(keeping, "On.", tools=[LOOK], previous_interaction_id=made.id)
+    nothing = create(keeping, "On.", tools=[LOOK], previous_interaction_id=cut.id)
     assert (nothing.status, nothing.steps) == ("incomplete", [])
     says(keeping, protocol.TextDelta("Done."))
     create(keeping, "And?", tools=[LOOK], previous_interaction_id=nothing.id)
@@ -220,13 +224,13 @@ def test_a_cached_content_is_read_and_counted(keeping: Stack) -> None:
             system_instruction=LONG_TEXT, contents=[types.UserContent("The house.")], ttl="600s"
         )
         content = sdk.caches.create(model=MODEL, config=config)
-    made = create(keeping, cached_content=content.name)
+    interaction = create(keeping, cached_content=content.name)
     prompt = sent_to(keeping).prompt
     assert [part.text for part in prompt.system] == [LONG_TEXT]
     assert texts_of(sent_to(keeping)) == [("user", "The house."), ("user", QUESTION)]
     [point] = sent_to(keeping).breakpoints
     assert point.segment == 1
-    usage = made.usage
+    usage = interaction.usage
     assert content.usage_metadata is not None
     assert usage.total_cached_tokens == content.usage_metadata.total_token_count
     assert usage.cached_tokens_by_modality[0].tokens == usage.total_cached_tokens
@@ -332,15 +336,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "told"), BAD)
+@pytest.mark.parametrize(("body", "reason"), BAD)
 def test_a_bad_field_is_named_in_googles_envelope(
-    keeping: Stack, body: dict[str, Any], told: str
+    keeping: Stack, body: dict[str, Any], reason: str
 ) -> None:
     reply = post(keeping, **body)
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
-    assert told in error["message"]
+    assert reason in error["message"]
 
 
 OWN_STEPS = (
@@ -377,9 +381,9 @@ def test_every_step_and_tool_of_the_sdk_can_be_sent(keeping: Stack) -> None:
     for cls in members(interactions.Step):
         kind = cls.model_fields["type"].default
         if cls.__name__ not in OWN_STEPS:
-            told = post(keeping, input=[{"type": kind}, STEP])
-            assert told.status_code == 200, (kind, told.text)
-            assert told.json()["holdfast"]["ignored"][0]["path"] == "input[0]"
+            reply = post(keeping, input=[{"type": kind}, STEP])
+            assert reply.status_code == 200, (kind, reply.text)
+            assert reply.json()["holdfast"]["ignored"][0]["path"] == "input[0]"
     for cls in members(interactions.Tool):
         tool = {"type": cls.model_fields["type"].default, "name": "look"}
         assert post(keeping, tools=[tool]).status_code == 200, tool

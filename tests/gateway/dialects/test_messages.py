@@ -100,17 +100,17 @@ def plan(**changes: Any) -> Plan:
 
 
 def test_every_tool_and_block_is_one_segment_in_prompt_order() -> None:
-    made = plan(**conversation())
-    assert made.prompt.num_segments == len(made.slots)
+    prompt_plan = plan(**conversation())
+    assert prompt_plan.prompt.num_segments == len(prompt_plan.slots)
     places = ["tools.0", "tools.1", "system.0"]
     places += [f"messages.{m}.content.{n}" for m, most in enumerate((2, 3, 2)) for n in range(most)]
-    assert [slot.path for slot in made.slots] == places
-    assert made.prompt.messages[1].parts == [
+    assert [slot.path for slot in prompt_plan.slots] == places
+    assert prompt_plan.prompt.messages[1].parts == [
         ThinkingPart("I shall look."),
         TextPart("Looking."),
         ToolUsePart("toolu_1", "look", {"b": 1, "a": [1.5, None, {"z": "é"}]}),
     ]
-    assert made.prompt.messages[2].parts == [
+    assert prompt_plan.prompt.messages[2].parts == [
         ToolResultPart("toolu_1", "A hold.\nOn blocks."),
         TextPart("Notes\nNotes."),
     ]
@@ -258,7 +258,7 @@ def test_an_image_stands_in_the_prompt_as_a_text_and_is_told(stack: Stack) -> No
 
 
 @pytest.mark.parametrize(
-    "kind, source, shown",
+    "kind, source, caption",
     [
         ("document", {"type": "url", "url": "https://a.com/a.pdf"}, "https://a.com/a.pdf"),
         ("document", {"type": "file", "file_id": "file_1"}, "file_1"),
@@ -268,10 +268,10 @@ def test_an_image_stands_in_the_prompt_as_a_text_and_is_told(stack: Stack) -> No
     ],
 )
 def test_what_no_model_here_reads_has_a_placeholder(
-    stack: Stack, kind: str, source: Any, shown: str
+    stack: Stack, kind: str, source: Any, caption: str
 ) -> None:
     message = ask(stack, messages=[said({"type": kind, "source": source})])
-    whole = shown if "\n" in shown else f"[{kind}: {shown}, not shown to this model]"
+    whole = caption if "\n" in caption else f"[{kind}: {caption}, not shown to this model]"
     assert stack.engine.requests[-1].prompt.messages[0].parts == [TextPart(whole)]
     assert len(told(message)) == 1
 
@@ -301,13 +301,13 @@ def test_a_deferred_tool_is_shown_where_it_is_named_and_loses_no_prefix(stack: S
     tools = [tool("find", SHORT), tool("look"), LATER]
     begun = ask(stack, tools=tools, system=long, messages=[USER])
     prompt = stack.engine.requests[-1].prompt
-    assert [shown.name for shown in prompt.tools] == ["find", "look"]
+    assert [definition.name for definition in prompt.tools] == ["find", "look"]
     assert prompt.named_tools == []
     named = called(REFERENCE, REFERENCE)
     message = ask(stack, tools=tools, system=long, messages=named)
     prompt = stack.engine.requests[-1].prompt
-    assert [shown.name for shown in prompt.tools] == ["find", "look"]
-    assert [shown.name for shown in prompt.named_tools] == ["later"]
+    assert [definition.name for definition in prompt.tools] == ["find", "look"]
+    assert [definition.name for definition in prompt.named_tools] == ["later"]
     part = prompt.messages[-1].parts[0]
     assert isinstance(part, ToolResultPart)
     definition, again = part.text.split("\n")
@@ -323,7 +323,7 @@ def test_where_nobody_names_them_deferred_tools_are_shown_from_the_start(
 ) -> None:
     message = ask(stack, tools=[*first, LATER])
     prompt = stack.engine.requests[-1].prompt
-    assert [shown.name for shown in prompt.tools][-1] == "later"
+    assert [definition.name for definition in prompt.tools][-1] == "later"
     assert told(message)[0][0] == ("tools.0" if first else "tools")
 
 
@@ -334,8 +334,8 @@ def test_tools_may_be_added_and_removed_in_the_conversation(stack: Stack) -> Non
     for changes, names in (([added], ["new"]), ([added, removed], [])):
         says = [USER, said(*changes, role="system")]
         ask(stack, tools=[tool("look")], messages=says)
-        shown = stack.engine.requests[-1].prompt.named_tools
-        assert [one.name for one in shown] == names
+        definitions = stack.engine.requests[-1].prompt.named_tools
+        assert [definition.name for definition in definitions] == names
 
 
 @pytest.mark.parametrize("nothing", [{"content": []}, {"content": ""}, {}])
@@ -368,9 +368,9 @@ def test_a_thread_that_begins_is_an_ordinary_request_and_one_that_goes_on_is_not
     assert error["details"] == {"error_code": "thread_not_found"}
 
 
-@pytest.mark.parametrize("asked", [{}, {"tool_choice": {"type": "auto"}}])
-def test_tools_that_only_the_vendor_runs_are_left_out_and_told(stack: Stack, asked: Any) -> None:
-    message = ask(stack, tools=[{**WEB_SEARCH, "cache_control": SHORT}], **asked)
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": {"type": "auto"}}])
+def test_tools_that_only_the_vendor_runs_are_left_out_and_told(stack: Stack, fields: Any) -> None:
+    message = ask(stack, tools=[{**WEB_SEARCH, "cache_control": SHORT}], **fields)
     sent = stack.engine.requests[-1]
     assert sent.prompt.tools == [] and sent.tool_choice == ToolChoice()
     assert [path for path, _ in told(message)] == ["tools.0"]
@@ -411,16 +411,16 @@ def test_tools_that_the_client_runs_are_given_to_the_model(stack: Stack) -> None
     assert sent.tool_choice == ToolChoice("tool", "bash")
     assert [point.segment for point in sent.breakpoints] == [3]
     names = ["bash", "str_replace_based_edit_tool", "str_replace_editor", "memory"]
-    assert [one.name for one in sent.prompt.tools] == names
-    assert all(one.description for one in sent.prompt.tools)
+    assert [definition.name for definition in sent.prompt.tools] == names
+    assert all(definition.description for definition in sent.prompt.tools)
     commands = [
         {"command": "ls"},
         {"command": "insert", "path": "/a", "insert_line": 0, "insert_text": "x"},
         {"command": "undo_edit", "path": "/a"},
         {"command": "rename", "path": "/m/a", "old_path": "/m/a", "new_path": "/m/b"},
     ]
-    for one, given in zip(sent.prompt.tools, commands, strict=True):
-        jsonschema.validate(given, one.input_schema)
+    for definition, command in zip(sent.prompt.tools, commands, strict=True):
+        jsonschema.validate(command, definition.input_schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(commands[2], sent.prompt.tools[1].input_schema)
 
@@ -471,8 +471,8 @@ def test_the_older_name_of_the_output_format_is_taken(stack: Stack) -> None:
 
 def nulls(value: Any) -> set[str]:
     if isinstance(value, dict):
-        own = {key for key, inner in value.items() if inner is None}
-        return own.union(*(nulls(inner) for inner in value.values()))
+        names = {key for key, inner in value.items() if inner is None}
+        return names.union(*(nulls(inner) for inner in value.values()))
     return set().union(*map(nulls, value)) if isinstance(value, list) else set()
 
 
@@ -503,10 +503,10 @@ def test_an_answer_has_no_optional_field_that_is_null(stack: Stack) -> None:
 ])  # fmt: skip
 def test_what_only_asks_for_better_is_told_by_name(stack: Stack, field: str, value: Any) -> None:
     name, _, inner = field.partition(".")
-    asked = {name: {inner: value} if name == "output_config" else value}
-    reply = stack.post("/v1/messages", json=body(max_tokens=2048, **asked))
+    fields = {name: {inner: value} if name == "output_config" else value}
+    reply = stack.post("/v1/messages", json=body(max_tokens=2048, **fields))
     assert reply.status_code == 200, reply.text
-    assert [one["path"] for one in reply.json()["holdfast"]["ignored"]] == [field]
+    assert [entry["path"] for entry in reply.json()["holdfast"]["ignored"]] == [field]
 
 
 @pytest.mark.parametrize(
@@ -522,5 +522,7 @@ def test_parameters_that_come_as_headers_are_honoured_or_refused(
     refused = stack.post("/v1/messages", json=body(), headers=headers)
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith(message)
-    own = stack.post("/v1/messages", json=body(), headers={"anthropic-workspace-id": "default"})
-    assert own.status_code == 200
+    default_reply = stack.post(
+        "/v1/messages", json=body(), headers={"anthropic-workspace-id": "default"}
+    )
+    assert default_reply.status_code == 200

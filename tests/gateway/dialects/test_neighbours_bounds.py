@@ -194,9 +194,9 @@ def test_the_input_of_a_call_has_a_bound_of_bytes_and_of_keys(size: int) -> None
         decode_messages(msgspec.json.encode(called(long)), bounds)
     with pytest.raises(InvalidRequest, match=f"arguments: may have at most {size} bytes"):
         decode_chat(msgspec.json.encode(called_function(long)), bounds)
-    for decode, made in ((decode_messages, called), (decode_chat, called_function)):
+    for decode, item in ((decode_messages, called), (decode_chat, called_function)):
         with pytest.raises(TooLarge, match="keys"):
-            decode(msgspec.json.encode(made(wide)), bounds)
+            decode(msgspec.json.encode(item(wide)), bounds)
 
 
 def called(value: dict[str, object]) -> dict[str, object]:
@@ -223,18 +223,18 @@ FEW = RequestBounds(max_logprobs=10_000)
 
 
 def chat(**body: Any) -> Any:
-    given = {"model": "m", "messages": [HI], "logprobs": True, "top_logprobs": 4, "n": 2}
-    return decode_chat(json.dumps({**given, **body}).encode(), FEW)
+    fields = {"model": "m", "messages": [HI], "logprobs": True, "top_logprobs": 4, "n": 2}
+    return decode_chat(json.dumps({**fields, **body}).encode(), FEW)
 
 
 def responses(**body: Any) -> Any:
-    given = {"model": "m", "input": [HI], "include": [LOGPROBS], "top_logprobs": 9}
-    return decode_responses(json.dumps({**given, **body}).encode(), FEW).request
+    fields = {"model": "m", "input": [HI], "include": [LOGPROBS], "top_logprobs": 9}
+    return decode_responses(json.dumps({**fields, **body}).encode(), FEW).request
 
 
 def gemini(*, is_streamed: bool = False, **config: Any) -> Any:
-    given = {"responseLogprobs": True, "logprobs": 4, "candidateCount": 2, **config}
-    body = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": given}
+    fields = {"responseLogprobs": True, "logprobs": 4, "candidateCount": 2, **config}
+    body = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": fields}
     read = decode_generate(json.dumps(body).encode(), "m", FEW, is_streamed=is_streamed)
     return read.generation_config
 
@@ -267,16 +267,16 @@ def test_a_very_long_field_is_not_repeated_in_the_answer(stack: Stack) -> None:
     answer = asked(
         stack, tools=[{"type": "web_search", "more": long}], user=long, safety_identifier=long
     )
-    told = {each["path"]: each["reason"] for each in answer["holdfast"]["ignored"]}
+    reasons = {entry["path"]: entry["reason"] for entry in answer["holdfast"]["ignored"]}
     for field in ("tools", "user", "safety_identifier"):
-        assert not answer[field] and "does not repeat it" in told[field]
+        assert not answer[field] and "does not repeat it" in reasons[field]
     assert asked(stack, user="a" * 1000)["user"] == "a" * 1000
 
 
 def test_the_tools_that_a_choice_allows_are_no_more_than_the_tools(stack: Stack) -> None:
-    one = {"type": "function", "name": "look"}
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [one] * (BOUNDS.max_tools + 1)}
-    error = refused(stack, tools=[{**one, "parameters": {}}], tool_choice=choice)
+    look = {"type": "function", "name": "look"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [look] * (BOUNDS.max_tools + 1)}
+    error = refused(stack, tools=[{**look, "parameters": {}}], tool_choice=choice)
     assert error["message"] == f"tool_choice.tools: may have at most {BOUNDS.max_tools} items"
     error = refused(stack, tool_choice={"type": "allowed_tools", "mode": "x" * 300_000})
     assert len(error["message"]) < 300

@@ -78,10 +78,10 @@ def test_a_block_that_is_the_line_makes_no_segment(read: Read, line: str) -> Non
 def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
     rules = told([text("rules", SHORT)])
     for messages in ([told(LINES[0]), rules], [rules, told(LINES[0], "developer")]):
-        made, removed = chat_plan(*messages, USER)
-        assert (removed, made.prompt) == (1, chat_plan(rules, USER)[0].prompt)
-    made, removed = chat_plan(told(LINES[0], "user"), told(LINES[0]), USER)
-    sent = [part.text for m in made.prompt.messages for part in m.parts]  # type: ignore[union-attr]
+        prompt_plan, removed = chat_plan(*messages, USER)
+        assert (removed, prompt_plan.prompt) == (1, chat_plan(rules, USER)[0].prompt)
+    prompt_plan, removed = chat_plan(told(LINES[0], "user"), told(LINES[0]), USER)
+    sent = [part.text for m in prompt_plan.prompt.messages for part in m.parts]  # type: ignore[union-attr]
     assert (removed, sent) == (0, [LINES[0], LINES[0], "hi"])
     with pytest.raises(InvalidRequest, match=r"^messages: "):
         chat_plan(told(LINES[0]))
@@ -91,18 +91,18 @@ def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_of_a_longer_first_text_only_the_line_is_cut_off(read: Read, line: str) -> None:
     for system in (f"{line}\nrules", [text(f"{line}\nrules")]):
-        made, removed = read(system)
+        prompt_plan, removed = read(system)
         assert removed == 1
-        assert made.prompt == read("rules")[0].prompt
-        assert made.slots[0].path.startswith(("system.0", "messages[0].content"))
+        assert prompt_plan.prompt == read("rules")[0].prompt
+        assert prompt_plan.slots[0].path.startswith(("system.0", "messages[0].content"))
 
 
 @reads
 @pytest.mark.parametrize("near", [*NEAR, *(f"rules\n{line}" for line in LINES[:2])])
 def test_what_only_looks_alike_stays(read: Read, near: str) -> None:
     for system in (near, [text(near), text("rules")]):
-        made, removed = read(system)
-        assert removed == 0 and made.prompt.system[0].text == near
+        prompt_plan, removed = read(system)
+        assert removed == 0 and prompt_plan.prompt.system[0].text == near
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_what_only_looks_alike_stays(read: Read, near: str) -> None:
 )
 def test_in_chat_a_removed_texts_marker_stands_on_the_segment_before_it(marker: Any) -> None:
     line = {**text(LINES[0]), **marker}
-    made, _ = chat_plan(told([text("rules"), line]), USER)
-    assert [point.segment for point in made.breakpoints] == [0]
+    prompt_plan, _ = chat_plan(told([text("rules"), line]), USER)
+    assert [point.segment for point in prompt_plan.breakpoints] == [0]
     assert chat_plan(told([line, text("rules")]), USER)[0].breakpoints == []
 
 
@@ -123,11 +123,11 @@ def test_in_chat_a_removed_texts_marker_stands_on_the_segment_before_it(marker: 
 @example(system=["rules", f"{LINES[0]}\nrules"], asks=LINES[0])
 def test_nothing_that_a_user_wrote_is_changed(system: list[str], asks: str) -> None:
     """Neither a message, whatever it says, nor a system text that is not the line."""
-    asked = body(system=[text(value) for value in system], messages=[told([text(asks)], "user")])
-    made, removed = plan(asked)
+    request = body(system=[text(value) for value in system], messages=[told([text(asks)], "user")])
+    prompt_plan, removed = plan(request)
     assert removed == 0
-    assert [block.text for block in made.prompt.system] == system
-    assert made.prompt.messages[0].parts == [TextPart(asks)]
+    assert [block.text for block in prompt_plan.prompt.system] == system
+    assert prompt_plan.prompt.messages[0].parts == [TextPart(asks)]
 
 
 def test_a_marker_on_a_removed_block_stands_on_the_segment_before_it() -> None:
@@ -163,8 +163,8 @@ def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(sta
         line = f"x-anthropic-billing-header: cc_version=2.1.1.{nonce[:3]}; cc_entrypoint=cli;"
         system = [text(f"{line} cch={nonce};"), rules]
         answer = stack.post("/v1/messages", json=body(system=system)).json()
-        asked = {"model": MODEL, "messages": [told(system), USER]}
-        chat = stack.post("/v1/chat/completions", json=asked).json()
+        request = {"model": MODEL, "messages": [told(system), USER]}
+        chat = stack.post("/v1/chat/completions", json=request).json()
         ids.add(answer["id"])
     assert answer["usage"]["cache_read_input_tokens"] > 1000
     assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000

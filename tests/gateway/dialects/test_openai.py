@@ -192,12 +192,12 @@ def test_choices_are_kept_apart(stack: Stack) -> None:
 
 
 def test_sampling_fields_reach_the_engine(stack: Stack) -> None:
-    given = {"temperature": 2, "top_p": 0.5, "seed": 3, "presence_penalty": 1.5}
+    options = {"temperature": 2, "top_p": 0.5, "seed": 3, "presence_penalty": 1.5}
     more: dict[str, Any] = {"top_k": 20, "min_p": 0.05, "min_tokens": 2, "repetition_penalty": 1.05}
     more |= {"stop_token_ids": [3], "allowed_token_ids": [3, 4]}
-    chat(stack, **given, max_completion_tokens=7, stop=["a", "b"], extra_body=more)
+    chat(stack, **options, max_completion_tokens=7, stop=["a", "b"], extra_body=more)
     sampling = stack.engine.requests[-1].sampling
-    for name, value in {**given, **more, "max_tokens": 7, "stop_sequences": ["a", "b"]}.items():
+    for name, value in {**options, **more, "max_tokens": 7, "stop_sequences": ["a", "b"]}.items():
         assert getattr(sampling, name) == value
     chat(stack, extra_body={"top_k": -1, "ignore_eos": True, "min_tokens": 7})
     sampling = stack.engine.requests[-1].sampling
@@ -434,16 +434,16 @@ def test_a_clients_own_note_in_a_message_is_left_out() -> None:
 
 def test_what_binds_a_text_has_vllms_names_too() -> None:
     schema = {"type": "object"}
-    for name, given, pattern in (
+    for name, value, pattern in (
         ("json", schema, None),
         ("json_object", True, None),
         ("regex", "[ab]/c", "[ab]/c"),
         ("choice", ["yes", "n.o\n"], r"(yes|n\x{2e}o\x{a})"),
     ):
-        for asked in ({f"guided_{name}": given}, {"structured_outputs": {name: given}}):
-            made = ask(**asked)
-            assert made.output_pattern == pattern
-            assert made.output_schema == (None if pattern else schema)
+        for constraint in ({f"guided_{name}": value}, {"structured_outputs": {name: value}}):
+            request = ask(**constraint)
+            assert request.output_pattern == pattern
+            assert request.output_schema == (None if pattern else schema)
     assert ask(response_format={"type": "json_object"}).output_schema == schema
 
 

@@ -203,11 +203,11 @@ def test_openais_tools_that_run_at_the_client_are_called_in_their_own_shapes(
     # The SDK knows no such choice of a local shell.
     choice = "required" if name == "local_shell" else {"type": name}
     events = streamed(stack, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
-    [shown] = stack.engine.requests[-1].prompt.tools
-    assert shown.name == name and set(written) <= set(shown.input_schema["properties"])
+    [definition] = stack.engine.requests[-1].prompt.tools
+    assert definition.name == name and set(written) <= set(definition.input_schema["properties"])
     forced = ToolChoice("any") if name == "local_shell" else ToolChoice("tool", name)
     assert stack.engine.requests[-1].tool_choice == structs.replace(forced, parallel=False)
-    jsonschema.validate(written, shown.input_schema)
+    jsonschema.validate(written, definition.input_schema)
     assert kinds(events)[2:-1] == ["output_item.added", "output_item.done"]
     (call,) = events[-1]["response"]["output"]
     field = "operation" if name == "apply_patch" else "action"
@@ -241,7 +241,7 @@ def test_a_clients_call_that_is_cut_off_or_wrong_has_its_fields(stack: Stack) ->
 def test_a_shell_in_the_vendors_container_is_left_out_and_a_computer_refused(stack: Stack) -> None:
     hosted = {"type": "shell", "environment": {"type": "container_auto"}}
     answer = asked(stack, tools=[hosted, {**LOOK, "name": "shell"}, {"type": "shell"}])
-    assert [told["path"] for told in answer["holdfast"]["ignored"]] == ["tools[0]"]
+    assert [entry["path"] for entry in answer["holdfast"]["ignored"]] == ["tools[0]"]
     assert [tool.name for tool in stack.engine.requests[-1].prompt.tools] == ["shell", "shell_2"]
     error = refused(stack, tools=[{"type": "computer_use_preview"}])
     assert error["param"] == "tools[0].type" and "screenshots" in error["message"]
@@ -262,7 +262,7 @@ def test_tools_of_a_namespace_have_names_of_their_own_and_map_back(stack: Stack)
     (call,) = answer["output"]
     assert (call["name"], call["namespace"]) == ("look", "mcp__files")
     assert answer["tools"] == tools
-    assert [told["path"] for told in answer["holdfast"]["ignored"]] == ["tools[2]"]
+    assert [entry["path"] for entry in answer["holdfast"]["ignored"]] == ["tools[2]"]
     output = {"type": "function_call_output", "call_id": "call_1", "output": []}
     asked(stack, input=[user("x"), call, output], tools=tools)
     use = ToolUsePart("call_1", "mcp__files__look_2", {"where": "here"})
@@ -277,7 +277,7 @@ BOTH = ["look", "patch"]
 
 
 @pytest.mark.parametrize(
-    ("choice", "expected", "shown"),
+    ("choice", "expected", "names"),
     [
         ("none", ToolChoice("none"), BOTH),
         ("required", ToolChoice("any"), BOTH),
@@ -290,13 +290,13 @@ BOTH = ["look", "patch"]
     ],
 )
 def test_every_choice_of_tools_is_held(
-    stack: Stack, choice: Any, expected: ToolChoice, shown: list[str]
+    stack: Stack, choice: Any, expected: ToolChoice, names: list[str]
 ) -> None:
     answer = asked(stack, tools=[LOOK, PATCH], tool_choice=choice, parallel_tool_calls=False)
     assert answer["tool_choice"] == choice
     (sent,) = stack.engine.requests
     assert sent.tool_choice == structs.replace(expected, parallel=False)
-    assert [tool.name for tool in sent.prompt.tools] == shown
+    assert [tool.name for tool in sent.prompt.tools] == names
 
 
 def test_the_answers_form(stack: Stack) -> None:
@@ -343,12 +343,12 @@ def test_a_failure_in_the_midst_is_the_streams_last_event(stack: Stack) -> None:
 def test_what_agents_send_is_answered(stack: Stack) -> None:
     """Fields that ask for better have no effect, and what had none is told."""
     answer = asked(stack, **EVERYTHING)
-    told = [item["path"] for item in answer["holdfast"]["ignored"]]
-    assert {"input[1].content[1]", "input[2]", "input[3]", "tools[1]"} <= set(told)
+    paths = [item["path"] for item in answer["holdfast"]["ignored"]]
+    assert {"input[1].content[1]", "input[2]", "input[3]", "tools[1]"} <= set(paths)
     (sent,) = stack.engine.requests
     assert sent.prompt.system == [TextPart("Rules. " * 30)]
-    shown = "[image: PNG, not shown to this model]"
-    assert sent.prompt.messages[0].parts[1:] == [TextPart(shown), TextPart("a.txt\nhello")]
+    placeholder = "[image: PNG, not shown to this model]"
+    assert sent.prompt.messages[0].parts[1:] == [TextPart(placeholder), TextPart("a.txt\nhello")]
     roles = [message.role for message in sent.prompt.messages]
     assert roles[:3] == ["user", "assistant", "user"] and roles[-1] == "system"
 
@@ -482,21 +482,21 @@ def test_a_kept_response_is_compacted_with_all_before_it(keeping: Stack) -> None
 
 def test_a_kept_response_is_shown_with_its_input_and_deleted(keeping: Stack) -> None:
     client = keeping.openai()
-    asked: Any = [user("a", "b"), {"role": "assistant", "content": "c"}, user("d")]
-    made = client.responses.create(model=MODEL, input=asked, metadata={"k": "v"})
-    shown = client.responses.retrieve(made.id)
-    assert shown.to_dict() == made.to_dict()
-    listed = client.responses.input_items.list(made.id, order="asc", limit=2)
+    turns: Any = [user("a", "b"), {"role": "assistant", "content": "c"}, user("d")]
+    response = client.responses.create(model=MODEL, input=turns, metadata={"k": "v"})
+    again = client.responses.retrieve(response.id)
+    assert again.to_dict() == response.to_dict()
+    listed = client.responses.input_items.list(response.id, order="asc", limit=2)
     items = list(listed)
     assert [item.type for item in items] == ["message"] * 3
     assert len({item.id for item in items}) == 3
-    newest = client.responses.input_items.list(made.id, limit=1)
+    newest = client.responses.input_items.list(response.id, limit=1)
     assert [item.id for item in newest.data] == [items[-1].id] and newest.has_more
-    assert list(client.responses.input_items.list(made.id, after=items[0].id)) == []
-    client.responses.delete(made.id)
+    assert list(client.responses.input_items.list(response.id, after=items[0].id)) == []
+    client.responses.delete(response.id)
     for call in (client.responses.retrieve, client.responses.delete):
         with pytest.raises(openai.NotFoundError):
-            call(made.id)
+            call(response.id)
     unkept = client.responses.create(model=MODEL, input="Hi", store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unkept.id)
@@ -504,8 +504,8 @@ def test_a_kept_response_is_shown_with_its_input_and_deleted(keeping: Stack) -> 
 
 def test_a_conversation_grows_with_its_responses(keeping: Stack) -> None:
     client = keeping.openai()
-    told: Any = {"type": "message", "role": "user", "content": "Hi"}
-    talk = client.conversations.create(items=[told], metadata={"topic": "x"})
+    message: Any = {"type": "message", "role": "user", "content": "Hi"}
+    talk = client.conversations.create(items=[message], metadata={"topic": "x"})
     client.responses.create(model=MODEL, input="One", conversation=talk.id)
     answer = client.responses.create(model=MODEL, input="Two", conversation={"id": talk.id})
     assert answer.conversation is not None and answer.conversation.id == talk.id
@@ -525,8 +525,10 @@ def test_a_conversations_items_are_added_and_deleted_and_its_metadata_changed(
 ) -> None:
     client = keeping.openai()
     talk = client.conversations.create(metadata={"topic": "x"})
-    told: Any = [{"type": "message", "role": "user", "content": word} for word in ("One", "Two")]
-    added = client.conversations.items.create(talk.id, items=told)
+    messages: Any = [
+        {"type": "message", "role": "user", "content": word} for word in ("One", "Two")
+    ]
+    added = client.conversations.items.create(talk.id, items=messages)
     assert added.object == "list" and len(added.data) == 2 and not added.has_more
     first, second = (item.id or "" for item in added.data)
     assert [item.to_dict()["status"] for item in added.data] == ["completed"] * 2
@@ -546,7 +548,7 @@ def test_a_conversations_items_are_added_and_deleted_and_its_metadata_changed(
     assert client.conversations.retrieve(talk.id).metadata == {"topic": "y"}
     client.conversations.delete(talk.id)
     with pytest.raises(openai.NotFoundError):
-        client.conversations.items.create(talk.id, items=told)
+        client.conversations.items.create(talk.id, items=messages)
     assert client.responses.retrieve(answer.id).output_text == "Hello there"
     assert second not in str(client.responses.retrieve(answer.id).to_dict())
 
@@ -581,9 +583,9 @@ def test_a_workspace_that_has_kept_all_it_may_is_told_its_bound_and_nothing_is_d
         with pytest.raises(openai.RateLimitError, match="2000 bytes"):
             client.conversations.create()
         assert client.responses.create(model=MODEL, input="Hi", store=False).output_text
-        for one in kept:
-            client.responses.retrieve(one)
-            client.responses.delete(one)
+        for response_id in kept:
+            client.responses.retrieve(response_id)
+            client.responses.delete(response_id)
 
         def has_room() -> bool:
             try:
@@ -608,20 +610,20 @@ def test_an_item_of_a_kept_response_is_named_by_its_id(keeping: Stack) -> None:
 
 
 def test_no_other_workspace_sees_what_is_kept(keeping: Stack) -> None:
-    made = keeping.openai().responses.create(model=MODEL, input="Hi")
+    response = keeping.openai().responses.create(model=MODEL, input="Hi")
     talk = keeping.openai().conversations.create()
     admin = Admin(keeping.url, ADMIN_KEY)
     admin.workspace("other")
     key = admin.make_key("other")[1]
     other = openai.OpenAI(base_url=f"{keeping.url}/v1", api_key=key, max_retries=0)
     with pytest.raises(openai.NotFoundError):
-        other.responses.retrieve(made.id)
+        other.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError):
-        other.responses.delete(made.id)
-    for named in ({"previous_response_id": made.id}, {"conversation": talk.id}):
+        other.responses.delete(response.id)
+    for named in ({"previous_response_id": response.id}, {"conversation": talk.id}):
         with pytest.raises(openai.BadRequestError, match="not found"):
             other.responses.create(model=MODEL, input="x", **named)
-    assert keeping.openai().responses.retrieve(made.id).id == made.id
+    assert keeping.openai().responses.retrieve(response.id).id == response.id
 
 
 def test_thoughts_of_another_workspace_or_server_are_not_read() -> None:
@@ -691,7 +693,7 @@ def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
     short = asked(stack, input=TALK, prompt_cache_retention="in_memory")
     assert "ignored" not in short["holdfast"]
     day = asked(stack, input=TALK, prompt_cache_retention="24h")
-    assert [told["path"] for told in day["holdfast"]["ignored"]] == ["prompt_cache_retention"]
+    assert [entry["path"] for entry in day["holdfast"]["ignored"]] == ["prompt_cache_retention"]
     error = refused(stack, input=[{"role": "user", "content": [marked("")]}])
     assert error["param"] == "input[0].content[0]"
 
@@ -819,11 +821,11 @@ def test_a_response_is_compared_with_an_earlier_one(stack: Stack) -> None:
 @pytest.mark.parametrize("speaks", ["chat", "responses"])
 def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
     posted(stack, "workspaces", id=f"w-{speaks}", auto_cache="off")
-    made = posted(stack, "keys", workspace=f"w-{speaks}")
-    assert made["info"]["auto_cache"] is None
+    created = posted(stack, "keys", workspace=f"w-{speaks}")
+    assert created["info"]["auto_cache"] is None
 
     def ask() -> list[tuple[int, str]]:
-        client = stack.openai(made["key"])
+        client = stack.openai(created["key"])
         says: Any = [{"role": "system", "content": LONG_TEXT}, {"role": "user", "content": "Hi"}]
         if speaks == "chat":
             client.chat.completions.create(model=MODEL, messages=says)
@@ -834,18 +836,18 @@ def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
     assert ask() == []
     posted(stack, f"workspaces/w-{speaks}", auto_cache="prefix", auto_cache_ttl="1h")
     assert ask() == [(0, "1h")]
-    key = posted(stack, f"keys/{made['info']['id']}", auto_cache="conversation")
+    key = posted(stack, f"keys/{created['info']['id']}", auto_cache="conversation")
     assert key["auto_cache"] == "conversation"
     assert ask() == [(0, "1h"), (1, "1h")]
-    posted(stack, f"keys/{made['info']['id']}", auto_cache=None)
+    posted(stack, f"keys/{created['info']['id']}", auto_cache=None)
     posted(stack, f"workspaces/w-{speaks}", auto_cache=None, auto_cache_ttl=None)
     assert ask() == [(0, "5m"), (1, "5m")]
 
 
 def test_in_chat_completions_the_clients_markers_are_all(stack: Stack) -> None:
     hi = {"role": "user", "content": "Hi"}
-    own, native = {"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": MARK}
-    for marker, expected in ((own, [(0, "5m")]), (native, [(0, "30m"), (1, "5m")])):
+    anthropic, native = {"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": MARK}
+    for marker, expected in ((anthropic, [(0, "5m")]), (native, [(0, "30m"), (1, "5m")])):
         content = [{"type": "text", "text": LONG_TEXT, **marker}]
         chat(stack, messages=[{"role": "system", "content": content}, hi])
         assert sent(stack) == expected

@@ -116,11 +116,11 @@ MODULES = {"beta": beta, "item": response_input_item_param, "create": response_c
 
 def pairs(table: str, ours: Any, sdk: Any) -> Iterator[Any]:
     for line in table.split("\n")[1:-1]:
-        own, *names = line.split()
+        field, *names = line.split()
         for name in names:
             module = MODULES.get(name.rpartition(".")[0], beta if name[:4] == "Beta" else sdk)
             theirs = getattr(module, name.rpartition(".")[2])
-            yield pytest.param(theirs, getattr(ours, own), id=f"{own}-{name}")
+            yield pytest.param(theirs, getattr(ours, field), id=f"{field}-{name}")
 
 
 def leaves(hint: Any) -> Iterator[Any]:
@@ -169,26 +169,26 @@ def test_no_field_is_of_our_own_making() -> None:
 
 def types_in(hint: Any) -> set[str]:
     """The values of `type` of a union's members."""
-    found: set[Any] = set()
+    values: set[Any] = set()
     for member in leaves(hint):
         if is_typeddict(member) and "type" in (hints := get_type_hints(member)):
-            found |= set(leaves(hints["type"]))
+            values |= set(leaves(hints["type"]))
         elif isinstance(member, type) and issubclass(member, BaseModel):
-            found |= set(leaves(member.model_fields["type"].annotation))
-    return {kind for kind in found if isinstance(kind, str)}
+            values |= set(leaves(member.model_fields["type"].annotation))
+    return {kind for kind in values if isinstance(kind, str)}
 
 
 @pytest.mark.parametrize("message", [ga.MessageParam, beta.BetaMessageParam])
 def test_every_type_of_block_is_read_or_has_a_placeholder(message: Any) -> None:
-    kinds = {k for one in leaves(message) for k in types_in(get_type_hints(one)["content"])}
+    kinds = {k for member in leaves(message) for k in types_in(get_type_hints(member)["content"])}
     assert len(kinds) > 15
     assert kinds >= set(messages.SUPPORTED_BLOCKS) - {"document"}
     for kind in kinds - set(messages.SUPPORTED_BLOCKS) - {"image"}:
-        asked = body(messages=[{"role": "user", "content": [{"type": kind, "any": [1]}]}])
-        assert lowered(asked).notes.ignored[0].path == "messages.0.content.0"
+        request = body(messages=[{"role": "user", "content": [{"type": kind, "any": [1]}]}])
+        assert lowered(request).notes.ignored[0].path == "messages.0.content.0"
         if kind not in ("redacted_thinking", "tool_addition", "tool_removal"):
             with pytest.raises(InvalidRequest, match=f"messages.0.content.0: .*'{kind}'"):
-                lowered(asked, replace(ASKED, unreadable="refuse"))
+                lowered(request, replace(ASKED, unreadable="refuse"))
 
 
 def test_every_type_of_block_in_a_tools_result_is_read_or_placed() -> None:
@@ -204,22 +204,25 @@ def test_every_type_of_tool_but_custom_is_given_left_out_and_told_or_refused(too
     assert len(kinds) > 15
     for kind in kinds:
         if kind.startswith(("bash_", "text_editor_", "memory_")):
-            given = lowered(body(tools=[{"type": kind, "name": "x"}, tool("look")]))
-            assert [shown.name for shown in given.plan.prompt.tools] == ["x", "look"]
-            assert not given.notes.ignored
+            client_side = lowered(body(tools=[{"type": kind, "name": "x"}, tool("look")]))
+            assert [definition.name for definition in client_side.plan.prompt.tools] == [
+                "x",
+                "look",
+            ]
+            assert not client_side.notes.ignored
             continue
-        asked = body(tools=[{"type": kind, "name": "x", "any": {"a": [1]}}, tool("look")])
+        request = body(tools=[{"type": kind, "name": "x", "any": {"a": [1]}}, tool("look")])
         if kind.startswith("computer_"):
             with pytest.raises(InvalidRequest, match="screenshots"):
-                lowered(asked)
+                lowered(request)
             continue
-        made = lowered(asked)
-        assert [shown.name for shown in made.plan.prompt.tools] == ["look"]
-        assert made.notes.ignored[0].path == "tools.0"
+        without_tool = lowered(request)
+        assert [definition.name for definition in without_tool.plan.prompt.tools] == ["look"]
+        assert without_tool.notes.ignored[0].path == "tools.0"
 
 
-def decoded(**asked: Any) -> responses.Decoded:
-    return responses.decode_responses(msgspec.json.encode({"model": "m", "input": "x", **asked}))
+def decoded(**fields: Any) -> responses.Decoded:
+    return responses.decode_responses(msgspec.json.encode({"model": "m", "input": "x", **fields}))
 
 
 def test_every_parameter_of_responses_is_honoured_ignored_told_or_refused() -> None:
@@ -242,15 +245,15 @@ def test_every_type_of_item_and_tool_of_responses_is_taken_left_out_or_refused_b
             assert "Invalid value" not in str(error), kind
     for kind in types_in(tools):
         inner = {} if kind in ("function", "custom") else {"tools": []}
-        asked = [{"type": kind, "name": "x", **inner}]
+        definitions = [{"type": kind, "name": "x", **inner}]
         if kind.startswith("computer"):
             with pytest.raises(InvalidRequest, match="screenshots"):
-                decoded(tools=asked)
+                decoded(tools=definitions)
             continue
-        given = decoded(tools=asked)
+        result = decoded(tools=definitions)
         at_client = ("shell", "local_shell", "apply_patch")
         is_ours = kind in ("function", "custom", "namespace", *at_client)
-        assert isinstance(given.request.tools[0], responses.Hosted) is not is_ours
+        assert isinstance(result.request.tools[0], responses.Hosted) is not is_ours
 
 
 @pytest.mark.parametrize(("sdk", "ours"), ANSWERED)
@@ -271,9 +274,9 @@ def test_every_setting_of_google_is_done_ignored_told_or_refused_by_its_name() -
     assert len(settings) > 20
     for name in settings:
         for value in (1, "x", True, {}, [], 0.5):
-            asked = {"contents": [user({"text": "x"})], "generationConfig": {name: value}}
+            request = {"contents": [user({"text": "x"})], "generationConfig": {name: value}}
             try:
-                gemini.decode_generate(msgspec.json.encode(asked), MODEL)
+                gemini.decode_generate(msgspec.json.encode(request), MODEL)
                 break
             except InvalidRequest as error:
                 assert name in str(error), (name, error)
@@ -288,8 +291,8 @@ def strict(sdk: type[BaseModel], answer: dict[str, Any]) -> None:
 
 
 def test_googles_own_types_accept_every_answer_and_every_chunk(stack: Stack) -> None:
-    asked = {"tools": [{"functionDeclarations": [{"name": "look"}]}]}
-    found: list[dict[str, Any]] = []
+    fields = {"tools": [{"functionDeclarations": [{"name": "look"}]}]}
+    answers: list[dict[str, Any]] = []
     for reason in ("stop", "length", "tool_use", "stop_sequence", "context"):
         stack.engine.script = frames(
             ThinkingDelta("hm"),
@@ -299,13 +302,13 @@ def test_googles_own_types_accept_every_answer_and_every_chunk(stack: Stack) -> 
             Finished(reason=reason, output_tokens=9, thinking_tokens=2),  # type: ignore[arg-type]
         )
         for thinks in ({}, {"thinkingConfig": {"includeThoughts": True}}):
-            whole = post(stack, **asked, generationConfig=thinks)
-            live = post(stack, "streamGenerateContent", **asked, generationConfig=thinks)
-            found += [whole.json()] if whole.status_code == 200 else []
-            found += live.json() if live.status_code == 200 else []
-    assert len(found) > 25
-    assert any("functionCall" in str(answer) for answer in found)
-    for answer in found:
+            whole = post(stack, **fields, generationConfig=thinks)
+            live = post(stack, "streamGenerateContent", **fields, generationConfig=thinks)
+            answers += [whole.json()] if whole.status_code == 200 else []
+            answers += live.json() if live.status_code == 200 else []
+    assert len(answers) > 25
+    assert any("functionCall" in str(answer) for answer in answers)
+    for answer in answers:
         strict(google.GenerateContentResponse, answer)
 
 
@@ -320,10 +323,10 @@ def test_googles_own_types_accept_what_is_counted_listed_and_cached(stack: Stack
         assert listed and known >= {name for model in listed for name in model}
         assert known >= names_of(response.Model)
         content = {"contents": [user({"text": LONG_TEXT})], "ttl": "300s", "displayName": "rules"}
-        made = http.post("/v1beta/cachedContents", json={"model": f"models/{MODEL}", **content})
-        assert made.status_code == 200, made.text
-        strict(google.CachedContent, made.json())
-        url = f"/v1beta/{made.json()['name']}"
+        reply = http.post("/v1beta/cachedContents", json={"model": f"models/{MODEL}", **content})
+        assert reply.status_code == 200, reply.text
+        strict(google.CachedContent, reply.json())
+        url = f"/v1beta/{reply.json()['name']}"
         strict(google.ListCachedContentsResponse, http.get("/v1beta/cachedContents").json())
         strict(google.CachedContent, http.get(url).json())
         strict(google.CachedContent, http.patch(url, json={"ttl": "600s"}).json())

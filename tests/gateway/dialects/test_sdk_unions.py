@@ -190,10 +190,10 @@ def test_every_message_that_openais_sdk_returns(message: Any) -> None:
 def test_every_tool_and_choice_of_chat_completions() -> None:
     tools = SAMPLER.values(chats.ChatCompletionToolUnionParam)
     assert {tool["type"] for tool in tools} == {"function", "custom"}
-    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    request: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     for tool in tools:
-        [shown] = lowered_chat({**asked, "tools": [tool]}).plan.prompt.tools
-        assert shown.name == "x"
+        [definition] = lowered_chat({**request, "tools": [tool]}).plan.prompt.tools
+        assert definition.name == "x"
     listed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "x"}}]}
     sampler = Sampler({"allowed_tools": listed})
     choices = sampler.values(chats.ChatCompletionToolChoiceOptionParam)
@@ -201,7 +201,7 @@ def test_every_tool_and_choice_of_chat_completions() -> None:
         kind = choice["type"] if isinstance(choice, dict) else "function"
         kind = "function" if kind == "allowed_tools" else kind
         lowered_chat(
-            {**asked, "tools": [{"type": kind, kind: {"name": "x"}}], "tool_choice": choice}
+            {**request, "tools": [{"type": kind, kind: {"name": "x"}}], "tool_choice": choice}
         )
     kinds = {choice["type"] for choice in choices if isinstance(choice, dict)}
     assert kinds == {"function", "custom", "allowed_tools"}
@@ -241,8 +241,8 @@ def in_responses(item: dict[str, Any]) -> None:
         said.append({**ANSWERS[kind], **joined})
     elif kind in CALLS and (call_id or is_search or kind == "local_shell_call_output"):
         said.insert(1, {**CALLS[kind], **joined})
-    asked = {"model": "m", "input": [*said, hi]}
-    prepare(decode_responses(msgspec.json.encode(asked)), ASKED)
+    request = {"model": "m", "input": [*said, hi]}
+    prepare(decode_responses(msgspec.json.encode(request)), ASKED)
 
 
 def test_every_item_of_openais_sdk() -> None:
@@ -313,8 +313,8 @@ def in_gemini(part: dict[str, Any]) -> None:
     ask({"contents": [*contents, hi]})
 
 
-def ask(asked: dict[str, Any]) -> None:
-    decoded = decode_generate(msgspec.json.encode(asked), "m")
+def ask(request: dict[str, Any]) -> None:
+    decoded = decode_generate(msgspec.json.encode(request), "m")
     gemini_ask_of(decoded, ASKED, stream=False)
 
 

@@ -70,9 +70,9 @@ def test_a_call_without_an_object_can_be_sent_back_in_responses(
     assert first.output[-1].arguments == arguments
     carried = [item.model_dump(exclude_none=True) for item in first.output]
     output = {"type": "function_call_output", "call_id": "call_1", "output": "Not valid JSON."}
-    asked = {"role": "user", "content": "Where?"}
+    question = {"role": "user", "content": "Where?"}
     stack.engine.script = frames(protocol.Finished(reason="stop", output_tokens=1))
-    create(model=MODEL, input=[asked, *carried, output], tools=[FUNCTION], store=False)
+    create(model=MODEL, input=[question, *carried, output], tools=[FUNCTION], store=False)
     assert input_seen(stack) == arguments
 
 
@@ -118,12 +118,12 @@ def test_an_answer_without_content_can_be_sent_back(stack: Stack) -> None:
     chat(stack, messages=[*MESSAGES, choice.message, go_on])
     chat(stack, messages=[*MESSAGES, {"role": "assistant", "content": []}, go_on])
     create: Any = stack.openai().responses.create
-    asked = {"role": "user", "content": "Where?"}
-    empty = create(model=MODEL, input=[asked], store=False)
+    question = {"role": "user", "content": "Where?"}
+    empty = create(model=MODEL, input=[question], store=False)
     carried = [item.model_dump(exclude_none=True) for item in empty.output]
-    create(model=MODEL, input=[asked, *carried, go_on], store=False)
+    create(model=MODEL, input=[question, *carried, go_on], store=False)
     blank = {"type": "message", "role": "assistant", "content": []}
-    create(model=MODEL, input=[asked, blank, go_on], store=False)
+    create(model=MODEL, input=[question, blank, go_on], store=False)
 
 
 class Weather(pydantic.BaseModel):
@@ -298,9 +298,9 @@ def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) ->
         "__source": "client",
     }
     result = {"role": "tool", "tool_call_id": "call_1", "content": "Rain.", "metadata": {"a": "b"}}
-    asked = {"role": "user", "content": "Where?", "id": "u1", "metadata": {}}
+    question = {"role": "user", "content": "Where?", "id": "u1", "metadata": {}}
     tool = {**LOOK, "vendor": True, "function": {**LOOK["function"], "returns": "text"}}
-    answer = chat(stack, messages=[asked, said, result], tools=[tool])
+    answer = chat(stack, messages=[question, said, result], tools=[tool])
     assert told(answer) == {
         *("messages[0].id", "messages[0].metadata", "messages[2].metadata"),
         "messages[1].content[0].annotations",
@@ -432,7 +432,7 @@ def test_a_response_that_a_resumed_session_doubles_is_left_out_and_told(stack: S
     body = {"model": MODEL, "input": steps, "store": False}
     response = stack.post("/v1beta/interactions", json=body)
     assert response.status_code == 200, response.text
-    assert [each["path"] for each in response.json()["holdfast"]["ignored"]] == ["input[3]"]
+    assert [entry["path"] for entry in response.json()["holdfast"]["ignored"]] == ["input[3]"]
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

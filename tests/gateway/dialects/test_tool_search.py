@@ -51,8 +51,8 @@ def test_a_search_of_the_clients_own_is_called_and_what_it_comes_to_can_be(stack
     stack.engine.script = says(("tool_search", '{"query": "look"}'))
     tools: Any = [SEARCH, DEFERRED]
     first = client.responses.create(model=MODEL, input="Hi", tools=tools, store=False)
-    [shown] = sent(stack).tools
-    assert (shown.name, shown.description, shown.input_schema) == (
+    [search] = sent(stack).tools
+    assert (search.name, search.description, search.input_schema) == (
         *("tool_search", "Finds tools."),
         QUERY,
     )
@@ -60,10 +60,10 @@ def test_a_search_of_the_clients_own_is_called_and_what_it_comes_to_can_be(stack
     assert isinstance(item, ResponseToolSearchCall)
     assert (item.arguments, item.execution, item.call_id) == ({"query": "look"}, "client", "call_0")
     assert "ignored" not in (first.model_extra or {})["holdfast"]
-    found: Any = {**OUTPUT, "call_id": item.call_id, "tools": [DEFERRED]}
+    results: Any = {**OUTPUT, "call_id": item.call_id, "tools": [DEFERRED]}
     stack.engine.script = says(("look", '{"where": "here"}'))
     asked_again: Any = {"model": MODEL, "tools": tools, "store": False}
-    again = client.responses.create(input=[HI, *first.output, found], **asked_again)
+    again = client.responses.create(input=[HI, *first.output, results], **asked_again)
     [call] = again.output
     assert (call.type, call.name) == ("function_call", "look")  # type: ignore[union-attr]
     assert [tool.name for tool in sent(stack).tools] == ["tool_search"], "the beginning stays"
@@ -75,7 +75,7 @@ def test_a_search_of_the_clients_own_is_called_and_what_it_comes_to_can_be(stack
     assert isinstance(result, protocol.ToolResultPart)
     assert msgspec.json.decode(result.text.removeprefix("Tool: "))["function"]["name"] == "look"
     answer = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}  # type: ignore[union-attr]
-    whole: Any = [HI, *first.output, found, *again.output, answer]
+    whole: Any = [HI, *first.output, results, *again.output, answer]
     forced = {"type": "function", "name": "look"}
     client.responses.create(input=whole, tool_choice=forced, **asked_again)
     assert stack.engine.requests[-1].tool_choice.name == "look"
@@ -89,9 +89,9 @@ def test_a_streamed_search_has_the_sdks_events(stack: Stack) -> None:
 
 
 def test_a_namespace_that_a_search_came_to_has_its_tools_back(stack: Stack) -> None:
-    found = {**OUTPUT, "call_id": "s", "tools": [NAMESPACE]}
+    results = {**OUTPUT, "call_id": "s", "tools": [NAMESPACE]}
     stack.engine.script = says(("crm__look", "{}"))
-    answer = asked(stack, input=[HI, {**CALL, "call_id": "s"}, found], tools=[SEARCH, NAMESPACE])
+    answer = asked(stack, input=[HI, {**CALL, "call_id": "s"}, results], tools=[SEARCH, NAMESPACE])
     assert [tool.name for tool in sent(stack).tools] == ["tool_search"]
     assert [tool.name for tool in sent(stack).named_tools] == ["crm__look"]
     [call] = answer["output"]
@@ -116,8 +116,8 @@ def test_a_history_with_searches_is_read(stack: Stack, execution: str, call_id: 
 def test_without_a_search_of_the_clients_deferred_tools_are_shown(stack: Stack) -> None:
     answer = asked(stack, tools=[{"type": "tool_search"}, DEFERRED])
     assert [tool.name for tool in sent(stack).tools] == ["look"]
-    told = [item["path"] for item in answer["holdfast"]["ignored"]]
-    assert told == ["tools[0]", "tools[1].defer_loading"]
+    paths = [item["path"] for item in answer["holdfast"]["ignored"]]
+    assert paths == ["tools[0]", "tools[1].defer_loading"]
 
 
 def test_a_search_that_stands_alone_is_named(stack: Stack) -> None:

@@ -52,8 +52,8 @@ def test_calls_that_the_vendor_ran_keep_their_outputs(stack: Stack) -> None:
             {"type": "image", "url": "https://example.com/plot.png"},
         ],
     }
-    shown = "42\n[image: not shown to this model]"
-    assert ran(stack, code) == ("code_interpreter", {"code": "print(6 * 7)"}, shown)
+    output = "42\n[image: not shown to this model]"
+    assert ran(stack, code) == ("code_interpreter", {"code": "print(6 * 7)"}, output)
     assert ran(stack, {**code, "outputs": None})[2] == ""
     results = [{"file_id": "f", "filename": "a.md", "text": "A lease."}]
     files = {"type": "file_search_call", "id": "fs_1", "queries": ["lease"], "results": results}
@@ -67,8 +67,8 @@ def test_what_has_no_output_is_left_out_and_told(stack: Stack) -> None:
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
     ]
     answer = asked(stack, input=[HI, *items])
-    told = [item["path"] for item in answer["holdfast"]["ignored"]]
-    assert told == ["input[1]", "input[2]", "input[3]"]
+    paths = [item["path"] for item in answer["holdfast"]["ignored"]]
+    assert paths == ["input[1]", "input[2]", "input[3]"]
     assert len(parts(stack)) == 1
 
 
@@ -190,5 +190,5 @@ def test_a_call_of_the_vendors_program_is_the_models_own_here(stack: Stack) -> N
     ]
     answer = stack.sdk().messages.create(model=MODEL, max_tokens=4, messages=messages)
     assert answer.model_extra is not None
-    told = answer.model_extra["holdfast"]["ignored"]
-    assert [item["path"] for item in told] == ["messages.1.content.0.caller"]
+    ignored = answer.model_extra["holdfast"]["ignored"]
+    assert [item["path"] for item in ignored] == ["messages.1.content.0.caller"]

@@ -43,20 +43,20 @@ def keys(shared: Stack) -> Iterator[dict[str, str]]:
     """One key of each kind, of the workspace `mine`; `theirs` may have another one's."""
     eventually(shared.is_ready)
     admin = Admin(shared.url)
-    made: dict[str, str] = {}
+    by_kind: dict[str, str] = {}
     for workspace in ("mine", "theirs", "archived", "spare"):
         admin.workspace(workspace)
     for scope in ("inference", "read_only", "read_only_admin", "admin"):
-        made[scope] = admin.make_key("mine", scope=scope)[1]
-    made["theirs"] = admin.make_key("theirs", scope="read_only")[1]
-    key_id, made["revoked"] = admin.make_key("mine", scope="admin")
+        by_kind[scope] = admin.make_key("mine", scope=scope)[1]
+    by_kind["theirs"] = admin.make_key("theirs", scope="read_only")[1]
+    key_id, by_kind["revoked"] = admin.make_key("mine", scope="admin")
     admin.post(f"keys/{key_id}/revoke")
-    _, made["archived"] = admin.make_key("archived", scope="admin")
+    _, by_kind["archived"] = admin.make_key("archived", scope="admin")
     admin.post("workspaces/archived/archive")
     soon = soon_after(lambda: admin.make_key("mine", scope="admin"), 2)
-    _, made["expired"] = admin.make_key("mine", scope="admin", expires_at=soon.isoformat())
+    _, by_kind["expired"] = admin.make_key("mine", scope="admin", expires_at=soon.isoformat())
     eventually(lambda: datetime.now(UTC) > soon)
-    yield {**made, "wrong": "hf-" + "x" * 43, "configured": ADMIN_KEY}
+    yield {**by_kind, "wrong": "hf-" + "x" * 43, "configured": ADMIN_KEY}
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,11 @@ def test_each_route_by_each_key(http_: httpx.Client, keys: dict[str, str], opera
         error = reply.json()["error"]
         assert error.get("type", error.get("status")) in REFUSED[status]
         assert "anthropic-workspace-id" not in reply.headers
-        made = reply.headers.get("request-id") or reply.headers["x-request-id"]
+        request_id = reply.headers.get("request-id") or reply.headers["x-request-id"]
         # Whether an early answer is the connection's last depends on how much of the request had
         # come by then, and on nothing of the key.
         headers = sorted(set(reply.headers) - {"connection"})
-        shapes[kind] = reply.text.replace(made, ""), headers
+        shapes[kind] = reply.text.replace(request_id, ""), headers
     assert shapes["wrong"] == shapes["revoked"] == shapes["expired"] == shapes["archived"]
 
 
@@ -153,8 +153,8 @@ def test_an_encoded_path_does_not_pass_a_proxy_that_closes_the_admin_api(
 
 def test_a_reader_sees_its_workspace_and_no_others(stack: Stack, keys: dict[str, str]) -> None:
     mine, theirs = Admin(stack.url, keys["read_only"]), Admin(stack.url, keys["theirs"])
-    assert [found["id"] for found in mine.get("workspaces")] == ["mine"]
-    assert [found["id"] for found in theirs.get("workspaces")] == ["theirs"]
+    assert [workspace["id"] for workspace in mine.get("workspaces")] == ["mine"]
+    assert [workspace["id"] for workspace in theirs.get("workspaces")] == ["theirs"]
     assert mine.get("workspaces/mine")["workspace"]["id"] == "mine"
     hidden = mine.get("workspaces/theirs", status=404)["error"]
     unknown = mine.get("workspaces/nobody", status=404)["error"]
@@ -170,7 +170,7 @@ def test_a_reader_sees_its_workspace_and_no_others(stack: Stack, keys: dict[str,
 def test_an_admin_key_works_for_its_workspace(stack: Stack, keys: dict[str, str]) -> None:
     admin = Admin(stack.url, keys["admin"])
     admin.workspace("made")
-    assert "made" in [found["id"] for found in admin.get("workspaces")]
+    assert "made" in [workspace["id"] for workspace in admin.get("workspaces")]
     with stack.http(keys["admin"]) as http:
         reply = http.post("/v1/messages", json=body())
     assert (reply.status_code, reply.headers["anthropic-workspace-id"]) == (200, "mine")
@@ -235,21 +235,23 @@ def test_what_there_is_not_is_a_404(stack: Stack, path: str, sent: Any) -> None:
 def fuzzed(seed: random.Random) -> tuple[str, bytes]:
     """A header that could carry a key, and bytes that are none."""
     name = seed.choice(["x-api-key", "authorization"])
-    made = bytearray(API_KEY.encode() if name == "x-api-key" else b"Bearer " + API_KEY.encode())
+    header = bytearray(API_KEY.encode() if name == "x-api-key" else b"Bearer " + API_KEY.encode())
     for _ in range(seed.randint(1, 4)):
-        at = seed.randrange(len(made) + 1)
+        at = seed.randrange(len(header) + 1)
         match seed.randrange(5):
             case 0:
-                made[at:at] = bytes(seed.randrange(256) for _ in range(seed.randint(1, 12)))
+                header[at:at] = bytes(seed.randrange(256) for _ in range(seed.randint(1, 12)))
             case 1:
-                del made[at : at + seed.randint(1, 12)]
+                del header[at : at + seed.randint(1, 12)]
             case 2:
-                made[at:at] = seed.choice([b"\xff\xfe", b"\x00", b"' OR 1=1 --", b"%00", b"\x7f"])
+                header[at:at] = seed.choice([b"\xff\xfe", b"\x00", b"' OR 1=1 --", b"%00", b"\x7f"])
             case 3:
-                made = bytearray(seed.choice([b"", b" ", b"Basic YTpi", b"Bearer", b"Bearer  \t"]))
+                header = bytearray(
+                    seed.choice([b"", b" ", b"Basic YTpi", b"Bearer", b"Bearer  \t"])
+                )
             case _:
-                made = made * seed.randint(2, 40)
-    value = bytes(made).replace(b"\r", b"?").replace(b"\n", b"?")
+                header = header * seed.randint(2, 40)
+    value = bytes(header).replace(b"\r", b"?").replace(b"\n", b"?")
     return name, value.replace(API_KEY.encode(), b"hf-test-kez")
 
 

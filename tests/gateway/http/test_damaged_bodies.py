@@ -266,21 +266,21 @@ class Caller:
         self._connection.request(method, path, body, headers)
         reply = self._connection.getresponse()
         self.num_closed += reply.will_close
-        found = {name.lower(): value for name, value in reply.getheaders()}
-        return reply.status, found, reply.read()
+        by_name = {name.lower(): value for name, value in reply.getheaders()}
+        return reply.status, by_name, reply.read()
 
 
 def check_rows(caller: Caller) -> None:
     """Rows of damaged batches that were taken all the same: none of them is an error of ours."""
 
     def ended() -> list[str]:
-        found: list[str] = []
+        batch_ids: list[str] = []
         query = "limit=1000"
         while True:
             page = json.loads(caller.get(f"/v1/messages/batches?{query}")[2])
-            found += [b["id"] for b in page["data"] if b["processing_status"] == "ended"]
+            batch_ids += [b["id"] for b in page["data"] if b["processing_status"] == "ended"]
             if not page["has_more"]:
-                return found
+                return batch_ids
             query = f"limit=1000&after_id={page['last_id']}"
 
     eventually(lambda: len(ended()) > 20, 120)
@@ -312,14 +312,14 @@ def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answer
     tmp_path: Path, number_of_seed: int
 ) -> None:
     seed = random.Random(number_of_seed)
-    found = [e for e in endpoints() if os.environ.get("DAMAGED_PATH", e.path) == e.path]
+    chosen = [e for e in endpoints() if os.environ.get("DAMAGED_PATH", e.path) == e.path]
     num_refused = num_served = 0
     with ExitStack() as stack:
         url, process, log = stack.enter_context(serving(tmp_path))
         caller = stack.enter_context(closing(Caller(url)))
         baseline = 0
         for place in range(NUM_MUTANTS):
-            endpoint = found[place % len(found)]
+            endpoint = chosen[place % len(chosen)]
             valid = json.dumps(endpoint.body).encode()
             status, headers, raw = caller.post(endpoint.path, mutant(seed, valid))
             if status == 200:
@@ -328,7 +328,7 @@ def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answer
                 endpoint.check_error(status, headers, raw)
                 num_refused += 1
             if place % VALID_EVERY == 0:
-                other = found[place // VALID_EVERY % len(found)]
+                other = chosen[place // VALID_EVERY % len(chosen)]
                 status, _, raw = caller.post(other.path, json.dumps(other.body).encode())
                 assert status == 200, raw
                 other.check_answer(raw)
@@ -336,7 +336,7 @@ def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answer
                 baseline = process.memory_info().rss
         growth = process.memory_info().rss - baseline
         assert growth < MAX_GROWTH_BYTES
-        if any(endpoint.path == "/v1/messages/batches" for endpoint in found):
+        if any(endpoint.path == "/v1/messages/batches" for endpoint in chosen):
             check_rows(caller)
         assert caller.num_closed == 0, "a refused body ended its connection"
         assert "unhandled" not in log.read_text()

@@ -48,8 +48,8 @@ def followed(tmp_path: Path, engine: TellingEngine) -> Iterator[Admin]:
 
 def names(admin: Admin) -> int:
     (engine,) = admin.get("engines")
-    found: int = engine["routing"]["names"]
-    return found
+    count: int = engine["routing"]["names"]
+    return count
 
 
 def test_a_missing_event_is_asked_for_again_from_the_last_one(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "nearest"),
     [
         ("/v1/v1/messages", "not found: /v1/v1/messages; did you mean /v1/messages? Anthropic"),
         ("/chat/completions", "not found: /chat/completions; did you mean /v1/chat/completions? A"),
@@ -141,18 +141,20 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
         ("/" + "a" * 5000, "not found: /" + "a" * 99),
     ],
 )
-def test_a_path_not_served_is_told_with_the_nearest_one(stack: Stack, path: str, told: str) -> None:
+def test_a_path_not_served_is_told_with_the_nearest_one(
+    stack: Stack, path: str, nearest: str
+) -> None:
     reply = stack.post(path, json={})
     assert reply.status_code == 404
     message = reply.json()["error"]["message"]
-    assert told in message and len(message) < 300
+    assert nearest in message and len(message) < 300
 
 
 def test_a_model_that_nothing_serves_is_told_with_those_that_are(stack: Stack) -> None:
     messages = stack.post("/v1/messages", json=body(model="gpt-5"))
     chat = stack.post("/v1/chat/completions", json=body(model="gpt-5"))
-    asked = {"contents": [{"parts": [{"text": "hello"}]}]}
-    gemini = stack.post("/v1beta/models/gpt-5:generateContent", json=asked)
+    contents = {"contents": [{"parts": [{"text": "hello"}]}]}
+    gemini = stack.post("/v1beta/models/gpt-5:generateContent", json=contents)
     assert messages.json()["error"]["message"].startswith("model: gpt-5; served here: ")
     assert "`gpt-5` does not exist; served here: " in chat.json()["error"]["message"]
     assert "models/gpt-5 is not found for this server; served here: " in gemini.text
@@ -160,18 +162,18 @@ def test_a_model_that_nothing_serves_is_told_with_those_that_are(stack: Stack) -
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "problem"),
     [
         ({"secret": "another"}, "HOLDFAST_ENGINE_SECRET, which must equal its ENGINE_SECRET"),
         ({"is_mounted": False}, "VLLM_PLUGINS must name holdfast"),
     ],
 )
 def test_an_engine_that_is_set_wrong_is_told_to_the_operator_alone(
-    stack: Stack, wrong: dict[str, Any], told: str
+    stack: Stack, wrong: dict[str, Any], problem: str
 ) -> None:
     for name, value in wrong.items():
         setattr(stack.engine, name, value)
-    eventually(lambda: told in httpx.get(f"{stack.url}/readyz", timeout=120).text)
+    eventually(lambda: problem in httpx.get(f"{stack.url}/readyz", timeout=120).text)
     reply = stack.post("/v1/messages", json=body())
     assert reply.status_code == 529 and "SECRET" not in reply.text and "VLLM" not in reply.text
 
@@ -190,7 +192,7 @@ def test_one_that_is_refused_all_day_hides_nobody_else_and_memory_is_bounded() -
     for at_ms in range(1, 2 * MAX_OF_WORKSPACE):
         kept.keep(refusal(at_ms, "loud"))
     assert len(kept.newest("loud", None, 1000)) == MAX_OF_WORKSPACE
-    assert [one.at_ms for one in kept.newest("quiet", None, 10)] == [0]
+    assert [entry.at_ms for entry in kept.newest("quiet", None, 10)] == [0]
     for number in range(MAX_WORKSPACES + 5):
         kept.keep(refusal(number, f"workspace-{number}"))
     assert len(kept.newest(None, None, 100_000)) == MAX_WORKSPACES

@@ -131,7 +131,7 @@ def test_an_image_of_a_listed_host_is_known_by_its_bytes(house: House) -> None:
         openai.chat.completions.create(
             model="scripted", max_tokens=9, messages=[{"role": "user", "content": [url, url]}]
         )
-    assert [one.id for one in house.engine.requests[-1].prompt.images] == [image.id]
+    assert [image.id for image in house.engine.requests[-1].prompt.images] == [image.id]
     assert house.pictures.seen[-1:] == ["/b.png"] and house.pictures.seen[-2] != "/b.png"
 
 
@@ -182,5 +182,5 @@ def test_special_addresses_are_not_public(address: str) -> None:
 
 @pytest.mark.anyio
 async def test_a_name_of_this_machine_is_looked_up_and_refused() -> None:
-    found = await look_up("localhost")
-    assert found and not any(is_public(address) for address, _ in found)
+    addresses = await look_up("localhost")
+    assert addresses and not any(is_public(address) for address, _ in addresses)

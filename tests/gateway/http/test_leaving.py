@@ -55,8 +55,8 @@ def input_tokens(stack: Stack) -> float:
 
 def turn_of(stack: Stack, turn_id: str) -> dict[str, Any]:
     eventually(lambda: stack.admin(f"turns/{turn_id}").status_code == 200)
-    found: dict[str, Any] = stack.admin(f"turns/{turn_id}").json()
-    return found
+    turn: dict[str, Any] = stack.admin(f"turns/{turn_id}").json()
+    return turn
 
 
 @pytest.mark.parametrize(

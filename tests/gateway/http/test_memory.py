@@ -47,7 +47,7 @@ def collecting_nothing() -> Iterator[None]:
 
 
 def num_protocols() -> int:
-    return sum(isinstance(found, GuardedProtocol) for found in gc.get_objects())
+    return sum(isinstance(tracked, GuardedProtocol) for tracked in gc.get_objects())
 
 
 def talk(url: str, kind: str) -> None:

@@ -41,10 +41,14 @@ def streamed(stack: Stack, **changes: Any) -> Any:
 
 def test_a_streamed_response_equals_an_unstreamed_one(stack: Stack) -> None:
     stack.engine.script = rich
-    asked: dict[str, Any] = {"system": SYSTEM, "tools": [tool()], "thinking": {"type": "adaptive"}}
-    create(stack, **asked)
-    plain = create(stack, **asked)
-    live = streamed(stack, **asked)
+    request: dict[str, Any] = {
+        "system": SYSTEM,
+        "tools": [tool()],
+        "thinking": {"type": "adaptive"},
+    }
+    create(stack, **request)
+    plain = create(stack, **request)
+    live = streamed(stack, **request)
     assert live.usage == plain.usage
     dumps = [[b.model_dump(exclude={"parsed_output"}) for b in m.content] for m in (live, plain)]
     assert dumps[0] == dumps[1]
@@ -58,8 +62,8 @@ def test_a_streamed_response_equals_an_unstreamed_one(stack: Stack) -> None:
 
 def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
     stack.engine.script = rich
-    asked = body(stream=True, tools=[tool()], thinking={"type": "adaptive"})
-    reply = stack.post("/v1/messages", json=asked)
+    request = body(stream=True, tools=[tool()], thinking={"type": "adaptive"})
+    reply = stack.post("/v1/messages", json=request)
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     frames = [f for f in reply.text.split("\n\n") if f.startswith("event: ")]
     seen = []
@@ -68,13 +72,13 @@ def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
         event = msgspec.json.decode(data.removeprefix("data: "))
         assert event["type"] == name.removeprefix("event: ")
         seen.append(event["type"].removeprefix("content_block_"))
-    one, delta = ["start", "delta", "stop"], ["start", "delta", "delta", "stop"]
+    plain_block, delta = ["start", "delta", "stop"], ["start", "delta", "delta", "stop"]
     assert seen == [
         "message_start",
         *["start", "ping", "delta", "delta", "delta", "stop"],
         *delta,
         *["start", "delta", "delta", "delta", "stop"],
-        *one,
+        *plain_block,
         "message_delta",
         "message_stop",
     ]
@@ -92,8 +96,8 @@ def test_omitted_thinking_keeps_its_block_and_signature(stack: Stack) -> None:
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
 def test_thinking_nobody_asked_for_is_counted_and_not_shown(stack: Stack, thinking: Any) -> None:
     stack.engine.script = rich
-    asked = {} if thinking is None else {"thinking": thinking}
-    plain, live = create(stack, **asked), streamed(stack, **asked)
+    options = {} if thinking is None else {"thinking": thinking}
+    plain, live = create(stack, **options), streamed(stack, **options)
     for message in (plain, live):
         assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
         assert message.usage.output_tokens_details.thinking_tokens == 3
@@ -105,7 +109,7 @@ def test_thinking_nobody_asked_for_is_counted_and_not_shown(stack: Stack, thinki
         for step in rich(request, usage)
         for piece in ((step, 0.5) if isinstance(step, slow) else (step,))
     ]
-    raw = stack.post("/v1/messages", json=body(stream=True, **asked)).text
+    raw = stack.post("/v1/messages", json=body(stream=True, **options)).text
     begun = raw[raw.index("event: message_start") : raw.index("event: content_block_start")]
     assert begun.count(": \n\n") >= 1, "what is not shown keeps the connection alive"
     assert '"index":0' in raw and '"index":3' not in raw

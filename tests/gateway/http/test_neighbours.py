@@ -48,10 +48,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @contextmanager
 def sockets(url: str, count: int, source: str) -> Iterator[list[socket.socket]]:
     host, port = url.removeprefix("http://").split(":")
-    address, own = (host, int(port)), (source, 0)
+    address, source_address = (host, int(port)), (source, 0)
     with ExitStack() as stack:
-        made = [socket.create_connection(address, 30, source_address=own) for _ in range(count)]
-        yield [stack.enter_context(one) for one in made]
+        connections = [
+            socket.create_connection(address, 30, source_address=source_address)
+            for _ in range(count)
+        ]
+        yield [stack.enter_context(connection) for connection in connections]
 
 
 def proving(key: str) -> bytes:
@@ -200,9 +203,9 @@ def test_bodies_that_never_end_of_clients_without_a_key_cost_a_keyed_one_no_turn
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{key}content-length: 100\r\n\r\n{{".encode()
     with ExitStack() as stack:
         for _ in range(4):
-            for one in stack.enter_context(sockets(small.url, MOST, "127.0.0.1")):
+            for connection in stack.enter_context(sockets(small.url, MOST, "127.0.0.1")):
                 with suppress(ConnectionError):
-                    one.sendall(head)
+                    connection.sendall(head)
             assert small.post("/v1/messages", json=body()).status_code == 200
 
 
@@ -215,9 +218,9 @@ def test_600_connections_without_a_key_cost_a_keyed_client_no_turn_and_a_probe_n
     raise_descriptor_limit()
     with shared.http() as known, ExitStack() as stack:
         for _ in range(3):
-            for one in stack.enter_context(sockets(shared.url, 600, source)):
+            for connection in stack.enter_context(sockets(shared.url, 600, source)):
                 with suppress(ConnectionError):
-                    one.sendall(head)
+                    connection.sendall(head)
             for _ in range(16):
                 assert known.post("/v1/messages", json=body()).status_code == 200
                 assert shared.post("/v1/messages", json=body()).status_code == 200
@@ -248,9 +251,9 @@ def test_unknown_keys_of_one_address_are_looked_up_at_a_rate(small: Stack) -> No
 @pytest.mark.parametrize("key", [f"{API_KEY}  ", f"\t{API_KEY}", f" {API_KEY}\t "])
 def test_blanks_around_a_key_are_no_part_of_it(small: Stack, key: str) -> None:
     head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key:{key}\r\n\r\n".encode()
-    with sockets(small.url, 1, "127.0.0.1") as (one,):
-        one.sendall(head)
-        assert one.recv(4096).startswith(b"HTTP/1.1 200")
+    with sockets(small.url, 1, "127.0.0.1") as (connection,):
+        connection.sendall(head)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_bodies_beyond_the_total_are_refused_before_they_are_read(small: Stack) -> None:
@@ -324,7 +327,7 @@ def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack)
 
     eventually(lambda: answer("/v1/messages", max_tokens=1).status_code == 400)
     counted.engine.requests.clear()
-    asked = counted.engine.num_counts
+    before = counted.engine.num_counts
     for refused in (
         answer("/v1/messages", max_tokens=1),
         answer("/v1/messages/count_tokens"),
@@ -332,7 +335,7 @@ def test_a_prompt_that_can_not_fit_is_refused_without_the_engine(counted: Stack)
     ):
         assert refused.status_code == 400, refused.text
         assert "125000 tokens" in refused.text and "100000" in refused.text
-    assert not counted.engine.requests and counted.engine.num_counts == asked
+    assert not counted.engine.requests and counted.engine.num_counts == before
     # Blanks may be cut off by a template: they are not counted.
     blank = [{"role": "user", "content": "word" + " " * 1_000_000}]
     assert answer("/v1/messages", max_tokens=1, messages=blank).status_code == 200
@@ -378,20 +381,20 @@ def test_a_large_cached_content_counts_against_the_rate_of_large_bodies_at_each_
     parts = [{"text": "Rules. " * 400}, image]
     content = {"model": f"models/{MODEL}", "contents": [{"role": "user", "parts": parts}]}
     with strict.http() as http:
-        made = http.post("/v1beta/cachedContents", json=content)
-        assert made.status_code == 200, made.text
-        name = made.json()["name"]
-        asked = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": name}
+        created = http.post("/v1beta/cachedContents", json=content)
+        assert created.status_code == 200, created.text
+        name = created.json()["name"]
+        request = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": name}
         path = f"/v1beta/models/{MODEL}"
         for late in (
-            http.post(f"{path}:generateContent", json=asked),
-            http.post(f"{path}:countTokens", json={"generateContentRequest": asked}),
+            http.post(f"{path}:generateContent", json=request),
+            http.post(f"{path}:countTokens", json={"generateContentRequest": request}),
             http.patch(f"/v1beta/{name}", json={"ttl": "7200s"}),
         ):
             assert late.status_code == 429, late.text
             assert "bytes of bodies" in late.json()["error"]["message"]
             assert int(late.headers["retry-after"]) > 0
-        small = http.post(f"{path}:generateContent", json={"contents": asked["contents"]})
+        small = http.post(f"{path}:generateContent", json={"contents": request["contents"]})
         assert small.status_code == 200, "what does not name it goes on"
 
 

@@ -29,8 +29,8 @@ BLOCKS = [{"type": "text", "text": letter} for letter in "abcdefgh"]
 
 @pytest.fixture(scope="module")
 def longest() -> Iterator[Longest]:
-    with longest_callback() as found:
-        yield found
+    with longest_callback() as callback:
+        yield callback
 
 
 @pytest.fixture(scope="module")

@@ -55,10 +55,10 @@ def test_the_description_is_made_once_and_not_for_every_request(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody may ask for it: what it costs must not grow with how often it is asked for."""
-    asked = []
-    monkeypatch.setattr(msgspec.json, "schema_components", asked.append)
+    schemas = []
+    monkeypatch.setattr(msgspec.json, "schema_components", schemas.append)
     replies = {httpx.get(f"{stack.url}/openapi.json", timeout=120).content for _ in range(3)}
-    assert len(replies) == 1 and not asked
+    assert len(replies) == 1 and not schemas
 
 
 def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
@@ -81,7 +81,7 @@ def schema(shared: Stack) -> Any:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
 def test_what_is_answered_is_what_is_described(stack: Stack, schema: Any, operation: Any) -> None:
     """Generated from the description: status, content type, headers and body conform to it."""
-    (found,) = schema.include(operation_id=operation.id).get_all_operations()
+    (described,) = schema.include(operation_id=operation.id).get_all_operations()
     key = ADMIN_KEY if "adminKey" in operation.keys else API_KEY
 
     has_input = operation.body is not None or operation.parameters
@@ -94,7 +94,7 @@ def test_what_is_answered_is_what_is_described(stack: Stack, schema: Any, operat
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    @given(st.one_of([found.ok().as_strategy(generation_mode=mode) for mode in modes]))
+    @given(st.one_of([described.ok().as_strategy(generation_mode=mode) for mode in modes]))
     def drive(case: Any) -> None:
         reply = case.call(headers={"x-api-key": key}, timeout=180)
         lenient = [negative_data_rejection] if operation.is_lenient else []
@@ -109,9 +109,9 @@ def test_what_is_answered_is_what_is_described(stack: Stack, schema: Any, operat
     [(p, s) for p in ("/v1/chat/completions", "/v1/completions") for s in (False, True)],
 )
 def test_a_whole_openai_answer_conforms(stack: Stack, schema: Any, path: str, stream: bool) -> None:
-    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once"}
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once"}
     case = schema[path]["POST"].Case(
-        body={"model": "holdfast-demo", **asked, "stream": stream, "user": "u", "logprobs": None},
+        body={"model": "holdfast-demo", **prompt, "stream": stream, "user": "u", "logprobs": None},
         media_type="application/json",
     )
     reply = case.call_and_validate(headers={"x-api-key": API_KEY}, timeout=180)
@@ -120,9 +120,9 @@ def test_a_whole_openai_answer_conforms(stack: Stack, schema: Any, path: str, st
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_whole_answer_conforms_too(stack: Stack, schema: Any, stream: bool) -> None:
-    asked = {**conversation(), "diagnostics": {"previous_message_id": "msg_none"}}
+    request = {**conversation(), "diagnostics": {"previous_message_id": "msg_none"}}
     case = schema["/v1/messages"]["POST"].Case(
-        body={**asked, "stream": stream}, headers=HEADERS, media_type="application/json"
+        body={**request, "stream": stream}, headers=HEADERS, media_type="application/json"
     )
     reply = case.call_and_validate(timeout=180)
     assert reply.status_code == 200

@@ -19,9 +19,9 @@ DAY_MS = 86_400_000
 
 def counts(stack: Stack, workspace: str = "") -> dict[str, Any]:
     now_ms = int(time.time() * 1000)
-    asked = f"refusals/counts?since_ms={now_ms - DAY_MS}&until_ms={now_ms + MINUTE_MS}&limit=1000"
-    found: dict[str, Any] = Admin(stack.url).get(asked + workspace)
-    return found
+    query = f"refusals/counts?since_ms={now_ms - DAY_MS}&until_ms={now_ms + MINUTE_MS}&limit=1000"
+    page: dict[str, Any] = Admin(stack.url).get(query + workspace)
+    return page
 
 
 def by_reason(stack: Stack) -> dict[str, int]:
@@ -78,8 +78,8 @@ def test_each_kind_is_counted_by_its_reason_and_an_error_of_a_turn_is_not(
         key_id, key = admin.make_key("slow")
         flood(stack, 3, 404, model="no-such-model")
         with stack.http(key) as http:
-            told = [http.post("/v1/messages", json=body()).status_code for _ in range(3)]
-        assert told == [200, 429, 429]
+            statuses = [http.post("/v1/messages", json=body()).status_code for _ in range(3)]
+        assert statuses == [200, 429, 429]
         httpx.post(f"{stack.url}/v1/messages", json=body(), trust_env=False)
         flood(stack, 1, 400, max_tokens=-1)
         engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
@@ -91,10 +91,10 @@ def test_each_kind_is_counted_by_its_reason_and_an_error_of_a_turn_is_not(
             "missing key": 1,
             "invalid request": 1,
         }
-        own = counts(stack, "&workspace=slow")
-        (row,) = own["counts"]
-        assert own["requests"] == row["requests"] == 2 and row["key"] == key_id
-        assert Admin(stack.url, key).get("refusals/counts") == own
+        of_workspace = counts(stack, "&workspace=slow")
+        (row,) = of_workspace["counts"]
+        assert of_workspace["requests"] == row["requests"] == 2 and row["key"] == key_id
+        assert Admin(stack.url, key).get("refusals/counts") == of_workspace
 
 
 def test_what_an_engine_refuses_for_want_of_room_is_counted_and_has_no_row(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_an_engine_refuses_for_want_of_room_is_counted_and_has_no_row(tmp_p
         assert health["backlog"] == 0
         # A batch waits, and leaves nothing behind.
         params = {"custom_id": "row", "params": body()}
-        made = stack.post("/v1/messages/batches", json={"requests": [params]}).json()
+        created = stack.post("/v1/messages/batches", json={"requests": [params]}).json()
         before = len(engine.refused)
         eventually(lambda: len(engine.refused) > before + 1)
         assert stack.admin("turns?limit=100").json() == []
@@ -123,8 +123,8 @@ def test_what_an_engine_refuses_for_want_of_room_is_counted_and_has_no_row(tmp_p
 
         def is_over() -> bool:
             with stack.http() as http:
-                found = http.get(f"/v1/messages/batches/{made['id']}").json()
-            return bool(found["request_counts"]["succeeded"] == 1)
+                batch = http.get(f"/v1/messages/batches/{created['id']}").json()
+            return bool(batch["request_counts"]["succeeded"] == 1)
 
         eventually(is_over)
         eventually(lambda: len(stack.admin("turns?limit=100").json()) == 2)

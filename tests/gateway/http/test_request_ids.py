@@ -26,9 +26,9 @@ def row(stack: Stack, name: str | None) -> dict[str, Any]:
     """The turn of this id, or of the request with this id."""
     assert name
     eventually(lambda: stack.admin(f"turns/{name}").status_code == 200)
-    found: dict[str, Any] = stack.admin(f"turns/{name}").json()
-    assert name in (found["id"], found["http_request_id"])
-    return found
+    turn: dict[str, Any] = stack.admin(f"turns/{name}").json()
+    assert name in (turn["id"], turn["http_request_id"])
+    return turn
 
 
 def test_the_errors_of_every_sdk_have_the_id_and_the_row_has_their_text(stack: Stack) -> None:
@@ -37,24 +37,24 @@ def test_the_errors_of_every_sdk_have_the_id_and_the_row_has_their_text(stack: S
     with pytest.raises(anthropic.BadRequestError) as refused:
         stack.sdk().messages.create(**body())
     assert str(refused.value.request_id) in str(refused.value)
-    found = row(stack, refused.value.request_id)
-    assert (found["outcome"], found["status"]) == ("invalid_request_error", 400)
-    assert found["error"] == too_long
+    turn = row(stack, refused.value.request_id)
+    assert (turn["outcome"], turn["status"]) == ("invalid_request_error", 400)
+    assert turn["error"] == too_long
     for dialect, ask in (
         ("openai", lambda: chat(stack)),
         ("responses", lambda: stack.openai().responses.create(model=MODEL, input="Hello")),
     ):
-        with pytest.raises(openai.BadRequestError) as told:
+        with pytest.raises(openai.BadRequestError) as failure:
             ask()
-        assert told.value.body["request_id"] == told.value.request_id  # type: ignore[index]
-        found = row(stack, told.value.request_id)
-        assert (found["dialect"], found["error"]) == (dialect, too_long)
+        assert failure.value.body["request_id"] == failure.value.request_id  # type: ignore[index]
+        turn = row(stack, failure.value.request_id)
+        assert (turn["dialect"], turn["error"]) == (dialect, too_long)
     stack.engine.refusal = ErrorReply("internal", "broken")
     with pytest.raises(google.ServerError) as failed:
         generate(stack)
-    found = row(stack, _REQUEST_ID.findall(str(failed.value))[0])
-    assert (found["outcome"], found["status"]) == ("api_error", 500)
-    assert found["cost_nano"] == 0
+    turn = row(stack, _REQUEST_ID.findall(str(failed.value))[0])
+    assert (turn["outcome"], turn["status"]) == ("api_error", 500)
+    assert turn["cost_nano"] == 0
     with pytest.raises(anthropic.APIStatusError) as broken:
         stack.sdk().messages.create(**body())
     assert row(stack, broken.value.request_id)["status"] == 500
@@ -87,10 +87,10 @@ def test_a_stream_that_breaks_says_its_id_and_its_row_has_the_error(
 ) -> None:
     stack.engine.script = breaks
     reply = stack.post(path, json=STREAMS[path])
-    made = reply.headers.get("request-id") or reply.headers["x-request-id"]
+    request_id = reply.headers.get("request-id") or reply.headers["x-request-id"]
     assert reply.status_code == 200
-    assert made in reply.text.strip().splitlines()[-1]
+    assert request_id in reply.text.strip().splitlines()[-1]
     assert "a detail" not in reply.text and "[DONE]" not in reply.text
-    found = row(stack, made)
-    assert (found["outcome"], found["status"]) == ("api_error", 200)
-    assert found["error"] and "detail" not in found["error"]
+    turn = row(stack, request_id)
+    assert (turn["outcome"], turn["status"]) == ("api_error", 200)
+    assert turn["error"] and "detail" not in turn["error"]

@@ -27,8 +27,8 @@ def answers(url: str, *sent: bytes) -> bytes:
     host, port = url.removeprefix("http://").split(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=120) as client:
-        for each in sent:
-            client.sendall(each)
+        for part in sent:
+            client.sendall(part)
         while piece := client.recv(65536):
             received += piece
     return received
@@ -50,8 +50,8 @@ def test_a_websocket_for_responses_is_answered_so_that_codex_goes_on_over_http(
 ) -> None:
     """openai/codex#10824: 426 alone is no error that is tried again. A plain GET stays a 405."""
     wish = ("sec-websocket-version: 13", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==")
-    asked = head("GET /v1/responses", "websocket", *wish, is_last=True)
-    received = answers(stack.url, asked)
+    request = head("GET /v1/responses", "websocket", *wish, is_last=True)
+    received = answers(stack.url, request)
     assert received.startswith(b"HTTP/1.1 426 "), received[:2000]
     assert b"upgrade: HTTP/1.1" in received and b"POST /v1/responses over HTTP" in received
     plain = answers(stack.url, head("GET /v1/responses", None, "connection: close"))
@@ -67,8 +67,8 @@ def test_a_body_is_never_the_next_request(stack: Stack, upgrade: str, is_chunked
     if is_chunked:
         framing = "transfer-encoding: chunked"
         smuggled = b"%x\r\n%b\r\n0\r\n\r\n" % (len(smuggled), smuggled)
-    asked = head("POST /v1/messages", upgrade, JSON, framing, is_last=True)
-    received = answers(stack.url, asked, smuggled)
+    request = head("POST /v1/messages", upgrade, JSON, framing, is_last=True)
+    received = answers(stack.url, request, smuggled)
     assert received.count(b"HTTP/1.1 ") == 1 and b"HTTP/1.1 400" in received, received[:2000]
     assert b"not valid JSON" in received
 

@@ -39,8 +39,8 @@ async def made(store: Batches, name: str, workspace: str, **changes: Any) -> Bat
 
 async def claimed(store: Batches, owner: str, working: list[str], seconds: float = 0) -> list[str]:
     now = NOW + timedelta(seconds=seconds)
-    found = await store.claim(owner, now, now + OWNED, working=working, max_owned=2)
-    return [batch.id for batch in found]
+    batches = await store.claim(owner, now, now + OWNED, working=working, max_owned=2)
+    return [batch.id for batch in batches]
 
 
 @pytest.mark.anyio

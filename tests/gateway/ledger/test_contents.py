@@ -48,10 +48,10 @@ class Kept:
 
 @pytest.fixture
 async def kept(ledger: Ledger) -> Kept:
-    made = Kept(ledger)
-    await made.workspaces.create("a", NOW, {"keep_days": 3})
-    await made.workspaces.create("b", NOW, {})
-    return made
+    stores = Kept(ledger)
+    await stores.workspaces.create("a", NOW, {"keep_days": 3})
+    await stores.workspaces.create("b", NOW, {})
+    return stores
 
 
 @pytest.mark.anyio

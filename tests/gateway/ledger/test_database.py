@@ -120,11 +120,11 @@ def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refres
     async def work(ledger: Ledger) -> None:
         keys = Keys(ledger)
         await keys.create("hf-first", "default", "first", NOW)
-        made: list[str] = []
+        new_keys: list[str] = []
 
         def make_another(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            if "FROM workspaces" in statement and not made:
-                made.append("new")
+            if "FROM workspaces" in statement and not new_keys:
+                new_keys.append("new")
                 with sqlite3.connect(path, timeout=10) as other:
                     other.execute("UPDATE watermarks SET value = value + 1 WHERE name = 'access'")
                     other.execute(
@@ -140,7 +140,7 @@ def test_a_key_and_its_workspace_that_are_made_between_two_reads_break_no_refres
         event.listen(ledger.engine.sync_engine, "after_cursor_execute", make_another)
         ring = KeyRing(keys, make_settings(Path("none")), Clock())
         await ring.refresh()
-        assert made and set(ring.workspaces) == {"default"}, "all of one moment"
+        assert new_keys and set(ring.workspaces) == {"default"}, "all of one moment"
         await ring.poll()
         assert set(ring.workspaces) == {"default", "new"}, "and the change is seen next"
 

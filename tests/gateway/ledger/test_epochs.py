@@ -55,9 +55,9 @@ async def test_ends_that_two_gateways_tell_count_once(ledger: Ledger) -> None:
     late = told("a", 0, 2, granted=9, ended=ended(expired=3, sacrificed=1))
     for report in (early, late, early, late):
         await ledger.record_epochs([report])
-    found = await kept(ledger, {"engine-0": "a"})
-    assert (found.expired, found.lost, found.held) == (3, {"sacrificed": 1}, 5)
-    assert found.share == 3 / 4
+    leases = await kept(ledger, {"engine-0": "a"})
+    assert (leases.expired, leases.lost, leases.held) == (3, {"sacrificed": 1}, 5)
+    assert leases.share == 3 / 4
     first_minute = Range(since_ms=BEGUN_MS, until_ms=BEGUN_MS + 2 * MINUTE_MS)
     assert (await kept(ledger, {"engine-0": "a"}, first_minute)).expired == 1
 
@@ -66,18 +66,18 @@ async def test_ends_that_two_gateways_tell_count_once(ledger: Ledger) -> None:
 async def test_what_its_workspace_released_is_neither_kept_nor_lost(ledger: Ledger) -> None:
     ends = ended(expired=1, dropped=1, released=2)
     await ledger.record_epochs([told("a", 0, 3, granted=5, ended=ends)])
-    found = await kept(ledger, {"engine-0": "a"})
-    assert (found.expired, found.released, found.lost) == (1, 2, {"dropped": 1})
-    assert (found.held, found.share) == (1, 1 / 2)
+    leases = await kept(ledger, {"engine-0": "a"})
+    assert (leases.expired, leases.released, leases.lost) == (1, 2, {"dropped": 1})
+    assert (leases.held, leases.share) == (1, 1 / 2)
 
 
 @pytest.mark.anyio
 async def test_what_a_silent_engine_held_is_not_known_since_it_was_heard(ledger: Ledger) -> None:
     await ledger.record_epochs([told("a", 0, 3, granted=2, ended=ended(expired=1))])
-    found = await kept(ledger, SILENT)
-    assert (found.not_known, found.held, found.lost) == (1, 0, {})
-    assert found.not_known_since_ms == BEGUN_MS + 3 * MINUTE_MS
-    assert found.share == 1 / 2, "what is not known is not kept"
+    leases = await kept(ledger, SILENT)
+    assert (leases.not_known, leases.held, leases.lost) == (1, 0, {})
+    assert leases.not_known_since_ms == BEGUN_MS + 3 * MINUTE_MS
+    assert leases.share == 1 / 2, "what is not known is not kept"
 
 
 @pytest.mark.anyio
@@ -85,9 +85,9 @@ async def test_what_a_store_brought_back_is_held_and_the_rest_is_lost(ledger: Le
     before = told("a", 0, 3, granted=7, ended=ended(expired=1), silent_ms=BEGUN_MS + 4 * MINUTE_MS)
     after = told("b", 90, 91, granted=3, restored_leases=3, lost_leases=2)
     await ledger.record_epochs([before, after])
-    found = await kept(ledger, {"engine-0": "b"})
-    assert (found.held, found.lost) == (3, {"store_lost": 2, "restart": 1})
-    assert found.not_known == 0
+    leases = await kept(ledger, {"engine-0": "b"})
+    assert (leases.held, leases.lost) == (3, {"store_lost": 2, "restart": 1})
+    assert leases.not_known == 0
 
 
 @pytest.mark.parametrize(("gap", "seen"), [(0.5, True), (30, False)])
@@ -97,9 +97,9 @@ async def test_an_end_that_no_gateway_saw_is_not_known(
 ) -> None:
     """A gateway that was down meanwhile can't say whether a lease had lived to its end."""
     await ledger.record_epochs([told("a", 0, 3, granted=2), told("b", 3 + gap, 4 + gap)])
-    found = await kept(ledger, {"engine-0": "b"})
-    assert (found.lost, found.not_known) == (({"restart": 2}, 0) if seen else ({}, 2))
-    assert found.expired == 0
+    leases = await kept(ledger, {"engine-0": "b"})
+    assert (leases.lost, leases.not_known) == (({"restart": 2}, 0) if seen else ({}, 2))
+    assert leases.expired == 0
 
 
 @pytest.mark.anyio
@@ -130,7 +130,7 @@ def test_the_share_never_counts_what_is_not_known_as_kept(
     steps: list[list[int]], chance: random.Random
 ) -> None:
     expired, lost, unknown = (sum(step[place] for step in steps) for place in (0, 1, 2))
-    found = LeasesKept(
+    leases = LeasesKept(
         since_ms=0,
         until_ms=1,
         expired=expired,
@@ -139,8 +139,8 @@ def test_the_share_never_counts_what_is_not_known_as_kept(
         not_known_since_ms=None,
         held=chance.randrange(9),
     )
-    if found.share is not None:
-        assert found.share == expired / (expired + lost + unknown)
+    if leases.share is not None:
+        assert leases.share == expired / (expired + lost + unknown)
 
 
 def steps(chance: random.Random, seconds: float, number: int = 200) -> PrefillSums:
@@ -165,9 +165,9 @@ def test_a_step_that_only_prefills_is_avoided_with_its_tokens() -> None:
     for tokens in [*[512] * 80, *[15] * 300, *[0] * 50]:
         sums.observe(tokens, int(tokens == 0), 0.003 + tokens * 5e-5)
         sums.unshared_tokens += tokens
-    found = slope(sums)
-    assert found is not None
-    assert found * 4096 == pytest.approx(8 * (0.003 + 512 * 5e-5), rel=0.02)
+    seconds = slope(sums)
+    assert seconds is not None
+    assert seconds * 4096 == pytest.approx(8 * (0.003 + 512 * 5e-5), rel=0.02)
 
 
 def test_sums_of_parts_are_those_of_the_whole() -> None:
@@ -204,13 +204,13 @@ async def test_the_time_of_a_token_is_a_gpus_only_where_the_engine_says_so(ledge
     unsaid = told("a", 0, 1, engine="unsaid", device="", prefill_times=times)
     few = told("a", 0, 1, engine="few", prefill_times=PrefillSums())
     await ledger.record_epochs([on_gpu, on_cpu, unsaid, few])
-    found = await token_times(ledger, str)
-    times_of = {name: found.of(name, "m") for name in ("gpu", "cpu", "unsaid", "few", "none")}
+    measured = await token_times(ledger, str)
+    times_of = {name: measured.of(name, "m") for name in ("gpu", "cpu", "unsaid", "few", "none")}
     assert times_of["few"] is None and times_of["none"] is None
     told_gpu = {name: time.is_gpu for name, time in times_of.items() if time is not None}
     assert told_gpu == {"gpu": True, "cpu": False, "unsaid": False}
     # An alias is the engine's only model; with two models it is neither.
-    assert found.of("gpu", "an alias") == times_of["gpu"]
+    assert measured.of("gpu", "an alias") == times_of["gpu"]
     other = told("b", 2, 3, engine="gpu", model="other", prefill_times=times)
     await ledger.record_epochs([other])
     assert (await token_times(ledger, str)).of("gpu", "an alias") is None

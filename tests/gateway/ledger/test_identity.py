@@ -27,13 +27,13 @@ from tests.gateway.serving import (
 
 
 def ask(url: str, count: int) -> set[str]:
-    told = set()
+    turn_ids = set()
     with httpx.Client(base_url=url, headers=HEADERS, timeout=60, trust_env=False) as http:
         for _ in range(count):
             answer = http.post("/v1/messages", json=body())
             assert answer.status_code == 200, answer.text
-            told.add(answer.json()["id"])
-    return told
+            turn_ids.add(answer.json()["id"])
+    return turn_ids
 
 
 def health(url: str) -> tuple[int, dict[str, Any]]:
@@ -90,18 +90,18 @@ def test_a_ledger_that_is_replaced_and_put_back_gets_every_turn(
     mine.mkdir()
     migrate(make_settings(other))
     with serve_gateway(tmp_path, engine_url) as url:
-        told = ask(url, 1)
+        turn_ids = ask(url, 1)
         eventually(lambda: backlog(url) == 0)
         move(tmp_path, mine)
         move(other, tmp_path)
-        told |= ask(url, 3)
+        turn_ids |= ask(url, 3)
         eventually(lambda: health(url)[0] == 503)
         assert backlog(url) == 3
         assert rows(ledger) == set()
         move(tmp_path, other)
         move(mine, tmp_path)
         eventually(lambda: health(url)[0] == 200 and backlog(url) == 0)
-    assert rows(ledger) == told
+    assert rows(ledger) == turn_ids
 
 
 def test_a_ledger_that_is_damaged_is_said_to_be(tmp_path: Path, engine_url: str) -> None:

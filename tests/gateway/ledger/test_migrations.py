@@ -106,10 +106,10 @@ def test_reasons_of_before_are_told_apart_where_the_turns_are_there(
         bounds = [
             int(START.timestamp() * 1000) + day * 86_400_000 for day in (since_day, until_day)
         ]
-        asked = Range(since_ms=bounds[0], until_ms=bounds[1], **of)
-        found = run(settings, lambda ledger: Queries(ledger).reasons(asked))
-        assert isinstance(found, Reasons)
-        return found
+        period = Range(since_ms=bounds[0], until_ms=bounds[1], **of)
+        answer = run(settings, lambda ledger: Queries(ledger).reasons(period))
+        assert isinstance(answer, Reasons)
+        return answer
 
     for of in ({}, {"engine": "engine-0"}):
         kept = reasons(8, 12, **of)

@@ -78,18 +78,20 @@ async def test_counts_add_up_over_gateways_minutes_and_failures(ledger: Ledger) 
     table.outcomes.clear()
     for gateway in gateways:
         await gateway.flush()
-    found = await table.read(START_MS - MINUTE_MS, START_MS + DAY_MS, None, 1000)
+    refusals = await table.read(START_MS - MINUTE_MS, START_MS + DAY_MS, None, 1000)
     sums: Counter[tuple[str | None, str]] = Counter()
-    for row in found.counts:
+    for row in refusals.counts:
         sums[row.key, row.reason] += row.requests
-    assert sums == expected and found.requests == expected.total()
-    minutes = [row.minute_ms for row in found.counts]
+    assert sums == expected and refusals.requests == expected.total()
+    minutes = [row.minute_ms for row in refusals.counts]
     assert minutes == sorted(minutes, reverse=True)
-    assert len({(row.minute_ms, row.key, row.reason) for row in found.counts}) == len(minutes)
+    assert len({(row.minute_ms, row.key, row.reason) for row in refusals.counts}) == len(minutes)
     (newest,) = (await table.read(START_MS - MINUTE_MS, START_MS + DAY_MS, None, 1)).counts
-    assert newest == found.counts[0]
-    own = await table.read(START_MS - MINUTE_MS, START_MS + DAY_MS, "default", 1000)
-    assert own.requests == sum(n for (key, _), n in expected.items() if key is not None)
+    assert newest == refusals.counts[0]
+    refusals_of_default = await table.read(START_MS - MINUTE_MS, START_MS + DAY_MS, "default", 1000)
+    assert refusals_of_default.requests == sum(
+        n for (key, _), n in expected.items() if key is not None
+    )
 
 
 @pytest.mark.anyio
@@ -103,9 +105,9 @@ async def test_memory_is_bounded_and_what_is_beyond_is_counted_without_its_key(
     with pytest.raises(LedgerUnavailable):
         await counter.flush()
     await counter.flush()
-    found = await table.read(0, START_MS + DAY_MS, None, MAX_COUNTS + 2)
-    assert found.requests == MAX_COUNTS + 500 and len(found.counts) == MAX_COUNTS + 1
-    (others,) = [row for row in found.counts if row.reason == OTHERS]
+    refusals = await table.read(0, START_MS + DAY_MS, None, MAX_COUNTS + 2)
+    assert refusals.requests == MAX_COUNTS + 500 and len(refusals.counts) == MAX_COUNTS + 1
+    (others,) = [row for row in refusals.counts if row.reason == OTHERS]
     assert (others.requests, others.workspace, others.key) == (500, None, None)
 
 

@@ -36,9 +36,9 @@ async def test_a_range_with_fewer_turns_than_the_sample_is_whole(ledger: Ledger)
     chance = random.Random(5)
     turns = [turn(number // 20, chance, is_answered=number % 4 > 0) for number in range(LIMIT)]
     await ledger.insert_turns(turns)
-    found = await samples(ledger, until(60), LIMIT)
-    assert {each.id for each in found} == {
-        each.id for each in turns if each.first_token_seconds is not None
+    sample = await samples(ledger, until(60), LIMIT)
+    assert {record.id for record in sample} == {
+        record.id for record in turns if record.first_token_seconds is not None
     }
 
 
@@ -53,9 +53,9 @@ async def test_no_turn_leaves_or_joins_a_sample_as_time_goes_on(ledger: Ledger) 
     # One more turn puts out one at most.
     await ledger.insert_turns([turn(1501, chance)])
     later = await samples(ledger, until(600), LIMIT)
-    assert len({each.id for each in first} - {each.id for each in later}) <= 1
+    assert len({record.id for record in first} - {record.id for record in later}) <= 1
     # Nothing of when a turn came decides whether it is in it.
-    early = sum(each.opened_ms < START_MS + 750_000 for each in first)
+    early = sum(record.opened_ms < START_MS + 750_000 for record in first)
     assert 10 <= early <= 30
 
 
@@ -65,7 +65,7 @@ async def test_a_large_range_has_the_sample_of_all_its_turns(ledger: Ledger) -> 
     turns = [turn(number, chance) for number in range(1500)]
     await ledger.insert_turns(turns)
     for limit in (2, 5, 12, LIMIT):
-        found = await samples(ledger, until(60), limit)
-        lowest = sorted(turns, key=lambda each: (each.id[30:], each.id[26:30], each.id))
-        assert {each.id for each in found} == {each.id for each in lowest[:limit]}
-        assert sorted(found, key=lambda each: each.order)[0].id == lowest[0].id
+        sample = await samples(ledger, until(60), limit)
+        lowest = sorted(turns, key=lambda record: (record.id[30:], record.id[26:30], record.id))
+        assert {record.id for record in sample} == {record.id for record in lowest[:limit]}
+        assert sorted(sample, key=lambda record: record.order)[0].id == lowest[0].id

@@ -23,11 +23,11 @@ NUM_TURNS = 100
 def turns() -> list[TurnRecord]:
     """Some begin in one moment; prompts are of 0, 1, 99 and 100 tokens."""
     chance = random.Random(56)
-    found = []
+    records = []
     for number in range(NUM_TURNS):
         prompt = chance.choice((0, 1, 99, 100))
         read = min(prompt, chance.choice((0, 0, 1, 49, 50, 99, 100)))
-        found.append(
+        records.append(
             turn_record(
                 f"msg_{number:04}",
                 opened_at=START + timedelta(seconds=number // 3),
@@ -38,7 +38,7 @@ def turns() -> list[TurnRecord]:
                 cache_read_tokens=read,
             )
         )
-    return found
+    return records
 
 
 def percent(turn: TurnRecord) -> float | None:

@@ -53,9 +53,9 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     url = ""
     if request.param == "postgres":
         url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
-    made = DatabaseSettings(data=data, database_url=url)
-    migrate(made)
-    return made.ledger_url
+    database = DatabaseSettings(data=data, database_url=url)
+    migrate(database)
+    return database.ledger_url
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ async def rows_of(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
 
 
 def first_of_each(batches: list[list[TurnRecord]]) -> list[TurnRecord]:
-    found: dict[str, TurnRecord] = {}
+    first: dict[str, TurnRecord] = {}
     for batch in batches:
         for record in batch:
-            found.setdefault(record.id, record)
-    return list(found.values())
+            first.setdefault(record.id, record)
+    return list(first.values())
 
 
 def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) -> None:
@@ -144,7 +144,7 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
             whose = (turn.workspace, turn.key_id, "")
             if by_engine:
                 whose = ("" if width == 300 else turn.workspace, "", turn.engine or "")
-            own = (start, *whose, turn.model, price, above)
+            group = (start, *whose, turn.model, price, above)
             values = {
                 "requests": 1,
                 "requests_with_read": int(turn.cache_read_tokens > 0),
@@ -159,13 +159,13 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
                 "prefill_tokens": 0 if turn.prefill_seconds is None else turn.computed_tokens,
             }
             for name, value in values.items():
-                sums[(*own, name)] += value
-        found = of_kind(rows["turn_rollups"], by_engine, width)
+                sums[(*group, name)] += value
+        rollups = of_kind(rows["turn_rollups"], by_engine, width)
         own_names = ("start_ms", *dimensions())
         kept = (
             {
                 (*(row[name] for name in own_names), measure): row[measure]
-                for row in found
+                for row in rollups
                 for measure in values
             }
             if turns
@@ -186,14 +186,14 @@ def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) 
         bins = of_kind(rows["latency_rollups"], by_engine, width)
         assert sum(row["requests"] for row in bins) == num_timed
     for by_engine, width in ((0, 60), (0, 3600), (0, 86_400), (1, 3600), (1, 86_400)):
-        told = of_kind(rows["reason_rollups"], by_engine, width)
-        outcomes = [row["requests"] for row in told if row["kind"] == "outcome"]
+        reasons = of_kind(rows["reason_rollups"], by_engine, width)
+        outcomes = [row["requests"] for row in reasons if row["kind"] == "outcome"]
         assert sum(outcomes) == len(turns)
-        assert counted(told, MARK_KINDS) == Counter(
+        assert counted(reasons, MARK_KINDS) == Counter(
             mark.missed for turn in turns for mark in turn.marks or () if mark.missed
         ), "each marker that was not read has one reason"
-        assert counted(told, ("miss",)) == reasons_of(turns, has_read=False)
-        assert counted(told, ("part",)) == reasons_of(turns, has_read=True)
+        assert counted(reasons, ("miss",)) == reasons_of(turns, has_read=False)
+        assert counted(reasons, ("part",)) == reasons_of(turns, has_read=True)
     lives: dict[tuple[Any, ...], list[int]] = {}
     for turn in turns:
         if turn.engine and turn.epoch:
@@ -227,19 +227,19 @@ def of_kind(rows: list[dict[str, Any]], by_engine: int, width: int) -> list[dict
 
 def assert_gaps(rows: list[dict[str, Any]], turns: list[TurnRecord]) -> None:
     expected = {}
-    for own in {(turn.workspace, turn.prefix) for turn in turns if turn.prefix}:
-        times = sorted(t.opened_at.timestamp() for t in turns if (t.workspace, t.prefix) == own)
+    for prefix in {(turn.workspace, turn.prefix) for turn in turns if turn.prefix}:
+        times = sorted(t.opened_at.timestamp() for t in turns if (t.workspace, t.prefix) == prefix)
         gaps = [later - earlier for earlier, later in pairwise(times)]
-        expected[own] = (
+        expected[prefix] = (
             len(times),
             sum(g <= 300 for g in gaps),
             sum(300 < g <= 3600 for g in gaps),
         )
-    found = {
+    by_prefix = {
         (row["workspace_id"], row["prefix"]): (row["requests"], row["gaps_5m"], row["gaps_1h"])
         for row in rows
     }
-    assert found == expected
+    assert by_prefix == expected
 
 
 async def empty(ledger: Ledger) -> None:
@@ -250,10 +250,10 @@ async def empty(ledger: Ledger) -> None:
 
 @pytest.fixture
 async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
-    made = Ledger(ledger_url, 600.0)
-    await empty(made)
-    yield made
-    await made.close()
+    store = Ledger(ledger_url, 600.0)
+    await empty(store)
+    yield store
+    await store.close()
 
 
 @settings(
@@ -290,7 +290,7 @@ def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    made=st.lists(turns(), min_size=1, max_size=40),
+    records=st.lists(turns(), min_size=1, max_size=40),
     seconds=st.tuples(st.integers(-300, 9300), st.integers(-300, 9300)).filter(
         lambda t: t[0] < t[1]
     ),
@@ -301,17 +301,17 @@ def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
 def test_a_range_has_exactly_its_turns_whatever_sums_it_is_read_from(
     ledger_url: str,
     loop: asyncio.Runner,
-    made: list[TurnRecord],
+    records: list[TurnRecord],
     seconds: tuple[int, int],
     workspace: str | None,
     engine: str | None,
     by: tuple[str, ...],
 ) -> None:
-    since, until = (int((START.timestamp() + each) * 1000) for each in seconds)
+    since, until = (int((START.timestamp() + second) * 1000) for second in seconds)
     of = Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine)
     there = [
         turn
-        for turn in first_of_each([made])
+        for turn in first_of_each([records])
         if since <= turn.opened_at.timestamp() * 1000 < until
         and workspace in (None, turn.workspace)
         and engine in (None, turn.engine)
@@ -323,14 +323,14 @@ def test_a_range_has_exactly_its_turns_whatever_sums_it_is_read_from(
 
     async def check(ledger: Ledger) -> None:
         await empty(ledger)
-        await ledger.insert_turns(made)
+        await ledger.insert_turns(records)
         queries = Queries(ledger)
         if engine is not None and "key_id" in by:
             with pytest.raises(InvalidRequest, match=r"^engine: "):
                 await queries.totals_by(of, by)
             return
-        found = await queries.totals_by(of, by)
-        assert {key: each.output_tokens for key, each in found.items()} == dict(expected)
+        totals = await queries.totals_by(of, by)
+        assert {key: total.output_tokens for key, total in totals.items()} == dict(expected)
         series = (await queries.series(of)).buckets
         assert sum(bucket.totals.requests for bucket in series) == len(there)
         told_of = await queries.reasons(of)
@@ -440,12 +440,12 @@ async def test_a_restart_is_where_an_engines_turns_have_another_epoch(ledger: Le
             for reason in ["engine_restart" if epoch == "b" else "cold"]
         ]
     )
-    found = await epochs(ledger, Range(since_ms=ms(-1), until_ms=ms(9)))
-    assert [(e.engine, e.epoch, e.last_ms, e.first_ms) for e in found] == [
+    runs = await epochs(ledger, Range(since_ms=ms(-1), until_ms=ms(9)))
+    assert [(e.engine, e.epoch, e.last_ms, e.first_ms) for e in runs] == [
         ("one", "c", ms(2), ms(3)),
         ("one", "b", ms(0), ms(2)),
     ]
-    assert [(e.lost.requests, e.lost.written_tokens) for e in found] == [(0, 0), (1, 7)]
+    assert [(e.lost.requests, e.lost.written_tokens) for e in runs] == [(0, 0), (1, 7)]
     assert [e.epoch for e in await epochs(ledger, Range(since_ms=ms(1), until_ms=ms(9)))] == ["c"]
 
 
@@ -472,10 +472,10 @@ async def test_charts_of_many_turns_are_made_of_sums_and_lose_none(
     of = Range(since_ms=since, until_ms=ms(0) + minutes * 60_000 - 3000)
     inside = sum(since <= ms(0) + n * 60_000 * minutes / 1020 < of.until_ms for n in range(1020))
     assert inside > 1000
-    found, series = await latency(ledger, of), await Queries(ledger).series(of)
-    assert found.bucket_seconds == step and series.bucket_seconds == (60 if step == 300 else 300)
-    assert found.misses.requests == inside
-    assert sum(point.misses.requests for point in found.series) == inside
+    times, series = await latency(ledger, of), await Queries(ledger).series(of)
+    assert times.bucket_seconds == step and series.bucket_seconds == (60 if step == 300 else 300)
+    assert times.misses.requests == inside
+    assert sum(point.misses.requests for point in times.series) == inside
     assert sum(bucket.totals.requests for bucket in series.buckets) == inside
 
 
@@ -497,10 +497,10 @@ async def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
     await ledger.insert_turns([at(number, number // 10) for number in range(100)])
     await retain(ledger, ms(8), ms(-1), ms(-1))
     of = Range(since_ms=ms(3), until_ms=ms(3) + hours * 3_600_000)
-    found = await latency(ledger, of)
+    times = await latency(ledger, of)
     # The range begins at 22:30 and is widened to the days that it touches.
-    assert found.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
-    assert found.misses.p50 is not None and found.series and found.cells
+    assert times.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
+    assert times.misses.p50 is not None and times.series and times.cells
 
 
 @pytest.mark.postgres
@@ -509,8 +509,8 @@ def test_postgresql_looks_each_gap_up_once_and_compiles_nothing(
 ) -> None:
     """It merged the look-ups into each of their uses and compiled them for seconds, batch by batch:
     50 killed gateways never got their turns into the ledger."""
-    made = DatabaseSettings(data=tmp_path, database_url=new_database(postgres, uuid4().hex))
-    migrate(made)
+    database = DatabaseSettings(data=tmp_path, database_url=new_database(postgres, uuid4().hex))
+    migrate(database)
     changes = select(gap_changes(True)).compile(dialect=postgresql.psycopg.dialect())
 
     async def look(ledger: Ledger) -> tuple[str, str]:
@@ -520,7 +520,7 @@ def test_postgresql_looks_each_gap_up_once_and_compiles_nothing(
             plan = (await connection.exec_driver_sql(*words)).scalars()
             return jit, "\n".join(plan)
 
-    jit, plan = asyncio.run(with_ledger(made.ledger_url, look))
+    jit, plan = asyncio.run(with_ledger(database.ledger_url, look))
     assert jit == "off"
     written = str(changes).count("json_array_elements_text")
     assert plan.count("Function Scan on json_array_elements_text") == written, plan

@@ -15,13 +15,13 @@ def row_of(stack: Stack, turn_id: str) -> dict[str, Any]:
     def find() -> dict[str, Any] | None:
         with contextlib.closing(sqlite3.connect(stack.data / "ledger.db")) as db:
             db.row_factory = sqlite3.Row
-            found = db.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)).fetchone()
-        return None if found is None else dict(found)
+            row = db.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)).fetchone()
+        return None if row is None else dict(row)
 
     eventually(lambda: find() is not None)
-    found = find()
-    assert found is not None
-    return found
+    details = find()
+    assert details is not None
+    return details
 
 
 def marked(ttl: str) -> list[dict[str, Any]]:

@@ -150,11 +150,11 @@ SLOTS = [Slot(path=str(n), can_carry=n != 4) for n in range(8)]
 
 
 def placed(
-    mode: AutoCacheMode, given: list[Breakpoint] | None = None, prompt: Prompt = PROMPT
+    mode: AutoCacheMode, client_points: list[Breakpoint] | None = None, prompt: Prompt = PROMPT
 ) -> list[tuple[int, str]]:
     slots = SLOTS[: prompt.num_segments]
-    found = add_automatic(prompt, slots, given or [], AutoCache(mode))
-    return [(point.segment, point.ttl) for point in found]
+    points = add_automatic(prompt, slots, client_points or [], AutoCache(mode))
+    return [(point.segment, point.ttl) for point in points]
 
 
 def test_each_mode_marks_what_it_says() -> None:
@@ -173,8 +173,8 @@ def test_only_what_an_operator_set_asks_for_leases() -> None:
         points = add_automatic(PROMPT, SLOTS, [], policy)
         assert points and all(point.hold == is_held for point in points)
     # A client's own breakpoint is held beside those that the installation's policy adds.
-    found = add_automatic(PROMPT, SLOTS, [Breakpoint(2, "1h")], installation)
-    assert [(point.segment, point.hold) for point in found] == [(2, True), (7, False)]
+    marks = add_automatic(PROMPT, SLOTS, [Breakpoint(2, "1h")], installation)
+    assert [(point.segment, point.hold) for point in marks] == [(2, True), (7, False)]
 
 
 def test_places_that_fall_together_are_one() -> None:
@@ -188,12 +188,12 @@ def test_places_that_fall_together_are_one() -> None:
 def test_a_place_that_carries_no_marker_is_passed_over() -> None:
     thought = Prompt([*PROMPT.messages[:1], Message("assistant", [ThinkingPart("t")])], [], [])
     slots = [Slot(path="a"), Slot(path="b"), Slot(path="t", can_carry=False)]
-    found = add_automatic(thought, slots, [], AutoCache())
-    assert [point.segment for point in found] == [1]
+    points = add_automatic(thought, slots, [], AutoCache())
+    assert [point.segment for point in points] == [1]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("client_points", "expected"),
     [
         ([Breakpoint(2, "1h")], [(2, "1h"), (7, "5m")]),
         ([Breakpoint(7, "1h")], [(7, "1h")]),
@@ -201,18 +201,20 @@ def test_a_place_that_carries_no_marker_is_passed_over() -> None:
     ],
 )
 def test_beside_the_clients_only_the_last_turn_is_marked(
-    given: list[Breakpoint], expected: list[tuple[int, str]]
+    client_points: list[Breakpoint], expected: list[tuple[int, str]]
 ) -> None:
-    assert placed("conversation", given) == expected
+    assert placed("conversation", client_points) == expected
 
 
 def test_there_are_never_more_than_four_nor_a_longer_ttl_behind_a_shorter() -> None:
     for mask in range(1 << 8):
-        given = [Breakpoint(n, "1h" if n < 4 else "5m") for n in range(8) if mask >> n & 1][:4]
+        client_points = [Breakpoint(n, "1h" if n < 4 else "5m") for n in range(8) if mask >> n & 1][
+            :4
+        ]
         for ttl in ("5m", "1h"):
-            found = add_automatic(PROMPT, SLOTS, given, AutoCache("conversation", ttl))
-            assert len(found) <= 4
-            assert [p.segment for p in found] == sorted({p.segment for p in found})
-            ttls = [p.ttl for p in found]
+            points = add_automatic(PROMPT, SLOTS, client_points, AutoCache("conversation", ttl))
+            assert len(points) <= 4
+            assert [p.segment for p in points] == sorted({p.segment for p in points})
+            ttls = [p.ttl for p in points]
             assert ttls == sorted(ttls), "1h sorts before 5m"
-            assert set(given) <= set(found)
+            assert set(client_points) <= set(points)

@@ -14,10 +14,10 @@ def prompt(system: str, *said: str) -> Prompt:
 
 @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
 def test_the_common_length_is_that_of_comparing_one_by_one(
-    shared: str, one: str, other: str
+    shared: str, first: str, second: str
 ) -> None:
-    length = common_length(shared + one, shared + other)
-    pairs = zip(shared + one, shared + other, strict=False)
+    length = common_length(shared + first, shared + second)
+    pairs = zip(shared + first, shared + second, strict=False)
     expected = 0
     for left, right in pairs:
         if left != right:
@@ -28,12 +28,12 @@ def test_the_common_length_is_that_of_comparing_one_by_one(
 
 def test_a_date_is_found_at_its_character() -> None:
     book = "A lease holds. " * 600
-    one = prompt("x" * 99 + "Monday" + book, "Hello")
+    earlier = prompt("x" * 99 + "Monday" + book, "Hello")
     other = prompt("x" * 99 + "Sunday" + book, "Hello")
-    found = first_difference(one, other)
-    assert found is not None
-    assert (found.segment, found.characters) == (0, 99)
-    assert 0 < found.share < 0.02
+    difference = first_difference(earlier, other)
+    assert difference is not None
+    assert (difference.segment, difference.characters) == (0, 99)
+    assert 0 < difference.share < 0.02
 
 
 def test_what_only_grew_has_no_difference_and_what_was_cut_has_one() -> None:

@@ -86,9 +86,9 @@ def test_a_changed_block_is_never_called_equal(texts: list[str], data: st.DataOb
     place = data.draw(st.integers(0, len(texts) - 1))
     changed = [*texts[:place], texts[place] + "!", *texts[place + 1 :]]
     earlier = unpack(pack(fingerprint(body(messages=[user(*texts)]))))
-    found = compare(earlier, fingerprint(body(messages=[user(*changed)])))
-    assert found is not None and found.kind == "messages_changed"
-    assert found.segment is not None and found.segment <= place
+    difference = compare(earlier, fingerprint(body(messages=[user(*changed)])))
+    assert difference is not None and difference.kind == "messages_changed"
+    assert difference.segment is not None and difference.segment <= place
 
 
 def test_names_by_an_earlier_rule_are_not_compared() -> None:
@@ -102,13 +102,13 @@ LINES = [f"Rule {number}: say no more than {number} words." for number in range(
 
 
 def digests(sketch: Sketch) -> list[bytes]:
-    own = sketch.digests
-    return [own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES)]
+    joined = sketch.digests
+    return [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
 
 
 def pieces(sketch: Sketch, segment: int) -> list[bytes]:
-    found = dict(sketch.pieces)[segment]
-    return [found[at : at + PIECE_BYTES] for at in range(0, len(found), PIECE_BYTES)]
+    joined = dict(sketch.pieces)[segment]
+    return [joined[at : at + PIECE_BYTES] for at in range(0, len(joined), PIECE_BYTES)]
 
 
 def system(*texts: str) -> Prompt:
@@ -116,16 +116,19 @@ def system(*texts: str) -> Prompt:
 
 
 def test_another_scope_gives_other_digests() -> None:
-    one, other = sketch_of(system("\n".join(LINES)), "a"), sketch_of(system("\n".join(LINES)), "b")
-    assert not set(digests(one)) & set(digests(other))
-    assert not set(pieces(one, 0)) & set(pieces(other, 0))
+    first, second = (
+        sketch_of(system("\n".join(LINES)), "a"),
+        sketch_of(system("\n".join(LINES)), "b"),
+    )
+    assert not set(digests(first)) & set(digests(second))
+    assert not set(pieces(first, 0)) & set(pieces(second, 0))
 
 
 def test_a_sketch_is_bounded() -> None:
     many = sketch_of(system(*(f"{n} " + "word " * 40 for n in range(3000))), "scope")
     assert len(digests(many)) == len(many.sizes) == MAX_SEGMENTS
     assert len(many.pieces) == MAX_TEXTS
-    assert all(len(each) <= PIECES * PIECE_BYTES for _, each in many.pieces)
+    assert all(len(piece) <= PIECES * PIECE_BYTES for _, piece in many.pieces)
     assert len(msgspec.msgpack.encode(many)) < 1500
     large = sketch_of(system("a" * SKETCHED_BYTES, "b"), "scope")
     assert large.digests == b""
@@ -146,9 +149,9 @@ def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> 
         sketch=sketch_of(prompt, "scope"),
         unheld=[899],
     )
-    found = unpack(packed := pack(whole))
+    unpacked = unpack(packed := pack(whole))
     assert len(packed) < 5000
-    assert len(found.points) == len(found.tokens) == len(found.kinds) <= MAX_POINTS
-    assert [point.segment for point in found.points[-20:]] == list(range(880, 900))
-    assert found.tokens == [10 * (point.segment + 1) for point in found.points]
-    assert (found.marks, found.unheld) == ([(899, "5m")], [899])
+    assert len(unpacked.points) == len(unpacked.tokens) == len(unpacked.kinds) <= MAX_POINTS
+    assert [point.segment for point in unpacked.points[-20:]] == list(range(880, 900))
+    assert unpacked.tokens == [10 * (point.segment + 1) for point in unpacked.points]
+    assert (unpacked.marks, unpacked.unheld) == ([(899, "5m")], [899])

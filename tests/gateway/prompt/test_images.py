@@ -82,15 +82,18 @@ def test_what_is_too_large_is_refused_before_it_is_decoded() -> None:
 
 def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) -> None:
     url = b64encode(png(640, 480)).decode()
-    shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url}}
+    image_block = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": url},
+    }
     call = {"type": "tool_use", "id": "toolu_1", "name": "shot", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1"}
     messages: Any = [
-        {"role": "user", "content": [{"type": "text", "text": "Look"}, shown]},
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, image_block]},
         {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [{**result, "content": [shown]}]},
+        {"role": "user", "content": [{**result, "content": [image_block]}]},
     ]
-    messages[0]["content"][1] = {**shown, "cache_control": {"type": "ephemeral"}}
+    messages[0]["content"][1] = {**image_block, "cache_control": {"type": "ephemeral"}}
     engine = ScriptedEngine(capabilities=get_args(protocol.Capability))
     with stacked(tmp_path, engine) as stack:
         said = stack.sdk().messages.create(model=MODEL, max_tokens=5, messages=messages)
@@ -105,12 +108,15 @@ def test_blocks_and_results_show_images_where_the_engine_sees(tmp_path: Path) ->
         # How much of it is wanted is the model's business, and told.
         for detail, ignored in (("auto", []), ("low", [(".detail", ONE_SIZE)])):
             address = f"DATA:image/png;base64,{url}"
-            given: Any = {"type": "image_url", "image_url": {"url": address, "detail": detail}}
-            chatted = chat(stack, messages=[{"role": "user", "content": [given]}])
+            responses_image: Any = {
+                "type": "image_url",
+                "image_url": {"url": address, "detail": detail},
+            }
+            chatted = chat(stack, messages=[{"role": "user", "content": [responses_image]}])
             assert told(chatted) == [(f"messages[0].content[0]{at}", why) for at, why in ignored]
-            given = {"type": "input_image", "image_url": address, "detail": detail}
+            responses_image = {"type": "input_image", "image_url": address, "detail": detail}
             answer = stack.openai().responses.create(
-                model=MODEL, input=[{"role": "user", "content": [given]}]
+                model=MODEL, input=[{"role": "user", "content": [responses_image]}]
             )
             assert told(answer) == [(f"input[0].content[0]{at}", why) for at, why in ignored]
             assert engine.requests[-1].prompt.images[0].data == png(640, 480)

@@ -24,9 +24,9 @@ from gateway.prompt.names import (
 from tests.gateway.bodies import conversation, lowered
 
 
-def name_prefixes(asked: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
+def name_prefixes(whole: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
     """The names that go out with a request."""
-    return [prefix.name for prefix in trim_names(find_prefixes(asked, scope), keep)]
+    return [prefix.name for prefix in trim_names(find_prefixes(whole, scope), keep)]
 
 
 def prompt(*texts: str) -> Prompt:
@@ -40,11 +40,11 @@ def test_another_scope_shares_no_name() -> None:
 
 
 def test_names_inside_a_text_are_dense_in_front_and_sparse_behind() -> None:
-    found = name_prefixes(prompt("é" * 90_000, "end"), "s")
+    names = name_prefixes(prompt("é" * 90_000, "end"), "s")
     inner = [*range(1024, 16_384, 1024), *range(16_384, 32_768, 2048), *range(32_768, 65_536, 4096)]
     inner += range(65_536, 90_000, MAX_STEP)
     expected = [*((0, characters) for characters in inner), (0, None), (1, None)]
-    assert [(n.segment, n.characters) for n in found] == expected
+    assert [(n.segment, n.characters) for n in names] == expected
 
 
 @given(st.integers(0, 40_000), st.integers(1, 9000))
@@ -52,26 +52,26 @@ def test_texts_that_part_inside_a_segment_share_a_name_close_before(
     alike: int, behind: int
 ) -> None:
     """At most 2,048 characters before, within the first 32,768."""
-    one = name_prefixes(prompt("x" * alike + "y" * behind), "s")
+    first = name_prefixes(prompt("x" * alike + "y" * behind), "s")
     other = name_prefixes(prompt("x" * alike + "z" * behind), "s")
-    shared = {n.digest for n in one} & {n.digest for n in other}
-    deepest = max((n.characters or 0 for n in one if n.digest in shared), default=0)
+    shared = {n.digest for n in first} & {n.digest for n in other}
+    deepest = max((n.characters or 0 for n in first if n.digest in shared), default=0)
     assert (
         alike - (1024 if alike < 16_384 else 2048 if alike < 32_768 else 4096) <= deepest <= alike
     )
 
 
 def test_the_marked_ends_the_front_and_the_deepest_ends_survive_the_bound() -> None:
-    found = name_prefixes(prompt(*(str(number) for number in range(1000))), "s", keep={3, 100})
-    assert len(found) == MAX_NAMES
-    assert [n.segment for n in found] == [*range(64), 100, *range(1000 - MAX_NAMES + 65, 1000)]
+    names = name_prefixes(prompt(*(str(number) for number in range(1000))), "s", keep={3, 100})
+    assert len(names) == MAX_NAMES
+    assert [n.segment for n in names] == [*range(64), 100, *range(1000 - MAX_NAMES + 65, 1000)]
 
 
 def test_names_inside_texts_give_way_to_segment_ends() -> None:
     texts = ["x" * MAX_STEP * 8] * 200
-    found = name_prefixes(prompt(*texts), "s")
-    assert len(found) == MAX_NAMES
-    assert sum(name.characters is None for name in found) == 200
+    names = name_prefixes(prompt(*texts), "s")
+    assert len(names) == MAX_NAMES
+    assert sum(name.characters is None for name in names) == 200
 
 
 def test_every_gateway_gives_these_names() -> None:
@@ -112,11 +112,11 @@ def test_names_behind_an_adapters_beginning_are_its_own() -> None:
         info = AdapterInfo(
             name="x", digest=weights * 64, rank=1, num_bytes=1, invocation=invocation
         )
-        return [one.name.digest for one in find_prefixes(prompt, "scope", info)]
+        return [prefix.name.digest for prefix in find_prefixes(prompt, "scope", info)]
 
-    base = [one.name.digest for one in find_prefixes(prompt, "scope")]
-    for own in (names("1"), names("2")):
-        assert len(own) == len(base) and not set(own) & set(base)
+    base = [prefix.name.digest for prefix in find_prefixes(prompt, "scope")]
+    for adapter_names in (names("1"), names("2")):
+        assert len(adapter_names) == len(base) and not set(adapter_names) & set(base)
     assert not set(names("1")) & set(names("2"))
     activated = names("1", "judge")
     assert activated[:2] == base[:2] and not set(activated[2:]) & {*base, *names("1")}
@@ -126,19 +126,19 @@ def test_names_behind_an_adapters_beginning_are_its_own() -> None:
 def test_a_document_has_one_name_wherever_it_stands_and_none_of_another_scope() -> None:
     said = ["An été. ", "x" * 40_000, "z"]
     orders = [(0, 1, 2), (2, 1, 0), (1, 0, 2)]
-    found: dict[str, list[set[str]]] = {}
+    by_text: dict[str, list[set[str]]] = {}
     for scope in ("ours", "theirs"):
         for order in orders:
-            asked = prompt("", *(said[n] for n in order))
+            documents_prompt = prompt("", *(said[n] for n in order))
             documents = [Document(1 + place) for place in range(3)]
             salts = Approximate(documents=documents).salts
-            prefixes = find_prefixes(asked, scope, salts=salts)
-            named, places = name_documents(asked, scope, documents, prefixes)
+            prefixes = find_prefixes(documents_prompt, scope, salts=salts)
+            named, places = name_documents(documents_prompt, scope, documents, prefixes)
             sizes = [len(said[n].encode()) for n in order]
             assert [end - begin for begin, end in places] == sizes
             assert places[-1][1] == prefixes[-1].num_bytes
-            texts = [found.setdefault(f"{scope} {n}", []) for n in order]
-            for names, one in zip(texts, named, strict=True):
-                names.append({one.name})
-    assert all(len(set.union(*names)) == 1 for names in found.values())
-    assert len(set.union(*(names[0] for names in found.values()))) == 6
+            texts = [by_text.setdefault(f"{scope} {n}", []) for n in order]
+            for names, document in zip(texts, named, strict=True):
+                names.append({document.name})
+    assert all(len(set.union(*names)) == 1 for names in by_text.values())
+    assert len(set.union(*(names[0] for names in by_text.values()))) == 6

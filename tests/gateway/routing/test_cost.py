@@ -34,10 +34,10 @@ class Engine:
 def place(sizes: PromptSizes, engines: list[Engine], weights: Weights, now: float) -> Route[Engine]:
     """As a gateway that has heard of these engines."""
     index = PrefixIndex()
-    for one in engines:
-        one.holdings = Holdings(index)
-        chains = [one.chain] if one.num_names else []
-        one.holdings.apply(Snapshot(seq=1, epoch="e", chains=chains), one.heard_at)
+    for member in engines:
+        member.holdings = Holdings(index)
+        chains = [member.chain] if member.num_names else []
+        member.holdings.apply(Snapshot(seq=1, epoch="e", chains=chains), member.heard_at)
     return router.place(sizes, engines, weights, now)
 
 
@@ -74,14 +74,14 @@ def test_what_a_shared_store_has_counts_for_every_engine_less_than_what_is_at_ha
     engines = [engine(0), engine(1, 4, tier="disk"), engine(2, 4), engine(3, 4, tier="disk")]
     placement = place(prompt(), engines, WEIGHTS, NOW)
     assert placement.engine.seed == 2
-    alone = [place(prompt(), [one], WEIGHTS, NOW) for one in engines]
-    assert [one.to_prefill for one in alone] == [SIZES[-1], 0, 0, 0]
+    alone = [place(prompt(), [member], WEIGHTS, NOW) for member in engines]
+    assert [cost.to_prefill for cost in alone] == [SIZES[-1], 0, 0, 0]
     for number in range(40):
         engines[2].load.assign(f"t{number}", 8000, NOW)
         overloaded[0].load.assign(f"t{number}", 8000, NOW)
     placement = place(prompt(), engines, WEIGHTS, NOW)
     assert placement.engine.seed in (1, 3)
-    costs = [place(prompt(), [one], WEIGHTS, NOW).cost for one in engines]
+    costs = [place(prompt(), [member], WEIGHTS, NOW).cost for member in engines]
     assert costs[1] == costs[3] < min(costs[0], costs[2])
     chosen = place(prompt(), overloaded, WEIGHTS, NOW).engine
     assert chosen.seed == 1, "which holds most of the lighter"

@@ -44,29 +44,29 @@ class FakeApi:
         """One slice with one endpoint, or none without a URL."""
         host, _, port = url.removeprefix("http://").partition(":")
         ends = [{"addresses": [host], "conditions": {"ready": True}, **endpoint}] if url else []
-        made = {"endpoints": ends, "ports": [{"name": "http", "port": int(port or 0)}]}
+        fields = {"endpoints": ends, "ports": [{"name": "http", "port": int(port or 0)}]}
         kind = "MODIFIED" if name in self.slices else "ADDED"
-        self.change(kind, name, made)
+        self.change(kind, name, fields)
 
-    def change(self, kind: str, name: str, made: dict[str, Any]) -> None:
+    def change(self, kind: str, name: str, fields: dict[str, Any]) -> None:
         self.version += 1
-        made = {**made, "metadata": {"name": name, "resourceVersion": str(self.version)}}
-        self.slices[name] = made
+        fields = {**fields, "metadata": {"name": name, "resourceVersion": str(self.version)}}
+        self.slices[name] = fields
         if kind == "DELETED":
             del self.slices[name]
-        self.events.append((self.version, {"type": kind, "object": made}))
+        self.events.append((self.version, {"type": kind, "object": fields}))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        asked = parse_qs(scope["query_string"].decode())
+        parameters = parse_qs(scope["query_string"].decode())
         assert scope["path"] == PATH
-        assert asked["labelSelector"] == [f"kubernetes.io/service-name={self.service}"]
+        assert parameters["labelSelector"] == [f"kubernetes.io/service-name={self.service}"]
         sent = dict(scope["headers"]).get(b"authorization", b"").decode()
         if self.token and sent != f"Bearer {self.token}":
             return await self._answer(send, 401, {})
-        if "watch" in asked:
-            return await self._watch(send, int(asked["resourceVersion"][0]))
+        if "watch" in parameters:
+            return await self._watch(send, int(parameters["resourceVersion"][0]))
         await asyncio.sleep(self.pause)
         self.num_lists += 1
         meta = {"resourceVersion": str(self.version)}
@@ -91,7 +91,7 @@ class FakeApi:
             bookmark = {"metadata": {"resourceVersion": str(version)}}
             await line({"type": "BOOKMARK", "object": bookmark})
             while cut == self.num_cut and time.monotonic() < ends:
-                for at, event in [each for each in self.events if each[0] > version]:
+                for at, event in [change for change in self.events if change[0] > version]:
                     version = at
                     await line(event)
                 await asyncio.sleep(0.02)
@@ -105,8 +105,8 @@ class House:
 
     def engines(self) -> dict[str, tuple[str, bool]]:
         headers = {"x-api-key": ADMIN_KEY}
-        found = httpx.get(f"{self.url}/admin/v1/engines", headers=headers, timeout=60).json()
-        return {each["name"]: (each["status"], each["is_draining"]) for each in found}
+        listing = httpx.get(f"{self.url}/admin/v1/engines", headers=headers, timeout=60).json()
+        return {engine["name"]: (engine["status"], engine["is_draining"]) for engine in listing}
 
     def ask(self) -> int:
         return ask(self.url, model="scripted").status_code
@@ -127,14 +127,14 @@ def pod(name: str, **conditions: bool) -> dict[str, Any]:
 
 def test_an_engine_that_comes_is_used_when_ready_and_one_that_goes_drains(house: House) -> None:
     assert house.engines() == {} and house.ask() == 404  # no engine serves the model
-    one = ScriptedEngine(is_ready=False, script=say("slow", "er", delay=1.5), epoch="one")
-    with serve(one) as url, ThreadPoolExecutor() as threads:
+    scripted = ScriptedEngine(is_ready=False, script=say("slow", "er", delay=1.5), epoch="one")
+    with serve(scripted) as url, ThreadPoolExecutor() as threads:
         house.api.put("a", url, **pod("engine-0"))
         eventually(lambda: house.engines() == {"engine-0": ("starting", False)})
-        one.is_ready = True
+        scripted.is_ready = True
         eventually(lambda: house.engines() == {"engine-0": ("ready", False)})
         turn = threads.submit(house.ask)
-        eventually(lambda: one.running)
+        eventually(lambda: scripted.running)
         # Its pod is told to end: what runs there ends there, and nothing new begins.
         house.api.put("a", url, **pod("engine-0", ready=False, serving=True, terminating=True))
         eventually(lambda: house.engines() == {"engine-0": ("ready", True)})
@@ -173,8 +173,8 @@ def test_a_pod_that_is_replaced_keeps_its_name(house: House) -> None:
 
         def is_new() -> bool:
             headers = {"x-api-key": ADMIN_KEY}
-            found = httpx.get(f"{house.url}/admin/v1/engines", headers=headers, timeout=60).json()
-            return [each["url"] for each in found] == [new]
+            engines = httpx.get(f"{house.url}/admin/v1/engines", headers=headers, timeout=60).json()
+            return [engine["url"] for engine in engines] == [new]
 
         eventually(is_new)
 
@@ -209,8 +209,8 @@ def test_a_name_is_asked_for_its_addresses(tmp_path: Path) -> None:
 
 
 async def first(source: Any) -> list[ListedEngine]:
-    async for found in source.changes():
-        return list(found)
+    async for engines in source.changes():
+        return list(engines)
     raise AssertionError
 
 
@@ -231,8 +231,8 @@ def test_ports_paths_and_addresses_of_a_slice(tmp_path: Path) -> None:
         with pytest.raises(SourceFailed, match="401"):
             asyncio.run(first(source))
         (tmp_path / "token").write_text("secret-1\n")
-        found = asyncio.run(first(source))
-    assert [(each.place.url, each.is_leaving) for each in found] == [
+        changes = asyncio.run(first(source))
+    assert [(change.place.url, change.is_leaving) for change in changes] == [
         ("http://[fd00::7]:8000/holdfast", False),
         ("http://10.0.0.9:8000/holdfast", False),
     ]

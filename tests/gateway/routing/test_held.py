@@ -270,11 +270,11 @@ def test_documents_count_behind_the_prefix_that_an_engine_holds(
         sizes["device"] = sizes["leased"] = prefix = 16 * depth
         for name, start, end in DOCUMENTS:
             tier, is_leased = documents.get(name, ("device", False))
-            own = len(range(max(start, prefix), end)) if name in documents else 0
-            sizes[tier] += own
-            sizes["leased"] += own * is_leased
-        found = covered.get(holdings.slot, NOTHING)
-        assert {tier: getattr(found, tier) for tier in sizes} == sizes
-        assert found.prefix == prefix
-        assert {"abc"[n] for n in range(3) if found.holds(n)} == set(documents)
+            covered_tokens = len(range(max(start, prefix), end)) if name in documents else 0
+            sizes[tier] += covered_tokens
+            sizes["leased"] += covered_tokens * is_leased
+        coverage = covered.get(holdings.slot, NOTHING)
+        assert {tier: getattr(coverage, tier) for tier in sizes} == sizes
+        assert coverage.prefix == prefix
+        assert {"abc"[n] for n in range(3) if coverage.holds(n)} == set(documents)
         assert index.cover(prompt, 0.0).get(holdings.slot, NOTHING).held == prefix

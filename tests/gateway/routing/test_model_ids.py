@@ -33,8 +33,13 @@ ALIAS = 'default = "house"\n[[models]]\nid = "house"\n'
 
 def engine_of(words: str, **values: Any) -> ScriptedEngine:
     """An engine whose answers show that they are its."""
-    given: dict[str, Any] = {"model": "tiny", "identity": OURS, "epoch": f"{words}-1", **values}
-    return ScriptedEngine(script=say(words), **given)
+    description: dict[str, Any] = {
+        "model": "tiny",
+        "identity": OURS,
+        "epoch": f"{words}-1",
+        **values,
+    }
+    return ScriptedEngine(script=say(words), **description)
 
 
 def said(url: str, model: str = "tiny") -> str:
@@ -59,8 +64,8 @@ def statuses(url: str) -> dict[str, str]:
 
 @contextmanager
 def two(first: ScriptedEngine, second: ScriptedEngine) -> Iterator[tuple[str, str]]:
-    with serve(first) as one, serve(second) as other:
-        yield one, other
+    with serve(first) as first_url, serve(second) as second_url:
+        yield first_url, second_url
 
 
 def test_an_added_engine_of_another_model_answers_under_its_own_id_only(tmp_path: Path) -> None:
@@ -101,10 +106,10 @@ def test_an_added_engine_of_another_model_of_one_name_is_refused(
 @pytest.mark.parametrize("identity", [OURS, ModelIdentity(), ModelIdentity(template="11" * 32)])
 def test_engines_of_one_model_share_its_id(tmp_path: Path, identity: ModelIdentity) -> None:
     with (
-        two(engine_of("one"), engine_of("two", identity=identity)) as (one, other),
-        serve_gateway(tmp_path, one, models=None) as url,
+        two(engine_of("one"), engine_of("two", identity=identity)) as (first_url, second_url),
+        serve_gateway(tmp_path, first_url, models=None) as url,
     ):
-        assert Admin(url).post("engines", {"url": other})["ids"] == ["tiny"]
+        assert Admin(url).post("engines", {"url": second_url})["ids"] == ["tiny"]
         Admin(url).post("engines/engine-0/drain")
         assert answers(url, "tiny") == {"two": 8}
 
@@ -232,8 +237,8 @@ def test_an_operator_gives_an_id_to_another_model(tmp_path: Path) -> None:
         with serve_gateway(tmp_path, ours, other, **changes) as url:
             eventually(lambda: {*statuses(url).values()} == {"ready", "refused"})
             refused = next(name for name, status in statuses(url).items() if status == "refused")
-            given = Admin(url).post(f"engines/{refused}/give-id", {})
-            assert (given["status"], given["ids"]) == ("ready", ["tiny"])
+            engine = Admin(url).post(f"engines/{refused}/give-id", {})
+            assert (engine["status"], engine["ids"]) == ("ready", ["tiny"])
             assert {*statuses(url).values()} == {"ready", "refused"}
             assert statuses(url)[refused] == "ready"
             (winner,) = answers(url, "tiny")
@@ -300,27 +305,27 @@ def test_gateways_of_one_database_agree_and_the_first_word_stays(
 
     async def check(ledger: Ledger) -> None:
         table = ModelIdsTable(ledger)
-        one, other = (ModelIds(table, lambda: START) for _ in range(2))
-        one.admit(described(identity=ModelIdentity(server="m")))
-        other.admit(described(identity=ModelIdentity(server="n")))
-        await one.refresh()
-        await other.refresh()
-        assert one.known == other.known
-        assert {*one.known} == {"tiny", DEFAULT_ID}
+        first_ids, second_ids = (ModelIds(table, lambda: START) for _ in range(2))
+        first_ids.admit(described(identity=ModelIdentity(server="m")))
+        second_ids.admit(described(identity=ModelIdentity(server="n")))
+        await first_ids.refresh()
+        await second_ids.refresh()
+        assert first_ids.known == second_ids.known
+        assert {*first_ids.known} == {"tiny", DEFAULT_ID}
         with pytest.raises(AnotherModel, match="its server's model is n, not m"):
-            other.admit(described(identity=ModelIdentity(server="n")))
+            second_ids.admit(described(identity=ModelIdentity(server="n")))
         # What one learns, the other compares with.
-        one.admit(described(identity=OURS))
-        await one.refresh()
-        await other.refresh()
+        first_ids.admit(described(identity=OURS))
+        await first_ids.refresh()
+        await second_ids.refresh()
         with pytest.raises(AnotherModel, match="weights"):
-            other.admit(described(identity=OTHER))
+            second_ids.admit(described(identity=OTHER))
         # An operator's word is not overwritten by what was learned before it.
-        other.admit(described(identity=ModelIdentity(server="m", weights=OURS.weights)))
-        await one.give_model(described(identity=OTHER))
-        await other.refresh()
-        assert other.known["tiny"].identity == OTHER
-        assert (await table.all()) == other.known
+        second_ids.admit(described(identity=ModelIdentity(server="m", weights=OURS.weights)))
+        await first_ids.give_model(described(identity=OTHER))
+        await second_ids.refresh()
+        assert second_ids.known["tiny"].identity == OTHER
+        assert (await table.all()) == second_ids.known
 
     asyncio.run(with_ledger(shared_database, check))
 
@@ -387,8 +392,8 @@ def test_claude_ids_mean_the_model_that_the_setting_names(tmp_path: Path) -> Non
             assert DEFAULT_ID not in {row["id"] for row in Admin(url).get("model-ids")}
         with serve_gateway(tmp_path, ours, other, claude_alias="big", **changes) as url:
             assert answers(url, "claude-sonnet-5") == {"other": 8}
-            shown = httpx.get(f"{url}/v1/models/claude-sonnet-5", headers=HEADERS, timeout=60)
-            assert shown.json()["display_name"] == "claude-sonnet-5 (alias of big)"
+            reply = httpx.get(f"{url}/v1/models/claude-sonnet-5", headers=HEADERS, timeout=60)
+            assert reply.json()["display_name"] == "claude-sonnet-5 (alias of big)"
         with serve_gateway(tmp_path, ours, other, claude_alias=True, **changes) as url:
             (words,) = answers(url, "claude-sonnet-5")
             default = next(r for r in Admin(url).get("model-ids") if r["id"] == DEFAULT_ID)

@@ -31,12 +31,12 @@ def snapshot_of(num_chains: int) -> Snapshot:
 
 def all_of(index: Holdings, snapshot: Snapshot) -> list[tuple[int, int]]:
     """What the index knows of each chain: tokens that are held, and leased."""
-    found = []
+    pairs = []
     for chain in snapshot.chains:
         ends = Ends([n.digest for n in chain.names], [n.tokens for n in chain.names])
         coverage = index.coverage(ends, NOW)
-        found.append((coverage.held, coverage.leased))
-    return found
+        pairs.append((coverage.held, coverage.leased))
+    return pairs
 
 
 def in_parts(line: bytes) -> tuple[Holdings, list[float]]:

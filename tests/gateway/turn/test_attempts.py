@@ -27,7 +27,7 @@ def counts(request_id: str, output_tokens: int) -> FinalCounts:
 
 
 @pytest.mark.parametrize(
-    ("leg", "outcome", "told", "paid", "computed"),
+    ("leg", "outcome", "usage", "paid", "computed"),
     [
         # It had begun to answer: what was told is paid, whoever ended it.
         (2, "client_disconnect", SECOND, FIRST, 3_028),
@@ -41,7 +41,12 @@ def counts(request_id: str, output_tokens: int) -> FinalCounts:
     ],
 )
 async def test_a_turn_in_two_legs_pays_the_classes_of_its_first(
-    tmp_path: Path, leg: int, outcome: str, told: InputUsage | None, paid: InputUsage, computed: int
+    tmp_path: Path,
+    leg: int,
+    outcome: str,
+    usage: InputUsage | None,
+    paid: InputUsage,
+    computed: int,
 ) -> None:
     journal = Journal(tmp_path).start()
     turn = record(journal, 1)
@@ -56,9 +61,9 @@ async def test_a_turn_in_two_legs_pays_the_classes_of_its_first(
     turn.outcome = outcome
     witness = Witness(counts_of(turn.id, usage=FIRST))
     if leg == 2:
-        prefilled = 0 if told else 12
+        prefilled = 0 if usage else 12
         witness.counts.append(
-            counts_of(turn.request_id, reason="cancelled", usage=told, prefilled_tokens=prefilled)
+            counts_of(turn.request_id, reason="cancelled", usage=usage, prefilled_tokens=prefilled)
         )
     reconciler = settling(journal, witness)
     reconciler.take_over(turn)

@@ -83,11 +83,11 @@ def test_what_the_engine_wrote_for_the_client_is_said_in_the_clients_names(
 def test_an_answer_outgrowing_its_schema_is_the_clients_error_as_its_row_says(stack: Stack) -> None:
     """It was a 500 that clients send again, and its row said 200 without an error."""
 
-    def ends(asked: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+    def ends(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
         return [
             TextDelta('{"b": "'),
             Finished(reason="too_costly", output_tokens=3),
-            Done(request_id=asked.request_id, output_tokens=3),
+            Done(request_id=request.request_id, output_tokens=3),
         ]
 
     stack.engine.script = ends
@@ -116,8 +116,8 @@ def test_a_refused_tool_has_its_number_in_the_clients_list(stack: Stack) -> None
     message = "tools[0].input_schema of `look`: can't be guaranteed: `not`"
     stack.engine.refusal = ErrorReply("invalid_request", message, is_public=True)
     search = {"type": "web_search_20250305", "name": "web_search"}
-    asked = {"tools": [search, tool("look")], "tool_choice": {"type": "any"}}
-    assert refused(stack, **asked) == message.replace("tools[0]", "tools.1")
+    fields = {"tools": [search, tool("look")], "tool_choice": {"type": "any"}}
+    assert refused(stack, **fields) == message.replace("tools[0]", "tools.1")
     detail = refused_chat(stack, tools=[{"type": "web_search"}, LOOK], tool_choice="required")
     assert detail["param"] == "tools[1].function.parameters"
 
@@ -127,7 +127,10 @@ def test_strict_tools_that_the_model_calls_freely_are_held_where_the_engine_can(
 ) -> None:
     plain = {**tool("see"), "strict": False}
     assert told(stack.sdk().messages.create(**body(tools=[plain, STRICT]))) == []
-    assert [one.strict for one in stack.engine.requests[-1].prompt.tools] == [False, True]
+    assert [definition.strict for definition in stack.engine.requests[-1].prompt.tools] == [
+        False,
+        True,
+    ]
     assert told(chat(stack, tools=[STRICT_LOOK])) == []
     assert stack.engine.requests[-1].prompt.tools[0].strict
     engine = ScriptedEngine(capabilities=("tools",))
@@ -151,29 +154,29 @@ def test_a_choice_of_tools_that_no_grammar_holds_is_told_by_its_own_path(stack: 
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     other = {"type": "function", "function": {"name": "other", "parameters": {}, "strict": True}}
-    asked = {"tools": [LOOK, other], "tool_choice": choice}
-    assert told(chat(stack, **asked)) == []
+    fields = {"tools": [LOOK, other], "tool_choice": choice}
+    assert told(chat(stack, **fields)) == []
     stack.engine.unheld = [UnheldTool(ALLOWED_TOOLS, "its grammar is too much")]
     expected = ("tool_choice", "its grammar is too much")
-    assert told(chat(stack, **asked)) == [expected]
+    assert told(chat(stack, **fields)) == [expected]
     stack.engine.unheld.append(UnheldTool("other", "its schema has `not`"))
-    assert sorted(told(chat(stack, **asked))) == [
+    assert sorted(told(chat(stack, **fields))) == [
         expected,
         ("tools[1].function.strict", "its schema has `not`"),
     ]
 
 
 def test_what_an_engine_does_otherwise_is_told_by_its_path(stack: Stack) -> None:
-    asked = [
+    messages = [
         *MESSAGES,
         {"role": "assistant", "content": "Yes."},
         {"role": "system", "content": "Be brief."},
     ]
     stack.engine.folded = [2]
-    completion = chat(stack, messages=[*asked, *MESSAGES])
+    completion = chat(stack, messages=[*messages, *MESSAGES])
     assert (completion.model_extra or {})["holdfast"]["folded"] == ["messages[2].content"]
     stack.engine.folded = []
-    assert "folded" not in (chat(stack, messages=asked).model_extra or {})["holdfast"]
+    assert "folded" not in (chat(stack, messages=messages).model_extra or {})["holdfast"]
     # An entry may end before its marked text.
     stack.engine.inexact = [1]
     answer = stack.sdk().messages.create(**body(system=[text("Look it up.", SHORT)] * 2))
@@ -189,7 +192,7 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
     engine = ScriptedEngine(capabilities=can, upstream="openai")
     begun = {"role": "assistant", "content": "Once"}
     turns = [{"role": "user", "parts": [{"text": "Begin."}]}]
-    asked = {"model": MODEL, "messages": MESSAGES}
+    fields = {"model": MODEL, "messages": MESSAGES}
     messages, completions, chats = "/v1/messages", "/v1/completions", "/v1/chat/completions"
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
         for path, request, said in (
@@ -199,12 +202,12 @@ def test_what_the_engine_or_its_servers_template_cannot_do_is_refused_by_the_fie
                 "output_config.format.schema: not supported by this model",
             ),
             (messages, body(tools=[tool("look")], tool_choice={"type": "any"}), "tool_choice: "),
-            (chats, {**asked, "response_format": RESPONSE_FORMAT}, "response_format"),
+            (chats, {**fields, "response_format": RESPONSE_FORMAT}, "response_format"),
             (completions, {"model": MODEL, "prompt": "Once upon"}, "prompt: "),
-            (chats, {**asked, "ignore_eos": True}, "ignore_eos: "),
-            (chats, {**asked, "top_k": 5}, "top_k: "),
+            (chats, {**fields, "ignore_eos": True}, "ignore_eos: "),
+            (chats, {**fields, "top_k": 5}, "top_k: "),
             (messages, body(top_k=5), "top_k: "),
-            (chats, {**asked, "messages": [*MESSAGES, begun]}, "messages: "),
+            (chats, {**fields, "messages": [*MESSAGES, begun]}, "messages: "),
         ):
             assert error(url, path, request)["message"].startswith(said)
         gemini = f"{url}/v1beta/models/{MODEL}:generateContent"

@@ -36,13 +36,13 @@ GROWN = [
 
 
 def create(stack: Stack, previous: str | None, **changes: Any) -> Any:
-    asked = {"previous_message_id": previous}
-    return stack.sdk().messages.create(**body(diagnostics=asked, **{**BASE, **changes}))
+    diagnostics = {"previous_message_id": previous}
+    return stack.sdk().messages.create(**body(diagnostics=diagnostics, **{**BASE, **changes}))
 
 
 def reason(message: Any) -> tuple[str, int | None]:
-    found = message.diagnostics.cache_miss_reason
-    return found.type, getattr(found, "cache_missed_input_tokens", None)
+    miss = message.diagnostics.cache_miss_reason
+    return miss.type, getattr(miss, "cache_missed_input_tokens", None)
 
 
 def test_without_the_object_and_on_a_first_turn_there_is_none_v114(stack: Stack) -> None:
@@ -72,17 +72,17 @@ def test_the_earliest_change_is_named_with_what_it_cost_v116(
     stack: Stack, changes: dict[str, Any], kind: str
 ) -> None:
     first = create(stack, None)
-    found, missed = reason(create(stack, first.id, **changes))
+    named, missed = reason(create(stack, first.id, **changes))
     usage = first.usage
     total = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
-    assert found == kind
+    assert named == kind
     assert missed is not None and 0 < missed <= total
 
 
 def test_another_model_is_named_v116(stack: Stack) -> None:
     first = create(stack, None)
-    found, missed = reason(create(stack, first.id, model="scripted"))
-    assert found == "model_changed" and missed is not None and missed > 0
+    kind, missed = reason(create(stack, first.id, model="scripted"))
+    assert kind == "model_changed" and missed is not None and missed > 0
 
 
 @pytest.mark.parametrize(
@@ -152,28 +152,31 @@ async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
     theirs, nobodys = "msg_" + "1" * 28, "msg_" + "0" * 28
     fingerprint = comparing("owner", nobodys).fingerprint(5, ())
     diagnostics.remember("owner", theirs, fingerprint, "k")
-    found = {}
+    diagnoses = {}
     for workspace, previous in (("owner", theirs), ("stranger", theirs), ("stranger", nobodys)):
         comparison = diagnostics.begin(comparing(workspace, previous))
         assert comparison is not None
         await asyncio.sleep(0)
-        found[workspace, previous] = comparison.diagnosis(fingerprint)
-    assert found["owner", theirs].result == "compared"
-    assert found["stranger", theirs] == found["stranger", nobodys] == Diagnosis("unfinished")
+        diagnoses[workspace, previous] = comparison.diagnosis(fingerprint)
+    assert diagnoses["owner", theirs].result == "compared"
+    assert (
+        diagnoses["stranger", theirs] == diagnoses["stranger", nobodys] == Diagnosis("unfinished")
+    )
     await background.close(0.0)
 
 
 def test_streamed_it_is_in_message_start(stack: Stack) -> None:
     first = create(stack, None)
-    asked = {"previous_message_id": first.id}
+    diagnostics = {"previous_message_id": first.id}
     with stack.http() as http:
         reply = http.post(
-            "/v1/messages", json=body(**{**BASE, "system": "other"}, stream=True, diagnostics=asked)
+            "/v1/messages",
+            json=body(**{**BASE, "system": "other"}, stream=True, diagnostics=diagnostics),
         )
     line = next(line for line in reply.text.split("\n") if '"message_start"' in line)
     started = msgspec.json.decode(line.removeprefix("data: "))
     assert started["message"]["diagnostics"]["cache_miss_reason"]["type"] == "system_changed"
-    with stack.sdk().messages.stream(**body(**BASE, diagnostics=asked)) as stream:
+    with stack.sdk().messages.stream(**body(**BASE, diagnostics=diagnostics)) as stream:
         assert stream.get_final_message().diagnostics is None
 
 
@@ -183,8 +186,8 @@ def test_turns_of_another_gateway_and_of_an_earlier_run_are_compared(tmp_path: P
     ledger = f"sqlite+aiosqlite:///{tmp_path}/shared.db"
     migrate(make_settings(tmp_path, "http://127.0.0.1:9", database_url=ledger))
     with serve(engine) as engine_url:
-        with serve_gateway(tmp_path / "one", engine_url, database_url=ledger) as one:
-            stack = Stack(one, engine, tmp_path)
+        with serve_gateway(tmp_path / "one", engine_url, database_url=ledger) as url:
+            stack = Stack(url, engine, tmp_path)
             first = create(stack, None)
         with serve_gateway(tmp_path / "two", engine_url, database_url=ledger) as two:
             stack = Stack(two, engine, tmp_path, stack.sdks)
@@ -193,13 +196,13 @@ def test_turns_of_another_gateway_and_of_an_earlier_run_are_compared(tmp_path: P
 
 
 def test_an_operator_compares_any_two_turns_of_the_ledger(stack: Stack) -> None:
-    one = stack.sdk().messages.create(**body(**BASE))
+    first = stack.sdk().messages.create(**body(**BASE))
     two = stack.sdk().messages.create(**body(**{**BASE, "messages": GROWN}))
     three = stack.sdk().messages.create(**body(**{**BASE, "system": "other"}))
-    ids = {one.id, two.id, three.id}
+    ids = {first.id, two.id, three.id}
     eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()})
-    grown = stack.admin(f"turns/{two.id}/divergence?from={one.id}").json()
-    assert (grown["turn"], grown["earlier"]) == (two.id, one.id)
+    grown = stack.admin(f"turns/{two.id}/divergence?from={first.id}").json()
+    assert (grown["turn"], grown["earlier"]) == (two.id, first.id)
     assert {grown[name] for name in ("kind", "segment", "missed_tokens", "missed_nano")} == {None}
     assert grown["shared_tokens"] == grown["earlier_tokens"]
     changed = stack.admin(f"turns/{three.id}/divergence?from={two.id}").json()
@@ -209,8 +212,8 @@ def test_an_operator_compares_any_two_turns_of_the_ledger(stack: Stack) -> None:
     # Nobody named an earlier turn: one that shares most, of which this one only grew.
     nearest = stack.admin(f"turns/{two.id}/divergence").json()
     assert (nearest["kind"], nearest["shared_tokens"]) == (None, nearest["earlier_tokens"])
-    missing = stack.admin(f"turns/{one.id}/divergence?from=msg_none")
+    missing = stack.admin(f"turns/{first.id}/divergence?from=msg_none")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     headers = {"x-api-key": API_KEY}
-    path = f"{stack.url}/admin/v1/turns/{one.id}/divergence?from={two.id}"
+    path = f"{stack.url}/admin/v1/turns/{first.id}/divergence?from={two.id}"
     assert httpx.get(path, headers=headers, timeout=120).status_code == 200

@@ -50,7 +50,7 @@ class Pair:
         return replies[-1]
 
     def engine(self, name: str) -> dict[str, Any]:
-        return next(one for one in self.admin.get("engines") if one["name"] == name)
+        return next(engine for engine in self.admin.get("engines") if engine["name"] == name)
 
     def metric(self, line: str) -> float:
         return metric(self.url, line)
@@ -60,15 +60,15 @@ class Pair:
         eventually(lambda: request in self.first.acked and f"{request}.2" in self.second.acked)
 
     def turn(self, turn_id: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
 
         def look() -> bool:
-            found[:] = [t for t in self.admin.get("turns") if t["id"] == turn_id]
-            return bool(found)
+            rows[:] = [t for t in self.admin.get("turns") if t["id"] == turn_id]
+            return bool(rows)
 
         eventually(look)
-        assert len(found) == 1
-        return found[0]
+        assert len(rows) == 1
+        return rows[0]
 
 
 @contextmanager
@@ -84,8 +84,8 @@ def serving(data: Path, **settings: Any) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with serving(tmp_path) as made:
-        yield made
+    with serving(tmp_path) as running_pair:
+        yield running_pair
 
 
 def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(pair: Pair) -> None:
@@ -163,10 +163,10 @@ def test_when_all_are_full_and_none_may_wait_each_was_asked_once(tmp_path: Path)
 def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -> None:
     pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(pair.ask, "p")
+        future = pool.submit(pair.ask, "p")
         eventually(lambda: pair.metric("holdfast_gateway_waiting_turns") == 1)
         pair.second.refusal = None
-        assert asked.result(180).status_code == 200
+        assert future.result(180).status_code == 200
     assert pair.metric("holdfast_gateway_waiting_turns") == 0
     assert pair.metric("holdfast_gateway_waited_seconds_count") >= 1
     assert pair.engine("engine-1")["breaker"] == "closed"
@@ -179,7 +179,7 @@ def test_an_engine_that_puts_a_turn_off_takes_others_meanwhile(tmp_path: Path) -
         pair.first.refusal = ErrorReply("overloaded", "no worker was free", only_this=True)
         pair.first.refuses = b"put off"
         with ThreadPoolExecutor() as pool:
-            asked = pool.submit(pair.ask, "put off")
+            future = pool.submit(pair.ask, "put off")
             eventually(lambda: len(pair.first.refused) > 1)
             pair.first.refused.clear()
             for number in range(100):
@@ -188,7 +188,7 @@ def test_an_engine_that_puts_a_turn_off_takes_others_meanwhile(tmp_path: Path) -
                     break
             assert number > 0
             pair.first.refusal = None
-            assert asked.result(180).status_code == 200
+            assert future.result(180).status_code == 200
         assert pair.engine("engine-0")["breaker"] == "closed"
 
 
@@ -329,7 +329,7 @@ def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
     for number in range(12):
         assert pair.ask(f"removed {number}").status_code == 200
     assert not pair.first.requests
-    assert [one["name"] for one in pair.admin.get("engines")] == ["engine-1"]
+    assert [engine["name"] for engine in pair.admin.get("engines")] == ["engine-1"]
 
     assert pair.admin.post("engines", {"url": pair.first_url + "/"})["name"] == "engine-0"
     pair.ask_until(pair.first, "added")
@@ -338,15 +338,15 @@ def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
 def test_what_can_not_be_done_to_engines_is_said(pair: Pair) -> None:
     for engine in (pair.first, pair.second):
         engine.wait_seconds = 60.0
-    url, asked = f"{pair.url}/v1/messages", body(stream=True)
-    with httpx.stream("POST", url, json=asked, headers=HEADERS, timeout=120):
+    url, request = f"{pair.url}/v1/messages", body(stream=True)
+    with httpx.stream("POST", url, json=request, headers=HEADERS, timeout=120):
         name = "engine-0" if pair.first.requests else "engine-1"
         said = pair.admin.delete(f"engines/{name}", 400)
         assert "turns run there" in said["error"]["message"]
     pair.admin.post("engines/engine-9/drain", status=404)
-    for given, reason in (
+    for entry, reason in (
         ({"url": pair.first_url}, "url: this engine is there already"),
         ({}, "url: field required"),
         ({"url": "http://e", "name": "x"}, "name: unknown field"),
     ):
-        assert reason in pair.admin.post("engines", given, 400)["error"]["message"]
+        assert reason in pair.admin.post("engines", entry, 400)["error"]["message"]

@@ -26,7 +26,7 @@ def test_an_answer_says_where_workspaces_are_not_kept_apart(
     scripted = ScriptedEngine(guarantees=guarantees)
     with serve(scripted) as engine, serve_gateway(tmp_path, engine) as gateway:
         chat = {"model": MODEL, "messages": MESSAGES}
-        for path, asked in (("/v1/messages", body()), ("/v1/chat/completions", chat)):
-            reply = httpx.post(f"{gateway}{path}", json=asked, headers=HEADERS, timeout=120)
+        for path, request in (("/v1/messages", body()), ("/v1/chat/completions", chat)):
+            reply = httpx.post(f"{gateway}{path}", json=request, headers=HEADERS, timeout=120)
             assert reply.status_code == 200, reply.text
             assert reply.json()["holdfast"].get("is_isolated") is said

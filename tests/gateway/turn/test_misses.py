@@ -51,8 +51,8 @@ def answer(
     *missed: Told, read: int = 0, reason: MissReason | None = None, epoch: str = "e1"
 ) -> Any:
     reports = [
-        BreakpointReport(segment=segment, state="leased", ttl="5m", missed=told)
-        for segment, told in zip(MARKS, missed, strict=True)
+        BreakpointReport(segment=segment, state="leased", ttl="5m", missed=reason)
+        for segment, reason in zip(MARKS, missed, strict=True)
     ]
     ends = [0 if name.characters else 100 * (name.segment + 1) for name in PLAN.names]
     return Started(

@@ -45,11 +45,11 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    found = Disk(store._commit)
-    monkeypatch.setattr(store, "_commit", found)
+    slow_disk = Disk(store._commit)
+    monkeypatch.setattr(store, "_commit", slow_disk)
     monkeypatch.setattr(store, "_DEADLINE_SECONDS", WAIT_SECONDS)
-    yield found
-    found.goes_on.set()
+    yield slow_disk
+    slow_disk.goes_on.set()
 
 
 def ask(stack: Stack, *, seconds: float = WAIT_SECONDS, **changes: object) -> httpx.Response:
@@ -79,12 +79,12 @@ def test_where_the_record_cant_be_written_the_client_is_told_and_nothing_is_left
     before = num_turns(stack)
     with ThreadPoolExecutor() as pool:
         with disk.waits():
-            asked = pool.submit(ask, stack, stream=True)
+            future = pool.submit(ask, stack, stream=True)
             eventually(lambda: disk.num_waiting)
             time.sleep(0.5)
-            assert not stack.engine.requests and not asked.done()
+            assert not stack.engine.requests and not future.done()
             disk.is_broken = True
-        for refused in (asked.result(), ask(stack)):
+        for refused in (future.result(), ask(stack)):
             assert refused.status_code == 529
             assert refused.json()["error"]["type"] == "overloaded_error"
     disk.is_broken = False

@@ -71,9 +71,9 @@ def ask(stack: Stack, trace: str, *, stream: bool = False) -> str:
 def spans_of(collector: Collector, trace: str, number: int) -> list[Span]:
     eventually(lambda: len(collector.trace(trace)) >= number)
     time.sleep(0.3)  # for one too many
-    found = collector.trace(trace)
-    assert len(found) == number, [span.name for span in found]
-    return found
+    spans = collector.trace(trace)
+    assert len(spans) == number, [span.name for span in spans]
+    return spans
 
 
 def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt(
@@ -82,8 +82,8 @@ def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt
     ask(stack, os.urandom(16).hex())
     trace = os.urandom(16).hex()
     turn_id = ask(stack, trace)
-    found = spans_of(collector, trace, 6)
-    turn, call, *parts = found
+    spans = spans_of(collector, trace, 6)
+    turn, call, *parts = spans
     parts.sort(key=lambda part: (part.began, part.ended))
     assert (turn.service, turn.kind, turn.parent) == ("holdfast-gateway", SERVER, PARENT)
     assert turn.name == f"chat {turn.attributes['gen_ai.request.model']}"
@@ -94,7 +94,7 @@ def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt
         assert before.began <= before.ended == after.began <= after.ended
     assert turn.began <= call.began <= parts[0].began <= parts[-1].ended <= call.ended
     assert call.ended <= turn.ended
-    assert not any(span.is_error for span in found)
+    assert not any(span.is_error for span in spans)
     for span in (turn, call):
         read = span.attributes["gen_ai.usage.cache_read.input_tokens"]
         assert isinstance(read, int) and read > 100
@@ -102,12 +102,15 @@ def test_a_turn_is_one_trace_with_what_was_read_and_without_a_word_of_the_prompt
         assert span.attributes["gen_ai.usage.input_tokens"] > read
         assert span.attributes["holdfast.cache.tier"] == "device"
         assert span.attributes["gen_ai.operation.name"] == "chat"
-    told = turn.attributes
-    assert told["gen_ai.usage.output_tokens"] > 0  # type: ignore[operator]
-    assert (told["gen_ai.response.id"], told["http.response.status_code"]) == (turn_id, 200)
-    assert told["holdfast.lease.state"] == "leased"
-    assert 0 < told["holdfast.lease.seconds"] <= 300  # type: ignore[operator]
-    assert str(told["holdfast.request_id"]).startswith("req_")
+    attributes = turn.attributes
+    assert attributes["gen_ai.usage.output_tokens"] > 0  # type: ignore[operator]
+    assert (attributes["gen_ai.response.id"], attributes["http.response.status_code"]) == (
+        turn_id,
+        200,
+    )
+    assert attributes["holdfast.lease.state"] == "leased"
+    assert 0 < attributes["holdfast.lease.seconds"] <= 300  # type: ignore[operator]
+    assert str(attributes["holdfast.request_id"]).startswith("req_")
     words = (*SECRET_WORDS.split(), API_KEY, ENGINE_SECRET)
     assert not [word for word in words if word.encode() in collector.raw]
 
@@ -120,8 +123,8 @@ def test_the_spans_go_by_grpc_too(tmp_path: Path) -> None:
         with running_stack(tmp_path, "synthetic", {}, gateway) as stack:
             trace = os.urandom(16).hex()
             ask(stack, trace)
-            found = spans_of(collector, trace, 6)
-    assert {event for span in found for event in span.events} == {
+            spans = spans_of(collector, trace, 6)
+    assert {event for span in spans for event in span.events} == {
         "holdfast.admitted",
         "holdfast.first_frame",
     }
@@ -143,13 +146,15 @@ def gateway(
 
 
 def headers(traceparent: str) -> dict[str, str]:
-    told = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
-    return {**told, "traceparent": traceparent}
+    common = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
+    return {**common, "traceparent": traceparent}
 
 
 def post(url: str, trace: str = TRACE, **changes: Any) -> httpx.Response:
-    told = headers(f"00-{trace}-{PARENT}-01")
-    return httpx.post(f"{url}/v1/messages", json=body(**changes), headers=told, timeout=120)
+    trace_headers = headers(f"00-{trace}-{PARENT}-01")
+    return httpx.post(
+        f"{url}/v1/messages", json=body(**changes), headers=trace_headers, timeout=120
+    )
 
 
 def test_a_retry_at_another_engine_is_a_second_call_of_one_trace(
@@ -157,14 +162,14 @@ def test_a_retry_at_another_engine_is_a_second_call_of_one_trace(
 ) -> None:
     first, second = ScriptedEngine(breaks_early=True), ScriptedEngine()
     with (
-        serve(first) as one,
+        serve(first) as first_url,
         serve(second) as other,
-        gateway(monkeypatch, tmp_path, collector.url, one, other) as url,
+        gateway(monkeypatch, tmp_path, collector.url, first_url, other) as url,
     ):
         for number in range(60):
             trace = os.urandom(16).hex()
-            asked = [{"role": "user", "content": f"question {number}"}]
-            assert post(url, trace, messages=asked).status_code == 200
+            messages = [{"role": "user", "content": f"question {number}"}]
+            assert post(url, trace, messages=messages).status_code == 200
             if first.requests:
                 break
         turn, broken, whole, *_ = spans_of(collector, trace, 7)
@@ -185,13 +190,16 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
     engine = ScriptedEngine()
     engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
     refused, left = os.urandom(16).hex(), os.urandom(16).hex()
-    with serve(engine) as one, gateway(monkeypatch, tmp_path, collector.url, one) as url:
+    with (
+        serve(engine) as engine_url,
+        gateway(monkeypatch, tmp_path, collector.url, engine_url) as url,
+    ):
         assert post(url, refused).status_code == 400
         turn, call = spans_of(collector, refused, 2)
         engine.refusal, engine.script = None, say(*["word "] * 2_000, delay=0.05)
-        told, path = headers(f"00-{left}-{PARENT}-01"), f"{url}/v1/messages"
-        asked = body(stream=True)
-        with httpx.stream("POST", path, json=asked, headers=told, timeout=120) as reply:
+        trace_headers, path = headers(f"00-{left}-{PARENT}-01"), f"{url}/v1/messages"
+        request = body(stream=True)
+        with httpx.stream("POST", path, json=request, headers=trace_headers, timeout=120) as reply:
             next(reply.iter_lines())
         # Which parts of the engine's work it has depends on when the client left.
         eventually(lambda: any(span.parent == PARENT for span in collector.trace(left)))
@@ -205,17 +213,20 @@ def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
 def test_a_traceparent_that_is_not_one_begins_a_new_trace(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve(ScriptedEngine()) as one, gateway(monkeypatch, tmp_path, collector.url, one) as url:
+    with (
+        serve(ScriptedEngine()) as engine_url,
+        gateway(monkeypatch, tmp_path, collector.url, engine_url) as url,
+    ):
         for wrong in ("", "00-zz-yy-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"):
             before, path = len(collector.spans), f"{url}/v1/messages"
             reply = httpx.post(path, json=body(), headers=headers(wrong), timeout=120)
             assert reply.status_code == 200
             eventually(lambda before=before: len(collector.spans) == before + 6)
-            made = {span.name: span for span in collector.spans[before:]}
-            call = made.pop("engine_call")
-            [turn] = (span for name, span in made.items() if name.startswith("chat "))
+            spans = {span.name: span for span in collector.spans[before:]}
+            call = spans.pop("engine_call")
+            [turn] = (span for name, span in spans.items() if name.startswith("chat "))
             assert turn.parent == "" and call.parent == turn.id
-            assert len({span.trace for span in made.values()}) == 1
+            assert len({span.trace for span in spans.values()}) == 1
 
 
 def test_a_slow_collector_holds_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,15 +240,17 @@ def test_a_slow_collector_holds_no_turn(tmp_path: Path, monkeypatch: pytest.Monk
         "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "600",
     }
-    with collecting() as slow, serve(ScriptedEngine()) as one:
+    with collecting() as slow, serve(ScriptedEngine()) as engine_url:
         slow.may_answer.clear()
-        with gateway(monkeypatch, tmp_path / "slow", slow.url, one, **room) as url:
+        with gateway(monkeypatch, tmp_path / "slow", slow.url, engine_url, **room) as url:
             try:
                 ask_often(url)
             finally:
                 slow.may_answer.set()
         room["OTEL_EXPORTER_OTLP_TIMEOUT"] = "2"
-        with gateway(monkeypatch, tmp_path / "away", "http://127.0.0.1:9", one, **room) as url:
+        with gateway(
+            monkeypatch, tmp_path / "away", "http://127.0.0.1:9", engine_url, **room
+        ) as url:
             ask_often(url)
 
 
@@ -250,5 +263,8 @@ def test_a_wrong_protocol_stops_the_start(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(TracesError, match="carrier-pigeon"), serve_gateway(tmp_path, traces=True):
         pass
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    with serve(ScriptedEngine()) as one, serve_gateway(tmp_path, one, traces=True) as url:
+    with (
+        serve(ScriptedEngine()) as engine_url,
+        serve_gateway(tmp_path, engine_url, traces=True) as url,
+    ):
         assert post(url).status_code == 200

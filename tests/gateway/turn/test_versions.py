@@ -22,8 +22,8 @@ PAPER = "The committee met and found that nothing was to be done about it. " * 8
 
 
 def printed(system: Any, said: str = "Why?", model: str = "m", **more: Any) -> Fingerprint:
-    asked = body(system=system, messages=[{"role": "user", "content": said}], **more)
-    decoded = decode_messages(msgspec.json.encode(asked))
+    request = body(system=system, messages=[{"role": "user", "content": said}], **more)
+    decoded = decode_messages(msgspec.json.encode(request))
     who = Principal("w", "k", "w")
     context = RequestContext(who, CatalogueModel(id=model, display_name=model), 0.0)
     return ask_of(decoded, context, "2023-06-01").fingerprint(400, ())

@@ -38,8 +38,8 @@ def test_where_no_entry_stands_nothing_is_remembered_and_the_memory_is_bounded()
     digests = [f"{number:016x}" for number in range(3)]
     for digest in digests:
         learn(known, "one", name=digest)
-    found = [known.explain("one", "m", "e2", [digest], 1.0) for digest in digests]
-    assert found == [None, "engine_restart", "engine_restart"]
+    reasons = [known.explain("one", "m", "e2", [digest], 1.0) for digest in digests]
+    assert reasons == [None, "engine_restart", "engine_restart"]
 
 
 def test_another_model_is_the_reason_wherever_the_prefix_stands() -> None:

@@ -35,8 +35,8 @@ TOO_LONG = "x " * 8_000_000
 
 def chain(length: int, form: Any) -> Schema:
     """Definitions that each name the next one."""
-    made = {f"d{at}": form({"$ref": f"#/$defs/d{at + 1}"}) for at in range(length)}
-    return {"$ref": "#/$defs/d0", "$defs": {**made, f"d{length}": {"type": "string"}}}
+    definitions = {f"d{at}": form({"$ref": f"#/$defs/d{at + 1}"}) for at in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "string"}}}
 
 
 def check(schema: Schema) -> None:
@@ -66,9 +66,9 @@ def preparer() -> Preparer:
     return Preparer(demo_renderer(), described)
 
 
-def refusal(asked: GenerateRequest | CountRequest) -> Refused | None:
-    kind = GENERATE if isinstance(asked, GenerateRequest) else COUNT
-    answer = preparer().answer(Job(kind, msgspec.json.encode(asked)))
+def refusal(wire_request: GenerateRequest | CountRequest) -> Refused | None:
+    kind = GENERATE if isinstance(wire_request, GenerateRequest) else COUNT
+    answer = preparer().answer(Job(kind, msgspec.json.encode(wire_request)))
     return answer if isinstance(answer, Refused) else None
 
 
@@ -83,7 +83,7 @@ def tool_of(num_properties: int) -> Tool:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("wire_request", "message"),
     [
         (
             request(prompt("q", tools=[tool_of(1025)]), tool_choice=ToolChoice("any")),
@@ -105,10 +105,10 @@ def tool_of(num_properties: int) -> Tool:
     ids=range(7),
 )
 def test_a_request_beyond_the_bounds_is_refused_by_name_and_at_little_cost(
-    asked: GenerateRequest | CountRequest, message: str
+    wire_request: GenerateRequest | CountRequest, message: str
 ) -> None:
     began = time.process_time()
-    refused = refusal(asked)
+    refused = refusal(wire_request)
     assert time.process_time() - began < 1.0
     assert refused is not None and message in refused.message
     assert refused.is_public or "schema" not in refused.message
@@ -137,7 +137,7 @@ MULTIPLE = "as the digits of `multipleOf` > 100000 maximum"
             "properties": {"a/b": {"$ref": "#/anyOf/0"}},
             "not": {"$ref": "#/properties/a~1b"},
         },
-        *({"multipleOf": one} for one in (0.01, 5, 1e-7, 10**6, 0.25, 86_400, True, "x")),
+        *({"multipleOf": factor} for factor in (0.01, 5, 1e-7, 10**6, 0.25, 86_400, True, "x")),
     ],
     ids=range(11),
 )
@@ -152,7 +152,10 @@ def test_definitions_naming_each_other_count_once_and_usual_multiples_pass(schem
         # A walk for each of these references took 14 seconds.
         ({"large": [{"$ref": f"#/odd{n}"} for n in range(8_000)]}, "levels with all that"),
         ({"large": [{"$ref": f"{n}/large"} for n in range(8_000)]}, "levels with all that"),
-        *(({"multipleOf": one}, MULTIPLE) for one in (999_983, 1e15 + 37, 0.999983, 86_400_000)),
+        *(
+            ({"multipleOf": factor}, MULTIPLE)
+            for factor in (999_983, 1e15 + 37, 0.999983, 86_400_000)
+        ),
         (
             {"patternProperties": {f"^a{at}$": {} for at in range(33)}},
             "33 `patternProperties` of schemas > 32 maximum",

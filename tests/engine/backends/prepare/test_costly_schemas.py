@@ -38,18 +38,18 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def engine() -> AsyncIterator[LocalBackend]:
     bounds = {"GRAMMAR_SECONDS": SECONDS}
-    async with serving(described={"capabilities": CAPABILITIES}, bounds=bounds) as made:
-        yield made
+    async with serving(described={"capabilities": CAPABILITIES}, bounds=bounds) as local_engine:
+        yield local_engine
 
 
 def held_to(schema: dict[str, Any], scope: str = SCOPE) -> GenerateRequest:
     return request(output_schema=schema, scope=scope)
 
 
-async def refused(engine: LocalBackend, asked: GenerateRequest) -> str:
+async def refused(engine: LocalBackend, generate_request: GenerateRequest) -> str:
     """Why the grammar takes too much."""
     with pytest.raises(SchemaTooCostly) as error:
-        await engine.open(asked)
+        await engine.open(generate_request)
     assert error.value.code == "too_costly" and error.value.is_public
     return str(error.value)
 
@@ -76,15 +76,15 @@ async def test_a_costly_schema_is_refused_by_field_and_bound_and_found_once(
     engine: LocalBackend, kind: str
 ) -> None:
     """It was computed for eight seconds, twice."""
-    given, field = CASES[kind]
-    message = await refused(engine, request(**given))
+    fields, field = CASES[kind]
+    message = await refused(engine, request(**fields))
     assert message == f"{field} takes more than 1 seconds of processor time to compile"
     await finish(engine, request())
     began = time.monotonic()
-    assert await refused(engine, request(**given)) == message
+    assert await refused(engine, request(**fields)) == message
     assert time.monotonic() - began < SECONDS
     # What one scope found says nothing to another.
-    assert await refused(engine, request(scope="c" * 32, **given)) == message
+    assert await refused(engine, request(scope="c" * 32, **fields)) == message
 
 
 async def test_where_others_take_the_processor_a_costly_schema_is_still_found_once() -> None:

@@ -55,27 +55,30 @@ def turn(*texts: str, images: list[Image]) -> Prompt:
 
 
 def prepared(preparer: Preparer, prompt: Prompt, **more: Any) -> Prepared:
-    asked = request(prompt, **more)
-    answer = preparer.answer(Job(GENERATE, msgspec.json.encode(asked)))
+    generate_request = request(prompt, **more)
+    answer = preparer.answer(Job(GENERATE, msgspec.json.encode(generate_request)))
     assert isinstance(answer, Prepared), answer
     return answer
 
 
 def test_a_prompt_has_one_place_an_image_and_none_that_a_client_wrote(seeing: Preparer) -> None:
-    one, two = image(1), image(2)
-    call, result = ToolUsePart("c", "shot", {}), ToolResultPart("c", f"A {two.reference}\nB")
+    first_image, second_image = image(1), image(2)
+    call, result = (
+        ToolUsePart("c", "shot", {}),
+        ToolResultPart("c", f"A {second_image.reference}\nB"),
+    )
     said = f"{PLACE} and {image(3).reference}"
     prompt = Prompt(
         [
-            Message("user", [TextPart(said), TextPart(one.reference)]),
+            Message("user", [TextPart(said), TextPart(first_image.reference)]),
             Message("assistant", [call]),
-            Message("user", [result, TextPart(one.reference)]),
+            Message("user", [result, TextPart(first_image.reference)]),
         ],
-        images=[one, two],
+        images=[first_image, second_image],
     )
     place = renderer().tokenizer.token_to_id(PLACE)
     answer = prepared(seeing, prompt)
-    assert [each.id for each in answer.images] == [one.id, two.id, one.id]
+    assert [part.id for part in answer.images] == [first_image.id, second_image.id, first_image.id]
     assert array("I", answer.token_ids).tolist().count(place) == 3
     counted = seeing.answer(Job(COUNT, msgspec.json.encode(CountRequest(SCOPE, prompt))))
     assert isinstance(counted, Counted)
@@ -83,8 +86,15 @@ def test_a_prompt_has_one_place_an_image_and_none_that_a_client_wrote(seeing: Pr
 
 
 def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> None:
-    one, two = image(1), image(2)
-    prompt = turn("Look", one.reference, "then", two.reference, "well", images=[one, two])
+    first_image, second_image = image(1), image(2)
+    prompt = turn(
+        "Look",
+        first_image.reference,
+        "then",
+        second_image.reference,
+        "well",
+        images=[first_image, second_image],
+    )
     names = [Name(f"{segment:016x}", segment) for segment in range(5)]
     compact = prepared(seeing, prompt, names=names, breakpoints=[Breakpoint(1)])
     tokens = array("I", compact.token_ids).tolist()
@@ -111,9 +121,10 @@ def test_what_stands_behind_an_image_moves_by_its_tokens(seeing: Preparer) -> No
         keys[:first] == whole[:first] and keys[first + 9 : second + 8] == tokens[first + 1 : second]
     )
     assert min(keys[first : first + 9]) >= 1 << 31
-    others = array("I", keys_of(expanded, [image(4), two])).tolist()
+    others = array("I", keys_of(expanded, [image(4), second_image])).tolist()
     assert all(
-        own != other for own, other in zip(keys[first:][:9], others[first:][:9], strict=True)
+        key != other_key
+        for key, other_key in zip(keys[first:][:9], others[first:][:9], strict=True)
     )
     assert others[second + 8 :] == keys[second + 8 :]
     for wrong in (
@@ -149,8 +160,8 @@ def test_a_token_that_was_joined_with_an_image_is_the_image() -> None:
                 with pytest.raises(InvalidRequest, match="not where the template put them"):
                     Widening(changed, expanded)
     # Where the token is another one, so are the image's keys.
-    one = [image(1)]
-    first, second = (keys_of(Expanded([*seen[:5], last], [(0, 6)], [0]), one) for last in (2, 3))
+    images = [image(1)]
+    first, second = (keys_of(Expanded([*seen[:5], last], [(0, 6)], [0]), images) for last in (2, 3))
     assert first[:20] == second[:20] and first[20:] != second[20:]
 
 
@@ -168,9 +179,9 @@ def test_a_broken_image_is_refused_by_reference(seeing: Preparer, broken: dict[s
     number = 10 + len(str(broken))
     bad, good = image(number, **broken), image(1)
     prompt = turn(good.reference, bad.reference, images=[good, bad])
-    for asked in (request(prompt), CountRequest(SCOPE, prompt)):
-        kind = COUNT if isinstance(asked, CountRequest) else GENERATE
-        answer = seeing.answer(Job(kind, msgspec.json.encode(asked)))
+    for wire_request in (request(prompt), CountRequest(SCOPE, prompt)):
+        kind = COUNT if isinstance(wire_request, CountRequest) else GENERATE
+        answer = seeing.answer(Job(kind, msgspec.json.encode(wire_request)))
         assert isinstance(answer, Refused) and answer.code == "invalid_request"
         if "width" not in broken:
             assert answer.is_public
@@ -178,17 +189,17 @@ def test_a_broken_image_is_refused_by_reference(seeing: Preparer, broken: dict[s
 
 
 def test_an_image_that_a_text_repeats_counts_each_time(seeing: Preparer) -> None:
-    one = image(1)
-    prompt = turn(*[one.reference] * (MAX_IMAGES + 1), images=[one])
-    for asked in (request(prompt), CountRequest(SCOPE, prompt)):
-        kind = COUNT if isinstance(asked, CountRequest) else GENERATE
-        answer = seeing.answer(Job(kind, msgspec.json.encode(asked)))
+    picture = image(1)
+    prompt = turn(*[picture.reference] * (MAX_IMAGES + 1), images=[picture])
+    for wire_request in (request(prompt), CountRequest(SCOPE, prompt)):
+        kind = COUNT if isinstance(wire_request, CountRequest) else GENERATE
+        answer = seeing.answer(Job(kind, msgspec.json.encode(wire_request)))
         assert isinstance(answer, Refused) and "at most 100" in answer.message
 
 
 def test_an_engine_that_reads_text_refuses_images() -> None:
-    one = image(1)
-    asked = request(turn(one.reference, images=[one]))
+    picture = image(1)
+    generate_request = request(turn(picture.reference, images=[picture]))
     preparer = Preparer(renderer(), description(capabilities=["own_template"]))
-    answer = preparer.answer(Job(GENERATE, msgspec.json.encode(asked)))
+    answer = preparer.answer(Job(GENERATE, msgspec.json.encode(generate_request)))
     assert isinstance(answer, Refused) and answer.code == "unsupported"

@@ -36,16 +36,17 @@ class Bench:
 
     async def send(self, *requests: str) -> "list[asyncio.Task[Answer]]":
         """Each is a scope, and more; the loop runs until nothing moves."""
-        made = [
-            asyncio.ensure_future(self.pool.run(GENERATE, one.encode(), one[0])) for one in requests
+        tasks = [
+            asyncio.ensure_future(self.pool.run(GENERATE, name.encode(), name[0]))
+            for name in requests
         ]
         for _ in range(10):
             await asyncio.sleep(0)
-        return made
+        return tasks
 
-    async def ask(self, one: str) -> Answer:
+    async def ask(self, name: str) -> Answer:
         self.open("b")
-        return await asyncio.wait_for(self.pool.run(GENERATE, one.encode(), one[0]), 60)
+        return await asyncio.wait_for(self.pool.run(GENERATE, name.encode(), name[0]), 60)
 
     def open(self, scopes: str = "abc") -> None:
         for scope in scopes:

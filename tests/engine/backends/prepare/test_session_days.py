@@ -51,13 +51,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def num_others(model: Path) -> int:
     """The tokens of a prompt of one question that are no day."""
     dated = ChatRenderer(read_prompt_files(str(model)))
-    asked = prompt("q", system=SYSTEM)
-    one, two = (
-        len(dated.render(asked, thinking=False, days=KnownDays(f"2026-01-0{day}")).token_ids)
+    dated_prompt = prompt("q", system=SYSTEM)
+    one_day, two_days = (
+        len(dated.render(dated_prompt, thinking=False, days=KnownDays(f"2026-01-0{day}")).token_ids)
         for day in (1, 2)
     )
-    assert two - one == 1, "one more token a day"
-    return one - 1
+    assert two_days - one_day == 1, "one more token a day"
+    return one_day - 1
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Engine:
     num_requests: int = 0
     backend: LocalBackend = field(init=False)
 
-    async def ask(self, *texts: str, **given: Any) -> Started:
+    async def ask(self, *texts: str, **changes: Any) -> Started:
         self.num_requests += 1
         fields: dict[str, Any] = {
             "of": prompt(*texts, system=SYSTEM),
@@ -75,8 +75,10 @@ class Engine:
             "request_id": f"r{self.num_requests}",
             "sampling": Sampling(max_tokens=1),
         }
-        asked = request(**fields | given)
-        frames = [frame async for frame in await self.backend.open(asked) if frame is not None]
+        generate_request = request(**fields | changes)
+        frames = [
+            frame async for frame in await self.backend.open(generate_request) if frame is not None
+        ]
         assert isinstance(frames[0], Started)
         return frames[0]
 
@@ -88,41 +90,41 @@ class Engine:
 
 @asynccontextmanager
 async def engine(
-    model: Path, renderer: ChatRenderer | None = None, **given: Any
+    model: Path, renderer: ChatRenderer | None = None, **settings: Any
 ) -> AsyncIterator[Engine]:
-    made = Engine(model)
-    values = {"model": str(model), **given}
-    async with serving(renderer, today=lambda: made.today, **values) as made.backend:
-        yield made
+    running = Engine(model)
+    values = {"model": str(model), **settings}
+    async with serving(renderer, today=lambda: running.today, **values) as running.backend:
+        yield running
 
 
 async def test_a_session_keeps_its_day_until_its_lease_ends_on_any_worker(model: Path) -> None:
-    async with engine(model) as made:
-        first = await made.ask("Where is it?")
+    async with engine(model) as running:
+        first = await running.ask("Where is it?")
         written = first.usage.cache_write_1h_tokens
         assert written > 200 and not first.usage.cache_read_tokens
-        made.today = NEW
-        await made.backend.advance_clock(120)
-        await kill_workers(made.backend)
-        second = await made.ask("Where is it?", "There.", "And now?")
+        running.today = NEW
+        await running.backend.advance_clock(120)
+        await kill_workers(running.backend)
+        second = await running.ask("Where is it?", "There.", "And now?")
         assert second.usage.cache_read_tokens == written
-        assert await made.days() == 31
+        assert await running.days() == 31
         for _ in range(3):  # each use keeps the day for an hour more
-            await made.backend.advance_clock(HOUR - 60)
-            again = await made.ask("Where is it?")
+            await running.backend.advance_clock(HOUR - 60)
+            again = await running.ask("Where is it?")
             assert again.usage.cache_read_tokens == written
-        await made.backend.advance_clock(HOUR + 61)
-        assert await made.days() == 1
-        late = await made.ask("Where is it?")
+        await running.backend.advance_clock(HOUR + 61)
+        assert await running.days() == 1
+        late = await running.ask("Where is it?")
         assert not late.usage.cache_read_tokens
         assert first.usage.prompt_tokens - late.usage.prompt_tokens == 30
         # An entry with a longer lifetime of its own keeps its day as long.
         point = Breakpoint(0, "1h", seconds=5 * HOUR)
-        await made.ask("Where is it?", breakpoints=[point])
-        made.today = OLD
-        await made.backend.advance_clock(4 * HOUR)
-        other = await made.ask("What else?", breakpoints=[point])
-        assert other.usage.cache_read_tokens > 0 and await made.days() == 1
+        await running.ask("Where is it?", breakpoints=[point])
+        running.today = OLD
+        await running.backend.advance_clock(4 * HOUR)
+        other = await running.ask("What else?", breakpoints=[point])
+        assert other.usage.cache_read_tokens > 0 and await running.days() == 1
 
 
 async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(model: Path) -> None:
@@ -130,11 +132,11 @@ async def test_segments_that_end_within_a_token_are_told_where_they_are_marked(m
     inexact = next(index for index, span in enumerate(spans) if not span.is_exact)
     exact = next(index for index, span in enumerate(spans) if span.is_exact and span.end)
     points = [Breakpoint(inexact), Breakpoint(exact)]
-    async with engine(model, renderer_of("qwen3")) as made:
-        told = await made.ask(of=agent_prompt(), breakpoints=points, min_cache_tokens=1)
-        assert told.inexact == [inexact]
-        assert {report.segment for report in told.breakpoints} == {inexact, exact}
-        assert (await made.ask("q", breakpoints=[])).inexact == []
+    async with engine(model, renderer_of("qwen3")) as running:
+        started = await running.ask(of=agent_prompt(), breakpoints=points, min_cache_tokens=1)
+        assert started.inexact == [inexact]
+        assert {report.segment for report in started.breakpoints} == {inexact, exact}
+        assert (await running.ask("q", breakpoints=[])).inexact == []
 
 
 async def test_of_two_first_uses_at_midnight_the_first_decides() -> None:
@@ -177,16 +179,16 @@ async def test_templates_that_write_no_date_are_told_no_day(model: Path) -> None
     assert not demo_renderer().writes_date
     rendered = demo_renderer().render(agent_prompt(), thinking=False, days=KnownDays("2026-01-31"))
     assert rendered.dated is None
-    async with engine(Path(DEMO_MODEL)) as made:
-        pool = made.backend._ready().preparation
+    async with engine(Path(DEMO_MODEL)) as running:
+        pool = running.backend._ready().preparation
         assert isinstance(pool, PreparePool) and pool._days is None
 
 
 async def test_a_lease_of_twelve_hours_keeps_its_day_for_as_long(model: Path) -> None:
-    async with engine(model) as made:
-        await made.ask("Where is it?", breakpoints=[Breakpoint(0, "12h")])
-        made.today = NEW
-        await made.backend.advance_clock(12 * HOUR - 60)
-        assert await made.days() == 31
-        await made.backend.advance_clock(121)
-        assert await made.days() == 1
+    async with engine(model) as running:
+        await running.ask("Where is it?", breakpoints=[Breakpoint(0, "12h")])
+        running.today = NEW
+        await running.backend.advance_clock(12 * HOUR - 60)
+        assert await running.days() == 31
+        await running.backend.advance_clock(121)
+        assert await running.days() == 1

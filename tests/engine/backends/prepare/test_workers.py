@@ -42,24 +42,24 @@ async def backend(**bounds: Any) -> AsyncIterator[LocalBackend]:
         "longest_token_bytes": 93,
         "capabilities": ["copy_on_write", "multiple_choices", "tools", "forced_tools"],
     }
-    async with serving(described=described, bounds=bounds) as made:
-        yield made
+    async with serving(described=described, bounds=bounds) as local_engine:
+        yield local_engine
 
 
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[LocalBackend]:
-    async with backend() as made:
-        yield made
+    async with backend() as local_engine:
+        yield local_engine
 
 
 def counting(text: str) -> CountRequest:
     return CountRequest(SCOPE, prompt(text))
 
 
-def forced(num_properties: int, **given: Any) -> GenerateRequest:
+def forced(num_properties: int, **fields: Any) -> GenerateRequest:
     properties = {f"property_{i}": {"type": "string"} for i in range(num_properties)}
     tools = [Tool("t", {"type": "object", "properties": properties})]
-    return request(prompt("q", tools=tools), tool_choice=ToolChoice("any"), **given)
+    return request(prompt("q", tools=tools), tool_choice=ToolChoice("any"), **fields)
 
 
 def workers(engine: LocalBackend) -> list[WorkerProcess]:
@@ -68,13 +68,13 @@ def workers(engine: LocalBackend) -> list[WorkerProcess]:
 
 def children() -> list[int]:
     """The worker processes of this one."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             status = (path.parent / "stat").read_text().rsplit(")", 1)[1].split()
             if b"prepare.worker" in path.read_bytes() and int(status[1]) == os.getpid():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 async def kill_workers(engine: LocalBackend) -> None:
@@ -231,8 +231,8 @@ def test_clients_that_leave_while_a_worker_starts_do_not_start_it_again_and_agai
     started: list[int] = []
     spawn = asyncio.create_subprocess_exec
 
-    async def spawned(*given: Any, **more: Any) -> asyncio.subprocess.Process:
-        process = await spawn(*given, **more)
+    async def spawned(*arguments: Any, **more: Any) -> asyncio.subprocess.Process:
+        process = await spawn(*arguments, **more)
         started.append(process.pid)
         return process
 

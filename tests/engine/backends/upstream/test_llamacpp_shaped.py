@@ -23,21 +23,21 @@ def running(script: SlotScript) -> Iterator[Engine]:
 
 
 def orders(script: SlotScript) -> list[tuple[int, bool]]:
-    bodies = [one.body for one in script.seen if one.path == "/completion"]
+    bodies = [request.body for request in script.seen if request.path == "/completion"]
     return [(body["id_slot"], body["cache_prompt"]) for body in bodies]
 
 
 def test_it_is_known_by_its_answers_and_says_what_it_keeps(engine: Engine) -> None:
-    told = engine.description
-    assert (told.upstream, told.max_running) == ("llamacpp", SLOTS)
+    description = engine.description
+    assert (description.upstream, description.max_running) == ("llamacpp", SLOTS)
     assert engine.keeps("exact_read") and engine.keeps("isolation")
     assert not engine.keeps("hold") and not engine.keeps("forced_tools")
 
 
 def test_a_scope_reads_what_its_slot_kept(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    first, second = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
-    (end,) = engine.ends(asked)
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    first, second = engine.ask(conversation, scope, 0), engine.ask(conversation, scope, 0)
+    (end,) = engine.ends(conversation)
     assert (first.usage.cache_write_5m_tokens, second.usage.cache_read_tokens) == (end, end)
     # The server reuses all but the last token.
     assert second.usage.computed_tokens == 1
@@ -57,9 +57,9 @@ def test_a_turn_that_ends_with_nothing_said_is_an_answer(
 
 
 def test_a_slot_another_scope_used_is_computed_anew(engine: Engine, script: SlotScript) -> None:
-    asked = prompt(engine.text(100))
+    conversation = prompt(engine.text(100))
     for _ in range(SLOTS + 1):
-        usage = engine.ask(asked, engine.scope(), 0).usage
+        usage = engine.ask(conversation, engine.scope(), 0).usage
         assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
     latest = orders(script)[-SLOTS - 1 :]
     assert {slot for slot, _ in latest} == set(range(SLOTS)), "the least used goes first"
@@ -67,11 +67,11 @@ def test_a_slot_another_scope_used_is_computed_anew(engine: Engine, script: Slot
 
 
 def test_a_slot_that_was_taken_away_gives_no_read(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    engine.ask(asked, scope, 0)
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    engine.ask(conversation, scope, 0)
     for _ in range(SLOTS):
         engine.ask(prompt(engine.text(50)), engine.scope())
-    again = engine.ask(asked, scope, 0)
+    again = engine.ask(conversation, scope, 0)
     assert again.usage.cache_read_tokens == 0
     assert again.started.miss_reason == "best_effort_evicted"
 
@@ -97,20 +97,20 @@ def test_requests_beyond_the_slots_wait_for_one(engine: Engine, script: SlotScri
     ],
 )
 def test_a_wrong_answer_fails_the_request(engine: Engine, script: SlotScript, fault: Fault) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
+    scope, conversation = engine.scope(), prompt(engine.text(100))
     script.fault = fault
-    answer = engine.ask(asked, scope, 0, max_tokens=8)
+    answer = engine.ask(conversation, scope, 0, max_tokens=8)
     assert isinstance(answer.last, Failed)
     assert (engine.entries(scope), list(engine.unacknowledged().values())[-1].usage) == ([], None)
 
 
 def test_a_server_that_reuses_wrongly_fails_the_request(engine: Engine, script: SlotScript) -> None:
-    asked = prompt(engine.text(100))
+    conversation = prompt(engine.text(100))
     for _ in range(SLOTS):
-        engine.ask(asked, engine.scope(), 0)
+        engine.ask(conversation, engine.scope(), 0)
     script.ignores_wish = True
     try:
-        answer = engine.ask(asked, engine.scope(), 0)
+        answer = engine.ask(conversation, engine.scope(), 0)
         assert isinstance(answer.last, Failed) and "reused" in answer.last.message
     finally:
         script.ignores_wish = False

@@ -39,10 +39,15 @@ def test_it_says_that_scopes_are_not_kept_apart(engine: Engine) -> None:
 
 
 def test_a_scope_reads_its_own_entries_and_is_told_of_no_others(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    assert engine.ask(asked, scope, 0).usage.cache_write_5m_tokens == engine.ends(asked)[0]
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
-    usage = engine.ask(asked, engine.scope(), 0).usage
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    assert (
+        engine.ask(conversation, scope, 0).usage.cache_write_5m_tokens
+        == engine.ends(conversation)[0]
+    )
+    assert (
+        engine.ask(conversation, scope, 0).usage.cache_read_tokens == engine.ends(conversation)[0]
+    )
+    usage = engine.ask(conversation, engine.scope(), 0).usage
     assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
 
 
@@ -65,7 +70,7 @@ def test_a_stop_string_is_found_here(engine: Engine) -> None:
 
 
 def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> None:
-    asked = Prompt(
+    conversation = Prompt(
         messages=[
             Message("user", [TextPart("Paint.")]),
             Message("assistant", [ToolUsePart("t1", "paint", {"colour": "red"})]),
@@ -74,7 +79,7 @@ def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> N
         tools=[PAINT],
         system=[TextPart("One."), TextPart("Two.")],
     )
-    answer = engine.ask(asked, engine.scope(), max_tokens=50)
+    answer = engine.ask(conversation, engine.scope(), max_tokens=50)
     deltas = [f for f in answer.frames if not isinstance(f, TextDelta)][1:-2]
     assert isinstance(deltas[0], ThinkingDelta) and deltas[0].text == "Hm."
     assert isinstance(deltas[1], ToolUseStart) and deltas[1].name == "paint"
@@ -90,10 +95,10 @@ def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> N
 
 
 def test_a_prompt_the_server_counts_otherwise_is_no_read(engine: Engine, script: Script) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    engine.ask(asked, scope, 0)
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    engine.ask(conversation, scope, 0)
     script.fault = Fault(usage={"prompt_tokens": 5})
-    counted = engine.ask(asked, scope, 0).started
+    counted = engine.ask(conversation, scope, 0).started
     assert counted.usage.cache_read_tokens == 0
     assert counted.breakpoints[0].missed == counted.miss_reason is not None
 
@@ -127,7 +132,7 @@ def test_an_answer_that_the_server_gives_up_is_no_whole_one(
 
 
 @pytest.mark.parametrize(
-    ("asked", "sampling", "named"),
+    ("conversation", "sampling", "named"),
     [
         (Prompt(messages=[], text="Once upon"), {}, "prompt.text"),
         (prompt("Once upon"), {"ignore_eos": True}, "ignore_eos"),
@@ -142,10 +147,10 @@ def test_an_answer_that_the_server_gives_up_is_no_whole_one(
     ],
 )
 def test_what_the_servers_own_template_rules_is_refused_by_name(
-    engine: Engine, asked: Prompt, sampling: dict[str, Any], named: str
+    engine: Engine, conversation: Prompt, sampling: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(Refused) as refused:
-        engine.ask(asked, engine.scope(), max_tokens=8, **sampling)
+        engine.ask(conversation, engine.scope(), max_tokens=8, **sampling)
     assert refused.value.reply["code"] == "unsupported"
     assert refused.value.reply["message"].startswith(named)
 
@@ -155,8 +160,8 @@ def test_a_server_that_tells_nothing_is_found_and_read_from_by_nobody() -> None:
     with serving_script(script, ScriptedOpenAi) as url, engine_before(url) as engine:
         assert engine.description.upstream == "openai"
         assert not engine.keeps("exact_read") and not engine.keeps("isolation")
-        scope, asked = engine.scope(), prompt(engine.text(100))
-        first, again = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
+        scope, conversation = engine.scope(), prompt(engine.text(100))
+        first, again = engine.ask(conversation, scope, 0), engine.ask(conversation, scope, 0)
         assert first.started.breakpoints[0].reason == "no_hold"
         assert again.usage.cache_read_tokens == 0
         assert again.started.miss_reason == "not_told"

@@ -30,36 +30,41 @@ def epoch_of(engine: Engine) -> str | None:
 def test_a_server_that_was_started_anew_begins_an_epoch_with_nothing_held() -> None:
     script = Script()
     with serving_script(script) as url, engine_before(url) as engine:
-        scope, asked, before = engine.scope(), prompt(engine.text(100)), epoch_of(engine)
-        first = engine.ask(asked, scope, 0)
+        scope, conversation, before = engine.scope(), prompt(engine.text(100)), epoch_of(engine)
+        first = engine.ask(conversation, scope, 0)
         script.restart()
         wait_until(lambda: epoch_of(engine) not in (None, before))
         assert (engine.entries(scope), engine.snapshot().chains) == ([], [])
-        again = engine.ask(asked, scope, 0)
+        again = engine.ask(conversation, scope, 0)
         assert again.usage.cache_read_tokens == 0
         assert again.usage.cache_write_5m_tokens == first.usage.cache_write_5m_tokens
         kept = engine.get("unacknowledged", list[FinalCounts])
         epochs = [counts.epoch for counts in kept if counts.scope == scope]
         assert epochs == [before, epoch_of(engine)], "final counts outlive the server"
-        assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+        assert (
+            engine.ask(conversation, scope, 0).usage.cache_read_tokens
+            == engine.ends(conversation)[0]
+        )
 
 
 def test_while_the_server_is_away_the_engine_says_so_and_then_goes_on() -> None:
     script = Script(token_seconds=0.2)
     with serving_script(script) as url, engine_before(url) as engine:
         before = epoch_of(engine)
-        with engine.stream(engine.request(prompt("Count."), engine.scope(), max_tokens=50)) as one:
-            one.start()
+        with engine.stream(
+            engine.request(prompt("Count."), engine.scope(), max_tokens=50)
+        ) as stream:
+            stream.start()
             script.is_down = True
             wait_until(lambda: epoch_of(engine) is None)
-            rest = one.rest()
+            rest = stream.rest()
             assert rest.finished[0].reason == "failed"
         refused = engine.client.post("/v1/generate", content=b"{}")
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         wait_until(lambda: engine.client.get("/readyz").status_code == 503)
         script.is_down, script.token_seconds = False, 0.0
         wait_until(lambda: epoch_of(engine) not in (None, before))
-        assert engine.unacknowledged()[one.request_id].reason == "failed"
+        assert engine.unacknowledged()[stream.request_id].reason == "failed"
         assert isinstance(engine.ask(prompt("Count."), engine.scope()).last, Done)
         wait_until(lambda: engine.client.get("/readyz").status_code == 200)
 
@@ -67,16 +72,19 @@ def test_while_the_server_is_away_the_engine_says_so_and_then_goes_on() -> None:
 def test_a_connection_that_breaks_fails_its_request_alone() -> None:
     script = Script()
     with serving_script(script) as url, engine_before(url) as engine:
-        before, scope, asked = epoch_of(engine), engine.scope(), prompt(engine.text(100))
-        engine.ask(asked, scope, 0)
+        before, scope, conversation = epoch_of(engine), engine.scope(), prompt(engine.text(100))
+        engine.ask(conversation, scope, 0)
         script.fault = Fault(after=3, only_streams=True)
-        broken = engine.ask(asked, scope, 0, max_tokens=50)
+        broken = engine.ask(conversation, scope, 0, max_tokens=50)
         assert broken.finished[0].reason == "failed"
         assert broken.finished[0].output_tokens == 3
         script.fault = Fault(after=0)
         assert isinstance(engine.ask(prompt("Count."), scope).last, Done | Failed)
         script.fault = None
-        assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+        assert (
+            engine.ask(conversation, scope, 0).usage.cache_read_tokens
+            == engine.ends(conversation)[0]
+        )
         assert epoch_of(engine) == before
 
 

@@ -95,8 +95,8 @@ def test_the_lines_of_a_request_that_its_server_failed_have_its_id(tmp_path: Pat
 
     def events() -> list[str]:
         lines = [line for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
-        told = map(json.loads, lines)
-        return [line["event"] for line in told if line.get("request_id") == MADE]
+        entries = map(json.loads, lines)
+        return [line["event"] for line in entries if line.get("request_id") == MADE]
 
     with (
         serving_script(script) as url,

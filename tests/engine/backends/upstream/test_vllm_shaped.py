@@ -17,9 +17,13 @@ from tests.engine.backends.upstream.scripted import (
 
 
 def test_the_description_says_what_is_kept_and_what_is_not(engine: Engine) -> None:
-    told = engine.description
-    assert (told.backend, told.upstream, told.granularity) == ("upstream", "vllm", BLOCK_SIZE)
-    kept = {one.name: one.is_kept for one in told.guarantees}
+    description = engine.description
+    assert (description.backend, description.upstream, description.granularity) == (
+        "upstream",
+        "vllm",
+        BLOCK_SIZE,
+    )
+    kept = {guarantee.name: guarantee.is_kept for guarantee in description.guarantees}
     assert kept == {
         "exact_read": True,
         "exact_write": True,
@@ -28,13 +32,13 @@ def test_the_description_says_what_is_kept_and_what_is_not(engine: Engine) -> No
         "events": False,
         "forced_tools": False,
     }
-    assert all(one.note for one in told.guarantees)
+    assert all(guarantee.note for guarantee in description.guarantees)
 
 
 def test_a_prefix_is_written_and_then_read_as_far_as_the_server_reused_it(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    first, second = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
-    (end,) = engine.ends(asked)
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    first, second = engine.ask(conversation, scope, 0), engine.ask(conversation, scope, 0)
+    (end,) = engine.ends(conversation)
     assert first.usage.cache_write_5m_tokens == end == second.usage.cache_read_tokens
     assert second.usage.cache_write_5m_tokens == 0
     assert second.usage.computed_tokens == second.usage.prompt_tokens - end
@@ -42,9 +46,9 @@ def test_a_prefix_is_written_and_then_read_as_far_as_the_server_reused_it(engine
 
 
 def test_no_entry_is_ever_leased(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
+    scope, conversation = engine.scope(), prompt(engine.text(100))
     for _ in range(2):
-        (report,) = engine.ask(asked, scope, (0, "1h")).started.breakpoints
+        (report,) = engine.ask(conversation, scope, (0, "1h")).started.breakpoints
         assert (report.state, report.reason, report.ttl) == ("best_effort", "no_hold", "1h")
         assert report.expires_in_seconds is None
     (entry,) = engine.entries(scope)
@@ -58,13 +62,13 @@ def test_no_entry_is_ever_leased(engine: Engine) -> None:
 def test_what_the_server_evicted_is_not_read_but_written(
     engine: Engine, script: Script, kept: int
 ) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    engine.ask(asked, scope, 0)
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    engine.ask(conversation, scope, 0)
     script.cached = {(salt, tokens) for salt, tokens in script.cached if len(tokens) <= kept}
-    (end,), again = engine.ends(asked), engine.ask(asked, scope, 0)
+    (end,), again = engine.ends(conversation), engine.ask(conversation, scope, 0)
     assert (again.usage.cache_read_tokens, again.usage.cache_write_5m_tokens) == (kept, end - kept)
     assert again.started.miss_reason == "best_effort_evicted"
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == end
+    assert engine.ask(conversation, scope, 0).usage.cache_read_tokens == end
 
 
 def test_a_read_is_never_more_than_the_entry(engine: Engine) -> None:
@@ -77,30 +81,36 @@ def test_a_read_is_never_more_than_the_entry(engine: Engine) -> None:
 
 
 def test_no_scope_reads_another_scopes_prefix(engine: Engine, script: Script) -> None:
-    asked = prompt(engine.text(100))
-    engine.ask(asked, engine.scope(), 0)
-    usage = engine.ask(asked, engine.scope(), 0).usage
+    conversation = prompt(engine.text(100))
+    engine.ask(conversation, engine.scope(), 0)
+    usage = engine.ask(conversation, engine.scope(), 0).usage
     assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
     salts = {body["cache_salt"] for body in script.completions()[-4:]}
     assert len(salts) == 2, "each scope has a salt of its own"
 
 
 def test_the_server_takes_the_salt_of_a_salted_prompt(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
+    scope, conversation = engine.scope(), prompt(engine.text(100))
     for salt in ("", "a1" * 32, "b2" * 32):
-        cold = engine.ask(asked, scope, 0, salt=salt)
+        cold = engine.ask(conversation, scope, 0, salt=salt)
         assert (cold.usage.cache_read_tokens, cold.usage.automatic_tokens) == (0, 0), salt
-        warm = engine.ask(asked, scope, 0, salt=salt)
-        assert [warm.usage.cache_read_tokens] == engine.ends(asked), salt
+        warm = engine.ask(conversation, scope, 0, salt=salt)
+        assert [warm.usage.cache_read_tokens] == engine.ends(conversation), salt
 
 
 def test_the_server_gets_token_ids_and_every_wish(engine: Engine, script: Script) -> None:
-    asked = prompt(engine.text(40))
+    conversation = prompt(engine.text(40))
     engine.ask(
-        asked, engine.scope(), max_tokens=3, top_p=0.5, top_k=7, seed=5, presence_penalty=0.25
+        conversation,
+        engine.scope(),
+        max_tokens=3,
+        top_p=0.5,
+        top_k=7,
+        seed=5,
+        presence_penalty=0.25,
     )
     body = script.completions()[-1]
-    assert len(body["prompt"]) == engine.count(asked).input_tokens
+    assert len(body["prompt"]) == engine.count(conversation).input_tokens
     assert all(isinstance(token, int) for token in body["prompt"])
     wishes = {key: body[key] for key in ("max_tokens", "top_p", "top_k", "seed", "ignore_eos")}
     assert wishes == {"max_tokens": 3, "top_p": 0.5, "top_k": 7, "seed": 5, "ignore_eos": True}
@@ -108,10 +118,12 @@ def test_the_server_gets_token_ids_and_every_wish(engine: Engine, script: Script
 
 
 def test_prewarming_computes_and_tells_nothing(engine: Engine) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
-    warmed = engine.ask(asked, scope, 0, max_tokens=0)
+    scope, conversation = engine.scope(), prompt(engine.text(100))
+    warmed = engine.ask(conversation, scope, 0, max_tokens=0)
     assert (warmed.text(), warmed.finished[0].output_tokens) == ("", 0)
-    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+    assert (
+        engine.ask(conversation, scope, 0).usage.cache_read_tokens == engine.ends(conversation)[0]
+    )
 
 
 def test_choices_are_requests_of_their_own(engine: Engine) -> None:
@@ -123,23 +135,25 @@ def test_choices_are_requests_of_their_own(engine: Engine) -> None:
 def test_a_cancel_closes_the_connection_to_the_server(engine: Engine, script: Script) -> None:
     script.token_seconds = 0.2
     try:
-        with engine.stream(engine.request(prompt("Count."), engine.scope(), max_tokens=50)) as one:
-            one.start()
+        with engine.stream(
+            engine.request(prompt("Count."), engine.scope(), max_tokens=50)
+        ) as stream:
+            stream.start()
             wait_until(lambda: script.open_streams == 1)
-            assert engine.cancel(one.request_id)
-            assert one.rest().finished[0].reason == "cancelled"
+            assert engine.cancel(stream.request_id)
+            assert stream.rest().finished[0].reason == "cancelled"
         wait_until(lambda: script.open_streams == 0)
-        assert engine.unacknowledged()[one.request_id].reason == "cancelled"
+        assert engine.unacknowledged()[stream.request_id].reason == "cancelled"
     finally:
         script.token_seconds = 0.0
 
 
 def test_forced_calls_are_refused_where_the_server_takes_no_grammar(engine: Engine) -> None:
     assert not engine.has("forced_tools") and not engine.has("structured_output")
-    asked = msgspec.structs.replace(
+    forced = msgspec.structs.replace(
         engine.request(prompt("Paint."), engine.scope()), tool_choice=ToolChoice(mode="any")
     )
-    with pytest.raises(Refused) as refused, engine.stream(asked):
+    with pytest.raises(Refused) as refused, engine.stream(forced):
         pass
     assert refused.value.reply["code"] == "unsupported"
     assert "forced_tools" in refused.value.reply["message"]
@@ -174,9 +188,9 @@ WRONG = {
 def test_a_wrong_answer_fails_the_request_and_counts_nothing_wrong(
     engine: Engine, script: Script, what: str
 ) -> None:
-    scope, asked = engine.scope(), prompt(engine.text(100))
+    scope, conversation = engine.scope(), prompt(engine.text(100))
     script.fault = WRONG[what]
-    answer = engine.ask(asked, scope, 0, max_tokens=8)
+    answer = engine.ask(conversation, scope, 0, max_tokens=8)
     counts = engine.unacknowledged()
     final = list(counts.values())[-1]
     if isinstance(answer.last, Failed):
@@ -221,18 +235,18 @@ async def test_a_silent_server_fails_the_request_in_time() -> None:
 def test_a_server_that_does_not_tell_gives_no_reads() -> None:
     script = Script(tells=False)
     with serving_script(script) as url, engine_before(url) as engine:
-        kept = {one.name: one for one in engine.description.guarantees}
+        kept = {guarantee.name: guarantee for guarantee in engine.description.guarantees}
         assert not kept["exact_read"].is_kept and not kept["isolation"].is_kept
         assert "not told" in kept["exact_read"].note
         assert "--enable-prompt-tokens-details" in kept["exact_read"].note
-        scope, asked = engine.scope(), prompt(engine.text(100))
-        engine.ask(asked, scope, 0)
-        again = engine.ask(asked, scope, 0)
+        scope, conversation = engine.scope(), prompt(engine.text(100))
+        engine.ask(conversation, scope, 0)
+        again = engine.ask(conversation, scope, 0)
         assert again.usage.cache_read_tokens == again.usage.automatic_tokens == 0
-        assert again.usage.cache_write_5m_tokens == engine.ends(asked)[0]
+        assert again.usage.cache_write_5m_tokens == engine.ends(conversation)[0]
         assert again.started.miss_reason == "not_told"
-        told: BreakpointReport = again.started.breakpoints[0]
-        assert (told.state, told.reason) == ("best_effort", "no_hold")
+        report: BreakpointReport = again.started.breakpoints[0]
+        assert (report.state, report.reason) == ("best_effort", "no_hold")
         bodies = script.completions()[-2:]
         assert all(body["stream"] for body in bodies), "no request only to be told"
 
@@ -242,7 +256,7 @@ def test_a_server_that_mixes_scopes_is_found_out_and_tells_nobody_of_others() ->
     with serving_script(script) as url, engine_before(url) as engine:
         isolation = next(g for g in engine.description.guarantees if g.name == "isolation")
         assert not isolation.is_kept and "reused" in isolation.note
-        asked = prompt(engine.text(100))
-        engine.ask(asked, engine.scope(), 0)
-        usage = engine.ask(asked, engine.scope(), 0).usage
+        conversation = prompt(engine.text(100))
+        engine.ask(conversation, engine.scope(), 0)
+        usage = engine.ask(conversation, engine.scope(), 0).usage
         assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)

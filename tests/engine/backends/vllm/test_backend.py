@@ -165,8 +165,8 @@ class ScriptedCore(VllmCore):
     async def losses(self) -> list[Loss]:
         if self.failure is not None:
             raise self.failure
-        told, self.lost = self.lost, []
-        return told
+        lost_ids, self.lost = self.lost, []
+        return lost_ids
 
     async def stats(self) -> CoreStats:
         return CoreStats(blocks=NO_BLOCKS)
@@ -177,7 +177,7 @@ class ScriptedCore(VllmCore):
 
 @asynccontextmanager
 async def loaded(
-    core: ScriptedCore, shared_by: str = "", **given: str
+    core: ScriptedCore, shared_by: str = "", **changes: str
 ) -> AsyncIterator[tuple[VllmBackend, list[BaseException]]]:
     """The backend on this core, and the crashes that it tells of; it stops at the end."""
     described = description(
@@ -197,7 +197,7 @@ async def loaded(
         shared_by=shared_by,
     )
     crashes: list[BaseException] = []
-    values = {"secret": "0" * 16, "backend": "vllm", **given}
+    values = {"secret": "0" * 16, "backend": "vllm", **changes}
     settings, clock = Settings.model_validate(values), ManualClock()
     backend = VllmBackend(settings, clock, crashes.append, Supervisor(), lambda *_: parts)
     with patch.object(vllm_backend, "new_pool", thread_pool):
@@ -209,13 +209,13 @@ async def loaded(
 
 
 async def said(
-    backend: VllmBackend, name: str, asked: Prompt
+    backend: VllmBackend, name: str, conversation: Prompt
 ) -> tuple[Started, list[Part], Finished]:
     """Marked are the system prompt and the last segment of all."""
-    marks = (len(asked.tools) + len(asked.system) - 1, asked.num_segments - 1)
+    marks = (len(conversation.tools) + len(conversation.system) - 1, conversation.num_segments - 1)
     points = [Breakpoint(segment) for segment in marks]
     sampling = Sampling(max_tokens=2000)
-    turn = request(asked, request_id=name, breakpoints=points, sampling=sampling)
+    turn = request(conversation, request_id=name, breakpoints=points, sampling=sampling)
     frames = [frame async for frame in await backend.open(turn) if frame is not None]
     (started,) = [frame for frame in frames if isinstance(frame, Started)]
     (finished,) = [frame for frame in frames if isinstance(frame, Finished)]
@@ -235,21 +235,24 @@ async def test_calls_are_parsed_and_what_is_reused_is_told_as_read_or_automatic(
         first = prompt("Weather in Bern?", system=SYSTEM, tools=TOOLS)
         (call,) = calls({"city": 'Uri "old" < new'})
         core.text = written(renderer(MODEL), [call])
-        started, found, finished = await said(backend, "one", first)
+        started, parts, finished = await said(backend, "one", first)
         assert core.prompts == [renderer(MODEL).render(first, thinking=False).token_ids]
-        (made,) = found
-        assert isinstance(made, ToolUsePart) and (made.name, made.input) == (call.name, call.input)
+        (call_part,) = parts
+        assert isinstance(call_part, ToolUsePart) and (call_part.name, call_part.input) == (
+            call.name,
+            call.input,
+        )
         assert finished.reason == "tool_use"
         assert started.usage.cache_write_5m_tokens > 0
         core.text = "It rains."
-        for name, asked in (
+        for name, conversation in (
             ("same", first),
             ("other", prompt("Time?", system=SYSTEM, tools=TOOLS)),
         ):
-            tokens = renderer(MODEL).render(asked, thinking=False).token_ids
+            tokens = renderer(MODEL).render(conversation, thinking=False).token_ids
             reusable = core.reusable(tokens)
-            started, found, finished = await said(backend, name, asked)
-            assert (found, finished.reason) == ([TextPart("It rains.")], "stop")
+            started, parts, finished = await said(backend, name, conversation)
+            assert (parts, finished.reason) == ([TextPart("It rains.")], "stop")
             usage = started.usage
             assert usage.cache_read_tokens > 100
             assert usage.cache_read_tokens + usage.automatic_tokens == reusable
@@ -294,18 +297,18 @@ async def test_a_request_that_ends_before_its_first_token_has_counts_when_vllm_h
     core = ScriptedCore()
     core.prefills = True
     async with loaded(core) as (backend, crashes):
-        asked = request()
-        frames = await backend.open(asked)
+        generate_request = request()
+        frames = await backend.open(generate_request)
         await until(lambda _: bool(core.calls), backend)
-        assert await backend.cancel(asked.request_id)
+        assert await backend.cancel(generate_request.request_id)
         assert await backend.unacknowledged() == []
         with pytest.raises(DuplicateRequest):
-            await backend.open(asked)
+            await backend.open(generate_request)
         core.may_answer.set()
         async with asyncio.timeout(SECONDS):
-            while not (told := await backend.unacknowledged()):
+            while not (unacknowledged := await backend.unacknowledged()):
                 await asyncio.sleep(0.01)
-        (counts,) = told
+        (counts,) = unacknowledged
         assert isinstance(counts, FinalCounts)
         assert (counts.reason, counts.usage, counts.prefilled_tokens) == ("cancelled", None, 96)
         counters = (await backend.stats()).counters
@@ -330,10 +333,10 @@ async def test_vllm_reads_a_copy_of_an_adapter_and_the_old_one_goes_with_its_ent
     write_adapter(tmp_path / "judge", b"", alora_invocation_tokens=[1])
     async with loaded(core, adapters=str(tmp_path)) as (backend, crashes):
         (old,) = backend.describe().adapters
-        asked = request(
+        generate_request = request(
             prompt("Is it?", system=SYSTEM), adapter=old.digest, breakpoints=[Breakpoint(0)]
         )
-        _ = [frame async for frame in await backend.open(asked)]
+        _ = [frame async for frame in await backend.open(generate_request)]
         assert [order.adapter for order in core.orders] == [old.digest]
         assert (await backend.stats()).num_leases == len(core.held) == 1
         write_adapter(tmp_path / "blue", b"new")
@@ -348,7 +351,7 @@ async def test_vllm_reads_a_copy_of_an_adapter_and_the_old_one_goes_with_its_ent
                 await asyncio.sleep(0.01)
         assert [info for info in backend.describe().adapters if not info.is_leaving] == [new]
         with pytest.raises(NotFound):
-            await backend.open(asked)
+            await backend.open(generate_request)
         with pytest.raises(AdapterRefused, match="judge: `alora_invocation_tokens`: vLLM has no"):
             await backend.load_adapter("judge")
     assert not crashes
@@ -501,8 +504,8 @@ async def test_an_answer_that_vllm_gives_up_is_told_and_counted_by_its_cause() -
         frames = [frame async for frame in await backend.open(request(prompt("Is it?")))]
         assert isinstance(frames[0], Started) and isinstance(frames[-1], Done)
         (finished,) = [frame for frame in frames if isinstance(frame, Finished)]
-        told = (finished.reason, finished.code, finished.output_tokens)
-        assert told == ("failed", "not_ready", 1)
+        ending = (finished.reason, finished.code, finished.output_tokens)
+        assert ending == ("failed", "not_ready", 1)
         (counts,) = await backend.unacknowledged()
         assert (counts.reason, counts.output_tokens) == ("failed", 1)
         assert counts.usage == frames[0].usage

@@ -58,8 +58,8 @@ async def test_neither_files_nor_pixels_are_held_while_vllm_answers() -> None:
     )
     outputs = core.generate(order, Directive(request_id="one", scope="s", wants=[]))
     del order, image_prompt
-    given = sys.getrefcount(file)
+    references = sys.getrefcount(file)
     assert list((await anext(outputs)).token_ids) == [5]
     gc.collect()  # what decodes a file refers to itself
     kept = sys.getrefcount(file)
-    assert (llm.pixels(), kept) == (None, before) and given > before
+    assert (llm.pixels(), kept) == (None, before) and references > before

@@ -64,9 +64,9 @@ class Books:
         return written
 
     def write(self) -> Directive:
-        asked = self.ask()
+        query = self.ask()
         self.answer()
-        return asked
+        return query
 
     def lose(self, key: str, *reasons: LossReason) -> None:
         self.cache.lose([Loss(key=key, reason=reason) for reason in reasons])
@@ -147,10 +147,10 @@ def test_an_expired_entry_is_released_unless_somebody_waits_for_it(books: Books)
     directive = books.write()
     keys = {bytes.fromhex(want.key) for want in directive.wants}
     books.time = 300.0
-    asked = books.ask()
+    query = books.ask()
     books.entries.expire(books.time)
     assert books.cache.take_released() == []
-    assert set(books.cache.let_off(asked)) == keys, "it never began to answer"
+    assert set(books.cache.let_off(query)) == keys, "it never began to answer"
 
 
 def test_names_go_with_their_block_and_only_then(books: Books) -> None:

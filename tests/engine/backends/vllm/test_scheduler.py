@@ -35,15 +35,15 @@ def test_what_nobody_asked_to_hold_follows_vllms_own_order(make: Make) -> None:
     """Chats that never come back, and short prompts that do: with entries as without any."""
     hits: list[list[int]] = []
     for has_entries in (True, False):
-        sim, found = make(), list[int]()
+        sim, hit_tokens = make(), list[int]()
         for number in range(40):
             chat = tokens_of(f"chat{number}", 320)
             wants = [(f"chat{number}", 320, 50.0 + number)] if has_entries else []
             sim.run(f"c{number}", chat, wants=wants, is_asked_for=False)
             short = [*tokens_of(f"short{number % 3}", 96), number]
-            found.append(sim.run(f"s{number}", short).hit_tokens)
+            hit_tokens.append(sim.run(f"s{number}", short).hit_tokens)
         assert "leased" not in sim.states().values()
-        hits.append(found)
+        hits.append(hit_tokens)
     assert hits[0] == hits[1]
     assert sum(hits[0]) == 37 * 96, "short prompts were starved"
 

@@ -53,9 +53,9 @@ def settings_with(transfer: Any) -> Settings:
     return Settings.model_validate({"secret": "s" * 16, "vllm_args": args})
 
 
-@pytest.mark.parametrize("given", [BESIDE, multi(BESIDE), multi(OURS, BESIDE)], ids=repr)
-def test_a_connector_that_is_given_stands_beside_ours(given: dict[str, Any]) -> None:
-    settings = settings_with(given)
+@pytest.mark.parametrize("options", [BESIDE, multi(BESIDE), multi(OURS, BESIDE)], ids=repr)
+def test_a_connector_that_is_given_stands_beside_ours(options: dict[str, Any]) -> None:
+    settings = settings_with(options)
     transfer = engine_arguments(settings, is_cpu=True)["kv_transfer_config"]
     ours, beside = transfer["kv_connector_extra_config"]["connectors"]
     assert (transfer["kv_connector"], beside) == ("MultiConnector", BESIDE)
@@ -63,10 +63,10 @@ def test_a_connector_that_is_given_stands_beside_ours(given: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "given", ["x", {}, multi("x"), {**multi(), "kv_connector_extra_config": 1}], ids=repr
+    "options", ["x", {}, multi("x"), {**multi(), "kv_connector_extra_config": 1}], ids=repr
 )
-def test_a_connector_without_a_name_is_refused(given: Any) -> None:
-    settings = settings_with(given)
+def test_a_connector_without_a_name_is_refused(options: Any) -> None:
+    settings = settings_with(options)
     with pytest.raises(ArgumentRefused, match="must name a `kv_connector`"):
         engine_arguments(settings, is_cpu=True)
 
@@ -100,11 +100,11 @@ def test_a_changed_name_switches_us_off_before_vllm_serves_and_vllm_goes_on(
 
 @needs_vllm
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "label"),
     [("blocks", "BlockPool.blocks (gone)"), ("touch", "BlockPool.touch (gone)")],
 )
 def test_a_name_that_is_gone_is_told(
-    monkeypatch: pytest.MonkeyPatch, name: str, shown: str
+    monkeypatch: pytest.MonkeyPatch, name: str, label: str
 ) -> None:
     """The renamed class has it by another name: a later vLLM's."""
     import vllm.v1.core.block_pool as module
@@ -116,8 +116,8 @@ def test_a_name_that_is_gone_is_told(
     monkeypatch.setattr(module, "BlockPool", scope["BlockPool"])
     # `getsource` reads the file, which has the old text.
     monkeypatch.setattr("engine.backends.vllm.names.inspect.getsource", lambda _kind: renamed)
-    found = signatures_of("scheduler")
-    assert found[shown.removesuffix(" (gone)").replace("BlockPool", BLOCK_POOL)] is None
+    signatures = signatures_of("scheduler")
+    assert signatures[label.removesuffix(" (gone)").replace("BlockPool", BLOCK_POOL)] is None
 
 
 APART = ["OffloadingConnector", "NixlConnector", "MooncakeStoreConnector"]
@@ -313,6 +313,6 @@ def test_layers_that_cannot_be_held_are_refused_by_name_inside_a_group_too() -> 
         (group("SinkFullAttentionSpec"), "SinkFullAttentionSpec"),
     ):
         inner = {"a": full.kv_cache_spec, "b": odd.kv_cache_spec}
-        for one in (odd, group("UniformTypeKVCacheSpecs", kv_cache_specs=inner)):
+        for spec in (odd, group("UniformTypeKVCacheSpecs", kv_cache_specs=inner)):
             with pytest.raises(ValueError, match=why):
-                check_layers([full, one])
+                check_layers([full, spec])

@@ -48,19 +48,19 @@ CONSTANT = {
 
 def functions(owner: type) -> dict[str, Any]:
     kinds = (property, classmethod, staticmethod)
-    found = {
+    members = {
         name: value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         for name, value in vars(owner).items()
         if inspect.isfunction(value) or isinstance(value, kinds)
     }
-    return {name: value for name, value in found.items() if inspect.isfunction(value)}
+    return {name: value for name, value in members.items() if inspect.isfunction(value)}
 
 
 def parts_hooks() -> Iterator[Any]:
     """Every public method of a part that vLLM's scheduler may get to."""
     for owner, part in PARTS.items():
-        for name, found in vars(part).items():
-            if inspect.isfunction(found) and name[0] != "_" and name not in ASKED[owner]:
+        for name, member in vars(part).items():
+            if inspect.isfunction(member) and name[0] != "_" and name not in ASKED[owner]:
                 yield pytest.param(owner, name, id=f"{owner}.{name}")
 
 
@@ -69,11 +69,11 @@ def _fail(*_: Any, **__: Any) -> Any:
 
 
 def test_every_method_is_guarded_or_named_with_a_reason() -> None:
-    found = functions(HoldfastConnector)
-    hooks = {name for name, value in found.items() if "otherwise" in vars(value)}
-    assert set(found) - AT_START - CONSTANT == hooks
+    methods = functions(HoldfastConnector)
+    hooks = {name for name, value in methods.items() if "otherwise" in vars(value)}
+    assert set(methods) - AT_START - CONSTANT == hooks
     for name in CONSTANT:
-        [function] = ast.parse(textwrap.dedent(inspect.getsource(found[name]))).body
+        [function] = ast.parse(textwrap.dedent(inspect.getsource(methods[name]))).body
         assert isinstance(function, ast.FunctionDef)
         for line in function.body:
             assert isinstance(line, ast.Expr | ast.Return), f"{name} must be guarded"

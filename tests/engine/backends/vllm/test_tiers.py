@@ -157,14 +157,14 @@ Make = Callable[..., Offloading]
 
 @pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
 def make(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Iterator[Make]:
-    made: list[Offloading] = []
+    simulators: list[Offloading] = []
 
     def make(at: str = "tier", **options: Any) -> Offloading:
-        made.append(Offloading(llama, tmp_path / at, depth=request.param, **options))
-        return made[-1]
+        simulators.append(Offloading(llama, tmp_path / at, depth=request.param, **options))
+        return simulators[-1]
 
     yield make
-    for sim in made:
+    for sim in simulators:
         sim.close()
 
 
@@ -293,19 +293,19 @@ class Server:
             min_cache_tokens=1,
             arrived_at=self.now - age,
         )
-        found = self.cache.look_up(query)
-        asked = self.cache.directive(name, query, found, None)
-        told = msgspec.structs.replace(asked, token=TOKEN, unix_offset=self.began_at)
-        transfer = {directive.PARAM_KEY: msgspec.to_builtins(told)}
+        prefix = self.cache.look_up(query)
+        orders = self.cache.directive(name, query, prefix, None)
+        stamped = msgspec.structs.replace(orders, token=TOKEN, unix_offset=self.began_at)
+        transfer = {directive.PARAM_KEY: msgspec.to_builtins(stamped)}
         self.sim.add_foreign(name, prompt, transfer=transfer, scope="scope")
         self.sim.drain()
         self.cache.lose(self.sim.leases.take_losses())
         table = self.cache.new_table(query)
-        self.cache.admit(query, found, table, self.sim.report(name))
-        written = self.cache.write(query, found, table, self.now)
-        self.cache.let_go(found)
+        self.cache.admit(query, prefix, table, self.sim.report(name))
+        written = self.cache.write(query, prefix, table, self.now)
+        self.cache.let_go(prefix)
         table.release()
-        self.sim.call("release", [key.hex() for key in self.cache.let_off(asked)])
+        self.sim.call("release", [key.hex() for key in self.cache.let_off(orders)])
         self.tell()
         return written
 
@@ -340,14 +340,18 @@ def test_an_entry_whose_files_are_there_outlives_the_process(make: Make, share: 
     with pytest.raises(StoreRefused):
         make()
     again = server.killed(make, "again")
-    assert [(one.state, one.tier, one.tokens) for one in again.told()] == [(state, "disk", 640)] * 2
-    assert all(295 < one.expires_in_seconds <= 300 for one in again.told())
-    assert {(one.tier, one.num_leased) for one in again.chains()} == {("disk", int(share > 0))}
+    assert [(entry.state, entry.tier, entry.tokens) for entry in again.told()] == [
+        (state, "disk", 640)
+    ] * 2
+    assert all(295 < entry.expires_in_seconds <= 300 for entry in again.told())
+    assert {(chain.tier, chain.num_leased) for chain in again.chains()} == {
+        ("disk", int(share > 0))
+    }
     assert again.entries.num_leases == (2 if share else 0)
     reader = again.turn("reader", [*PREFIX, 1, 2])
     assert (reader.usage.cache_read_tokens, reader.usage.computed_tokens) == (640, 2)
     assert again.sim.check_loaded() == 40
-    assert sorted(one.tier for one in again.told()) == ["device", "disk"]
+    assert sorted(entry.tier for entry in again.told()) == ["device", "disk"]
     # Whatever ended is not there again; what was refreshed is.
     assert again.entries.drop("scope", again.entries.live()[1].key) == 1
     again.tell()
@@ -415,7 +419,7 @@ async def test_the_server_says_what_is_marked_and_until_when(lengths: list[int])
     llm = Recorded()
     core = VllmCore(llm, 4096, takes_seeds=True, is_owner=False)
     wants = [directive.Want(key="00", tokens=n, expires_at=9.0) for n in lengths]
-    asked = directive.Directive(request_id="r", scope="s", wants=wants, unix_offset=7.0)
+    wish = directive.Directive(request_id="r", scope="s", wants=wants, unix_offset=7.0)
     order = Order(
         order_id="r",
         scope="s",
@@ -426,7 +430,7 @@ async def test_the_server_says_what_is_marked_and_until_when(lengths: list[int])
         adapter="ab",
     )
     with pytest.raises(OrderRefused):
-        await anext(aiter(core.generate(order, asked)))
+        await anext(aiter(core.generate(order, wish)))
     assert llm.transfer["max_offload_tokens"] == max(lengths, default=0)
     assert llm.transfer[directive.PARAM_KEY]["unix_offset"] == 7.0
     assert llm.prompt["cache_salt"] == "s.ab"
@@ -456,13 +460,13 @@ def test_the_policy_takes_what_leases_want_last_and_follows_a_model() -> None:
         elif order:
             protected = set(rng.sample(order, min(3, len(order))))
             evicted = policy.evict(1, protected)
-            able = [one for one in order if one not in protected]
+            able = [key for key in order if key not in protected]
             if not able:
                 assert evicted is None
                 continue
             assert evicted is not None
             ((gone, _),) = evicted
-            free = {one for one in able if ends.get(one, 0) <= now[0]}
+            free = {key for key in able if ends.get(key, 0) <= now[0]}
             assert gone in (free or able) and policy.get(gone) is None
             order.remove(gone)
     assert len(order) == len(policy._chunks) > 100
@@ -487,8 +491,8 @@ def test_a_full_tier_keeps_what_it_has(tmp_path: Path) -> None:
     tier.drain_jobs()
     (result,) = tier.get_finished_jobs()
     assert result.success
-    found = [tier.lookup(key, context) for key in keys]
-    assert found == [LookupResult.HIT] * 4 + [LookupResult.MISS] * 4
+    results = [tier.lookup(key, context) for key in keys]
+    assert results == [LookupResult.HIT] * 4 + [LookupResult.MISS] * 4
     tier.shutdown()
     spec.blocks_per_chunk = 2
     with pytest.raises(ValueError, match="blocks_per_chunk"):
@@ -529,7 +533,7 @@ def test_the_server_hears_of_each_lease_that_neither_has(
     llama: Path, seed: int, second: str | None
 ) -> None:
     rng = Random(seed)
-    sim, told = Simulator(llama, second=second), dict[str, str]()
+    sim, states = Simulator(llama, second=second), dict[str, str]()
     kept = Kept(rng)
     vars(sim.leases)["below"] = kept
     prefixes = [tokens_of(f"prefix{n}", 320) for n in range(8)]
@@ -545,18 +549,18 @@ def test_the_server_hears_of_each_lease_that_neither_has(
             sim.flood(rng.random(), scope=f"flood{turn}")
         elif act < 0.9:
             kept.lose(rng.randrange(1, 9))
-        elif told:
-            key = rng.choice(sorted(told))
+        elif states:
+            key = rng.choice(sorted(states))
             sim.leases.release([key])
-            del told[key]
+            del states[key]
         now = sim.states()
         for key, reason in sim.losses().items():
-            told[key] = "best_effort"
+            states[key] = "best_effort"
             if reason in ("evicted", "reset"):
-                del told[key]
+                del states[key]
         if act < 0.6:
             held = sim.report(f"turn{turn}").held
-            told |= {one.key: one.state for one in held if one.state != "none"}
-        assert told == sim.states(), (turn, now)
+            states |= {entry.key: entry.state for entry in held if entry.state != "none"}
+        assert states == sim.states(), (turn, now)
         sim.check_refs()
     assert sim.leases.num_lowered > 5

@@ -41,10 +41,10 @@ def test_a_mark_is_read_to_the_token_after_a_flood(engine: Engine, script: FileS
     assert (first.usage.cache_write_1h_tokens, first.usage.cache_read_tokens) == (end, 0)
     flood(engine, script)
     script.prefills.clear()
-    asked = prompt(shared, engine.text(30))
-    second = engine.ask(asked, scope, (0, "1h"))
+    conversation = prompt(shared, engine.text(30))
+    second = engine.ask(conversation, scope, (0, "1h"))
     assert (second.usage.cache_read_tokens, second.usage.cache_write_1h_tokens) == (end, 0)
-    assert second.usage.computed_tokens == engine.count(asked).input_tokens - end
+    assert second.usage.computed_tokens == engine.count(conversation).input_tokens - end
     assert sum(script.prefills) == second.usage.computed_tokens
     assert second.started.read_tier == "disk"
 
@@ -233,8 +233,8 @@ def test_a_clients_leaving_ends_its_request_and_frees_the_slot(
     script.token_seconds = 0.05
     try:
         for _ in range(4):
-            asked = prompt(engine.text(50))
-            request = engine.request(asked, engine.scope(), (0, "1h"), max_tokens=200)
+            conversation = prompt(engine.text(50))
+            request = engine.request(conversation, engine.scope(), (0, "1h"), max_tokens=200)
             with engine.stream(request) as stream:
                 stream.start()
         engine.wait_until_idle()

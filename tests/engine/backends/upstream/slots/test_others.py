@@ -71,8 +71,8 @@ def test_without_a_slot_requests_wait_a_while_and_then_say_why(
     num_written = written(engine, scope, shared)
     script.processing |= ALL
     with ThreadPoolExecutor(4) as pool:
-        asked = [prompt(shared, engine.text(5 + n)) for n in range(4)]
-        answers = list(pool.map(lambda words: engine.ask(words, scope, (0, "1h")), asked))
+        conversations = [prompt(shared, engine.text(5 + n)) for n in range(4)]
+        answers = list(pool.map(lambda words: engine.ask(words, scope, (0, "1h")), conversations))
     for answer in answers:
         assert isinstance(answer.last, Failed)
         assert answer.last.code == "overloaded"
@@ -91,10 +91,10 @@ def test_a_request_that_waited_gets_the_slot_that_comes_back(
 ) -> None:
     script.processing |= ALL
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(engine.ask, prompt(engine.text(60)), engine.scope(), (0, "1h"))
+        future = pool.submit(engine.ask, prompt(engine.text(60)), engine.scope(), (0, "1h"))
         wait_until(lambda: engine.stats().slots_away == len(ALL))
         script.processing.discard(1)
-        assert asked.result().started.breakpoints[0].state == "leased"
+        assert future.result().started.breakpoints[0].state == "leased"
 
 
 def test_a_slot_that_goes_on_behind_its_answer_is_not_used(

@@ -117,8 +117,8 @@ def test_four_marks_are_computed_once_and_read_exactly(
         assert again.text() == first.text()
         for count in range(4):
             flood(engine)
-            asked = prompt(*texts[: count + 1], "Other?")
-            usage = engine.ask(asked, scope, (count, "1h")).usage
+            conversation = prompt(*texts[: count + 1], "Other?")
+            usage = engine.ask(conversation, scope, (count, "1h")).usage
             assert usage.cache_read_tokens == ends[count]
 
 
@@ -211,8 +211,8 @@ def test_eight_clients_at_once(real: Real, engine: Engine) -> None:
 
     def ask(number: int) -> tuple[int, int]:
         tenant = number % 3
-        asked = prompt(shared[tenant], tails[number])
-        answer = engine.ask(asked, scopes[tenant], (0, "1h"), max_tokens=6)
+        conversation = prompt(shared[tenant], tails[number])
+        answer = engine.ask(conversation, scopes[tenant], (0, "1h"), max_tokens=6)
         assert answer.finished[0].output_tokens
         return answer.usage.cache_read_tokens, answer.usage.cache_write_1h_tokens
 
