@@ -53,14 +53,14 @@ def code_of(page: str) -> list[str]:
 
 def anchors(page: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    found: set[str] = set()
+    names: set[str] = set()
     seen = Counter[str]()
     for heading in HEADING.findall(prose_of(page)):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-        found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        names.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
         seen[anchor] += 1
-    return found
+    return names
 
 
 @pytest.mark.parametrize("page", pages())

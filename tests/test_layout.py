@@ -90,7 +90,7 @@ BROAD_EXCEPT = re.compile(r"^[ \t]*except(?: (?:Base)?Exception)?(?: as \w+)?:",
 
 
 def files() -> list[Path]:
-    found = []
+    paths = []
     for folder, folders, names in os.walk(ROOT):
         # Hidden folders are caches of tools, except for those that belong to the tree.
         folders[:] = [
@@ -101,8 +101,8 @@ def files() -> list[Path]:
             and (not name.startswith(".") or name in (".ci", ".streamlit"))
         ]
         # In a worktree `.git` is a file with a path in it, and the environment may be a link.
-        found += [Path(folder, name) for name in names if name not in SKIPPED_FOLDERS]
-    return found
+        paths += [Path(folder, name) for name in names if name not in SKIPPED_FOLDERS]
+    return paths
 
 
 def python_files() -> list[Path]:
@@ -125,12 +125,12 @@ def imports() -> list[tuple[str, set[str]]]:
 
 
 def names_in(text: str) -> Iterator[str]:
-    for found in IMPORT.finditer(text):
-        listed = re.sub(r"#[^\n]*", "", found["modules"] or found["names"]).strip(" \t()")
+    for statement in IMPORT.finditer(text):
+        listed = re.sub(r"#[^\n]*", "", statement["modules"] or statement["names"]).strip(" \t()")
         names = [name.split()[0] for name in listed.split(",") if name.strip()]
-        if found["of"]:
-            yield found["of"]
-            names = [f"{found['of']}.{name}" for name in names]
+        if statement["of"]:
+            yield statement["of"]
+            names = [f"{statement['of']}.{name}" for name in names]
         yield from names
 
 
@@ -183,8 +183,8 @@ def is_one_thing(targets: list[ast.expr], values: list[ast.expr]) -> bool:
     if len(words[0]) != len(words[1]):
         return False
     differing = [pair for pair in zip(*words, strict=True) if pair[0] != pair[1]]
-    own = tuple(name.split(".")[-1].lstrip("_") for name in names)
-    return len(words[0]) > 1 and differing == [own]
+    parts = tuple(name.split(".")[-1].lstrip("_") for name in names)
+    return len(words[0]) > 1 and differing == [parts]
 
 
 @pytest.mark.parametrize(
@@ -283,12 +283,12 @@ def test_a_room_of_exact_prompts_has_no_word_of_approximate_ones(room: str) -> N
     position may lie behind its slot."""
     modules = {name: text for name, text in sources().items() if name.startswith(room)}
     assert modules
-    found = [
+    matches = [
         f"{name}: {match.group()}"
         for name, text in modules.items()
         for match in APPROXIMATE_WORD.finditer(text)
     ]
-    assert found == []
+    assert matches == []
 
 
 @pytest.mark.parametrize(
@@ -303,14 +303,14 @@ def test_nothing_names_the_machine_it_was_written_on() -> None:
     # In pieces, so that this file does not find itself.
     places = ["/" + "root/", "/" + "work/", "/" + "home/", "/opt/" + "wheels", "/opt/" + "pypi"]
     pattern = re.compile("|".join(map(re.escape, places)))
-    found = {
+    names = {
         name_of(path)
         for path in files()
         if path.suffix in TEXT_SUFFIXES
         and path.stat().st_size < 1_000_000
         and pattern.search(path.read_text("utf-8", errors="replace"))
     }
-    assert not found
+    assert not names
 
 
 def test_env_example_lists_every_setting() -> None:

@@ -58,32 +58,34 @@ SKIPPED = "CKV_K8S_43,CKV_K8S_15,CKV_K8S_35,CKV_K8S_38"
 
 
 def answer(values: Manifest) -> dict[str, Any]:
-    made = subprocess.run(
+    process = subprocess.run(
         [HELM, ROOT / "tests" / "chart" / "render.py", CHART],
         input=json.dumps(values),
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert made.returncode == 0, made.stderr
-    found: dict[str, Any] = json.loads(made.stdout)
-    return found
+    assert process.returncode == 0, process.stderr
+    rendered: dict[str, Any] = json.loads(process.stdout)
+    return rendered
 
 
 def render(values: Manifest) -> dict[tuple[str, str], Manifest]:
-    found = answer(values)
-    assert "error" not in found, found["error"]
-    return {(m["kind"], m["metadata"]["name"]): m for m in found["manifests"]}
+    reply = answer(values)
+    assert "error" not in reply, reply["error"]
+    return {(m["kind"], m["metadata"]["name"]): m for m in reply["manifests"]}
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, VLLM, ELSEWHERE])
 def test_it_renders_strictly_and_selectors_find_their_pods(values: Manifest) -> None:
-    found = render(values)
+    manifests = render(values)
     pods = [
-        each["spec"]["template"] for each in found.values() if "template" in each.get("spec", {})
+        manifest["spec"]["template"]
+        for manifest in manifests.values()
+        if "template" in manifest.get("spec", {})
     ]
     labels = [pod["metadata"]["labels"] for pod in pods]
-    for (kind, name), manifest in found.items():
+    for (kind, name), manifest in manifests.items():
         assert manifest["metadata"]["namespace"] == "prod"
         selector = {
             "Service": lambda m: m["spec"]["selector"],
@@ -92,7 +94,7 @@ def test_it_renders_strictly_and_selectors_find_their_pods(values: Manifest) -> 
         }.get(kind)
         if selector is not None:
             wanted = selector(manifest).items()
-            assert any(wanted <= own.items() for own in labels), (kind, name)
+            assert any(wanted <= labels_of_pod.items() for labels_of_pod in labels), (kind, name)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +129,10 @@ def test_policies_are_kept(values: Manifest, tmp_path: Path) -> None:
 
 
 def test_alerts_and_dashboard_are_those_of_the_project() -> None:
-    found = render(EVERYTHING)
+    manifests = render(EVERYTHING)
     alerts = yaml.safe_load((ROOT / "gateway" / "monitoring" / "alerts.yml").read_text())
-    assert found["PrometheusRule", "hf-gateway"]["spec"] == alerts
-    board = found["ConfigMap", "hf-gateway"]
+    assert manifests["PrometheusRule", "hf-gateway"]["spec"] == alerts
+    board = manifests["ConfigMap", "hf-gateway"]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     text = (ROOT / "gateway" / "monitoring" / "grafana.json").read_text()
     assert json.loads(board["data"]["holdfast.json"]) == json.loads(text)
@@ -145,11 +147,11 @@ class Pod:
         self.directory = data / self.container["name"]
         self.port = free_port()
         self.environment = {"PATH": os.environ["PATH"], "HOME": str(data), "HF_HUB_OFFLINE": "1"}
-        for each in self.container["env"]:
-            value = each.get("value")
+        for variable in self.container["env"]:
+            value = variable.get("value")
             if value is None:
-                value = secrets[each["valueFrom"]["secretKeyRef"]["key"]]
-            self.environment[each["name"]] = self._here(each["name"], value)
+                value = secrets[variable["valueFrom"]["secretKeyRef"]["key"]]
+            self.environment[variable["name"]] = self._here(variable["name"], value)
 
     def _here(self, name: str, value: str) -> str:
         """What can't be the same on a machine of one's own: the port, the address, the volumes."""
@@ -192,11 +194,13 @@ class Pod:
 
     def probe(self, name: str) -> bool:
         """As the kubelet asks: the host is the pod's address, unless the probe names one."""
-        asked = self.container[name]["httpGet"]
-        assert asked["port"] == self.container["ports"][0]["name"]
+        http_get = self.container[name]["httpGet"]
+        assert http_get["port"] == self.container["ports"][0]["name"]
         headers = {"host": f"10.0.0.7:{self.container['ports'][0]['containerPort']}"}
-        headers |= {each["name"].lower(): each["value"] for each in asked.get("httpHeaders", [])}
-        url = f"http://127.0.0.1:{self.port}{asked['path']}"
+        headers |= {
+            header["name"].lower(): header["value"] for header in http_get.get("httpHeaders", [])
+        }
+        url = f"http://127.0.0.1:{self.port}{http_get['path']}"
         try:
             return httpx.get(url, headers=headers, timeout=10).status_code == 200
         except httpx.HTTPError:
@@ -224,10 +228,14 @@ KINDS = ["native", pytest.param("vllm", marks=needs_vllm)]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_starts_serves_and_is_probed(tmp_path: Path, kind: str) -> None:
-    own = {**EVERYTHING["engine"], "kind": kind}
+    engine_values = {**EVERYTHING["engine"], "kind": kind}
     if kind == "vllm":
-        own = {"kind": kind, "vllmFlags": ON_CPU, "settings": {"ENGINE_MIN_CACHE_TOKENS": 32}}
-    found = render({"gateway": {"drainSeconds": 0}, "engine": own})
+        engine_values = {
+            "kind": kind,
+            "vllmFlags": ON_CPU,
+            "settings": {"ENGINE_MIN_CACHE_TOKENS": 32},
+        }
+    manifests = render({"gateway": {"drainSeconds": 0}, "engine": engine_values})
     secrets = {
         "HOLDFAST_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/ledger.db",
         "HOLDFAST_ENGINE_SECRET": "a-secret-of-16-and-more",
@@ -235,15 +243,15 @@ def test_what_it_starts_serves_and_is_probed(tmp_path: Path, kind: str) -> None:
         "HOLDFAST_ADMIN_KEY": "hf-admin",
         "HOLDFAST_API_KEY": "hf-key",
     }
-    migrate = Pod(found["Job", "hf-migrate"], tmp_path, secrets)
+    migrate = Pod(manifests["Job", "hf-migrate"], tmp_path, secrets)
     migrate.directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(migrate.command(), cwd=ROOT, env=migrate.environment, check=True, timeout=300)
-    gateway = Pod(found["StatefulSet", "hf-gateway"], tmp_path, secrets)
-    made = Pod if kind == "native" else VllmPod
-    engine = made(found["StatefulSet", "hf-engine"], tmp_path, secrets)
-    dashboard = Pod(found["Deployment", "hf-dashboard"], tmp_path, secrets)
-    api, service = FakeApi(service="hf-engine"), found["Service", "hf-engine"]
-    role = found["Role", "hf-gateway"]["rules"]
+    gateway = Pod(manifests["StatefulSet", "hf-gateway"], tmp_path, secrets)
+    pod_type = Pod if kind == "native" else VllmPod
+    engine = pod_type(manifests["StatefulSet", "hf-engine"], tmp_path, secrets)
+    dashboard = Pod(manifests["Deployment", "hf-dashboard"], tmp_path, secrets)
+    api, service = FakeApi(service="hf-engine"), manifests["Service", "hf-engine"]
+    role = manifests["Role", "hf-gateway"]["rules"]
     assert role[0]["resources"] == ["endpointslices"] and role[0]["verbs"] == ["list", "watch"]
     with ExitStack() as stack:
         address = stack.enter_context(serve(api))
@@ -266,7 +274,7 @@ def test_what_it_starts_serves_and_is_probed(tmp_path: Path, kind: str) -> None:
         )
         assert answered.status_code == 200, answered.text
         # The dashboard asks the Service; here that is the process's own address.
-        port = found["Service", "hf-gateway"]["spec"]["ports"][0]["port"]
+        port = manifests["Service", "hf-gateway"]["spec"]["ports"][0]["port"]
         assert dashboard.environment["DASHBOARD_GATEWAY_URL"] == f"http://hf-gateway:{port}"
         dashboard.environment["DASHBOARD_GATEWAY_URL"] = url
         stack.enter_context(dashboard.run())

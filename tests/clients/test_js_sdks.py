@@ -40,9 +40,9 @@ def test_every_answer_passes_the_javascript_sdks_schemas(service: Service, packa
         timeout=900,
         env={**os.environ, "AI_SDK_LOG_WARNINGS": "false"},
     )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) >= 20, done.stdout + done.stderr
-    assert [one for one in found if not one["ok"]] == []
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(results) >= 20, done.stdout + done.stderr
+    assert [result for result in results if not result["ok"]] == []
     assert done.returncode == 0
 
 

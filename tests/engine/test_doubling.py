@@ -85,28 +85,30 @@ class OneEngine:
         loop = EngineLoop(scheduler, accounting, runner, max_waiting=64)
         answer = self._preparer.answer(Job(GENERATE, body))
         assert isinstance(answer, Prepared), answer
-        asked = msgspec.json.decode(answer.request, type=GenerateRequest)
-        query = query_of(asked, answer, cache, self.description, lambda *_: None, arrived_at=0.0)
+        generate_request = msgspec.json.decode(answer.request, type=GenerateRequest)
+        query = query_of(
+            generate_request, answer, cache, self.description, lambda *_: None, arrived_at=0.0
+        )
         frames: list[Frame] = []
         state = RequestState(
-            request=asked,
+            request=generate_request,
             query=query,
-            parsers=self.renderer.parsers(asked),
+            parsers=self.renderer.parsers(generate_request),
             emit=frames.append,
             submitted_at=0.0,
         )
-        loop.submit(state, new_samples(asked, self.description))
+        loop.submit(state, new_samples(generate_request, self.description))
         while not frames:
             loop.step()
         assert isinstance(frames[0], Started)
         loop.stop()
 
-    def ask(self, prompt: Prompt, **given: Any) -> Callable[[], None]:
+    def ask(self, prompt: Prompt, **changes: Any) -> Callable[[], None]:
         """What serves such a request; each run's texts are new to the tokenizer's memory."""
 
         def run() -> None:
             scope = f"{next(self._numbers):032x}"
-            self.serve(msgspec.json.encode(request(prompt, scope=scope, **given)))
+            self.serve(msgspec.json.encode(request(prompt, scope=scope, **changes)))
 
         return run
 
@@ -134,8 +136,8 @@ def texts(size: int, text: Callable[[int], str]) -> list[Part]:
 
 def thinking_blocks(size: int) -> Callable[[], None]:
     parts: list[Part] = [ThinkingPart(f"t{n}") for n in range(size)]
-    asked = Message("user", [TextPart("q")])
-    return ENGINE.ask(Prompt([asked, Message("assistant", [*parts, TextPart("a")]), asked]))
+    question = Message("user", [TextPart("q")])
+    return ENGINE.ask(Prompt([question, Message("assistant", [*parts, TextPart("a")]), question]))
 
 
 def messages(size: int) -> Callable[[], None]:
@@ -149,8 +151,8 @@ def properties(size: int, **more: Any) -> Callable[[], None]:
 
 
 def tools(size: int) -> Callable[[], None]:
-    made = [Tool(f"tool_{n}", schema(2), f"does {n}") for n in range(size)]
-    return ENGINE.ask(said(TextPart("q"), tools=made))
+    definitions = [Tool(f"tool_{n}", schema(2), f"does {n}") for n in range(size)]
+    return ENGINE.ask(said(TextPart("q"), tools=definitions))
 
 
 def choices(size: int) -> Callable[[], None]:
@@ -170,8 +172,8 @@ def marks(size: int) -> Callable[[], None]:
 
 
 def names(size: int) -> Callable[[], None]:
-    made = [Name(f"{n:016x}", n) for n in range(size)]
-    return ENGINE.ask(said(*texts(512, lambda _: words(10))), names=made)
+    prefix_names = [Name(f"{n:016x}", n) for n in range(size)]
+    return ENGINE.ask(said(*texts(512, lambda _: words(10))), names=prefix_names)
 
 
 DIMENSIONS = (
@@ -215,9 +217,9 @@ def test_what_is_matched_costs_the_same_however_many_stop_strings_there_are() ->
 
     text = words(500)
     for size in (1, 32, 1024):
-        found = Counting([f"w{n} never" for n in range(size)])
+        automaton = Counting([f"w{n} never" for n in range(size)])
         Counting.steps = 0
-        state = found.start
+        state = automaton.start
         for character in text:
-            state = found.step(state, character)
+            state = automaton.step(state, character)
         assert Counting.steps == len(text)

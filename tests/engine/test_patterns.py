@@ -22,7 +22,7 @@ NAMES = [f"model.layers.{layer}.self_attn.{side}_proj" for layer in range(40) fo
 def test_a_name_has_the_first_pattern_that_fits_as_peft_finds_it(patterns: list[str]) -> None:
     expected = {}
     for name in NAMES:
-        fitting = [one for one in patterns if re.match(rf"(.*\.)?({one})$", name)]
+        fitting = [pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", name)]
         if fitting:
             expected[name] = fitting[0]
     assert expected and matching(patterns, NAMES) == expected

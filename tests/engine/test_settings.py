@@ -60,7 +60,7 @@ def test_a_bad_setting_ends_the_start_and_is_named(environment: dict[str, str], 
 def test_what_is_no_setting_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate({"secret": SECRET["ENGINE_SECRET"]} | settings)
-    assert any(named in told for told in problems_of(caught.value))
+    assert any(named in problem for problem in problems_of(caught.value))
 
 
 def test_a_manual_clock_is_logged_loudly() -> None:
@@ -82,8 +82,8 @@ def test_a_number_has_a_bound_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> N
             with monkeypatch.context() as set_one, pytest.raises(ValidationError) as caught:
                 set_one.setenv(name, wrong)
                 Settings.model_validate({})
-            (told,) = problems_of(caught.value)
-            assert told.startswith(f"{name}: ")
+            (problem,) = problems_of(caught.value)
+            assert problem.startswith(f"{name}: ")
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

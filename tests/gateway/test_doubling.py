@@ -10,7 +10,7 @@ from tests.gateway.doubling_state import STATE_DIMENSIONS
 @pytest.mark.parametrize(
     "dimension",
     [*DIMENSIONS, *STATE_DIMENSIONS],
-    ids=lambda one: one.name,
+    ids=lambda case: case.name,
 )
 def test_a_doubled_dimension_costs_no_more_than_twice_as_much(dimension: Dimension) -> None:
     curve = curve_of(dimension)

@@ -35,18 +35,18 @@ NAMES = ("workspace", "workspace_id", "scope", "cache_salt", "tenant", "organiza
 
 
 def test_a_stranger_sees_what_a_cold_prompt_shows_and_the_owner_reads(house: House) -> None:
-    found = probe_exactly(house.owner, house.stranger, house.reference, NUM_PROBES)
-    assert (found.probes, found.stranger_reads) == (NUM_PROBES, 0)
-    assert found.owner_reads == NUM_PROBES, "the owner's own probes must read, or this is no test"
-    assert found.hints == []
+    report = probe_exactly(house.owner, house.stranger, house.reference, NUM_PROBES)
+    assert (report.probes, report.stranger_reads) == (NUM_PROBES, 0)
+    assert report.owner_reads == NUM_PROBES, "the owner's own probes must read, or this is no test"
+    assert report.hints == []
 
 
 def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
     """Asking for the same kind; and of an exact one asking for a compressed one, and back."""
     number, clients = NUM_PROBES // 5, (house.owner, house.stranger, house.reference)
-    found = probe_exactly(*clients, number, KEEPING_SHAPES, seed=5)
-    assert (found.probes, found.stranger_reads, found.owner_reads) == (number, 0, number)
-    assert found.hints == []
+    report = probe_exactly(*clients, number, KEEPING_SHAPES, seed=5)
+    assert (report.probes, report.stranger_reads, report.owner_reads) == (number, 0, number)
+    assert report.hints == []
     rng = random.Random(6)
     for keeps in (True, False):
         warming, probing = (Shape("messages", False, True, keeps=k) for k in (keeps, not keeps))
@@ -62,9 +62,9 @@ def test_a_stranger_sees_nothing_of_a_compressed_prefix(house: House) -> None:
 def test_a_stranger_finds_no_document_that_stands_anywhere(house: House) -> None:
     """Behind other words than the owner's, which is how documents are found."""
     number, clients = NUM_PROBES // 5, (house.owner, house.stranger, house.reference)
-    found = probe_exactly(*clients, number, PLACING_SHAPES, seed=7)
-    assert (found.probes, found.stranger_reads, found.owner_reads) == (number, 0, number)
-    assert found.hints == []
+    report = probe_exactly(*clients, number, PLACING_SHAPES, seed=7)
+    assert (report.probes, report.stranger_reads, report.owner_reads) == (number, 0, number)
+    assert report.hints == []
 
 
 def warm(house: House, shape: Shape, rng: random.Random) -> str:
@@ -121,11 +121,11 @@ def test_no_field_widens_a_scope(house: House, shape: Shape) -> None:
         for field in fields(shape):
             prefix = warm(house, shape, rng)
             filled: Any = {
-                name: value if given == "VALUE" else given for name, given in field.items()
+                name: value if sample == "VALUE" else sample for name, sample in field.items()
             }
-            for name, given in filled.items():
-                if isinstance(given, dict):
-                    filled[name] = dict.fromkeys(given, value)
+            for name, content in filled.items():
+                if isinstance(content, dict):
+                    filled[name] = dict.fromkeys(content, value)
             body = {**body_of(shape, prefix, "third"), **filled}
             reply = house.stranger.post(path_of(shape), json=body)
             served += assert_unread_or_refused(shape, reply)
@@ -209,12 +209,12 @@ def probe_series(house: House, word: str) -> None:
 
 def series(house: House) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     """Every series of both programs, by name and labels."""
-    found = set()
+    labelled = set()
     for url in (house.stack.gateway, house.stack.engine):
         text = httpx.get(f"{url}/metrics", timeout=120).text
         for family in text_string_to_metric_families(text):
-            found |= {(s.name, tuple(sorted(s.labels.items()))) for s in family.samples}
-    return found
+            labelled |= {(s.name, tuple(sorted(s.labels.items()))) for s in family.samples}
+    return labelled
 
 
 def test_every_shape_is_probed() -> None:

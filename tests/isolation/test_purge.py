@@ -49,7 +49,7 @@ class House:
     def live(self, needle: bytes) -> dict[str, list[str]]:
         """Where the processes' own objects hold these bytes, by the part of the product."""
         (self.folder / "live" / "needle").write_text(needle.hex())
-        found: dict[str, list[str]] = {"gateway": [], "engine": []}
+        lines: dict[str, list[str]] = {"gateway": [], "engine": []}
         processes = {
             "gateway": self.stack.gateway_process,
             "engine": self.stack.engine_process,
@@ -60,8 +60,8 @@ class House:
                 answer.unlink(missing_ok=True)
                 os.kill(pid, signal.SIGUSR2)
                 eventually(answer.exists, seconds=120)
-                found[part] += answer.read_text().splitlines()
-        return found
+                lines[part] += answer.read_text().splitlines()
+        return lines
 
     def files_with(self, needles: list[bytes]) -> set[str]:
         """The files of engine and gateway in which one of these stands."""

@@ -128,7 +128,7 @@ def conversation(cage: Cage, dialect: str) -> dict[str, Any]:
 
 def run_turns(cage: Cage) -> None:
     """Both dialects over their own SDKs, streamed and not, cold and again."""
-    asked, chat = conversation(cage, "messages"), conversation(cage, "chat")
+    messages, chat = conversation(cage, "messages"), conversation(cage, "chat")
     url = cage.stack.gateway
     with (
         Anthropic(base_url=url, api_key=cage.key, timeout=120, max_retries=0) as ours,
@@ -137,18 +137,18 @@ def run_turns(cage: Cage) -> None:
         previous = None
         for _ in range(2):
             extra = {"diagnostics": {"previous_message_id": previous}}
-            previous = ours.messages.create(**asked, extra_body=extra).id
-            with ours.messages.stream(**asked) as stream:
+            previous = ours.messages.create(**messages, extra_body=extra).id
+            with ours.messages.stream(**messages) as stream:
                 stream.get_final_message()
             theirs.chat.completions.create(**chat)
             list(theirs.chat.completions.create(**chat, stream=True))
             theirs.completions.create(model=MODEL, prompt=cage.say("raw"), max_tokens=4)
             cage.turns += 5
-        counted = {key: asked[key] for key in ("model", "system", "messages", "tools")}
+        counted = {key: messages[key] for key in ("model", "system", "messages", "tools")}
         ours.messages.count_tokens(**counted)
         for broken in ({"messages": [{"role": cage.say("role"), "content": "x"}]}, {"system": 4}):
             with pytest.raises(APIStatusError) as refused:
-                ours.messages.create(**{**asked, **broken})
+                ours.messages.create(**{**messages, **broken})
             cage.errors.append(refused.value.response.text)
         with pytest.raises(OpenAIStatusError) as failed:
             theirs.chat.completions.create(**{**chat, "stop": 3})
@@ -262,18 +262,18 @@ def tables(path: Path) -> str:
 
 def hits(places: dict[str, bytes], said: dict[str, str]) -> list[str]:
     """Where which secret is, plain or in a usual disguise."""
-    found = []
+    matches = []
     for kind, secret in said.items():
         plain = secret.encode()
         disguises = {plain, plain.hex().encode(), plain[::-1]}
         # Base64 of it within a longer text, wherever that begins: without the ends that may differ.
         disguises |= {base64.b64encode(b" " * shift + plain)[8:-4] for shift in range(3)}
-        found += [
+        matches += [
             f"{kind} in {place}"
             for place, content in places.items()
             if any(disguise in content for disguise in disguises)
         ]
-    return found
+    return matches
 
 
 def recorded(cage: Cage) -> int:
@@ -293,26 +293,26 @@ def test_no_key_and_no_text_is_found_anywhere(tmp_path: Path) -> None:
         time.sleep(1)  # what is written to logs about it
         with cage.http() as client:
             places["metrics of the gateway, later"] = client.get("/metrics").text
-    found = {name: text.encode() for name, text in places.items()}
+    contents = {name: text.encode() for name, text in places.items()}
     for path in [*cage.logs.iterdir(), *(p for p in cage.data.rglob("*") if p.is_file())]:
-        found[str(path.relative_to(tmp_path))] = path.read_bytes()
+        contents[str(path.relative_to(tmp_path))] = path.read_bytes()
     databases = [path for path in cage.data.rglob("*.db")]
-    found |= {f"tables of {path.name}": tables(path).encode() for path in databases}
-    found |= {f"error {index}": text.encode() for index, text in enumerate(cage.errors)}
-    assert_searched(cage, found)
-    assert hits(found, cage.said) == []
+    contents |= {f"tables of {path.name}": tables(path).encode() for path in databases}
+    contents |= {f"error {index}": text.encode() for index, text in enumerate(cage.errors)}
+    assert_searched(cage, contents)
+    assert hits(contents, cage.said) == []
 
 
-def assert_searched(cage: Cage, found: dict[str, bytes]) -> None:
+def assert_searched(cage: Cage, contents: dict[str, bytes]) -> None:
     """What was searched is what it should be: known words are where they belong."""
     assert len(cage.said) > 30 and len(cage.errors) > 20
-    assert {"logs/gateway.log", "logs/engine.log", "logs/dashboard.log"} <= set(found)
-    assert b'"event": "started"' in found["logs/gateway.log"]
-    assert WORKSPACE.encode() in found["/admin/v1/turns"]
-    assert b"holdfast_gateway_turns_total" in found["metrics of the gateway"]
-    assert b"holdfast_engine_requests_total" in found["metrics of the engine"]
-    assert cage.key_id.encode() in found["tables of ledger.db"]
-    journal = [name for name in found if "/journal/" in name]
-    assert any(cage.key_id.encode() in found[name] for name in journal)
+    assert {"logs/gateway.log", "logs/engine.log", "logs/dashboard.log"} <= set(contents)
+    assert b'"event": "started"' in contents["logs/gateway.log"]
+    assert WORKSPACE.encode() in contents["/admin/v1/turns"]
+    assert b"holdfast_gateway_turns_total" in contents["metrics of the gateway"]
+    assert b"holdfast_engine_requests_total" in contents["metrics of the engine"]
+    assert cage.key_id.encode() in contents["tables of ledger.db"]
+    journal = [name for name in contents if "/journal/" in name]
+    assert any(cage.key_id.encode() in contents[name] for name in journal)
     disguised = base64.b64encode(b"xx" + cage.key.encode() + b"tail")
     assert hits({"a place": b"[" + disguised + b"]"}, {"key": cage.key}) == ["key in a place"]

@@ -129,9 +129,9 @@ def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> Non
     behind = [n for n in SERVICES if n.startswith("gateway-")]
     assert len(behind) == 2
     assert all(SERVICES[n]["networks"]["front"]["aliases"] == [alias] for n in behind)
-    (own,) = SERVICES["balancer"]["networks"]["front"]["aliases"]
+    (balancer_alias,) = SERVICES["balancer"]["networks"]["front"]["aliases"]
     url = SERVICES["dashboard"]["environment"]["DASHBOARD_GATEWAY_URL"]
-    assert url == f"http://{own}:8080" == "http://gateway:8080"
+    assert url == f"http://{balancer_alias}:8080" == "http://gateway:8080"
     (size,) = re.findall(r"^\s*client_body_buffer_size (\d+)m;", NGINX, re.M)
     assert int(size) >= 1, "a request's tenant's text is not written to a disk"
 
@@ -140,19 +140,19 @@ def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> Non
 def test_prometheus_asks_every_gateway_and_engine_of_its_profile_by_its_name(profile: str) -> None:
     """One variable of the dashboard chooses an engine's figures and the gateway's of it."""
     folder = MONITORING / "targets" / profile
-    told = {}
+    by_engine = {}
     for kind, port in (("gateway", 8080), ("engine", 8100)):
         groups = yaml.safe_load((folder / f"{kind}s.yml").read_text("utf-8"))
         targets = {target for group in groups for target in group["targets"]}
         if profile != "gpu":
             wanted = {f"{n}:{port}" for n in of_profile(profile) if n.startswith(kind)}
             assert targets == wanted
-        told = {g.get("labels", {}).get("engine"): t for g in groups for t in g["targets"]}
+        by_engine = {g.get("labels", {}).get("engine"): t for g in groups for t in g["targets"]}
     for name in of_profile(profile):
         if name.startswith("gateway"):
             engines = SERVICES[name]["environment"]["HOLDFAST_ENGINES"].split(",")
             named = dict(engine.split("=", 1) for engine in engines)
-            assert told == {engine: urlsplit(url).netloc for engine, url in named.items()}
+            assert by_engine == {engine: urlsplit(url).netloc for engine, url in named.items()}
         if name.startswith("prometheus"):
             mount = f"./gateway/monitoring/targets/{profile}:/etc/targets:ro"
             assert mount in SERVICES[name]["volumes"]
@@ -328,13 +328,17 @@ def test_the_keys_are_made_once_and_a_gateway_and_an_engine_read_them(tmp_path: 
 def test_what_env_names_goes_before_what_was_made_and_is_not_printed(tmp_path: Path) -> None:
     root = folders(tmp_path)
     made_before = make_all(root, {})
-    given = {"HOLDFAST_API_KEY": "hf-mine", "POSTGRES_PASSWORD": "mine", "HOLDFAST_ADMIN_KEY": ""}
-    keys = make_all(root, given)
+    environment = {
+        "HOLDFAST_API_KEY": "hf-mine",
+        "POSTGRES_PASSWORD": "mine",
+        "HOLDFAST_ADMIN_KEY": "",
+    }
+    keys = make_all(root, environment)
     files = stored(root)
     assert files["gateway/api_key"] == "hf-mine" and files["database/password"] == "mine"
     assert ":mine@" in files["database/url"]
     assert keys == {**made_before, "HOLDFAST_API_KEY": ""}
-    assert "hf-mine" not in summary(keys, given)
+    assert "hf-mine" not in summary(keys, environment)
 
 
 def test_the_printed_request_is_the_one_of_the_demo() -> None:

@@ -16,9 +16,9 @@ LIGHT = ("--engine", "synthetic", "--no-dashboard", "--engine-arg", "num_blocks=
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("run")
-    with started(folder, *LIGHT) as one:
-        one.wait_said("Holdfast is running")
-        yield one
+    with started(folder, *LIGHT) as running:
+        running.wait_said("Holdfast is running")
+        yield running
 
 
 def test_the_story_ends_in_one_sentence_with_what_was_measured(run: Run) -> None:
@@ -54,10 +54,10 @@ def test_what_does_not_run_or_is_no_gateway_is_told(tmp_path: Path) -> None:
     assert "start scripts/run in another terminal" in said()
     keys = {"HOLDFAST_API_KEY": "hf-a", "HOLDFAST_ADMIN_KEY": "hf-b"}
     port = str(free_base())
-    told = said("--port", port, **keys)
-    assert f"nothing answers at http://127.0.0.1:{port}; start scripts/run" in told
+    output = said("--port", port, **keys)
+    assert f"nothing answers at http://127.0.0.1:{port}; start scripts/run" in output
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        told = said("--url", f"http://127.0.0.1:{server.server_port}", **keys)
+        output = said("--url", f"http://127.0.0.1:{server.server_port}", **keys)
         server.shutdown()
-    assert "is no gateway that can tell the story" in told and "answered 501" in told
+    assert "is no gateway that can tell the story" in output and "answered 501" in output

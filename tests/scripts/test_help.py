@@ -11,10 +11,10 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.mark.parametrize("name", ["check", "compose_env", "install", "install_vllm_cpu", "test"])
-@pytest.mark.parametrize("asked", ["--help", "-h"])
-def test_help_is_told_and_nothing_else_happens(name: str, asked: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_is_told_and_nothing_else_happens(name: str, option: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [SCRIPTS / name, asked], capture_output=True, text=True, timeout=120, cwd=tmp_path
+        [SCRIPTS / name, option], capture_output=True, text=True, timeout=120, cwd=tmp_path
     )
     assert done.returncode == 0 and not done.stderr
     assert f"scripts/{name}" in done.stdout and "==>" not in done.stdout

@@ -17,8 +17,8 @@ RECIPES = sorted(ROOT.glob("*/Dockerfile"))
 
 def stages(path: Path) -> dict[str, str]:
     """Those with a name, by it."""
-    found = re.split(r"^FROM ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
-    named = (re.match(r"\S+ AS (\w+)\n(.*)", stage, re.DOTALL) for stage in found)
+    parts = re.split(r"^FROM ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    named = (re.match(r"\S+ AS (\w+)\n(.*)", stage, re.DOTALL) for stage in parts)
     return {name[1]: name[2] for name in named if name is not None}
 
 

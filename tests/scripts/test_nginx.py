@@ -149,8 +149,8 @@ def test_a_stream_passes_as_it_is_made_and_operators_routes_do_not(tmp_path: Pat
             models = client.get("/v1/models")
     for answer in (first, second):
         assert answer.is_whole and answer.first_seconds is not None, answer.error
-        made = NUM_TOKENS * DECODE_MS / 1000
-        assert answer.seconds - answer.first_seconds > made / 2, "the proxy kept it back"
+        seconds = NUM_TOKENS * DECODE_MS / 1000
+        assert answer.seconds - answer.first_seconds > seconds / 2, "the proxy kept it back"
     written = first.usage["cache_creation_input_tokens"]
     assert written and second.usage["cache_read_input_tokens"] == written
     assert hidden == [404, 404]

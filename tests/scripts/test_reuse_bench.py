@@ -69,7 +69,10 @@ def slow_lru(trace: Trace, num_blocks: int) -> int:
             hit += 1
         held = set(request.blocks[:hit])
         while len(used) + len(request.blocks) - hit > num_blocks:
-            victim = min((block for block in used if block not in held), key=lambda one: used[one])
+            victim = min(
+                (block for block in used if block not in held),
+                key=lambda candidate: used[candidate],
+            )
             del used[victim]
         for place, block in enumerate(whole(request)):
             used[block] = (number, -place)

@@ -50,8 +50,8 @@ def test_an_unserved_option_exits_2(tmp_path: Path, arguments: list[str], said: 
 
 
 def test_a_name_that_is_almost_a_setting_is_told() -> None:
-    given = {"HOLDFAST_ENGINS": "x", "ENGINE_SECRT": "x", "HOLDFAST_API_KEY": "x", "HOME": "/"}
-    assert misspelt(given, known_settings()) == [
+    names = {"HOLDFAST_ENGINS": "x", "ENGINE_SECRT": "x", "HOLDFAST_API_KEY": "x", "HOME": "/"}
+    assert misspelt(names, known_settings()) == [
         "ENGINE_SECRT is no setting: did you mean ENGINE_SECRET?",
         "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
     ]

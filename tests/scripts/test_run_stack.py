@@ -57,19 +57,19 @@ def usage_of_example(run: Run) -> dict[str, int]:
 
 @pytest.mark.slow  # two whole installations
 def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) -> None:
-    with started(tmp_path / "one", *LIGHT) as one, started(tmp_path / "two", *LIGHT) as two:
-        for run in (one, two):
+    with started(tmp_path / "one", *LIGHT) as first, started(tmp_path / "two", *LIGHT) as second:
+        for run in (first, second):
             run.wait_said(RUNNING)
             written = usage_of_example(run)["cache_creation_input_tokens"]
             assert usage_of_example(run)["cache_read_input_tokens"] == written > 1024
-        said = only_line(ended("--port", str(two.base), "--data", one.data, *LIGHT))
-        assert f"used by another scripts/run (process {one.process.pid}, {one.url})" in said
-        assert key_of(one) != key_of(two)
-        assert one.end() == 0 and one.said.endswith("==> stopping\nstopped\n")
-        assert usage_of_example(two)["cache_read_input_tokens"] == written
-        two.process.kill()
-        two.process.wait()
-        wait_gone(two.mark)
+        said = only_line(ended("--port", str(second.base), "--data", first.data, *LIGHT))
+        assert f"used by another scripts/run (process {first.process.pid}, {first.url})" in said
+        assert key_of(first) != key_of(second)
+        assert first.end() == 0 and first.said.endswith("==> stopping\nstopped\n")
+        assert usage_of_example(second)["cache_read_input_tokens"] == written
+        second.process.kill()
+        second.process.wait()
+        wait_gone(second.mark)
 
 
 def test_engines_that_run_elsewhere_are_attached(
@@ -181,8 +181,8 @@ def test_a_running_request_ends_in_full_unless_a_second_signal_cuts_it_off(
         if is_cut_off:
             run.process.send_signal(signal.SIGINT)
             run.wait_said("==> stopping")
-        told = signal.SIGINT if is_cut_off else signal.SIGTERM
-        assert run.end(told) == (130 if is_cut_off else 0)
+        signal_number = signal.SIGINT if is_cut_off else signal.SIGTERM
+        assert run.end(signal_number) == (130 if is_cut_off else 0)
         asking.join()
     assert any("message_stop" in line for line in lines) != is_cut_off, lines[-3:]
     assert ("cut off" if is_cut_off else "Ctrl-C again cuts them off") in run.said
@@ -201,7 +201,7 @@ def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "times"),
+    ("signal_number", "times"),
     [
         # Each time with one of the two; scripts/long_tests faults takes more.
         (signal.SIGINT, number((0.3, 2.5), (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0))),
@@ -209,13 +209,13 @@ def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
     ],
 )
 def test_a_signal_at_any_time_leaves_no_traceback_and_no_process(
-    tmp_path: Path, told: signal.Signals, times: tuple[float, ...]
+    tmp_path: Path, signal_number: signal.Signals, times: tuple[float, ...]
 ) -> None:
     for seconds in times:
         with started(tmp_path / str(seconds), *LIGHT) as run:
             time.sleep(seconds)
             # Until the first statements of the program, the signal itself ends it.
-            assert run.end(told) in (0, -told)
+            assert run.end(signal_number) in (0, -signal_number)
             assert "Traceback" not in run.said, (seconds, run.said)
 
 
@@ -232,8 +232,8 @@ def test_programs_get_longer_to_end_than_they_give_their_requests(tmp_path: Path
     )
     changes = {"ENGINE_GRACE_SECONDS": "20", "HOLDFAST_DRAIN_SECONDS": "3"}
     command, env = [sys.executable, "-c", code], environment(changes)
-    told = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
-    assert told.split() == ["70.0", "20.0", "33.0"]
+    output = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
+    assert output.split() == ["70.0", "20.0", "33.0"]
 
 
 def check_live_engines(admin: Admin) -> None:

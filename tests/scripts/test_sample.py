@@ -68,8 +68,8 @@ def rows(database: DatabaseSettings, query: Any) -> list[Any]:
         async with ledger.transaction() as connection:
             return list((await connection.execute(query)).all())
 
-    found: list[Any] = ask(database, fetch)
-    return found
+    fetched: list[Any] = ask(database, fetch)
+    return fetched
 
 
 def test_a_month_is_one_that_the_contract_allows_and_shows_what_the_dashboard_is_for() -> None:
@@ -101,8 +101,10 @@ def test_a_month_is_one_that_the_contract_allows_and_shows_what_the_dashboard_is
     assert len({turn.epoch for turn in month if turn.engine == "engine-2"}) == 4
     days = Counter(turn.opened_at.weekday() >= 5 for turn in month)
     assert days[False] / 22 > 2 * days[True] / 8, "weekends are quiet"
-    one, again, other = (list(Month(UNTIL, 500, s, PriceBook()).records()) for s in (1, 1, 2))
-    assert one == again != other
+    records, again, of_another_seed = (
+        list(Month(UNTIL, 500, s, PriceBook()).records()) for s in (1, 1, 2)
+    )
+    assert records == again != of_another_seed
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.workspace)
@@ -159,9 +161,9 @@ def test_the_months_engines_are_of_one_kind_a_model(filled: Filled) -> None:
     """So reads and misses are compared. A gateway that runs on it puts no engine's epoch there."""
     database, _ = filled
     for of in (ALL, DAY):
-        found = ask(database, lambda ledger, of=of: latency(ledger, of))
-        assert found.cells and found.mixed == []
-    told = EpochReport(
+        times = ask(database, lambda ledger, of=of: latency(ledger, of))
+        assert times.cells and times.mixed == []
+    report = EpochReport(
         engine="engine-0",
         epoch="of today",
         model="general-8b",
@@ -171,7 +173,7 @@ def test_the_months_engines_are_of_one_kind_a_model(filled: Filled) -> None:
         heard_ms=1,
     )
     with pytest.raises(SampleData):
-        ask(database, lambda ledger: ledger.record_epochs([told]))
+        ask(database, lambda ledger: ledger.record_epochs([report]))
 
 
 def test_nothing_comes_into_a_database_of_samples(filled: Filled) -> None:
@@ -223,8 +225,8 @@ def test_a_gateway_on_samples_shows_them_and_serves_no_turn(
         assert not engine.requests
         since = int((datetime.now(UTC) - timedelta(days=40)).timestamp() * 1000)
         usage = f"{url}/admin/v1/usage?since_ms={since}"
-        told = httpx.get(usage, headers={"x-api-key": ADMIN_KEY}, timeout=120).json()
+        totals = httpx.get(usage, headers={"x-api-key": ADMIN_KEY}, timeout=120).json()
     database = DatabaseSettings(data=tmp_path)
-    assert [(told["totals"]["requests"],)] == rows(database, select(func.count(TurnRow.id)))
+    assert [(totals["totals"]["requests"],)] == rows(database, select(func.count(TurnRow.id)))
     keys = {row.workspace_id for row in rows(database, select(ApiKeyRow.workspace_id))}
     assert "default" not in keys, "no real key comes in"

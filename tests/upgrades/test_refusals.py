@@ -31,9 +31,9 @@ OTHER_COLUMNS = (
 
 @pytest.fixture
 def settings(tmp_path: Path, shared_database: str) -> DatabaseSettings:
-    made = DatabaseSettings(data=tmp_path, database_url=shared_database)
-    migrate(made)
-    return made
+    database_settings = DatabaseSettings(data=tmp_path, database_url=shared_database)
+    migrate(database_settings)
+    return database_settings
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def says(revision: str) -> str:
 
 
 def tables_of(database: Engine) -> dict[str, list[str]]:
-    found = inspect(database)
-    tables = sorted(found.get_table_names())
-    return {table: [column["name"] for column in found.get_columns(table)] for table in tables}
+    inspector = inspect(database)
+    tables = sorted(inspector.get_table_names())
+    return {table: [column["name"] for column in inspector.get_columns(table)] for table in tables}
 
 
 def refusal(settings: DatabaseSettings, database: Engine) -> str:
@@ -71,17 +71,17 @@ def refusal(settings: DatabaseSettings, database: Engine) -> str:
 
 
 @pytest.mark.parametrize(
-    ("made", "revision"),
+    ("statement", "revision"),
     [
-        *((made, REVISION) for made in OTHER_COLUMNS),
+        *((statement, REVISION) for statement in OTHER_COLUMNS),
         # More columns than the first revision's, under a number not known, are a newer version's.
-        *((made, "9999") for made in OTHER_COLUMNS if "ADD" not in made),
+        *((statement, "9999") for statement in OTHER_COLUMNS if "ADD" not in statement),
     ],
 )
 def test_a_database_of_before_is_refused_whatever_it_calls_its_revision(
-    settings: DatabaseSettings, database: Engine, made: str, revision: str
+    settings: DatabaseSettings, database: Engine, statement: str, revision: str
 ) -> None:
-    change(database, made, says(revision))
+    change(database, statement, says(revision))
     line = refusal(settings, database)
     assert f"revision {revision}" in line and "before 2026-11-28" in line
     assert "export" in line and "lacks its turns" in line and "nothing was changed" in line
@@ -125,10 +125,10 @@ def test_a_gateway_is_ready_with_its_own_schema_alone(tmp_path: Path, shared_dat
         database = create_engine(shared_database.replace("+aiosqlite", ""))
         with serve_app(create_app(settings), settings) as url:
 
-            def ready(status: int, told: str | None) -> bool:
+            def ready(status: int, problem: str | None) -> bool:
                 reply = httpx.get(f"{url}/readyz", timeout=120)
                 ledger = reply.json()["ledger"]
-                is_told = ledger is None if told is None else told in (ledger or "")
+                is_told = ledger is None if problem is None else problem in (ledger or "")
                 return reply.status_code == status and is_told
 
             eventually(lambda: ready(503, "has no schema"))
@@ -166,7 +166,7 @@ def newer(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "problem"),
     [
         (old_rows, "before 2026-11-28 wrote it (6 turns)"),
         (segments, "before 2026-11-28 wrote it (2 segments)"),
@@ -176,7 +176,7 @@ def newer(directory: Path) -> None:
 def test_a_journal_of_another_version_is_refused_as_it_is(
     tmp_path: Path,
     write: object,
-    told: str,
+    problem: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -188,7 +188,7 @@ def test_a_journal_of_another_version_is_refused_as_it_is(
     with pytest.raises(JournalUnavailable) as refused:
         Journal(directory).start()
     line = str(refused.value)
-    assert told in line and f"reads format {FORMAT}" in line and "\n" not in line
+    assert problem in line and f"reads format {FORMAT}" in line and "\n" not in line
     assert "loses the turns that the ledger does not have" in line
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     assert main(["journal", "list"]) == 1

@@ -38,9 +38,9 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def figures(state: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((state / "figures.json").read_text())
-    found["commit"] = (state / "commit").read_text()
-    return found
+    recorded: dict[str, Any] = json.loads((state / "figures.json").read_text())
+    recorded["commit"] = (state / "commit").read_text()
+    return recorded
 
 
 def revision_of(file: Path) -> str:
@@ -53,25 +53,25 @@ def copy_rows(file: Path, url: str) -> None:
     """The rows of a ledger's file into an empty database of its revision. On PostgreSQL that is
     what the commit itself would have made: a revision never changes."""
     source, target = create_engine(f"sqlite:///{file}"), create_engine(url)
-    tables, made = MetaData(), MetaData()
+    tables, destination = MetaData(), MetaData()
     tables.reflect(source)
-    made.reflect(target)
+    destination.reflect(target)
     order = [*TABLES, *(name for name in sorted(tables.tables) if name not in TABLES)]
     with source.connect() as old, target.begin() as new:
-        new.execute(made.tables["watermarks"].delete())
+        new.execute(destination.tables["watermarks"].delete())
         for name in order:
             if name == "alembic_version":
                 continue
             booleans = [
                 column.name
-                for column in made.tables[name].columns
+                for column in destination.tables[name].columns
                 if column.type.python_type is bool
             ]
             rows = [dict(row._mapping) for row in old.execute(select(tables.tables[name]))]
             for row in rows:
                 row.update({key: bool(row[key]) for key in booleans})
             if rows:
-                new.execute(insert(made.tables[name]), rows)
+                new.execute(insert(destination.tables[name]), rows)
     source.dispose()
     target.dispose()
 
@@ -110,13 +110,13 @@ def assert_says(answer: Any, was: Any, where: str, changed: dict[str, Any]) -> N
 
 
 def check_answers(url: str, figures: dict[str, Any]) -> None:
-    for path, asked in figures["answers"].items():
-        headers = {"x-api-key": asked["key"], "authorization": f"Bearer {asked['key']}"}
+    for path, query in figures["answers"].items():
+        headers = {"x-api-key": query["key"], "authorization": f"Bearer {query['key']}"}
         reply = httpx.get(url + path, headers=headers, timeout=120, trust_env=False)
         assert reply.status_code == 200, (path, reply.text)
         is_lines = path.endswith("/results")
         lines = [json.loads(line) for line in reply.text.splitlines()] if is_lines else None
-        was = json.loads(json.dumps(asked["answer"]).replace(figures["url"], url))
+        was = json.loads(json.dumps(query["answer"]).replace(figures["url"], url))
         place = path.partition("?")[0]
         assert_says(lines or reply.json(), was, place, CHANGED.get(figures["commit"], {}))
 

@@ -51,8 +51,8 @@ def pairs(count: int) -> list[Block]:
 
 
 def tools(*marks: int) -> list[Block]:
-    made = [tool(f"t{i}", 200, "5m" if i in marks else None) for i in range(1, 31)]
-    return [*made, said("q", 50)]
+    definitions = [tool(f"t{i}", 200, "5m" if i in marks else None) for i in range(1, 31)]
+    return [*definitions, said("q", 50)]
 
 
 S, Q = system("s", 2000, "5m"), said("q", 50)

@@ -135,7 +135,7 @@ def test_what_cannot_be_toggled_is_told_and_loses_nothing_v22(
     assert usage(vector.world.post("messages", {**body, **before})) == (0, 2000)
     toggled = vector.world.post("messages", {**body, **after})
     assert usage(toggled) == (2000, 0)
-    assert [one["path"] for one in toggled.json()["holdfast"]["ignored"]] == [field]
+    assert [entry["path"] for entry in toggled.json()["holdfast"]["ignored"]] == [field]
 
 
 def test_an_image_that_is_added_loses_nothing_before_it_v24(vector: Vector) -> None:
@@ -233,7 +233,7 @@ def test_ten_at_once_all_read_v82(vector: Vector) -> None:
     body, *_ = vector.body(*held("5m"))
     with ThreadPoolExecutor(10) as pool:
         sent = [pool.submit(vector.world.post, "messages", body) for _ in range(10)]
-        assert [usage(one.result()) for one in sent] == [(2000, 0)] * 10
+        assert [usage(future.result()) for future in sent] == [(2000, 0)] * 10
 
 
 def test_a_client_that_leaves_after_the_first_event_has_written_v83(vector: Vector) -> None:
@@ -281,8 +281,8 @@ def test_a_stream_says_the_same_v110_v111(vector: Vector) -> None:
     assert vector.ask(S, Q) == (54, 0, 2000, 0)
     whole = vector.world.post("messages", body).json()
     with streamed(vector, body) as events:
-        told = {event["type"]: event for event in events}
-    start, delta = told["message_start"]["message"], told["message_delta"]["usage"]
+        by_type = {event["type"]: event for event in events}
+    start, delta = by_type["message_start"]["message"], by_type["message_delta"]["usage"]
     assert vector.counts(start, tail, total) == vector.counts(whole, tail, total)
     assert "cache_creation" not in delta
     assert delta["output_tokens"] == whole["usage"]["output_tokens"]

@@ -42,10 +42,10 @@ def test_a_wrong_request_is_refused_behind_earlier_answers(
 def test_what_comes_behind_the_last_request_of_a_connection_is_not_read(slow: Wire) -> None:
     """RFC 9112, 9.6. It was a 400 in place of the turn's answer."""
     for behind in (HIDDEN, TURN, b"\r\n", b"\x16\x03\x01"):
-        asked = len(slow.engine.requests)
+        before = len(slow.engine.requests)
         (reply,) = slow.replies(LAST_TURN + behind)
         assert reply.status == 200 and reply.closed
-        assert len(slow.engine.requests) == asked + 1
+        assert len(slow.engine.requests) == before + 1
 
 
 def test_a_line_break_behind_a_body_does_not_end_the_turn(hasty: Wire) -> None:
@@ -115,13 +115,13 @@ def test_the_host_of_a_url_counts_and_not_the_header(wire: Wire, version: str) -
     content = json.dumps(rows).encode()
     first = f"POST http://named:81/v1/messages/batches HTTP/{version}"
     sent = request(length(content), "connection: close", content=content, first=first)
-    (made,) = wire.replies(sent.replace(b"host: gateway\r\n", host.encode()))[:1]
-    batch = json.loads(made.body)
+    (created,) = wire.replies(sent.replace(b"host: gateway\r\n", host.encode()))[:1]
+    batch = json.loads(created.body)
     path = f"/v1/messages/batches/{batch['id']}"
 
     def ended() -> bool:
-        asked = request("connection: close", first=f"GET http://named:81{path} HTTP/1.1")
-        (reply,) = wire.replies(asked.replace(b"host: gateway", b"host: other"))
+        query = request("connection: close", first=f"GET http://named:81{path} HTTP/1.1")
+        (reply,) = wire.replies(query.replace(b"host: gateway", b"host: other"))
         batch.update(json.loads(reply.body))
         return bool(batch["processing_status"] == "ended")
 

@@ -132,11 +132,11 @@ def check_envelope(reply: Reply, status: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_no_plain_http_gets_one_answer_and_an_end(wire: Wire, name: str) -> None:
     sent, status = CASES[name]
-    asked = len(wire.engine.requests)
+    before = len(wire.engine.requests)
     (reply,) = wire.replies(sent + HIDDEN)
     check_envelope(reply, status)
     assert reply.closed and reply.headers["connection"] == "close"
-    assert len(wire.engine.requests) == asked
+    assert len(wire.engine.requests) == before
 
 
 OPENAI = "POST /v1/chat/completions HTTP/1.1"
@@ -281,11 +281,11 @@ def drip(wire: Wire, start: bytes, rest: bytes) -> list[Reply]:
 def test_a_trickling_body_is_408_and_an_end(hasty: Wire, path: str, is_chunked: bool) -> None:
     how = "transfer-encoding: chunked" if is_chunked else "content-length: 50000"
     start = request(how, first=f"POST {path} HTTP/1.1") + (b"5000\r\n" if is_chunked else b"")
-    asked = len(hasty.engine.requests)
+    before = len(hasty.engine.requests)
     (reply,) = drip(hasty, start, b"{" + b" " * 500)
     assert reply.status == 408 and reply.closed
     assert reply.error["message"] == "the request's body did not arrive in time"
-    assert len(hasty.engine.requests) == asked
+    assert len(hasty.engine.requests) == before
 
 
 def test_a_trickling_head_is_408_and_an_end(hasty: Wire) -> None:
@@ -369,7 +369,7 @@ def test_nothing_is_ever_fetched_for_a_client(wire: Wire, name: str) -> None:
         headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
         reply = httpx.post(f"{wire.url}{path}", json=content, headers=headers, timeout=120)
         assert reply.status_code == 200
-        (told,) = reply.json()["holdfast"]["ignored"]
-        assert told["path"].startswith("messages")
+        (entry,) = reply.json()["holdfast"]["ignored"]
+        assert entry["path"].startswith("messages")
         with pytest.raises(TimeoutError):
             place.accept()

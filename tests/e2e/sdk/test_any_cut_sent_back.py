@@ -141,13 +141,13 @@ class InChat(Talk):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        told: dict[str, Any] = {}
+        holdfast: dict[str, Any] = {}
         usage = None
         said: dict[str, Any] = {"role": "assistant", "content": ""}
         calls: dict[int, dict[str, Any]] = {}
         with self.sdk() as sdk, sdk.chat.completions.create(**body) as chunks:
             for number, chunk in enumerate(chunks, 1):
-                told |= (chunk.model_extra or {}).get("holdfast") or {}
+                holdfast |= (chunk.model_extra or {}).get("holdfast") or {}
                 usage = chunk.usage or usage
                 for choice in chunk.choices:
                     said["content"] += choice.delta.content or ""
@@ -172,7 +172,9 @@ class InChat(Talk):
         ]
         if usage is None:
             return None
-        return usage_of(usage.prompt_tokens_details.cached_tokens - told["automatic_tokens"], told)
+        return usage_of(
+            usage.prompt_tokens_details.cached_tokens - holdfast["automatic_tokens"], holdfast
+        )
 
 
 class InResponses(Talk):
@@ -215,9 +217,9 @@ class InResponses(Talk):
         ]
         if response is None:
             return None
-        told = response.model_extra["holdfast"]
+        holdfast = response.model_extra["holdfast"]
         cached = response.usage.input_tokens_details.cached_tokens
-        return usage_of(cached - told["automatic_tokens"], told)
+        return usage_of(cached - holdfast["automatic_tokens"], holdfast)
 
 
 class InGemini(Talk):

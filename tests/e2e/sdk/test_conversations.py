@@ -141,22 +141,22 @@ def test_google_interactions(stack: Stack) -> None:
             if len(turns) % 2:
                 behind = {"input": new_steps, "previous_interaction_id": previous}
             create: Any = sdk.interactions.create
-            made = create(
+            interaction = create(
                 model=MODEL,
                 system_instruction=system,
                 tools=[tool],
                 generation_config={"max_output_tokens": MAX_TOKENS},
                 **behind,
             )
-            previous = made.id
-            usage = made.usage
-            extension = made.model_extra["holdfast"]
+            previous = interaction.id
+            usage = interaction.usage
+            extension = interaction.model_extra["holdfast"]
             read = usage.total_cached_tokens
             turns.append(Turn(usage.total_input_tokens, read, extension["written_tokens"]))
-            steps.extend(step.model_dump(exclude_none=True) for step in made.steps)
+            steps.extend(step.model_dump(exclude_none=True) for step in interaction.steps)
             return [
                 {"type": "function_result", "call_id": step.id, "result": "sunny"}
-                for step in made.steps
+                for step in interaction.steps
                 if step.type == "function_call"
             ]
 

@@ -16,7 +16,7 @@ WITH: Any = {**ASKED, "logprobs": True, "top_logprobs": 3}
 
 
 def spelled(tokens: Any) -> str:
-    return b"".join(bytes(one.bytes) for one in tokens).decode().strip()
+    return b"".join(bytes(token.bytes) for token in tokens).decode().strip()
 
 
 def test_chat_tells_them_of_each_token_of_the_text(openai: OpenAI) -> None:
@@ -28,10 +28,13 @@ def test_chat_tells_them_of_each_token_of_the_text(openai: OpenAI) -> None:
     text = choice.message.content
     assert text == plain.choices[0].message.content
     assert spelled(choice.logprobs.content) == (text or "").strip()
-    for one in choice.logprobs.content:
-        assert len(one.top_logprobs) == 3
-        assert (one.token, one.logprob) == (one.top_logprobs[0].token, one.top_logprobs[0].logprob)
-        assert sum(math.exp(likely.logprob) for likely in one.top_logprobs) <= 1 + 1e-4
+    for token in choice.logprobs.content:
+        assert len(token.top_logprobs) == 3
+        assert (token.token, token.logprob) == (
+            token.top_logprobs[0].token,
+            token.top_logprobs[0].logprob,
+        )
+        assert sum(math.exp(likely.logprob) for likely in token.top_logprobs) <= 1 + 1e-4
 
 
 def test_a_chats_stream_has_the_same_as_its_whole_answer(openai: OpenAI) -> None:
@@ -44,12 +47,14 @@ def test_a_chats_stream_has_the_same_as_its_whole_answer(openai: OpenAI) -> None
                 streamed[choice.index] += choice.logprobs.content or []
     for choice in whole:
         assert choice.logprobs is not None
-        told = choice.logprobs.content or []
-        assert [one.token for one in streamed[choice.index]] == [one.token for one in told]
+        tokens = choice.logprobs.content or []
+        assert [token.token for token in streamed[choice.index]] == [
+            token.token for token in tokens
+        ]
 
 
 def test_responses_tell_them_in_events_and_items(openai: OpenAI) -> None:
-    asked: Any = {
+    request: Any = {
         "model": MODEL,
         "input": "What is a lease?",
         "temperature": 0,
@@ -57,31 +62,39 @@ def test_responses_tell_them_in_events_and_items(openai: OpenAI) -> None:
         "include": ["message.output_text.logprobs"],
         "top_logprobs": 2,
     }
-    whole = openai.responses.create(**asked)
+    whole = openai.responses.create(**request)
     [part] = [part for item in whole.output for part in item.content]  # type: ignore[union-attr]
     assert whole.top_logprobs == 2 and "ignored" not in whole.model_extra["holdfast"]  # type: ignore[index]
     assert spelled(part.logprobs) == part.text.strip()
-    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
-    events = list(openai.responses.create(**asked, stream=True))
+    assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
+    events = list(openai.responses.create(**request, stream=True))
     deltas = [e for e in events if e.type == "response.output_text.delta"]
     [done] = [e for e in events if e.type == "response.output_text.done"]
-    told = [one.token for event in deltas for one in event.logprobs]
-    assert told == [one.token for one in part.logprobs] == [one.token for one in done.logprobs]
+    chosen = [token.token for event in deltas for token in event.logprobs]
+    assert (
+        chosen
+        == [token.token for token in part.logprobs]
+        == [token.token for token in done.logprobs]
+    )
 
 
 def test_gemini_tells_them_of_each_candidate(stack: Stack) -> None:
     config = types.GenerateContentConfig(
         temperature=0, max_output_tokens=12, response_logprobs=True, logprobs=2
     )
-    asked: Any = {"model": MODEL, "contents": "What is a lease?", "config": config}
+    request: Any = {"model": MODEL, "contents": "What is a lease?", "config": config}
     with sdk_at(stack.gateway) as google:
-        [candidate] = google.models.generate_content(**asked).candidates or []
-        chunks = list(google.models.generate_content_stream(**asked))
+        [candidate] = google.models.generate_content(**request).candidates or []
+        chunks = list(google.models.generate_content_stream(**request))
     result = candidate.logprobs_result
     assert result is not None and result.chosen_candidates and result.top_candidates
-    chosen = [one.token for one in result.chosen_candidates]
+    chosen = [token.token for token in result.chosen_candidates]
     assert candidate.content is not None and candidate.content.parts is not None
     assert "".join(map(str, chosen)).strip() == (candidate.content.parts[0].text or "").strip()
-    assert all(len(one.candidates or []) == 2 for one in result.top_candidates)
-    told = [one.logprobs_result for chunk in chunks for one in chunk.candidates or []]
-    assert [t.token for one in told if one for t in one.chosen_candidates or []] == chosen
+    assert all(len(step.candidates or []) == 2 for step in result.top_candidates)
+    results = [
+        candidate.logprobs_result for chunk in chunks for candidate in chunk.candidates or []
+    ]
+    assert [
+        t.token for result in results if result for t in result.chosen_candidates or []
+    ] == chosen

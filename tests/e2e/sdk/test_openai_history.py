@@ -25,24 +25,24 @@ def test_a_search_of_the_clients_own_leads_to_a_call(openai: OpenAI) -> None:
     """Each turn's prompt begins with the whole one before it."""
     create: Any = openai.responses.create
     system = {"role": "developer", "content": handbook(60)}
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         **BODY,
         "tools": [SEARCH, WEATHER],
         "prompt_cache_options": {"mode": "implicit"},
     }
     said: list[Any] = [system, HI]
-    first = create(**asked, input=said, tool_choice={"type": "tool_search"})
+    first = create(**body, input=said, tool_choice={"type": "tool_search"})
     [search] = first.output
     assert search.type == "tool_search_call" and set(search.arguments) == {"city"}
-    found = {**search.model_dump(), "type": "tool_search_output", "tools": [WEATHER]}
-    found = {name: found[name] for name in ("type", "call_id", "execution", "status", "tools")}
-    said += [*first.output, found]
+    output = {**search.model_dump(), "type": "tool_search_output", "tools": [WEATHER]}
+    output = {name: output[name] for name in ("type", "call_id", "execution", "status", "tools")}
+    said += [*first.output, output]
     forced = {"type": "function", "name": "get_weather"}
-    second = create(**asked, input=said, tool_choice=forced)
+    second = create(**body, input=said, tool_choice=forced)
     [call] = second.output
     assert (call.type, call.name) == ("function_call", "get_weather")
     answer = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-    third = create(**asked, input=[*said, *second.output, answer])
+    third = create(**body, input=[*said, *second.output, answer])
     assert third.status in ("completed", "incomplete")
     for earlier, later in ((first, second), (second, third)):
         written = earlier.usage.input_tokens
@@ -53,12 +53,12 @@ def test_a_custom_tool_of_chat_is_forced_and_answered(openai: OpenAI) -> None:
     create: Any = openai.chat.completions.create
     tool = {"type": "custom", "custom": {"name": "note", "description": "Keeps a note."}}
     forced = {"type": "custom", "custom": {"name": "note"}}
-    asked: dict[str, Any] = {"model": MODEL, "tools": [tool], "max_tokens": 200}
-    message = create(**asked, messages=[HI], tool_choice=forced).choices[0].message
+    body: dict[str, Any] = {"model": MODEL, "tools": [tool], "max_tokens": 200}
+    message = create(**body, messages=[HI], tool_choice=forced).choices[0].message
     [call] = message.tool_calls
     assert call.type == "custom" and call.custom.name == "note"
     result = {"role": "tool", "tool_call_id": call.id, "content": "Kept."}
-    again = create(**asked, messages=[HI, message, result]).choices[0]
+    again = create(**body, messages=[HI, message, result]).choices[0]
     assert again.finish_reason in ("stop", "length", "tool_calls")
 
 

@@ -39,11 +39,11 @@ class Weather(BaseModel):
 
 
 def test_an_answer_is_json_of_the_schema_streamed_or_not(client: Anthropic) -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": MODEL, "max_tokens": 200, "messages": QUESTION, "output_config": FORMAT
     }  # fmt: skip
-    plain = client.messages.create(**asked)
-    with client.messages.stream(**asked) as events:
+    plain = client.messages.create(**request)
+    with client.messages.stream(**request) as events:
         live = events.get_final_message()
     for message in (plain, live):
         [block] = message.content
@@ -78,15 +78,15 @@ def test_a_forced_function_has_valid_arguments(
     openai: OpenAI, choice: Any, names: set[str]
 ) -> None:
     """Streamed where either may be called."""
-    asked: Any = {
+    request: Any = {
         "model": MODEL, "messages": QUESTION, "tools": TOOLS, "tool_choice": choice,
         "parallel_tool_calls": False, "max_tokens": 200,
     }  # fmt: skip
     if choice == "required":
-        with openai.chat.completions.stream(**asked) as events:
+        with openai.chat.completions.stream(**request) as events:
             answer: Any = events.get_final_completion().choices[0]
     else:
-        answer = openai.chat.completions.create(**asked).choices[0]
+        answer = openai.chat.completions.create(**request).choices[0]
     [call] = answer.message.tool_calls
     assert call.function.name in names
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
@@ -100,12 +100,12 @@ def test_a_forced_function_has_valid_arguments(
 def test_a_forced_tool_is_called_and_its_result_goes_back(
     client: Anthropic, choice: Any, names: set[str]
 ) -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": MODEL, "tools": [{"name": name, "input_schema": SCHEMA} for name in EITHER]
     }  # fmt: skip
     choice = {**choice, "disable_parallel_tool_use": True}
     with client.messages.stream(
-        **asked, max_tokens=200, messages=QUESTION, tool_choice=choice
+        **request, max_tokens=200, messages=QUESTION, tool_choice=choice
     ) as events:
         message = events.get_final_message()
     [block] = message.content
@@ -117,7 +117,7 @@ def test_a_forced_tool_is_called_and_its_result_goes_back(
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
     ]
-    again = client.messages.create(**asked, max_tokens=40, messages=[*QUESTION, *said])
+    again = client.messages.create(**request, max_tokens=40, messages=[*QUESTION, *said])
     assert again.stop_reason in ("end_turn", "tool_use", "max_tokens")
 
 

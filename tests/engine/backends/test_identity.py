@@ -47,8 +47,8 @@ def test_another_template_or_vocabulary_is_another_model(tmp_path: Path) -> None
     file.write_text(file.read_text("utf-8") + "{# changed #}", "utf-8")
     tokenizer = json.loads((vocabulary / "tokenizer.json").read_text("utf-8"))
     words = tokenizer["model"]["vocab"]
-    one, other = list(words)[-2:]
-    words[one], words[other] = words[other], words[one]
+    last_but_one, last = list(words)[-2:]
+    words[last_but_one], words[last] = words[last], words[last_but_one]
     (vocabulary / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     before = told(ours)
     assert told(template).template != before.template

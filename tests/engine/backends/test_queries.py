@@ -39,7 +39,7 @@ METHODS: dict[Method, int | float] = {"keydiff": 0.1, "blocks": 4}
 MEASURED: dict[str, Any] = {"kl": 0.0, "agreement": 1.0, "tokens": 256, "is_allowed": True}
 
 
-def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
+def query(generate_request: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
     described = description(
         max_context_tokens=1000,
         block_size=BLOCK_SIZE,
@@ -47,9 +47,11 @@ def query(asked: GenerateRequest, num_blocks: int = 64) -> CacheQuery:
         min_cache_tokens=7,
     )
     cache = new_cache(num_blocks)
-    rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
-    prepared = prepare(asked, rendered, described, asked)
-    return query_of(asked, prepared, cache, described, lambda *_: None, arrived_at=5.0)
+    rendered = SyntheticRenderer().render(
+        generate_request.prompt, thinking=False, scope=generate_request.scope
+    )
+    prepared = prepare(generate_request, rendered, described, generate_request)
+    return query_of(generate_request, prepared, cache, described, lambda *_: None, arrived_at=5.0)
 
 
 def new_cache(num_blocks: int) -> PrefixCache:
@@ -59,12 +61,16 @@ def new_cache(num_blocks: int) -> PrefixCache:
 
 
 def prompt_of(
-    asked: GenerateRequest, num_blocks: int = 64, sibling: Sibling | None = None
+    generate_request: GenerateRequest, num_blocks: int = 64, sibling: Sibling | None = None
 ) -> ApproximatePrompt:
     """The prompt of a request that asks for an approximate one."""
-    assert asks_for_any(asked)
-    rendered = SyntheticRenderer().render(asked.prompt, thinking=False, scope=asked.scope)
-    prepared = prepare(asked, rendered, description(max_context_tokens=1000), asked)
+    assert asks_for_any(generate_request)
+    rendered = SyntheticRenderer().render(
+        generate_request.prompt, thinking=False, scope=generate_request.scope
+    )
+    prepared = prepare(
+        generate_request, rendered, description(max_context_tokens=1000), generate_request
+    )
     approximations = Approximations(
         sibling=sibling,
         techniques=[
@@ -72,8 +78,8 @@ def prompt_of(
             for method, least in METHODS.items()
         ],
     )
-    exact = query(asked, num_blocks)
-    said = ExactRequest(request=asked, query=exact, begins=prepared.begins)
+    exact = query(generate_request, num_blocks)
+    said = ExactRequest(request=generate_request, query=exact, begins=prepared.begins)
     return approximations.prompt_of(said, new_cache(num_blocks))
 
 
@@ -93,8 +99,10 @@ def test_segments_have_kinds_and_turns_and_ends_that_are_floored_to_the_granular
         system=[TextPart("s")],
     )
     spans = [SegmentSpan(end) for end in [15, 16, 17, None, 31, 33]]
-    found = [(one.kind, one.turn, one.end) for one in new_segments(prompt, spans, 16)]
-    assert found == [
+    segments = [
+        (segment.kind, segment.turn, segment.end) for segment in new_segments(prompt, spans, 16)
+    ]
+    assert segments == [
         ("tool", None, 0),
         ("text", None, 16),
         ("text", 0, 16),
@@ -116,8 +124,10 @@ def test_a_prompt_leaves_room_for_its_answer_and_one_copy() -> None:
 
 def test_choices_draw_differently_and_a_seed_makes_them_repeatable() -> None:
     def seeds(request_id: str = "r", **sampling: int) -> list[int]:
-        asked = ask("a", request_id=request_id, sampling=Sampling(max_tokens=1, **sampling))
-        return [sample.seed for sample in new_samples(asked, description())]
+        generate_request = ask(
+            "a", request_id=request_id, sampling=Sampling(max_tokens=1, **sampling)
+        )
+        return [sample.seed for sample in new_samples(generate_request, description())]
 
     assert seeds(num_choices=3, seed=7) == [7, 8, 9]
     free = seeds(num_choices=2)
@@ -129,8 +139,8 @@ def keeping(keep: float) -> dict[str, Any]:
     return {"breakpoints": [Breakpoint(0, "5m", keep=keep, scorer="keydiff")]}
 
 
-def placing(**given: float) -> dict[str, Any]:
-    return {"documents": [Document(0, **given)]}
+def placing(**options: float) -> dict[str, Any]:
+    return {"documents": [Document(0, **options)]}
 
 
 @pytest.mark.parametrize(
@@ -172,10 +182,10 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
     ):
         with pytest.raises(InvalidRequest, match="breakpoints: sibling: in one marker"):
             prompt_of(wrong, sibling=sibling)
-    found = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
-    mark = found.sibling_mark
-    assert mark is not None and not found.placed
-    assert mark.exact.num_tokens == len(found.query.tokens), "it may be answered as it is"
+    approximate = prompt_of(ask("a", breakpoints=[asking]), sibling=sibling)
+    mark = approximate.sibling_mark
+    assert mark is not None and not approximate.placed
+    assert mark.exact.num_tokens == len(approximate.query.tokens), "it may be answered as it is"
     kinds = [sibling.kind, sibling.kind_up_to(5), sibling.kind_up_to(6), None]
     kinds += [Sibling(b"m" * 16, 2, 3).kind_up_to(5), Sibling(b"n" * 16, 1, 3).kind_up_to(5)]
     hasher = ChainHasher(b"k", BLOCK_SIZE)
@@ -183,15 +193,15 @@ def test_a_siblings_entries_are_asked_for_once_and_alone() -> None:
 
 
 def test_a_document_is_a_segments_text() -> None:
-    asked = ask("a" * 4 * 200, documents=[Document(0, "1h", 20)])
-    exact, prompt = query(ask("a" * 4 * 200), 256), prompt_of(asked, 256)
-    found = prompt.query
-    (one,) = prompt.placed
-    assert (one.copied - one.start, one.shift) == (20, one.start - 1)
-    assert found.segments[0].end == one.end
-    assert one.origin.tokens[1:-1] == exact.tokens[one.start : one.end]
-    assert found.tokens[: one.copied] == exact.tokens[: one.copied]
-    assert found.tokens[one.end :] == exact.tokens[one.end :]
+    generate_request = ask("a" * 4 * 200, documents=[Document(0, "1h", 20)])
+    exact, prompt = query(ask("a" * 4 * 200), 256), prompt_of(generate_request, 256)
+    cache_query = prompt.query
+    (placed,) = prompt.placed
+    assert (placed.copied - placed.start, placed.shift) == (20, placed.start - 1)
+    assert cache_query.segments[0].end == placed.end
+    assert placed.origin.tokens[1:-1] == exact.tokens[placed.start : placed.end]
+    assert cache_query.tokens[: placed.copied] == exact.tokens[: placed.copied]
+    assert cache_query.tokens[placed.end :] == exact.tokens[placed.end :]
     twice = ask("a" * 4 * 200, documents=[Document(0), Document(0)])
     with pytest.raises(InvalidRequest, match="two documents stand in one place"):
         prompt_of(twice, 256)

@@ -17,9 +17,14 @@ def written(path: Path, *kls: float) -> str:
     """A profile whose rows have 0, 1, … own layers. It says of all that they are allowed."""
     rows = [
         Technique(
-            method="sibling", parameter=own, kl=kl, agreement=0.9, tokens=512, is_allowed=True
+            method="sibling",
+            parameter=num_layers,
+            kl=kl,
+            agreement=0.9,
+            tokens=512,
+            is_allowed=True,
         )
-        for own, kl in enumerate(kls)
+        for num_layers, kl in enumerate(kls)
     ]
     profile = Profile(own=fingerprints_of(OWN), sibling=fingerprints_of(THEIRS), techniques=rows)
     path.write_bytes(msgspec.json.encode(profile))
@@ -31,7 +36,7 @@ def test_the_least_layers_from_which_on_all_are_allowed_are_computed(tmp_path: P
     sibling, rows = read_sibling(path, OWN)
     assert (sibling.own_layers, sibling.num_layers) == (3, 5)
     assert sibling.model.hex() == fingerprints_of(THEIRS).fingerprint
-    assert [one.is_allowed for one in rows] == [False, True, False, True, True, True]
+    assert [row.is_allowed for row in rows] == [False, True, False, True, True, True]
 
 
 @pytest.mark.parametrize(

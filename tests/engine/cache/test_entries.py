@@ -36,10 +36,10 @@ def test_what_was_readable_when_a_turn_arrived_is_kept_for_it_until_the_grace_is
     assert [ended.reason for ended in world.entries.leases.take_ended()] == ["expired"]
     assert len(world.entries) == 0 and world.entries.live() == [], "it is told to nobody as there"
     assert world.entries.next_expiry() is None
-    found = late(world, 305, 10)
-    assert found.read == 8
-    world.cache.let_go(found)
-    world.cache.take_back(found)
+    prefix = late(world, 305, 10)
+    assert prefix.read == 8
+    world.cache.let_go(prefix)
+    world.cache.take_back(prefix)
     world.entries.expire(306)
     assert len(world.entries) == 0, "who never answered leaves it lapsed"
     check_entries(world.entries)

@@ -29,10 +29,10 @@ def flood(world: World, scope: str, num_requests: int) -> None:
 def cached_tokens(world: World, scope: str, text: tuple[int, ...]) -> int:
     """How many of the text's tokens are in full blocks of the pool."""
     digests = world.query(scope, [text], {}).digests
-    found = [
+    blocks = [
         world.pool.find(digest, digests.block_tokens(i)) for i, digest in enumerate(digests.full)
     ]
-    return world.block_size * sum(block is not None for block in found)
+    return world.block_size * sum(block is not None for block in blocks)
 
 
 def test_a_flood_evicts_its_own_content_and_not_anothers() -> None:

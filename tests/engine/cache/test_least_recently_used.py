@@ -38,7 +38,7 @@ class LeastRecentlyUsed:
 def prompts(draw: random.Random, count: int) -> list[Words]:
     """Prompts of one to seven blocks: conversations that grow, common beginnings, strangers."""
     talks: list[Words] = []
-    found: list[Words] = []
+    lines: list[Words] = []
     for number in range(count):
         kind = draw.random()
         block = (1000 + number,) * SIZE
@@ -53,8 +53,8 @@ def prompts(draw: random.Random, count: int) -> list[Words]:
         else:
             prompt = tuple((2000 + number, part, 0, 0) for part in range(draw.randint(1, 7)))
             talks.append(prompt)
-        found.append(prompt)
-    return found
+        lines.append(prompt)
+    return lines
 
 
 def marks_of(draw: random.Random, prompt: Words) -> list[int]:
@@ -91,16 +91,16 @@ def test_short_prompts_are_reused_behind_chats_that_never_come_back(is_marked: b
     for chat in range(14):
         world.end(world.run("red", texts(1000 * (chat + 1), 32), {31: "5m"}))
         world.wait(1)
-    reused = asked = 0
+    reused = total = 0
     for number in range(40):
         short = [*texts(100 * (number % 5 + 1), 3), (50_000 + number,) * SIZE]
         life = world.run("red", short, {})
         assert life.found is not None
         reused += life.found.reused
-        asked += len(life.query.tokens)
+        total += len(life.query.tokens)
         world.end(life)
         world.wait(1)
-    assert reused == 35 * 3 * SIZE and reused / asked > 0.6
+    assert reused == 35 * 3 * SIZE and reused / total > 0.6
 
 
 def entry_of(world: World, *segments: tuple[int, ...]) -> Entry:

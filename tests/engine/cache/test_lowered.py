@@ -33,14 +33,14 @@ def flood(world: World) -> None:
 
 
 def entry(world: World, start: int, scope: str = "red") -> Entry:
-    found = world.entry_at(scope, eight(start))
-    assert found is not None
-    return found
+    lease = world.entry_at(scope, eight(start))
+    assert lease is not None
+    return lease
 
 
 def place(world: World, start: int, scope: str = "red") -> tuple[str, str]:
-    found = entry(world, start, scope)
-    return found.state, found.lease_tier
+    lease = entry(world, start, scope)
+    return lease.state, lease.lease_tier
 
 
 def test_what_nobody_asked_for_makes_way_in_the_store_for_newer_entries_of_its_scope() -> None:
@@ -122,8 +122,8 @@ def test_a_lease_whose_copy_is_damaged_is_held_on_the_device_or_ends_and_says_so
         copy = entry(world, 10).stored
         assert copy is not None
         world.entries.damaged(copy[0], world.now)
-        found = entry(world, 10)
-        assert found.state == state and (not found.is_leased or found.lease_tier == "device")
+        lease = entry(world, 10)
+        assert lease.state == state and (not lease.is_leased or lease.lease_tier == "device")
         reasons = [ended.reason for ended in world.entries.leases.take_ended()]
         assert reasons == ([] if state == "leased" else ["damaged"])
         check_entries(world.entries)
@@ -159,22 +159,22 @@ def test_a_killed_engine_left_no_journal_of_an_entry_without_its_files(done: int
 
 def test_a_copy_stands_on_no_file_of_an_earlier_epoch_that_was_not_read() -> None:
     """The second block's tokens are an answer: decoding does not look in the store."""
-    told = (1, 2, 3, 4, 99, 1000, 1001, 1002)
+    tokens = (1, 2, 3, 4, 99, 1000, 1001, 1002)
     world = World(num_blocks=20, store_blocks=40)
-    finished(world, "red", told)
+    finished(world, "red", tokens)
     stored(world)
     restart(world, is_planned=True)
     world.wait(301)
     assert len(world.disk.files) == 2 and not world.entries.live()
     for index in range(2):
         damage(world, index, is_torn=False)
-    world.end(world.run("red", [told[:4]], {}, answer=3))
-    finished(world, "red", told)
+    world.end(world.run("red", [tokens[:4]], {}, answer=3))
+    finished(world, "red", tokens)
     stored(world)
     stored(world)
     assert not world.disk.damaged, "a damaged file is part of a copy"
     restart(world, is_planned=False)
-    life = world.run("red", [told, (7,)], {0: "5m"})
-    assert life.found is not None and life.found.read == len(told)
+    life = world.run("red", [tokens, (7,)], {0: "5m"})
+    assert life.found is not None and life.found.read == len(tokens)
     world.end(life)
     world.check()

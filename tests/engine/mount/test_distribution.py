@@ -31,13 +31,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def imports_of(source: str) -> set[str]:
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {name.name.partition(".")[0] for name in node.names}
+            modules |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add((node.module or "").partition(".")[0])
-    return found
+            modules.add((node.module or "").partition(".")[0])
+    return modules
 
 
 def test_each_import_is_listed_as_a_requirement(wheel: Path) -> None:

@@ -47,11 +47,11 @@ def test_what_is_found_at_arrival_is_held_until_it_runs() -> None:
 def prefilled(engine: Harness, sent: Sent) -> int:
     """What the final counts say was computed of a request that is cancelled now."""
     engine.loop.cancel(sent.state.request_id)
-    told = {counts.request_id: counts for counts in engine.totals.unacknowledged()}
-    assert told[sent.state.request_id].usage is None
+    by_id = {counts.request_id: counts for counts in engine.totals.unacknowledged()}
+    assert by_id[sent.state.request_id].usage is None
     engine.step()
     assert not engine.scheduler.has_work, "nothing of it is computed after its end"
-    return told[sent.state.request_id].prefilled_tokens
+    return by_id[sent.state.request_id].prefilled_tokens
 
 
 def test_a_request_that_is_cancelled_during_prefill_tells_what_was_computed() -> None:
@@ -75,7 +75,9 @@ def kept_of(of: Totals, numbers: range, record: str) -> list[str]:
     """Which records are kept when so many more requests ended."""
     for number in numbers:
         of.ended(FinalCounts(request_id=f"r{number}", epoch="e", reason="stop"), record)
-    return [one.request_id for one in of.records(f"r{each}" for each in range(numbers.stop))]
+    return [
+        record.request_id for record in of.records(f"r{number}" for number in range(numbers.stop))
+    ]
 
 
 def test_beyond_a_bound_the_oldest_records_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ A, B, C = (words(1000 * number, 21 + number) for number in (1, 2, 3))
 ALL: dict[int, Ttl] = {1: "5m", 2: "5m", 3: "5m"}
 TTLS: tuple[Ttl, ...] = ("5m", "1h")
 ASKED = ({"marks": {0: "5m"}, "keep": (0, 0.5)}, {"documents": {1: "5m"}})
-KEPT_OR_PLACED = pytest.mark.parametrize("asked", ASKED, ids=["kept", "placed"])
+KEPT_OR_PLACED = pytest.mark.parametrize("options", ASKED, ids=["kept", "placed"])
 
 
 def below(*segments: Sequence[int], **more: Any) -> tuple[Harness, StoreTier, list[Block]]:
@@ -54,17 +54,17 @@ def below(*segments: Sequence[int], **more: Any) -> tuple[Harness, StoreTier, li
 
 
 @KEPT_OR_PLACED
-def test_scopes_are_apart(asked: dict[str, Any]) -> None:
+def test_scopes_are_apart(options: dict[str, Any]) -> None:
     engine, text = Harness(num_blocks=128), (words(0, 40), A, words(100, 5))
-    engine.done(*text, scope="a", **asked)
-    other = engine.done(*text, scope="b", **asked)
+    engine.done(*text, scope="a", **options)
+    other = engine.done(*text, scope="b", **options)
     assert (other.usage.cache_read_tokens, other.usage.automatic_tokens) == (0, 0)
 
 
 @KEPT_OR_PLACED
-def test_choices_go_on_behind_it(asked: dict[str, Any]) -> None:
+def test_choices_go_on_behind_it(options: dict[str, Any]) -> None:
     engine = Harness(num_blocks=128)
-    sent = engine.done(words(0, 40), A, words(100, 3), choices=3, **asked)
+    sent = engine.done(words(0, 40), A, words(100, 3), choices=3, **options)
     assert sent.usage.computed_tokens == 40 + len(A) + 4
     engine.check_idle()
 
@@ -72,22 +72,22 @@ def test_choices_go_on_behind_it(asked: dict[str, Any]) -> None:
 def test_what_is_kept_in_part_and_nobody_asked_to_hold_is_read_and_gives_way() -> None:
     engine = Harness(num_blocks=64)
     text = (words(0, 80), words(100, 5))
-    asked: dict[str, Any] = {"marks": {0: "5m"}, "keep": (0, 0.5), "hold": False}
-    engine.done(*text, **asked)
+    options: dict[str, Any] = {"marks": {0: "5m"}, "keep": (0, 0.5), "hold": False}
+    engine.done(*text, **options)
     (entry,) = engine.entries.live()
     assert (entry.state, entry.why_unleased) == ("best_effort", "automatic")
     assert not engine.pool.num_leased
-    assert engine.done(*text, **asked).usage.cache_read_tokens == 80
+    assert engine.done(*text, **options).usage.cache_read_tokens == 80
     for number in range(8):
         engine.done(words(1000 * (number + 1), 100))
-    assert engine.done(*text, **asked).usage.cache_read_tokens == 0
+    assert engine.done(*text, **options).usage.cache_read_tokens == 0
     # A mark leases it, and the same flood takes nothing.
-    engine.done(*text, **asked | {"hold": True})
+    engine.done(*text, **options | {"hold": True})
     (entry,) = engine.entries.live()
     assert entry.is_leased
     for number in range(8):
         engine.done(words(1000 * (number + 1), 100))
-    assert engine.done(*text, **asked).usage.cache_read_tokens == 80
+    assert engine.done(*text, **options).usage.cache_read_tokens == 80
     engine.check_idle()
 
 
@@ -140,7 +140,7 @@ def read_in_a_random_life(
             placed = rng.sample(range(1, len(segments)), rng.randint(0, len(segments) - 1))
         elif marked and rng.random() < 0.6:
             keep = (rng.choice(marked), rng.choice([0.25, 0.5]))
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "marks": {index: rng.choice(TTLS) for index in sorted(marked)},
             "max_tokens": rng.choice([1, 4, 30]),
             "choices": rng.choice([1, 1, 1, 3]),
@@ -150,18 +150,18 @@ def read_in_a_random_life(
             "keep": keep,
         }
         if kind == "placed":
-            asked["documents"] = {index: rng.choice(TTLS) for index in placed}
-            asked["recompute"] = rng.choice([0, 3, 3, 0.2, 0.2, 7])
-        sent.append(engine.send(*segments, **asked))
+            options["documents"] = {index: rng.choice(TTLS) for index in placed}
+            options["recompute"] = rng.choice([0, 3, 3, 0.2, 0.2, 7])
+        sent.append(engine.send(*segments, **options))
         engine.step(rng.randint(0, 8))
         if rng.random() < 0.1:
             engine.loop.cancel(rng.choice(sent).state.request_id)
     engine.finish(*sent)
     engine.check_idle()
     read = [0, 0]
-    for one in sent:
-        if one.started is not None:
-            read[isinstance(one.state, ApproximateRequest)] += one.usage.cache_read_tokens
+    for turn in sent:
+        if turn.started is not None:
+            read[isinstance(turn.state, ApproximateRequest)] += turn.usage.cache_read_tokens
     return read[0], read[1]
 
 
@@ -230,7 +230,7 @@ def test_a_mark_in_front_holds_nothing() -> None:
     engine = Harness()
     marks: dict[int, Ttl] = {0: "1h", 1: "5m"}
     sent = engine.done(words(0, 8), words(50, 40), words(100, 5), marks=marks, keep=(1, 0.5))
-    assert [(one.state, one.reason) for one in sent.begun.breakpoints] == [
+    assert [(point.state, point.reason) for point in sent.begun.breakpoints] == [
         ("none", "no_boundary"),
         ("leased", None),
     ]
@@ -277,8 +277,8 @@ def test_a_step_compresses_a_part_of_one_prompt_and_batches_come_last() -> None:
         before = parts
         engine.step()
         assert parts <= before + 1
-        if parts > before and any(one.started is None for one in sents[2:]):
-            assert all(one.state.leader.parts is None for one in sents[:2])
+        if parts > before and any(turn.started is None for turn in sents[2:]):
+            assert all(turn.state.leader.parts is None for turn in sents[:2])
     assert parts == 20
     engine.finish(*sents)
 
@@ -338,8 +338,8 @@ def test_what_is_held_of_a_prompt_need_not_be_its_beginning(others: int) -> None
     short = engine.send(words(0, 16), marks={0: "5m"}, keep=(0, 0.5))
     engine.finish(short, engine.send(prefix, marks={0: "1h"}))
     digests = engine.cache.digests("s", prefix)
-    found = map(engine.pool.peek, digests.full)
-    held = [block is not None and block.ref_count > 0 for block in found]
+    blocks = map(engine.pool.peek, digests.full)
+    held = [block is not None and block.ref_count > 0 for block in blocks]
     assert held == [False] * 4 + [True] * 16
     long = occupied(engine, others, max_tokens=12)
     sent = engine.send(prefix, words(300, 3), marks={0: "5m"}, keep=(0, 0.5))
@@ -482,8 +482,8 @@ def test_each_has_a_name_while_it_is_held_and_one_for_the_receipt() -> None:
     sent = engine.done(HEAD, A, B, words(100, 5), documents={1: "5m", 2: "1h"})
     held = [event for event in engine.events if isinstance(event, ChainHeld)]
     # The first token and the document, in whole blocks.
-    told = [(*event.names, event.num_leased) for event in held]
-    assert told == [(HeldName("1000", 20), 1), (HeldName("2000", 24), 1)]
+    chains = [(*event.names, event.num_leased) for event in held]
+    assert chains == [(HeldName("1000", 20), 1), (HeldName("2000", 24), 1)]
     assert sent.begun.receipt.copied == [(12, 31), (34, 54)]
     engine.clock.advance(301)
     engine.finish(occupied(engine, 30, max_tokens=4))

@@ -27,8 +27,8 @@ def test_a_batch_sequence_pauses_while_an_interactive_one_waits_for_its_text() -
     engine.step(6)
     assert row.started is not None
     before = row.state.leader.num_output
-    asked = engine.send(words(5000, 100), max_tokens=10)
-    while asked.state.leader.num_output < 3:
+    interactive = engine.send(words(5000, 100), max_tokens=10)
+    while interactive.state.leader.num_output < 3:
         engine.step()
         assert tokens_of(engine, row, -1) == 0
     assert row.state.leader.num_output == before
@@ -36,25 +36,25 @@ def test_a_batch_sequence_pauses_while_an_interactive_one_waits_for_its_text() -
     engine.step(4)
     assert row.state.leader.num_output == before + 2
     assert engine.scheduler.num_preempted == 0, "it kept its blocks"
-    engine.finish(row, asked)
+    engine.finish(row, interactive)
     engine.check_idle()
 
 
 def test_a_batch_goes_on_while_interactive_requests_never_end() -> None:
     engine = Harness(max_step_tokens=16, num_blocks=512, max_running=4)
     row = batch(engine, 0, max_tokens=10)
-    asked: list[Sent] = []
+    turns: list[Sent] = []
     for number in range(2000):
         if row.is_over:
             break
         if number % 2 == 0:
-            asked.append(engine.send(words(1000 + 100 * number, 20), max_tokens=2))
+            turns.append(engine.send(words(1000 + 100 * number, 20), max_tokens=2))
         engine.clock.advance(0.02)  # type: ignore[attr-defined]
         engine.step()
     assert row.is_over, "the floor lets it end"
     # 13 steps of its own at least, one in FLOOR_SECONDS.
     assert number * 0.02 <= 20 * FLOOR_SECONDS
-    engine.finish(row, *asked)
+    engine.finish(row, *turns)
 
 
 def test_an_interactive_request_takes_the_memory_and_the_place_of_a_batch() -> None:
@@ -62,11 +62,11 @@ def test_an_interactive_request_takes_the_memory_and_the_place_of_a_batch() -> N
     rows = [batch(engine, 1000 * number, 40, max_tokens=30) for number in range(2)]
     engine.step(8)
     assert all(row.started is not None for row in rows)
-    asked = engine.send(words(9000, 100), max_tokens=2)
+    interactive = engine.send(words(9000, 100), max_tokens=2)
     engine.step(12)
-    assert asked.started is not None
+    assert interactive.started is not None
     assert engine.scheduler.num_preempted > 0
-    engine.finish(asked, *rows)
+    engine.finish(interactive, *rows)
     engine.check_idle()
 
 
@@ -75,13 +75,13 @@ def test_an_interactive_request_does_not_wait_for_the_prompt_of_a_batch() -> Non
     engine = Harness(max_step_tokens=8, num_blocks=256)
     row = batch(engine, 0, 100)
     engine.step(3)
-    asked = engine.send(words(0, 100), max_tokens=2)
+    interactive = engine.send(words(0, 100), max_tokens=2)
     engine.step()
-    assert asked.state.twin is None
-    while asked.started is None:
+    assert interactive.state.twin is None
+    while interactive.started is None:
         engine.step()
     assert row.started is None
-    engine.finish(row, asked)
+    engine.finish(row, interactive)
     # A batch does wait for an interactive request's prompt.
     first = engine.send(words(5000, 100), max_tokens=2)
     engine.step(2)

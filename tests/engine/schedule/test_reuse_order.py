@@ -28,7 +28,7 @@ def order_of_starts(engine: Harness, *sents: Sent) -> list[int]:
     order: list[int] = []
     for _ in range(500):
         engine.step()
-        order += [i for i, one in enumerate(sents) if one.started is not None and i not in order]
+        order += [i for i, turn in enumerate(sents) if turn.started is not None and i not in order]
         if len(order) == len(sents):
             return order
     raise AssertionError("not all began")
@@ -67,8 +67,8 @@ def test_a_request_that_came_keeps_its_blocks_before_content_that_nobody_asks_fo
     second = engine.send([*warm, 8, 8, 8], scope="a", max_tokens=1)
     newer = engine.send(words(5000, 80), scope="a", max_tokens=1)
     engine.finish(running, waits, second, newer)
-    for one in (waits, second):
-        assert one.usage.automatic_tokens == 60
+    for turn in (waits, second):
+        assert turn.usage.automatic_tokens == 60
 
 
 def test_a_cold_request_is_passed_a_bounded_number_of_times() -> None:
@@ -80,7 +80,7 @@ def test_a_cold_request_is_passed_a_bounded_number_of_times() -> None:
         assert len(passing) < 1000, "the flood kept it out"
         passing.append(engine.send([*warm, len(passing), 7], scope="a", max_tokens=1))
         engine.step()
-    ahead = [one for one in passing if one.started is not None]
+    ahead = [turn for turn in passing if turn.started is not None]
     assert 0 < len(ahead) <= MAX_OVERTAKEN + 1
     engine.finish(cold, *passing)
     engine.check_idle()
@@ -98,12 +98,12 @@ waiting = st.builds(
 @given(line=st.lists(waiting, min_size=1, max_size=16), step=st.integers(16, 4096))
 def test_nobody_is_passed_beyond_its_patience(line: list[Waiting], step: int) -> None:
     chosen = next_by_reuse(line, BlockPool(64, 16), step)
-    one = line[chosen]
+    turn = line[chosen]
     for passed in line[:chosen]:
-        assert one.uncached < passed.uncached
+        assert turn.uncached < passed.uncached
         assert passed.num_overtaken < MAX_OVERTAKEN
         most = max(passed.uncached, MAX_STEPS * step)
-        assert passed.overtaken + one.uncached <= most
+        assert passed.overtaken + turn.uncached <= most
 
 
 def test_equal_prompts_are_computed_once_however_many_there_are() -> None:

@@ -74,7 +74,11 @@ def test_answers_counts_and_blocks_are_as_without_speculation(seed: int) -> None
             sents.append(ask(engine, rng))
             engine.step(2)
         engine.finish(*sents)
-        counts.append(sorted(engine.totals.unacknowledged(), key=lambda told: told.request_id))
+        counts.append(
+            sorted(
+                engine.totals.unacknowledged(), key=lambda unacknowledged: unacknowledged.request_id
+            )
+        )
         totals = engine.totals.counters
         if is_speculating:
             assert totals["accepted_draft_tokens"] > 20, "nothing was tried"
@@ -95,11 +99,11 @@ def test_nothing_behind_a_stop_or_a_limit_is_told_or_kept() -> None:
             sent = where.send(text, max_tokens=max_tokens)
             where.finish(sent)
             assert len(sent.answer()) == max_tokens
-        found = plain.send(text, max_tokens=12)
-        plain.finish(found)
-        stop = found.answer()[max_tokens % 5]
+        unstopped = plain.send(text, max_tokens=12)
+        plain.finish(unstopped)
+        stop = unstopped.answer()[max_tokens % 5]
         stopped = engine.done(text, max_tokens=12, stop=stop)
-        assert stopped.answer() == found.answer()[: found.answer().index(stop) + 1]
+        assert stopped.answer() == unstopped.answer()[: unstopped.answer().index(stop) + 1]
         assert [finish.reason for finish in stopped.finishes] == ["stop"]
 
 

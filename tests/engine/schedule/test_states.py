@@ -33,7 +33,7 @@ def test_a_mark_in_front_of_what_is_read_writes_no_entry() -> None:
     second = engine.done(words(0, 12), words(100, 12), marks={0: "5m", 1: "5m"})
     assert second.usage.cache_read_tokens == 24
     reports = second.begun.breakpoints
-    assert [one.state for one in reports] == ["none", "leased"]
+    assert [report.state for report in reports] == ["none", "leased"]
     assert reports[0].reason == "no_boundary"
 
 
@@ -60,7 +60,7 @@ def test_a_state_that_nobody_asked_to_hold_is_read_until_others_need_its_blocks(
     assert len(entry.blocks) == 5 + 3 and not engine.pool.num_leased
     again = engine.done(words(0, 20), words(200, 4), marks={0: "1h"}, hold=False)
     assert again.usage.cache_read_tokens == 20
-    assert [one.reason for one in again.begun.breakpoints] == ["automatic"]
+    assert [point.reason for point in again.begun.breakpoints] == ["automatic"]
     for number in range(8):
         engine.done(words(1000 * (number + 1), 60), marks={0: "1h"}, hold=False)
     assert entry not in engine.entries.live()
@@ -119,7 +119,7 @@ def read_in_a_random_life(seed: int, host_blocks: int) -> int:
             engine.clock.advance(rng.choice([20, 301]))  # type: ignore[attr-defined]
     engine.finish(*sent)
     engine.check_idle()
-    return sum(one.started.usage.cache_read_tokens for one in sent if one.started)
+    return sum(turn.started.usage.cache_read_tokens for turn in sent if turn.started)
 
 
 def test_choices_of_a_prompt_of_one_token_begin_without_a_state() -> None:

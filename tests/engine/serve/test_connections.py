@@ -36,8 +36,8 @@ def told(engine: Engine, *sent: bytes) -> bytes:
     received = b""
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as raw:
         with suppress(OSError):  # it may be refused while it is still sent
-            for each in sent:
-                raw.sendall(each)
+            for part in sent:
+                raw.sendall(part)
         with suppress(ConnectionResetError):
             while piece := raw.recv(65536):
                 received += piece
@@ -135,7 +135,7 @@ async def served(parts: Split | None = None) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "ending"),
     [
         (b"", b"the head did not come"),
         (b"GET / HTTP/1.1\r\nhost: x\r\n", b"the head did not come"),
@@ -146,7 +146,7 @@ async def served(parts: Split | None = None) -> AsyncIterator[int]:
 )
 @pytest.mark.anyio
 async def test_a_request_that_never_comes_whole_ends_its_connection(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes, told: bytes
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, ending: bytes
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
@@ -154,7 +154,7 @@ async def test_a_request_that_never_comes_whole_ends_its_connection(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         answer = await reader.read()
-        assert told in answer and answer.startswith(b"HTTP/1.1 200") == (told == b"done")
+        assert ending in answer and answer.startswith(b"HTTP/1.1 200") == (ending == b"done")
         writer.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_connection_that_has_ended_is_gone_without_the_collector(sent: b
     """Its cycles waited for Python's collector, with its head of up to 64 KB."""
 
     def num_protocols() -> int:
-        return sum(isinstance(found, BoundedProtocol) for found in gc.get_objects())
+        return sum(isinstance(tracked, BoundedProtocol) for tracked in gc.get_objects())
 
     async with served() as port, asyncio.timeout(PATIENCE):
         gc.collect()
@@ -197,12 +197,12 @@ async def test_a_connection_that_gives_way_is_told_so() -> None:
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        told = await kept[0][0].read()
-        assert told.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 1\r\n" in told
-        assert json.loads(told.partition(b"\r\n\r\n")[2])["code"] == "overloaded"
+        reply = await kept[0][0].read()
+        assert reply.startswith(b"HTTP/1.1 503") and b"\r\nretry-after: 1\r\n" in reply
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["code"] == "overloaded"
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        for _, each in [*kept, (reader, writer)]:
-            each.close()
+        for _, stream_writer in [*kept, (reader, writer)]:
+            stream_writer.close()
 
 
 @pytest.mark.parametrize(("soft", "most"), [(1024, 768), (resource.RLIM_INFINITY, 10**9)])

@@ -63,9 +63,9 @@ def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_co
         headers = {"authorization": f"Bearer {SECRET}"}
         with suppress(httpx.RemoteProtocolError):
             httpx.post(f"{url}/v1/generate", json=body, headers=headers, timeout=EXIT_SECONDS)
-        told = httpx.get(f"{url}/readyz", timeout=EXIT_SECONDS)
-        assert told.status_code == 503
-        assert (told.json()["stage"], told.json()["error"]) == ("failed", error)
+        reply = httpx.get(f"{url}/readyz", timeout=EXIT_SECONDS)
+        assert reply.status_code == 503
+        assert (reply.json()["stage"], reply.json()["error"]) == ("failed", error)
         refusal = httpx.get(f"{url}/v1/stats", headers=headers, timeout=EXIT_SECONDS)
         assert refusal.json()["code"] == "not_ready", "nothing that needs its thread waits for it"
         assert process.wait(EXIT_SECONDS) == 1
@@ -134,8 +134,8 @@ async def test_a_loop_that_fails_is_restarted_and_the_engine_is_not_ready_and_sa
     with anyio.fail_after(60):
         while not host.readiness.failing:
             await anyio.sleep(0.05)
-    told = host.readiness
-    assert (told.ready, told.stage, told.failing) == (False, "ready", ["expiry"])
+    readiness = host.readiness
+    assert (readiness.ready, readiness.stage, readiness.failing) == (False, "ready", ["expiry"])
     num_ends = supervisor.ends["expiry"]
     assert num_ends >= 3
     assert f'holdfast_engine_loop_ends_total{{loop="expiry"}} {num_ends}' in render(
@@ -259,7 +259,9 @@ async def test_what_a_loop_waits_for_is_told_once_and_without_a_traceback() -> N
         supervisor.start("watch", partial(_away, why))
         while supervisor.ends["watch"] < 4:
             await asyncio.sleep(0.01)
-        assert [each.loop for each in supervisor.failing] == ["watch"], "not ready all the same"
+        assert [failure.loop for failure in supervisor.failing] == ["watch"], (
+            "not ready all the same"
+        )
         why[0] = "it is denied"
         while len(logged) < 2:
             await asyncio.sleep(0.01)

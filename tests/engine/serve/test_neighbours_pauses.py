@@ -26,8 +26,8 @@ HEADERS = {"authorization": f"Bearer {SECRET}"}
 
 @pytest.fixture(scope="module")
 def longest() -> Iterator[Longest]:
-    with longest_callback() as found:
-        yield found
+    with longest_callback() as callback:
+        yield callback
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def test_no_callback_keeps_the_loop_long_while_prompts_of_many_parts_are_read(
 
     def send(request_id: str) -> None:
         count = CountRequest(prompt=prompt, scope=request_id)
-        asked = GenerateRequest(
+        request = GenerateRequest(
             request_id=request_id, scope=request_id, prompt=prompt, sampling=Sampling(max_tokens=1)
         )
-        content = msgspec.json.encode(asked if path == "generate" else count)
+        content = msgspec.json.encode(request if path == "generate" else count)
         reply = httpx.post(f"{url}/v1/{path}", content=content, headers=HEADERS, timeout=300)
         statuses.append(reply.status_code)
 

@@ -16,9 +16,9 @@ def test_the_pieces_are_the_snapshot_and_none_is_long() -> None:
             ChainHeld(seq=0, names=[HeldName(f"{chain:08x}{n:08x}", n + 1) for n in range(16)])
             for chain in range(num_chains)
         ]
-        given = Snapshot(seq=7, epoch="e", chains=chains)
-        pieces = list(snapshot_pieces(given))
-        assert b"".join(pieces) == msgspec.json.encode(given)
+        snapshot = Snapshot(seq=7, epoch="e", chains=chains)
+        pieces = list(snapshot_pieces(snapshot))
+        assert b"".join(pieces) == msgspec.json.encode(snapshot)
         assert max(piece.count(b'"digest"') for piece in pieces) <= NAMES_A_PIECE
 
 

@@ -57,7 +57,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def stay(url: str, sent: bytes, ends: Counter[str], leaving: asyncio.Event) -> None:
     """Send this and read until the engine ends the connection; count the last status."""
     host, port = url.removeprefix("http://").split(":")
-    told = b""
+    answer = b""
     try:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(sent)
@@ -68,20 +68,20 @@ async def stay(url: str, sent: bytes, ends: Counter[str], leaving: asyncio.Event
             ends["stayed"] += 1
             reading.cancel()
         else:
-            told = reading.result()
+            answer = reading.result()
         left.cancel()
         writer.close()
     except OSError:
         pass
     if not leaving.is_set():
-        ends[told.rpartition(b"HTTP/1.1 ")[2][:3].decode() or "none"] += 1
+        ends[answer.rpartition(b"HTTP/1.1 ")[2][:3].decode() or "none"] += 1
 
 
 async def turns(gateway: str, count: int) -> list[int]:
     """The statuses of so many turns at once: each needs a connection to the engine."""
     async with httpx.AsyncClient(base_url=gateway, headers=HEADERS, timeout=120) as http:
-        asked = (http.post("/v1/messages", json=body(max_tokens=20)) for _ in range(count))
-        return [reply.status_code for reply in await asyncio.gather(*asked)]
+        replies = (http.post("/v1/messages", json=body(max_tokens=20)) for _ in range(count))
+        return [reply.status_code for reply in await asyncio.gather(*replies)]
 
 
 async def visit(engine: str, gateway: str) -> Counter[str]:

@@ -43,23 +43,25 @@ def asked(engine: Engine, max_tokens: int) -> GenerateRequest:
 
 
 @pytest.mark.parametrize(
-    ("told", "max_tokens"), [(signal.SIGTERM, 100_000), (signal.SIGINT, 100)], ids=["TERM", "INT"]
+    ("signal_number", "max_tokens"),
+    [(signal.SIGTERM, 100_000), (signal.SIGINT, 100)],
+    ids=["TERM", "INT"],
 )
 def test_an_engine_that_is_told_to_stop_ends_its_event_streams_and_then_what_runs(
-    told: signal.Signals, max_tokens: int
+    signal_number: signal.Signals, max_tokens: int
 ) -> None:
     with running_engine("synthetic", PATIENT) as engine:
         with engine.stream(asked(engine, max_tokens)) as generation:
             generation.start()
-            with followed(engine) as one, followed(engine) as other:
-                engine.process.send_signal(told)
-                list(one)
-                list(other)
+            with followed(engine) as first, followed(engine) as second:
+                engine.process.send_signal(signal_number)
+                list(first)
+                list(second)
             if max_tokens == 100_000:
                 assert engine.process.poll() is None, "half an hour of its answer is to come"
             else:
                 answer = generation.rest()
-                assert [one.output_tokens for one in answer.finished] == [max_tokens]
+                assert [choice.output_tokens for choice in answer.finished] == [max_tokens]
                 assert isinstance(answer.last, Done)
         assert engine.process.wait(EXIT_SECONDS) == 0
 

@@ -181,9 +181,9 @@ def hurt(engine: StoredEngine, kind: str, rng: random.Random, looks: Looks) -> N
     elif kind == "secret":
         (path / "secret").write_bytes(rng.randbytes(rng.choice([0, 31, 32])))
     elif kind == "swap":
-        one, other = (place.read_bytes() for place in chosen[:2])
-        chosen[0].write_bytes(other)
-        chosen[1].write_bytes(one)
+        first, second = (place.read_bytes() for place in chosen[:2])
+        chosen[0].write_bytes(second)
+        chosen[1].write_bytes(first)
     elif kind in ("remove", "all"):
         for place in chosen:
             place.unlink()

@@ -39,8 +39,8 @@ FILE = encode(KEY)
 
 
 def reason_of(data: bytes) -> str | None:
-    found = decode(data, KEY, MODEL, len(PAYLOAD))
-    return None if found == PAYLOAD else str(found)
+    content = decode(data, KEY, MODEL, len(PAYLOAD))
+    return None if content == PAYLOAD else str(content)
 
 
 def test_a_whole_file_is_read_back_and_every_single_flipped_bit_is_a_miss() -> None:
@@ -109,10 +109,10 @@ def test_the_journal_tells_what_had_not_ended() -> None:
     late = msgspec.structs.replace(a_put().times, left=900.0)
     records = [a_put(), a_put("bb"), Touch(key="aa", times=late), End(key="bb"), End(key="zz")]
     lines = [encode_line(record, KEYS) for record in records]
-    told = replay(lines, "m", KEYS)
-    assert list(told.entries) == ["aa"] and not told.damages
-    assert told.entries["aa"].times.left == 900.0
-    assert told.entries["aa"].names == {0: [HeldName("n1", 4)]}
+    replayed = replay(lines, "m", KEYS)
+    assert list(replayed.entries) == ["aa"] and not replayed.damages
+    assert replayed.entries["aa"].times.left == 900.0
+    assert replayed.entries["aa"].names == {0: [HeldName("n1", 4)]}
 
 
 def test_a_flipped_bit_costs_its_own_record_alone() -> None:
@@ -122,21 +122,21 @@ def test_a_flipped_bit_costs_its_own_record_alone() -> None:
         for bit in range(8):
             flipped = bytearray(lines)
             flipped[position] ^= 1 << bit
-            told = replay(bytes(flipped).splitlines(keepends=True), "m", KEYS)
-            assert {"aa", "cc"} >= set(told.entries) and "aa" in told.entries
-            assert told.damages["checksum"] >= 1
+            replayed = replay(bytes(flipped).splitlines(keepends=True), "m", KEYS)
+            assert {"aa", "cc"} >= set(replayed.entries) and "aa" in replayed.entries
+            assert replayed.damages["checksum"] >= 1
 
 
 def test_a_journal_that_ends_within_a_line_loses_that_line() -> None:
     lines = encode_line(a_put("aa"), KEYS) + encode_line(a_put("bb"), KEYS)
     first = lines.index(b"\n") + 1
     for length in range(first, len(lines) - 1):
-        told = replay(lines[:length].splitlines(keepends=True), "m", KEYS)
-        assert list(told.entries) == ["aa"]
-        assert sum(told.damages.values()) == (length > first)
+        replayed = replay(lines[:length].splitlines(keepends=True), "m", KEYS)
+        assert list(replayed.entries) == ["aa"]
+        assert sum(replayed.damages.values()) == (length > first)
 
 
 def test_lines_of_another_model_or_installation_are_none() -> None:
     assert decode_line(encode_line(a_put(), StoreKeys(bytes(32))), KEYS) is None
-    told = replay([encode_line(a_put(model="other"), KEYS)], "m", KEYS)
-    assert not told.entries and told.damages == {"other_model": 1}
+    replayed = replay([encode_line(a_put(model="other"), KEYS)], "m", KEYS)
+    assert not replayed.entries and replayed.damages == {"other_model": 1}

@@ -14,7 +14,7 @@ from tests.engine.store.engines import NUM_BLOCKS, StoredEngine, read_of, starte
 
 
 def prompt(number: int, tokens: int = 16) -> list[int]:
-    return [number * 100 + each for each in range(tokens)]
+    return [number * 100 + offset for offset in range(tokens)]
 
 
 @pytest.mark.parametrize("damage", ["a byte of each", "the beginning of each", "all but one"])
@@ -41,8 +41,8 @@ def test_leases_of_damaged_lines_are_counted_and_told(tmp_path: Path, damage: st
     with structlog.testing.capture_logs() as logs:
         reader = writer.next()
     assert reader.stats.restored_leases == 1 and reader.stats.lost_leases == 3
-    told = [entry for entry in logs if entry["log_level"] == "error"]
-    assert [entry["lost_leases"] for entry in told] == [3]
+    errors = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [entry["lost_leases"] for entry in errors] == [3]
     assert reader.restart().stats.lost_leases == 0, "told once"
 
 

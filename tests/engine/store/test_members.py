@@ -119,9 +119,9 @@ def test_what_made_way_here_is_taken_in_again_and_what_was_dropped_is_not(pair: 
 def test_a_file_that_one_member_lost_is_read_from_another(pair: Pair) -> None:
     writer, reader = pair
     third = StoredEngine(writer.path, is_shared=True)
-    for one in (writer, third):
-        one.say(PREFIX, scope="s")
-        one.settle()
+    for member in (writer, third):
+        member.say(PREFIX, scope="s")
+        member.settle()
     reader.step_until(lambda: bool(entries_of(reader)))
     for _ in range(8):
         reader.step()

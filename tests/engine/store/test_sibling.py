@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def num_known(self) -> int:
-        return sum(one.kind == SIBLING.kind for one in self.own.entries.live())
+        return sum(entry.kind == SIBLING.kind for entry in self.own.entries.live())
 
     def ask(self, *segments: list[int], **options: Any) -> Sent:
         """A prompt whose first segment may be the sibling's."""
@@ -49,11 +49,11 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def reused(sent: Sent) -> int:
-    told = started(sent).approximate
-    assert isinstance(told, FromSibling)
-    layers = (1, 3) if told.reused else (0, 0)
-    assert (told.recomputed_layers, told.of_layers) == layers
-    return told.reused
+    report = started(sent).approximate
+    assert isinstance(report, FromSibling)
+    layers = (1, 3) if report.reused else (0, 0)
+    assert (report.recomputed_layers, report.of_layers) == layers
+    return report.reused
 
 
 def test_what_a_sibling_wrote_is_read_to_the_token_and_told(pair: Pair) -> None:
@@ -71,9 +71,9 @@ def test_what_a_sibling_wrote_is_read_to_the_token_and_told(pair: Pair) -> None:
     assert started(second).usage.cache_write_5m_tokens == len(QUESTION)
     third = pair.ask(PREFIX, QUESTION, more)
     assert (read_of(third), reused(third)) == (22 + len(QUESTION), 22)
-    kinds = [one for one in pair.own.entries.live() if one.kind == SIBLING.kind_up_to(22)]
-    assert {(one.tokens, one.is_leased) for one in kinds} == {(22, True), (27, True)}
-    (alone,) = (one for one in pair.own.entries.live() if one.kind == SIBLING.kind)
+    kinds = [entry for entry in pair.own.entries.live() if entry.kind == SIBLING.kind_up_to(22)]
+    assert {(entry.tokens, entry.is_leased) for entry in kinds} == {(22, True), (27, True)}
+    (alone,) = (entry for entry in pair.own.entries.live() if entry.kind == SIBLING.kind)
     assert not alone.is_leased and alone.blocks[0].tier == "disk", "it is the sibling's to hold"
     pair.own.check_idle()
 
@@ -88,7 +88,7 @@ def test_exact_prompts_find_nothing_of_it_and_it_finds_what_is_exact(pair: Pair)
     asking = pair.ask(PREFIX, QUESTION, words(500, 3))
     assert (read_of(asking), reused(asking)) == (27, 0)
     # The sibling knows nothing of this model.
-    assert not any(one.kind for one in pair.theirs.entries.live())
+    assert not any(entry.kind for entry in pair.theirs.entries.live())
 
 
 def test_without_a_siblings_entry_the_prompt_is_exact(pair: Pair) -> None:
@@ -114,10 +114,10 @@ def test_no_other_scope_reads_it(pair: Pair) -> None:
     stranger = pair.ask(PREFIX, QUESTION, scope="other")
     assert (read_of(stranger), reused(stranger)) == (0, 0)
     assert started(stranger).usage.automatic_tokens == 0
-    own = StoredEngine(pair.own.path, is_shared=True, model="own")
-    own.settle()
-    without = own.send(PREFIX, QUESTION, marks={0: "5m"}, scope="s")
-    own.finish(without)
+    owner = StoredEngine(pair.own.path, is_shared=True, model="own")
+    owner.settle()
+    without = owner.send(PREFIX, QUESTION, marks={0: "5m"}, scope="s")
+    owner.finish(without)
     assert read_of(without) == 0, "an engine without a sibling reads none"
 
 

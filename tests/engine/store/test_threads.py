@@ -41,11 +41,13 @@ def test_what_is_written_is_read_back_and_results_that_nobody_took_yet_wake_once
         threads.run().result(60)
         assert len(wakes) == number
         taken = threads.results.take()
-        assert [one.error for one in taken if isinstance(one, Written)] == [None] * len(keys)
+        assert [result.error for result in taken if isinstance(result, Written)] == [None] * len(
+            keys
+        )
     assert sorted(directory.names()) == sorted(key.name for key in keys)
     for key in keys:
         threads.read(key)
-        (told,) = threads.results.take(timeout=60)
-        assert told == Arrived(key.name, CONTENT)
+        (arrival,) = threads.results.take(timeout=60)
+        assert arrival == Arrived(key.name, CONTENT)
     assert threads.close(60)
     directory.close()

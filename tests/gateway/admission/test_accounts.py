@@ -170,9 +170,9 @@ def test_no_stretch_of_time_lets_more_through_than_its_share(
     """Between any two moments at most a full bucket and what they refill, whatever is asked."""
     now, bucket = 0.0, TokenBucket.full(per_minute, 0.0)
     taken: list[tuple[float, int]] = []
-    for pause, asked in steps:
+    for pause, num_tokens in steps:
         now += pause
-        amount = min(asked, per_minute)
+        amount = min(num_tokens, per_minute)
         if bucket.wait(amount, now) == 0:
             bucket.take(amount, now)
             taken.append((now, amount))

@@ -23,10 +23,10 @@ def turn(workspace: str, number: int = 0, tokens: int = 1, kind: str | None = No
 
 
 def popped(queue: FairQueue[int]) -> list[Turn]:
-    found = []
+    turns = []
     while (waiting := queue.pop(anything)) is not None:
-        found.append(waiting)
-    return found
+        turns.append(waiting)
+    return turns
 
 
 def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
@@ -88,7 +88,7 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
                     data.draw(st.integers(1, 70)),
                     data.draw(st.sampled_from((None, "x"))),
                 )
-                held = Counter(one.workspace for one in inside.values())
+                held = Counter(waiting.workspace for waiting in inside.values())
                 try:
                     victims = queue.push(waiting)
                 except QueueFull:
@@ -103,21 +103,21 @@ def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.Data
                 order[waiting.workspace, waiting.kind].append(number)
             case "pop":
                 kinds = data.draw(st.sets(st.sampled_from((None, "x"))))
-                found = queue.pop(kinds.__contains__)
-                if found is None:
-                    assert not any(one.kind in kinds for one in inside.values())
+                entry = queue.pop(kinds.__contains__)
+                if entry is None:
+                    assert not any(waiting.kind in kinds for waiting in inside.values())
                 else:
-                    assert order[found.workspace, found.kind].pop(0) == found.item
-                    assert found.kind in kinds
-                    del inside[found.item]
+                    assert order[entry.workspace, entry.kind].pop(0) == entry.item
+                    assert entry.kind in kinds
+                    del inside[entry.item]
             case "leave" if inside:
                 waiting = inside.pop(data.draw(st.sampled_from(sorted(inside))))
                 order[waiting.workspace, waiting.kind].remove(waiting.item)
                 assert queue.remove(waiting) and not queue.remove(waiting)
         assert len(queue) == len(inside) <= TURNS
-        assert queue.num_tokens == sum(one.tokens for one in inside.values()) <= TOKENS
+        assert queue.num_tokens == sum(waiting.tokens for waiting in inside.values()) <= TOKENS
         for workspace in WORKSPACES:
-            mine = [one for one in inside.values() if one.workspace == workspace]
+            mine = [waiting for waiting in inside.values() if waiting.workspace == workspace]
             assert len(mine) <= TURNS // 2
             assert len(mine) <= 1 or sum(o.tokens for o in mine) <= TOKENS // 2
     assert {waiting.item for waiting in popped(queue)} == set(inside)

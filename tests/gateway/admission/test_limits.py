@@ -135,10 +135,10 @@ def test_openais_sdk_meets_the_same_limit_in_its_own_words(limited: Limited) -> 
 def test_tokens_are_settled_with_the_engines_counts_and_reads_are_free(limited: Limited) -> None:
     limited.workspace("tokens", tokens_per_minute=1_000_000)
     sdk = limited.sdk("tokens")
-    asked = body(system=[text("You look things up. " * 400, SHORT)])
+    request = body(system=[text("You look things up. " * 400, SHORT)])
     counted = 0
     for number in range(4):
-        usage = sdk.messages.create(**asked).usage
+        usage = sdk.messages.create(**request).usage
         assert (usage.cache_read_input_tokens or 0) > 1000 or number == 0
         counted += usage.input_tokens + (usage.cache_creation_input_tokens or 0)
         counted += usage.output_tokens
@@ -217,8 +217,8 @@ def test_limits_tell_nothing_of_other_workspaces(limited: Limited) -> None:
 
     def headers(workspace: str) -> dict[str, str]:
         with limited.http(workspace) as http:
-            found = http.post("/v1/messages", json=body(max_tokens=-1)).headers
-        return {name: value for name, value in found.items() if "ratelimit" in name}
+            by_name = http.post("/v1/messages", json=body(max_tokens=-1)).headers
+        return {name: value for name, value in by_name.items() if "ratelimit" in name}
 
     before = headers("two")
     assert len(before) == 12
@@ -244,8 +244,8 @@ def test_a_changed_limit_counts_at_once_and_keeps_what_was_used(limited: Limited
 def test_many_at_once_never_get_more_than_the_limit(limited: Limited) -> None:
     limited.workspace("crowd", requests_per_minute=7)
     with limited.http("crowd") as http, ThreadPoolExecutor(20) as pool:
-        asked = [pool.submit(http.post, "/v1/messages", json=body()) for _ in range(20)]
-        statuses = sorted(reply.result().status_code for reply in asked)
+        futures = [pool.submit(http.post, "/v1/messages", json=body()) for _ in range(20)]
+        statuses = sorted(reply.result().status_code for reply in futures)
     assert statuses == [200] * 7 + [429] * 13
 
 

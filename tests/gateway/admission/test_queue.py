@@ -67,12 +67,12 @@ def served(tmp_path: Path, engine: ScriptedEngine, **settings: Any) -> Iterator[
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     engine = ScriptedEngine(max_running=1)
-    with served(tmp_path_factory.mktemp("queue"), engine) as one:
-        yield one
+    with served(tmp_path_factory.mktemp("queue"), engine) as running:
+        yield running
 
 
 @pytest.fixture
-def one(shared: Served) -> Iterator[Served]:
+def full_gateway(shared: Served) -> Iterator[Served]:
     """An engine that is full and holds its turns."""
     eventually(lambda: httpx.get(f"{shared.url}/readyz", timeout=120).status_code == 200)
     shared.engine.requests.clear()
@@ -83,62 +83,62 @@ def one(shared: Served) -> Iterator[Served]:
     eventually(lambda: not shared.engine.running and shared.num_waiting == 0)
 
 
-def all_answered(*asked: Future[httpx.Response]) -> bool:
-    return {reply.result(180).status_code for reply in asked} == {200}
+def all_answered(*futures: Future[httpx.Response]) -> bool:
+    return {reply.result(180).status_code for reply in futures} == {200}
 
 
-def test_what_an_engine_cannot_run_waits_here_and_goes_on_when_it_can(one: Served) -> None:
-    before = one.metric("holdfast_gateway_waited_seconds_count")
-    asked = [one.pool.submit(one.ask, f"then {number}") for number in range(5)]
-    eventually(lambda: one.num_waiting == 5)
-    assert len(one.engine.requests) == NUM_PLACES
-    assert len(one.admin.get("engines")) == 1
-    one.engine.holds = False
-    assert all_answered(*asked)
-    assert one.num_waiting == 0
-    assert one.metric("holdfast_gateway_waited_seconds_count") == before + 5
+def test_what_an_engine_cannot_run_waits_here_and_goes_on_when_it_can(full_gateway: Served) -> None:
+    before = full_gateway.metric("holdfast_gateway_waited_seconds_count")
+    futures = [full_gateway.pool.submit(full_gateway.ask, f"then {number}") for number in range(5)]
+    eventually(lambda: full_gateway.num_waiting == 5)
+    assert len(full_gateway.engine.requests) == NUM_PLACES
+    assert len(full_gateway.admin.get("engines")) == 1
+    full_gateway.engine.holds = False
+    assert all_answered(*futures)
+    assert full_gateway.num_waiting == 0
+    assert full_gateway.metric("holdfast_gateway_waited_seconds_count") == before + 5
 
 
-def test_who_hangs_up_leaves_at_once_and_leaves_no_row(one: Served) -> None:
+def test_who_hangs_up_leaves_at_once_and_leaves_no_row(full_gateway: Served) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        one.ask("gone", patience=1)
-    eventually(lambda: one.num_waiting == 0)
-    eventually(lambda: one.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES)
-    assert len(one.engine.requests) == NUM_PLACES
+        full_gateway.ask("gone", patience=1)
+    eventually(lambda: full_gateway.num_waiting == 0)
+    eventually(lambda: full_gateway.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES)
+    assert len(full_gateway.engine.requests) == NUM_PLACES
 
 
-def test_an_engine_that_goes_away_sets_free_who_waits_for_it(one: Served) -> None:
-    asked = one.pool.submit(one.ask, "waits")
-    eventually(lambda: one.num_waiting == 1)
-    one.engine.is_ready = False
-    reply = asked.result(180)
+def test_an_engine_that_goes_away_sets_free_who_waits_for_it(full_gateway: Served) -> None:
+    future = full_gateway.pool.submit(full_gateway.ask, "waits")
+    eventually(lambda: full_gateway.num_waiting == 1)
+    full_gateway.engine.is_ready = False
+    reply = future.result(180)
     assert reply.status_code == 529 and "no engine is ready" in reply.text
 
 
 def test_who_waited_too_long_is_told_when_to_come_again(tmp_path: Path) -> None:
     engine = ScriptedEngine(holds=True, max_running=1)
-    with served(tmp_path, engine, queue_seconds=0.5) as one:
-        one.fill()
-        reply = one.ask("late")
+    with served(tmp_path, engine, queue_seconds=0.5) as hasty:
+        hasty.fill()
+        reply = hasty.ask("late")
         assert reply.status_code == 529
         assert reply.json()["error"] == {"type": "overloaded_error", "message": "Overloaded"}
         assert 1 <= int(reply.headers["retry-after"]) <= 60
-        assert one.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') == 1
-        assert one.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES, "it left no row"
+        assert hasty.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') == 1
+        assert hasty.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES, "it left no row"
 
 
 def test_a_workspaces_first_turn_does_not_wait_for_others_prefill(tmp_path: Path) -> None:
     """The engine does not tell how many it runs; two turns it always gets."""
     engine = ScriptedEngine(holds=True)
-    with served(tmp_path, engine, engine_queue_tokens=1) as one:
-        one.admin.workspace("other")
-        _, key = one.admin.make_key("other")
-        flood = [one.pool.submit(one.ask, f"flood {number}") for number in range(6)]
-        eventually(lambda: one.num_waiting == 4 and len(engine.requests) == 2)
-        first = one.pool.submit(one.ask, "first", key)
+    with served(tmp_path, engine, engine_queue_tokens=1) as narrow:
+        narrow.admin.workspace("other")
+        _, key = narrow.admin.make_key("other")
+        flood = [narrow.pool.submit(narrow.ask, f"flood {number}") for number in range(6)]
+        eventually(lambda: narrow.num_waiting == 4 and len(engine.requests) == 2)
+        first = narrow.pool.submit(narrow.ask, "first", key)
         eventually(lambda: len(engine.requests) == 3)
-        second = one.pool.submit(one.ask, "second", key)
-        eventually(lambda: one.num_waiting == 5)
+        second = narrow.pool.submit(narrow.ask, "second", key)
+        eventually(lambda: narrow.num_waiting == 5)
         assert len(engine.requests) == 3, "its second turn waits for its first one"
         engine.holds = False
         assert all_answered(*flood, first, second)

@@ -83,7 +83,7 @@ class Gateway:
 async def gateways(url: str, number: int = 2) -> AsyncIterator[list[Gateway]]:
     stopping = asyncio.Event()
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as running:
-        made = []
+        members = []
         for index in range(number):
             ledger = Ledger(url, 60.0)
             stack.push_async_callback(ledger.close)
@@ -91,10 +91,10 @@ async def gateways(url: str, number: int = 2) -> AsyncIterator[list[Gateway]]:
             limits = WorkspaceLimits(CLOCK.monotonic, CLOCK.wall)
             shared = SharedLimits(limits, store, f"gateway-{index}", CLOCK)
             running.create_task(shared.run(stopping))
-            made.append(Gateway(limits, shared, store, stopping))
-        for one in made:
-            await until(lambda one=one: one.shared.is_shared)  # type: ignore[misc]
-        yield made
+            members.append(Gateway(limits, shared, store, stopping))
+        for member in members:
+            await until(lambda one=member: one.shared.is_shared)  # type: ignore[misc]
+        yield members
         stopping.set()
 
 
@@ -116,10 +116,10 @@ async def eventually_takes(gateway: Gateway, limits: Limits, **wanted: int) -> s
 async def test_turns_at_one_time_are_counted_over_both(url: str) -> None:
     async with gateways(url) as (a, b):
         limits = Limits(max_concurrency=3)
-        first, *_ = [await one.take(limits) for one in (a, b, a)]
-        for one in (a, b):
+        first, *_ = [await gateway.take(limits) for gateway in (a, b, a)]
+        for gateway in (a, b):
             with pytest.raises(RateLimited, match="3 concurrent requests"):
-                await one.take(limits)
+                await gateway.take(limits)
         a.leave(first)
         await b.take(limits)
         with pytest.raises(RateLimited):
@@ -130,23 +130,23 @@ async def test_a_client_that_goes_from_one_to_the_other_is_never_refused(url: st
     """Its turn has ended and its money is back, whether or not the other was told of it yet."""
     async with gateways(url) as (a, b):
         for limits, most_cost in ((Limits(max_concurrency=1), 0), (Limits(monthly_spend=999), 900)):
-            for one in [a, b] * 20:
-                one.close(await one.take(limits, most_cost=most_cost), cost=most_cost and 1)
-                await one.shared.told("w")
+            for gateway in [a, b] * 20:
+                gateway.close(await gateway.take(limits, most_cost=most_cost), cost=most_cost and 1)
+                await gateway.shared.told("w")
 
 
 async def test_requests_and_tokens_a_minute_are_of_both(url: str) -> None:
     async with gateways(url) as (a, b):
         limits = Limits(requests_per_minute=6, tokens_per_minute=10_000)
-        turns = [(one, await one.take(limits, 1000)) for one in (a, b, a, b, a)]
-        for one, turn_id in turns:
-            one.close(turn_id, input_tokens=900)
+        turns = [(gateway, await gateway.take(limits, 1000)) for gateway in (a, b, a, b, a)]
+        for gateway, turn_id in turns:
+            gateway.close(turn_id, input_tokens=900)
         with pytest.raises(RateLimited, match="10000 tokens per minute"):
             await b.take(limits, 100_000)
         await b.take(limits, 100)
-        for one in (a, b):
+        for gateway in (a, b):
             with pytest.raises(RateLimited, match="6 requests per minute"):
-                await one.take(limits, 1)
+                await gateway.take(limits, 1)
         rate = a.limits.rates(Principal("w", "k", "s", limits=limits)).tokens
         assert rate is not None and rate.remaining <= 5500 + 60 * 170
 
@@ -173,7 +173,7 @@ async def test_while_the_database_is_away_each_counts_for_itself_and_tells_later
         limits = Limits(requests_per_minute=4)
         await a.take(limits)
         a.store.is_away = b.store.is_away = True
-        await asyncio.gather(*(one.take(limits) for one in (a, b)))
+        await asyncio.gather(*(gateway.take(limits) for gateway in (a, b)))
         assert not a.shared.is_shared and not b.shared.is_shared
         await b.take(limits)
         a.store.is_away = b.store.is_away = False
@@ -222,29 +222,31 @@ async def test_turns_that_go_while_they_wait_give_back_what_they_took(url: str) 
     async with gateways(url) as (a, b):
         limits, chance = Limits(max_concurrency=50), random.Random(1)
         for _ in range(20):
-            asked = [asyncio.create_task(one.take(limits)) for one in (a, b) for _ in range(5)]
+            tasks = [
+                asyncio.create_task(gateway.take(limits)) for gateway in (a, b) for _ in range(5)
+            ]
             await asyncio.sleep(chance.random() * 0.01)
-            for task in asked:
+            for task in tasks:
                 task.cancel()
-            for one, turn in zip([a] * 5 + [b] * 5, asked, strict=True):
+            for gateway, turn in zip([a] * 5 + [b] * 5, tasks, strict=True):
                 try:
-                    one.leave(await turn)
+                    gateway.leave(await turn)
                 except asyncio.CancelledError:
                     pass
         # A turn that goes while an exchange is written gives its place back at the exchange's end.
         await until(lambda: a.limits.in_flight == b.limits.in_flight == 0)
-        await asyncio.gather(*(one.take(limits) for one in (a, b) for _ in range(25)))
+        await asyncio.gather(*(gateway.take(limits) for gateway in (a, b) for _ in range(25)))
 
 
 async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> None:
     async with gateways(url) as both:
         limits, running, most, chance = Limits(max_concurrency=4), [0], [0], random.Random(2)
 
-        async def client(one: Gateway) -> int:
+        async def client(gateway: Gateway) -> int:
             num_served = 0
             for _ in range(15):
                 try:
-                    turn_id = await one.take(limits)
+                    turn_id = await gateway.take(limits)
                 except RateLimited:
                     await asyncio.sleep(0.02)
                     continue
@@ -252,11 +254,11 @@ async def test_no_interleaving_lets_more_turns_run_than_the_limit(url: str) -> N
                 most[0] = max(most[0], running[0])
                 await asyncio.sleep(chance.random() * 0.02)
                 running[0] -= 1
-                one.close(turn_id)
+                gateway.close(turn_id)
                 num_served += 1
             return num_served
 
-        served = await asyncio.gather(*(client(one) for one in both for _ in range(6)))
+        served = await asyncio.gather(*(client(gateway) for gateway in both for _ in range(6)))
         assert most[0] == 4 and sum(served) > 20
 
 

@@ -16,16 +16,16 @@ MINIMUM = 100
 
 
 def blocks_of(turn: Observation, marks: list[Mark]) -> list[B]:
-    ttls, message, made, before = dict(marks), -1, [], 0
+    ttls, message, blocks, before = dict(marks), -1, [], 0
     for place, letter in enumerate(turn.kinds):
         message += letter.isupper()
         section = "tools" if letter == "t" else "system" if letter == "s" else "messages"
-        own = f"{turn.segments[place].digest.hex()} {letter.lower()}"
+        block_id = f"{turn.segments[place].digest.hex()} {letter.lower()}"
         size = turn.tokens[place] - before
         before = turn.tokens[place]
         kind = KINDS.get(letter.lower(), "text")
-        made.append(B(section, own, size, ttls.get(place), kind, message))
-    return made
+        blocks.append(B(section, block_id, size, ttls.get(place), kind, message))
+    return blocks
 
 
 def random_marks(turn: Observation, chance: random.Random) -> list[Mark]:
@@ -52,13 +52,13 @@ def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None
         tail = turn.total - turn.tokens[-1]
         seconds, begin = turn.at_ms / 1000, turn.begun_ms / 1000
         expected = oracle.run(blocks_of(turn, marks), t=seconds, begin=begin, g=tail)
-        found = dict(
+        tokens = dict(
             inp=counts.input_tokens,
             read=counts.cache_read_tokens,
             w5=counts.writes["5m"],
             w1=counts.writes["1h"],
         )
-        assert found == expected
+        assert tokens == expected
 
 
 def test_the_window_ends_twenty_positions_back_but_for_openais() -> None:
@@ -70,5 +70,5 @@ def test_the_window_ends_twenty_positions_back_but_for_openais() -> None:
             turns = turns_of([Sent(0, talk(15)), Sent(1000, talk(count))], dialect=dialect)
             cache = Cache(MINIMUM)
             cache.take(turns[0], [(14, "5m")])
-            found = cache.take(turns[1], [(count - 1, "5m")])
-            assert bool(found.cache_read_tokens) == (is_read or dialect != "anthropic")
+            counts = cache.take(turns[1], [(count - 1, "5m")])
+            assert bool(counts.cache_read_tokens) == (is_read or dialect != "anthropic")

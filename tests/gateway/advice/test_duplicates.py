@@ -62,21 +62,21 @@ LEAD = "Today is Friday, November 27, 2026.\nSent 2026-11-27T10:15:04Z by req_a8
 
 def traffic(author: Author, twin: Twin, marks: Any = None) -> tuple[list[Sent], Prompt, Prompt]:
     """Two prefixes in turns, six questions each, and one that has nothing of them."""
-    one = single(author, author.tools(), LEAD + author.text(40))
-    other, stranger = twin(author, one), single(author, author.tools(), author.text(40))
+    prompt_a = single(author, author.tools(), LEAD + author.text(40))
+    prompt_b, stranger = twin(author, prompt_a), single(author, author.tools(), author.text(40))
     sent = []
     for number in range(18):
-        prompt = (one, other, stranger)[number % 3]
-        asked = msgspec.structs.replace(prompt, messages=[user(author.line())])
-        marked = ((len(asked.tools) + len(asked.system) - 1, "5m"),) if marks is None else marks
-        sent.append(Sent(at(number), asked, marked))
-    return sent, one, other
+        prompt = (prompt_a, prompt_b, stranger)[number % 3]
+        request = msgspec.structs.replace(prompt, messages=[user(author.line())])
+        marked = ((len(request.tools) + len(request.system) - 1, "5m"),) if marks is None else marks
+        sent.append(Sent(at(number), request, marked))
+    return sent, prompt_a, prompt_b
 
 
 def planned(turns: list[Observation]) -> float:
     """The tokens that the planner's simulated engine with room for all reads."""
     numbers = Numbers()
-    made = [
+    planner_turns = [
         Turn(
             at=turn.at_ms / 1000,
             scope=1,
@@ -90,28 +90,34 @@ def planned(turns: list[Observation]) -> float:
         for turn in turns
     ]
     engine = EngineFacts(engines=1, device_tokens=655_360, min_cache_tokens=MIN_TOKENS)
-    found = plan(Job(request=PlanRequest(), turns=made, engine=engine), lambda share: None)
-    return found.whole.hit_rate * found.prompt_tokens
+    answer = plan(
+        Job(request=PlanRequest(), turns=planner_turns, engine=engine), lambda share: None
+    )
+    return answer.whole.hit_rate * answer.prompt_tokens
 
 
 @pytest.mark.parametrize("kind", TWINS)
 def test_a_near_duplicate_is_named_and_saves_what_the_planner_says(kind: str) -> None:
     path, twin = TWINS[kind]
-    sent, one, other = traffic(Author(random.Random(kind)), twin)
+    sent, first, second = traffic(Author(random.Random(kind)), twin)
     turns = turns_of(sent)
     (group,) = find_groups(turns, MIN_TOKENS)
     assert [turn.id for turn in group.turns] == [t.id for n, t in enumerate(turns) if n % 3 < 2]
-    kept = dict(zip(group.compared, map(msgspec.to_builtins, (one, other)), strict=True))
-    found = near_duplicate(group, MIN_TOKENS, kept)
-    assert found is not None and (found.kind, found.path, found.is_compared) == (kind, path, True)
+    kept = dict(zip(group.compared, map(msgspec.to_builtins, (first, second)), strict=True))
+    advice = near_duplicate(group, MIN_TOKENS, kept)
+    assert advice is not None and (advice.kind, advice.path, advice.is_compared) == (
+        kind,
+        path,
+        True,
+    )
     as_one = [renamed(group, turn) if turn in group.turns else turn for turn in turns]
-    assert planned(as_one) - planned(turns) == pytest.approx(found.tokens, abs=0.5)
+    assert planned(as_one) - planned(turns) == pytest.approx(advice.tokens, abs=0.5)
     # Eleven of twelve reads instead of ten.
-    assert found.tokens == group.turns[1].tokens[group.turns[1].prefix_at(group.first.head - 1)]
+    assert advice.tokens == group.turns[1].tokens[group.turns[1].prefix_at(group.first.head - 1)]
     before, after, _ = simulated(group, MIN_TOKENS)
     assert (before.hits, after.hits) == (10, 11)
-    shown = json.dumps(msgspec.to_builtins(found))
-    assert not any(line in shown for text in kept.values() for line in LEAD.split("\n") if line)
+    document = json.dumps(msgspec.to_builtins(advice))
+    assert not any(line in document for text in kept.values() for line in LEAD.split("\n") if line)
 
 
 def changed_line(author: Author, prompt: Prompt) -> Prompt:
@@ -119,12 +125,12 @@ def changed_line(author: Author, prompt: Prompt) -> Prompt:
 
 
 def test_what_no_normalisation_makes_one_is_named_only_where_no_text_is_known() -> None:
-    sent, one, other = traffic(Author(random.Random(7)), changed_line)
+    sent, first, second = traffic(Author(random.Random(7)), changed_line)
     (group,) = find_groups(turns_of(sent), MIN_TOKENS)
     unread = near_duplicate(group, MIN_TOKENS, {})
     assert unread is not None and unread.kind == "varying_text" and not unread.is_compared
     assert "nothing is kept" in unread.text
-    kept = dict(zip(group.compared, map(msgspec.to_builtins, (one, other)), strict=True))
+    kept = dict(zip(group.compared, map(msgspec.to_builtins, (first, second)), strict=True))
     assert near_duplicate(group, MIN_TOKENS, kept) is None
 
 
@@ -138,8 +144,8 @@ def test_unrelated_prefixes_with_the_same_tools_are_no_near_duplicates() -> None
 def test_unmarked_turns_are_simulated_with_a_marker_behind_the_prefix() -> None:
     sent, _, _ = traffic(Author(random.Random(9)), TWINS["date"][1], marks=())
     (group,) = find_groups(turns_of(sent), MIN_TOKENS)
-    found = near_duplicate(group, MIN_TOKENS, {})
-    assert found is not None and "with a 5-minute marker" in found.text and found.tokens > 0
+    advice = near_duplicate(group, MIN_TOKENS, {})
+    assert advice is not None and "with a 5-minute marker" in advice.text and advice.tokens > 0
 
 
 def test_what_is_new_in_every_request_is_told_by_digests_alone() -> None:
@@ -148,12 +154,12 @@ def test_what_is_new_in_every_request_is_told_by_digests_alone() -> None:
     sent = [Sent(at(n), single(author, [], f"id {n * 7919:08x}\n{text}")) for n in range(8)]
     group: Group
     (group,) = find_groups(turns_of(sent), MIN_TOKENS)
-    found = near_duplicate(replace(group), MIN_TOKENS, {})
-    assert found is not None and (found.kind, found.num_prefixes) == ("nonce", 8)
+    advice = near_duplicate(replace(group), MIN_TOKENS, {})
+    assert advice is not None and (advice.kind, advice.num_prefixes) == ("nonce", 8)
 
 
 @pytest.mark.parametrize(
-    "one, other, kinds",
+    "first, second, kinds",
     [
         ("It is 2026-11-27.", "It is 2026-01-02.", ["date"]),
         ("It is 27 Nov 2026, 9:05 AM.", "It is 3 May 2026, 11:55 PM.", ["date", "time"]),
@@ -168,5 +174,7 @@ def test_what_is_new_in_every_request_is_told_by_digests_alone() -> None:
         ("same", "same", []),
     ],
 )
-def test_the_fewest_normalisations_are_named(one: str, other: str, kinds: list[str] | None) -> None:
-    assert normalisations([one], [other]) == kinds
+def test_the_fewest_normalisations_are_named(
+    first: str, second: str, kinds: list[str] | None
+) -> None:
+    assert normalisations([first], [second]) == kinds

@@ -26,8 +26,11 @@ def faults_in(sent: list[Any]) -> list[Fault]:
     )
 
 
-def shown(found: list[Fault]) -> list[str]:
-    return [f"{one.kind} at {one.path} ({one.turns} turns, {one.tokens} tokens)" for one in found]
+def shown(faults: list[Fault]) -> list[str]:
+    return [
+        f"{fault.kind} at {fault.path} ({fault.turns} turns, {fault.tokens} tokens)"
+        for fault in faults
+    ]
 
 
 @pytest.mark.parametrize("shape", [*FAULTY, *FAULTY_BODIES])
@@ -35,13 +38,13 @@ def test_a_planted_fault_is_named_at_its_block(shape: str) -> None:
     planted = (FAULTY | FAULTY_BODIES)[shape]
     section = planted.path.partition(".")[0]
     for seed in SEEDS:
-        found = faults_in(planted.make(Author(random.Random(f"{shape} {seed}"))))
-        assert found and all(
-            each.kind in planted.kinds
-            and (each.path == planted.path or planted.path == section == each.section)
-            for each in found
-        ), (seed, planted, shown(found))
-        dearest = found[0]
+        faults = faults_in(planted.make(Author(random.Random(f"{shape} {seed}"))))
+        assert faults and all(
+            fault.kind in planted.kinds
+            and (fault.path == planted.path or planted.path == section == fault.section)
+            for fault in faults
+        ), (seed, planted, shown(faults))
+        dearest = faults[0]
         assert dearest.tokens == sum(loss.tokens for loss in dearest.losses) > 0
         assert all(loss.turn != loss.earlier for loss in dearest.losses)
 

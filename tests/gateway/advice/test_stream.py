@@ -21,16 +21,16 @@ def sent(count: int, gap_ms: int, marks: tuple[tuple[int, Ttl], ...] = ()) -> li
 
 def test_unmarked_requests_a_minute_apart_want_five_minutes() -> None:
     turns = turns_of(sent(10, MINUTE))
-    found = advise_stream(turns, 1024)
+    advice = advise_stream(turns, 1024)
     size = turns[0].tokens[0]
-    assert found.verdict == "mark"
-    assert [(m.place, m.ttl) for m in found.markers] == [("system", "5m")]
-    assert found.saves.multiples == round(size * (10 - 1.25 - 9 * 0.1), 1)
-    assert found.saves.nano == size * (10_000 - 1250 - 900)
-    assert found.saves.tokens == 9 * size
-    assert found.saves.prefill_seconds == round(9 * size / 10_000, 3)
-    assert found.policy is not None
-    assert (found.policy.auto_cache, found.policy.auto_cache_ttl) == ("prefix", "5m")
+    assert advice.verdict == "mark"
+    assert [(m.place, m.ttl) for m in advice.markers] == [("system", "5m")]
+    assert advice.saves.multiples == round(size * (10 - 1.25 - 9 * 0.1), 1)
+    assert advice.saves.nano == size * (10_000 - 1250 - 900)
+    assert advice.saves.tokens == 9 * size
+    assert advice.saves.prefill_seconds == round(9 * size / 10_000, 3)
+    assert advice.policy is not None
+    assert (advice.policy.auto_cache, advice.policy.auto_cache_ttl) == ("prefix", "5m")
 
 
 @pytest.mark.parametrize(
@@ -53,32 +53,32 @@ def test_what_is_advised_depends_on_gaps_and_markers(
     kinds: list[str] | None,
 ) -> None:
     turns = turns_of(sent(10, minutes * MINUTE, marks))
-    found = advise_stream(turns, least)
-    assert (found.verdict, [marker.ttl for marker in found.markers]) == (verdict, ttls)
-    assert kinds is None or [each.kind for each in found.findings] == kinds
+    advice = advise_stream(turns, least)
+    assert (advice.verdict, [marker.ttl for marker in advice.markers]) == (verdict, ttls)
+    assert kinds is None or [finding.kind for finding in advice.findings] == kinds
     if verdict != "mark":
         saved = turns[0].tokens[0] * 10 if verdict == "unmark" else 0
-        assert found.saves.multiples == saved
+        assert advice.saves.multiples == saved
 
 
 def test_a_policy_and_a_price_are_not_always_known() -> None:
-    found = advise_stream(turns_of(sent(10, MINUTE, ((0, "5m"),))), 1024)
-    assert found.policy is None and found.next_best is not None
-    found = advise_stream(turns_of(sent(10, MINUTE), dialect="anthropic"), 1024)
-    assert found.markers and found.policy is None, "that dialect has markers"
-    found = advise_stream(turns_of(sent(10, MINUTE), rates=None), 1024)
-    assert found.verdict == "mark"
-    assert found.saves.nano is None and found.saves.multiples > 0
+    advice = advise_stream(turns_of(sent(10, MINUTE, ((0, "5m"),))), 1024)
+    assert advice.policy is None and advice.next_best is not None
+    advice = advise_stream(turns_of(sent(10, MINUTE), dialect="anthropic"), 1024)
+    assert advice.markers and advice.policy is None, "that dialect has markers"
+    advice = advise_stream(turns_of(sent(10, MINUTE), rates=None), 1024)
+    assert advice.verdict == "mark"
+    assert advice.saves.nano is None and advice.saves.multiples > 0
 
 
 def test_a_prewarm_pays_where_many_begin_at_once() -> None:
     at_once = [Sent(0, asked(n), ((0, "5m"),)) for n in range(20)]
-    found = advise_stream(turns_of(at_once, begins_after_ms=2000), 1024)
-    assert found.prewarm.pays
+    advice = advise_stream(turns_of(at_once, begins_after_ms=2000), 1024)
+    assert advice.prewarm.pays
     size = turns_of(at_once)[0].tokens[0]
-    assert found.prewarm.num_races == 19
+    assert advice.prewarm.num_races == 19
     # Unmarked they cost 20 times the prefix; with a request ahead one write and 20 reads.
-    assert found.prewarm.saves.multiples == round(size * (20 - 1.25 - 20 * 0.1), 1)
+    assert advice.prewarm.saves.multiples == round(size * (20 - 1.25 - 20 * 0.1), 1)
     apart = advise_stream(turns_of(sent(20, MINUTE, ((0, "5m"),)), begins_after_ms=2000), 1024)
     assert not apart.prewarm.pays and apart.prewarm.num_races == 0
 
@@ -91,10 +91,10 @@ def test_a_growing_conversation_is_marked_along_its_turns() -> None:
         turns.append(Sent(number * MINUTE, Prompt(list(said), system=[TextPart(SYSTEM)])))
         said = [*said, Message("assistant", [TextPart(f"answer {number} " * 100)])]
     seen = turns_of(turns)
-    found = advise_stream(seen, 1024)
-    assert found.verdict == "mark" and found.policy is not None
-    assert found.policy.auto_cache == "conversation"
-    best = next(each for each in found.outcomes if each.name == "conversation_5m")
+    advice = advise_stream(seen, 1024)
+    assert advice.verdict == "mark" and advice.policy is not None
+    assert advice.policy.auto_cache == "conversation"
+    best = next(outcome for outcome in advice.outcomes if outcome.name == "conversation_5m")
     cache = Cache(1024)
     for turn in seen:
         answered: list[int] = [turn.answer] * (turn.answer > 0)

@@ -42,7 +42,7 @@ def advised(
     ]
     groups = find_groups(turns, MIN_TOKENS)
     near = [near_duplicate(group, MIN_TOKENS, {}) for group in groups]
-    return reconciled(streams, [each for each in near if each is not None])
+    return reconciled(streams, [group for group in near if group is not None])
 
 
 def begun_with_an_id(marks: tuple[tuple[int, Ttl], ...], key: str = "k") -> list[Observation]:
@@ -78,8 +78,8 @@ def holds(streams: Sequence[StreamAdvice], near: Sequence[NearDuplicate]) -> Non
             lines, _ = summary_lines([week], [], {}, {})
             worth = stream.saves.multiples, stream.saves.nano
             assert worth in [(line.multiples, line.nano) for line in lines], "as its page says"
-    for each in near:
-        having = [stream for stream in streams if _has(stream, each)]
+    for group in near:
+        having = [stream for stream in streams if _has(stream, group)]
         assert having and all(stream.verdict not in ("leave", "unmark") for stream in having)
     if all(stream.verdict == "leave" for stream in streams):
         assert not near, "nothing would be cheaper, and something would"
@@ -95,7 +95,7 @@ def _has(stream: StreamAdvice, near: NearDuplicate) -> bool:
 def test_a_fix_that_saves_more_than_no_markers_is_the_verdict() -> None:
     turns = begun_with_an_id(((0, "5m"),))
     unmarked = next(
-        each for each in advise_stream(turns, MIN_TOKENS).outcomes if each.name == "none"
+        outcome for outcome in advise_stream(turns, MIN_TOKENS).outcomes if outcome.name == "none"
     )
     assert unmarked.saves is not None and unmarked.saves.multiples > 0, "it would have paid"
     streams, near = advised(turns)
@@ -165,6 +165,6 @@ def test_whatever_the_traffic_nothing_contradicts_the_verdict(
 
 @pytest.mark.parametrize("nano", [None, 5])
 def test_a_sum_of_amounts_is_priced_where_all_are(nano: int | None) -> None:
-    one = Amount(tokens=1, multiples=0.5, nano=4, prefill_seconds=0.5)
-    both = total([one, Amount(tokens=2, multiples=1.0, nano=nano)])
+    amount = Amount(tokens=1, multiples=0.5, nano=4, prefill_seconds=0.5)
+    both = total([amount, Amount(tokens=2, multiples=1.0, nano=nano)])
     assert both == Amount(tokens=3, multiples=1.5, nano=nano and 9)

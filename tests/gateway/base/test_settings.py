@@ -48,7 +48,7 @@ def test_secrets_may_come_from_files_and_are_never_shown(tmp_path: Path) -> None
 
 
 def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
-    given = {
+    environment = {
         **NEEDED,
         "HOLDFAST_ENGINS": "x",
         "HOLDFAST_API_KEYS_FILE": "x",
@@ -56,7 +56,7 @@ def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
         "HOLDFAST_SERVICE_HOST": "x",
     }
     names = [PREFIX + name.upper() for name in Settings.model_fields]
-    assert misspelt(given, names) == [
+    assert misspelt(environment, names) == [
         "HOLDFAST_API_KEYS_FILE is no setting: did you mean HOLDFAST_API_KEY?",
         "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
     ]
@@ -79,17 +79,17 @@ def test_an_engines_name_depends_on_its_own_entry_only() -> None:
 def test_an_engines_url_is_checked_as_the_admin_api_checks_it(url: str) -> None:
     """A line break in it was a header of ours, and a password in it was logged."""
     for name in ("", "b="):
-        told = "HOLDFAST_ENGINES: URL 2 must be http:// or https://, a host, "
+        message = "HOLDFAST_ENGINES: URL 2 must be http:// or https://, a host, "
         said = refusal("HOLDFAST_ENGINES", f"http://a:8100,{name}{url}")
-        assert said == f"{told}and no more than a port and a path"
+        assert said == f"{message}and no more than a port and a path"
 
 
 @pytest.mark.parametrize("name", ["batch_seconds", "cached_content_seconds", "max_blocks"])
 def test_tuning_is_an_object_of_known_names_with_bounds(name: str) -> None:
     """A batch that ends behind the year 9999 was a 500."""
     for wrong in ("1e17", "0", "-1", '"x"', "NaN"):
-        told = refusal("HOLDFAST_TUNING", f'{{"{name}": {wrong}}}')
-        assert told.startswith(f"HOLDFAST_TUNING: {name}: ")
+        message = refusal("HOLDFAST_TUNING", f'{{"{name}": {wrong}}}')
+        assert message.startswith(f"HOLDFAST_TUNING: {name}: ")
     longest = load({**NEEDED, "HOLDFAST_TUNING": f'{{"{name}": 315360000}}'}).tuning
     assert getattr(longest, name) == 10 * 365 * 86_400
     for wrong in ("x", "[]", '{"no_such": 1}', "[" * 100_000):
@@ -101,8 +101,8 @@ def test_a_number_has_a_bound_at_both_ends(name: str) -> None:
     """A drain of 1e30 seconds never ended; others were an overflow long after the start."""
     variable = PREFIX + name.upper()
     for wrong in ("-1", "1" + "0" * 30, "inf", "nan", "many", "٣", "８ é"):
-        told = refusal(variable, wrong)
-        assert told.startswith(f"{variable}: ") and len(told.splitlines()) == 1
+        message = refusal(variable, wrong)
+        assert message.startswith(f"{variable}: ") and len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -118,8 +118,8 @@ def test_a_secret_fits_in_a_header(name: str) -> None:
 def test_the_master_secret_goes_into_no_header() -> None:
     """Scopes follow from it to the letter, so one that was in use stays in use."""
     assert refusal("HOLDFAST_MASTER_SECRET", "\t ") == "HOLDFAST_MASTER_SECRET: must not be empty"
-    given = load({**NEEDED, "HOLDFAST_MASTER_SECRET": " é "}).master_secret
-    assert given.get_secret_value() == " é "
+    secret = load({**NEEDED, "HOLDFAST_MASTER_SECRET": " é "}).master_secret
+    assert secret.get_secret_value() == " é "
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_the_master_secret_goes_into_no_header() -> None:
     ],
 )
 def test_a_database_is_a_file_or_a_server(url: str) -> None:
-    told = refusal("HOLDFAST_DATABASE_URL", url)
-    assert told.startswith("HOLDFAST_DATABASE_URL: must ") and "secret" not in told
+    message = refusal("HOLDFAST_DATABASE_URL", url)
+    assert message.startswith("HOLDFAST_DATABASE_URL: must ") and "secret" not in message
 
 
 @pytest.mark.parametrize("name", ["PRICES", "HOSTED_PRICES", "MODELS"])

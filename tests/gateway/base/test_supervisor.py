@@ -43,17 +43,17 @@ class Gateway:
 
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
-    engine, made = ScriptedEngine(), list[FaultySupervisor]()
+    engine, supervisors = ScriptedEngine(), list[FaultySupervisor]()
 
     def make(monotonic: Callable[[], float], count_ends: CountEnds, **_: bool) -> Supervisor:
-        made.append(FaultySupervisor(monotonic, count_ends))
-        return made[0]
+        supervisors.append(FaultySupervisor(monotonic, count_ends))
+        return supervisors[0]
 
     monkeypatch.setattr(app, "Supervisor", make)
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        found = Gateway(url, made[0], engine)
-        eventually(lambda: found.health()[0] == 200)
-        yield found
+        site = Gateway(url, supervisors[0], engine)
+        eventually(lambda: site.health()[0] == 200)
+        yield site
 
 
 def test_every_loop_that_is_killed_is_started_again_and_does_its_work(gateway: Gateway) -> None:
@@ -119,6 +119,6 @@ def test_an_end_is_logged_with_its_trace_and_without_the_values_of_its_frames(
 
     assert asyncio.run(run()) == {"drain": 1}
     written = capsys.readouterr()
-    told = written.out + written.err
-    assert "loop_ended" in told and "KeyError: 23" in told and "in loop" in told
-    assert "x" * 20 not in told
+    output = written.out + written.err
+    assert "loop_ended" in output and "KeyError: 23" in output and "in loop" in output
+    assert "x" * 20 not in output

@@ -35,8 +35,8 @@ def gateway(
 
 
 def test_a_workspace_is_made_limited_listed_archived_and_restored(gateway: Gateway) -> None:
-    made = gateway("workspaces", "create", "team-a", "--monthly-spend", "12.5")
-    assert made.startswith("team-a active name='team-a'") and "monthly_spend=$12.5" in made
+    output = gateway("workspaces", "create", "team-a", "--monthly-spend", "12.5")
+    assert output.startswith("team-a active name='team-a'") and "monthly_spend=$12.5" in output
     changed = gateway(
         *("workspaces", "set", "team-a", "--display-name", "Team A"),
         *("--requests-per-minute", "60", "--tokens-per-minute", "40000"),
@@ -62,9 +62,9 @@ def test_keys_have_a_scope_an_end_and_a_successor(gateway: Gateway) -> None:
     assert key not in listed
     assert f"{key_id} w unnamed active" in listed
     assert f"read_only expires={end} last_used=none" in listed
-    made = gateway("keys", "rotate", key_id, "--grace-seconds", "none")
-    new_id, new = made.split()[:2]
-    assert f"`{key_id}` works until it is revoked" in made
+    output = gateway("keys", "rotate", key_id, "--grace-seconds", "none")
+    new_id, new = output.split()[:2]
+    assert f"`{key_id}` works until it is revoked" in output
     assert new.startswith("hf-") and new != key
     rows = gateway("keys", "list", "--workspace", "w").splitlines()
     assert [row.split()[0] for row in rows] == [key_id, new_id]
@@ -122,6 +122,8 @@ def test_a_database_that_was_never_made_is_told_with_the_command_that_makes_it(
     monkeypatch.delenv("HOLDFAST_DATABASE_URL", raising=False)
     for command in (["keys", "list"], ["workspaces", "list"], ["export", "--since", "2026-01-01"]):
         assert main(command) == 1
-        told = capsys.readouterr().err
-        assert told.startswith(f"there is no database at `{tmp_path / 'none' / 'ledger.db'}`: run ")
+        error = capsys.readouterr().err
+        assert error.startswith(
+            f"there is no database at `{tmp_path / 'none' / 'ledger.db'}`: run "
+        )
         assert not (tmp_path / "none").exists()

@@ -55,8 +55,8 @@ def test_an_export_that_reads_for_too_long_is_ended_and_says_what_to_do(
 
     monkeypatch.setattr("gateway.ledger.upkeep.page_of", slow)
     assert main([*SINCE, "--seconds", "0.1"]) == 1
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1 and "--seconds" in told.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and "--seconds" in output.err
 
 
 def test_an_export_says_what_it_lacks(

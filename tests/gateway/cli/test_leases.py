@@ -21,14 +21,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway whose engine holds one leased prefix."""
     with running_stack(tmp_path_factory.mktemp("leases"), "synthetic") as stack:
         mark = {"type": "ephemeral", "ttl": "1h"}
-        asked = {
+        request = {
             "model": "synthetic",
             "max_tokens": 1,
             "system": [{"type": "text", "text": LONG, "cache_control": mark}],
             "messages": [{"role": "user", "content": "What is a lease?"}],
         }
         reply = httpx.post(
-            f"{stack.gateway}/v1/messages", json=asked, headers=API_HEADERS, timeout=120
+            f"{stack.gateway}/v1/messages", json=request, headers=API_HEADERS, timeout=120
         )
         assert reply.status_code == 200, reply.text
         eventually(lambda: Admin(stack.gateway).get("leases"))

@@ -32,10 +32,10 @@ def counts(turn_id: str, scope: str = "") -> FinalCounts:
 def settings_with_prices(folder: Path, url: str) -> Settings:
     """Migrated, with prices of the operator's own."""
     shipped = SHIPPED.read_text("utf-8")
-    own = folder / "prices.toml"
-    own.write_text(shipped.replace('input = "', 'input = "10'), "utf-8")
-    assert own.read_text("utf-8") != shipped
-    settings = make_settings(folder, url, prices=own)
+    prices_file = folder / "prices.toml"
+    prices_file.write_text(shipped.replace('input = "', 'input = "10'), "utf-8")
+    assert prices_file.read_text("utf-8") != shipped
+    settings = make_settings(folder, url, prices=prices_file)
     migrate(settings)
     return settings
 
@@ -64,19 +64,19 @@ def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> N
             with pytest.raises(JournalUnavailable, match="used by another process"):
                 await recover_journal(settings, directory)
             await journal.stop()
-            found = await recover_journal(settings, directory)
-            assert found == (3, 2, 0, {})
+            recovery = await recover_journal(settings, directory)
+            assert recovery == (3, 2, 0, {})
             # Again, with nothing left to do.
             assert (await recover_journal(settings, directory)).turns == 0
 
         asyncio.run(check())
-    told = {row["id"][-1]: row for row in ledger_rows(settings.ledger_url)}
-    assert [told[n]["outcome"] for n in "012"] == ["gateway_killed", "gateway_killed", "stop"]
-    assert (told["0"]["cache_read_tokens"], told["0"]["output_tokens"]) == (90, 7)
-    assert told["0"]["stop_reason"] == "cancelled"
-    assert costs_what_own_prices_say(settings, told["0"])
-    assert told["1"]["output_tokens"] == 0 and told["1"]["id"] in engine.cancelled
-    assert set(engine.acked) >= {row["id"] for row in told.values()}
+    rows = {row["id"][-1]: row for row in ledger_rows(settings.ledger_url)}
+    assert [rows[n]["outcome"] for n in "012"] == ["gateway_killed", "gateway_killed", "stop"]
+    assert (rows["0"]["cache_read_tokens"], rows["0"]["output_tokens"]) == (90, 7)
+    assert rows["0"]["stop_reason"] == "cancelled"
+    assert costs_what_own_prices_say(settings, rows["0"])
+    assert rows["1"]["output_tokens"] == 0 and rows["1"]["id"] in engine.cancelled
+    assert set(engine.acked) >= {row["id"] for row in rows.values()}
 
 
 def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
@@ -146,9 +146,9 @@ def test_engines_that_a_source_names_are_asked(
     with serve(engine) as url:
         settings = settings_with_prices(tmp_path, url)
         source = url.replace("http://127.0.0.1", "dns://localhost")
-        found = settings.model_copy(update={"engines": (source,)})
-        monkeypatch.setattr("gateway.cli.recover.load", lambda: found)
-        monkeypatch.setattr("gateway.cli.adapters.load", lambda: found)
+        sourced = settings.model_copy(update={"engines": (source,)})
+        monkeypatch.setattr("gateway.cli.recover.load", lambda: sourced)
+        monkeypatch.setattr("gateway.cli.adapters.load", lambda: sourced)
         main(["recover"])
         assert "deadbeef 1" in capsys.readouterr().out
         assert main(["adapters", "list"]) == 0

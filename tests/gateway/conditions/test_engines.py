@@ -31,7 +31,7 @@ def test_entries_that_nobody_asked_for_lack_no_lease(
 def stats_of(**more: Any) -> Stats:
     blocks = {"total": 100, "free": 90, "active": 0, "leased": 10, "best_effort": 0, "cached": 0}
     counters = dict.fromkeys(Stats.__annotations__["counters"].__struct_fields__, 0)
-    told = {
+    fields = {
         "epoch": "e",
         "uptime_seconds": 1.0,
         "running": 0,
@@ -39,7 +39,7 @@ def stats_of(**more: Any) -> Stats:
         "blocks": blocks,
         "counters": counters,
     }
-    return msgspec.convert(told | more, Stats)
+    return msgspec.convert(fields | more, Stats)
 
 
 def test_slots_that_get_no_requests_are_told() -> None:

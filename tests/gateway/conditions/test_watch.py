@@ -43,16 +43,16 @@ def test_what_must_last_is_told_when_it_has_lasted() -> None:
     (new,) = watch.conditions(100.0, with_new=True, is_for_all=True)
     assert (new.kind, new.since_ms) == ("engine_starting", WALL_MS)
     watch.take([starting], 100.0 + long, WALL_MS + round(1000 * long))
-    (told,) = watch.conditions(100.0 + long)
-    assert told.since_ms == WALL_MS
+    (condition,) = watch.conditions(100.0 + long)
+    assert condition.since_ms == WALL_MS
 
 
 @given(st.sets(st.sampled_from(sorted(KINDS))))
 def test_the_worst_come_first_and_a_workspace_sees_what_is_for_all_alone(kinds: set[str]) -> None:
     watch = Watch()
-    found = [Finding(kind, f"about {kind}", "why") for kind in KINDS if kind in kinds]
+    findings = [Finding(kind, f"about {kind}", "why") for kind in KINDS if kind in kinds]
     for now in (0.0, 1e6):
-        watch.take(found, now, WALL_MS + round(now * 1000))
+        watch.take(findings, now, WALL_MS + round(now * 1000))
     everything = watch.conditions(1e6)
     assert {condition.kind for condition in everything} == kinds
     order = ["critical", "warning", "info"]

@@ -70,8 +70,8 @@ class Books:
         assert self.audit.findings is not None
         today = int(NOW.timestamp() * 1000) // DAY_MS
         return [
-            (today - found.day_ms // DAY_MS, found.missing, found.damaged)
-            for found in self.audit.findings
+            (today - finding.day_ms // DAY_MS, finding.missing, finding.damaged)
+            for finding in self.audit.findings
         ]
 
     async def change(self, statement: str, **values: Any) -> None:
@@ -84,9 +84,9 @@ async def books(tmp_path: Path, shared_database: str) -> AsyncIterator[Books]:
     settings = DatabaseSettings(data=tmp_path, database_url=shared_database)
     await asyncio.to_thread(migrate, settings)
     journal, ledger = Journal(tmp_path / "journal").start(), Ledger(settings.ledger_url, 60.0)
-    made = Books(journal, ledger, settings.ledger_url)
-    await made.fill()
-    yield made
+    fresh = Books(journal, ledger, settings.ledger_url)
+    await fresh.fill()
+    yield fresh
     await journal.stop()
     await ledger.close()
 
@@ -159,9 +159,9 @@ async def test_flipped_bits_in_the_log_of_a_killed_gateways_ledger(
     url = DatabaseSettings(data=killed).ledger_url
     again = Ledger(url, 60.0)
     books = Books(journal, again, url)
-    told = await books.told()
+    days = await books.told()
     rows = ledger_rows(f"sqlite:///{killed / 'ledger.db'}")
-    assert sum(missing for _, missing, _ in told) == TURNS - len(rows)
+    assert sum(missing for _, missing, _ in days) == TURNS - len(rows)
     assert len(rows) < TURNS, "the flips hit nothing"
     await journal.stop()
     await again.close()
@@ -220,10 +220,10 @@ def test_readiness_tells_what_the_ledger_lacks(
         with serve_gateway(tmp_path, engine) as url:
 
             def conditions() -> list[Any]:
-                found: list[Any] = httpx.get(f"{url}/readyz", timeout=120).json()["conditions"]
-                return found
+                listing: list[Any] = httpx.get(f"{url}/readyz", timeout=120).json()["conditions"]
+                return listing
 
-            eventually(lambda: "turns_missing" in [each["kind"] for each in conditions()])
+            eventually(lambda: "turns_missing" in [condition["kind"] for condition in conditions()])
             (missing,) = conditions()
             assert missing["severity"] == "critical"
             assert "the ledger lacks 1 of the turns" in missing["cause"]

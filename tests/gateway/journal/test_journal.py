@@ -144,8 +144,8 @@ async def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncach
     await reconciler.step()
     (closed,) = await journal.closed_turns(10)
     paid = 3_000 if is_paid else 0
-    told = (closed.outcome, closed.input_tokens, closed.computed_tokens, closed.cache_read_tokens)
-    assert told == (outcome, paid, 3_000, 0)
+    row = (closed.outcome, closed.input_tokens, closed.computed_tokens, closed.cache_read_tokens)
+    assert row == (outcome, paid, 3_000, 0)
     assert closed.cost == paid * 1000
     assert charged[0].input_tokens == paid, "it counts against rates and spend"
 

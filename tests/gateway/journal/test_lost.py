@@ -98,20 +98,22 @@ async def test_each_lost_turn_gets_one_row_of_its_last_request_and_then_leaves_t
 ) -> None:
     first, moved = (f"msg_{FORMER}{number:020x}" for number in range(2))
     row_try = new_try_id(FORMER, row_turn_id("batch", 0))
-    one = Named("one", counted(f"{moved}"), counted(first), counted(row_try))
-    two = Named("two", counted(f"{moved}.2", output_tokens=9))
-    gateway = Gateway(tmp_path, ledger_url, one, two)
+    first_engine = Named("one", counted(f"{moved}"), counted(first), counted(row_try))
+    second_engine = Named("two", counted(f"{moved}.2", output_tokens=9))
+    gateway = Gateway(tmp_path, ledger_url, first_engine, second_engine)
     # A turn goes on elsewhere: nothing is written until the other engine has answered.
-    two.is_silent = True
+    second_engine.is_silent = True
     await gateway.sweep()
     assert gateway.charged == []
     assert sorted(await gateway.journal.set_aside_turns(LOST)) == [first, moved]
-    two.is_silent = False
+    second_engine.is_silent = False
     for _ in range(3):
         await gateway.sweep(30.0)
     assert sorted(gateway.charged) == [first, moved]
     assert await gateway.journal.set_aside_turns() == []
-    assert {first, moved, row_try} <= set(one.acked) and f"{moved}.2" in two.acked
+    assert {first, moved, row_try} <= set(
+        first_engine.acked
+    ) and f"{moved}.2" in second_engine.acked
     assert await gateway.stop() == [first, moved]
     rows = {row["id"]: row for row in ledger_rows(ledger_url)}
     assert {row["workspace_id"] for row in rows.values()} == {"w"}

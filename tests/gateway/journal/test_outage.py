@@ -100,7 +100,7 @@ def test_a_transaction_ends_at_its_deadline_and_the_next_one_works(outage: Outag
 
 def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
     """Ten turns on every commit; FAULTS=full asks twenty a second for ten minutes."""
-    engine, told = ScriptedEngine(), list[str]()
+    engine, turn_ids = ScriptedEngine(), list[str]()
     count, pause = sizes.number((10, 0.0), (12_000, 0.05))
     before, without = list[float](), list[float]()
     with (
@@ -118,11 +118,11 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
             begun = time.monotonic()
             for at in range(count):
                 time.sleep(max(0.0, begun + at * pause - time.monotonic()))
-                asked = time.monotonic()
+                started = time.monotonic()
                 answer = http.post("/v1/messages", json=body())
-                took.append(time.monotonic() - asked)
+                took.append(time.monotonic() - started)
                 assert answer.status_code == 200
-                told.append(answer.json()["id"])
+                turn_ids.append(answer.json()["id"])
 
         serve_turns(count // 10, before)
         eventually(lambda: backlog() == 0)
@@ -134,7 +134,7 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
             assert backlog() == count
         serve_turns(1, without)
         eventually(lambda: backlog() == 0)
-    assert sorted(outage.rows()) == sorted(told)
+    assert sorted(outage.rows()) == sorted(turn_ids)
     p99 = [percentile(took, 0.99) * 1000 for took in (before, without)]
     sizes.told("no database", kind=outage.kind, turns=count, p99_ms_with_and_without=p99)
     assert sizes.number(True, p99[1] < p99[0] + MAX_ADDED_MS), p99
@@ -153,12 +153,12 @@ def test_it_does_not_hold_up_the_stop_and_the_next_start_drains(outage: Outage) 
     with serve(ScriptedEngine()) as engine, ExitStack() as away:
         with serve_gateway(outage.data, engine, database_url=outage.url) as url:
             away.enter_context(outage())
-            told = [ask(url).json()["id"] for _ in range(3)]
+            turn_ids = [ask(url).json()["id"] for _ in range(3)]
             time.sleep(1)  # the drain has begun to wait
         # Leaving the block stopped it: `serve` fails where that takes very long.
         away.close()
         with serve_gateway(outage.data, engine, database_url=outage.url):
-            eventually(lambda: sorted(outage.rows()) == sorted(told))
+            eventually(lambda: sorted(outage.rows()) == sorted(turn_ids))
 
 
 @pytest.mark.postgres
@@ -171,9 +171,9 @@ def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
     async def check() -> None:
         journal, metrics = Journal(tmp_path / "j").start(), Metrics()
         ledger = Ledger(settings.ledger_url)
-        for one in (at(1, 0), at(2, 0, model="a\x00b"), at(3, 0, workspace="w" * 100), at(4, 0)):
-            await journal.open(one)
-            await journal.close(one)
+        for turn in (at(1, 0), at(2, 0, model="a\x00b"), at(3, 0, workspace="w" * 100), at(4, 0)):
+            await journal.open(turn)
+            await journal.close(turn)
 
         drain = Drain(journal, ledger.insert_turns, nobody, metrics)
         await drain.step()

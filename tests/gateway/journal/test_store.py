@@ -88,11 +88,11 @@ def killed(directory: Path, number: int = 30) -> list[str]:
     ids: list[str] = []
 
     async def fill(journal: Journal) -> None:
-        for each in range(number):
-            turn = record(journal, each)
+        for index in range(number):
+            turn = record(journal, index)
             ids.append(turn.id)
             await journal.open(turn)
-            if each % 2 == 0:
+            if index % 2 == 0:
                 await close(journal, turn)
         shutil.copytree(directory, directory.parent / "copy")
 
@@ -144,7 +144,7 @@ def test_what_is_set_aside_keeps_its_bytes_until_it_is_found_and_a_close_brings_
         kept = {row.id: (row.reason, bool(row.record), bool(row.at)) for row in rows_in(tmp_path)}
         assert kept == {turn.id: (LOST, True, True), late.id: (LOST, False, True)}
         await journal.close(late)
-        assert [each.id for each in await journal.closed_turns(10)] == [late.id]
+        assert [turn.id for turn in await journal.closed_turns(10)] == [late.id]
         await journal.found([turn.id])
         assert journal.num_set_aside == 0
 
@@ -160,17 +160,17 @@ def test_after_any_failures_the_journal_holds_what_was_committed(
 
     async def live(journal: Journal) -> None:
         async def turn(number: int) -> None:
-            made = record(journal, number)
+            opened_turn = record(journal, number)
             await asyncio.sleep(2 * rng.random())
             try:
-                await journal.open(made)
+                await journal.open(opened_turn)
             except (JournalFull, JournalUnavailable):
                 return
-            opened.add(made.id)
+            opened.add(opened_turn.id)
             commits.times = int(rng.random() < 0.05)
             if rng.random() < 0.8:
-                await journal.close(made)
-                closed.add(made.id)
+                await journal.close(opened_turn)
+                closed.add(opened_turn.id)
 
         await asyncio.gather(*map(turn, range(100)))
         commits.times = 0
@@ -333,9 +333,9 @@ def test_a_damaged_file_is_kept_whole_and_the_journal_goes_on_with_what_can_be_r
         first = on(directory, work)
     again = on(directory, nothing)
     assert again.instances == first.instances and again.damaged == first.damaged
-    (told,) = (line for line in logged if line["event"] == "journal_damaged")
+    (event,) = (line for line in logged if line["event"] == "journal_damaged")
     (name,) = first.damaged
-    assert told["log_level"] == "error" and told["kept"] == name
+    assert event["log_level"] == "error" and event["kept"] == name
     assert {file: (directory / name / file).read_bytes() for file in left} == left
     read = states(directory)
     assert read.keys() - {f"msg_{first.instance}000099"} <= set(ids)

@@ -62,9 +62,9 @@ async def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_na
     drain = Drain(journal, insert, nobody, Metrics())
 
     async def known(turn_ids: Sequence[str]) -> set[str]:
-        found = rows & set(turn_ids)
+        present = rows & set(turn_ids)
         await drain.step()
-        return found
+        return present
 
     witness = Witness(counts_of(turn.id))
     reconciler = settling(journal, witness, known=known)

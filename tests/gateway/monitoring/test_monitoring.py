@@ -67,15 +67,15 @@ class Scrape:
         return self.values.get((name, tuple(sorted(labels.items()))), 0.0)
 
     def total(self, name: str) -> float:
-        return sum(value for (found, _), value in self.values.items() if found == name)
+        return sum(value for (series, _), value in self.values.items() if series == name)
 
     def buckets(self, name: str) -> dict[float, float]:
         """The cumulative counts by their edge; series of one histogram are added up."""
-        found: Counter[float] = Counter()
+        by_edge: Counter[float] = Counter()
         for (series, labels), value in self.values.items():
             if series == f"{name}_bucket":
-                found[float(dict(labels)["le"])] += value
-        return dict(found)
+                by_edge[float(dict(labels)["le"])] += value
+        return dict(by_edge)
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def play(url: str, key: str, number: int) -> Iterator[int]:
     http = httpx.Client(base_url=url, headers=headers, timeout=120)
     block = {"type": "text", "text": f"A rule of {number}. " * (60 * number)}
     marked = {**block, "cache_control": {"type": "ephemeral", "ttl": "1h" if number % 2 else "5m"}}
-    asked = [{"role": "user", "content": "q"}]
-    body = {"model": "synthetic", "messages": asked, "system": [marked]}
+    messages = [{"role": "user", "content": "q"}]
+    body = {"model": "synthetic", "messages": messages, "system": [marked]}
     with http:
         for max_tokens in (1, 2, 40):
             yield http.post("/v1/messages", json={**body, "max_tokens": max_tokens}).status_code
-        chat = {"model": "synthetic", "messages": asked, "max_tokens": 5, "n": 3}
+        chat = {"model": "synthetic", "messages": messages, "max_tokens": 5, "n": 3}
         yield http.post("/v1/chat/completions", json=chat).status_code
         # Four bytes are a token here, so only the engine knows that it is too long with its roles.
         long = [{"role": "user", "content": "x" * 4 * (CONTEXT_TOKENS - 1)}]
@@ -161,12 +161,12 @@ def exposed(served: Served) -> Exposed:
         full = {n: n + ("_total" if kind == "counter" else "") for n, kind in page.types.items()}
         types |= {full[name]: kind for name, kind in page.types.items()}
         labels |= {name: set() for name in full.values()}
-        for sample, own in page.values:
+        for sample, pairs in page.values:
             family = re.sub(r"_(bucket|count|sum|total)$", "", sample)
             name = full.get(sample) or full[family]
-            labels.setdefault(sample, set()).update(label for label, _ in own)
-            labels[name] |= {label for label, _ in own} - {"le"}
-            for label, value in own:
+            labels.setdefault(sample, set()).update(label for label, _ in pairs)
+            labels[name] |= {label for label, _ in pairs} - {"le"}
+            for label, value in pairs:
                 values.setdefault((name, label), set()).add(value)
     return Exposed(types, labels, values)
 
@@ -194,7 +194,7 @@ def test_the_table_has_every_metric_and_no_other_with_its_bounded_labels(exposed
 def test_what_alerts_and_panels_ask_for_exists_from_the_start_and_is_0(tmp_path: Path) -> None:
     """`increase` of a series that begins with its first event is 0."""
     with serve_gateway(tmp_path) as url:
-        found = httpx.get(f"{url}/metrics", timeout=60).text
+        page = httpx.get(f"{url}/metrics", timeout=60).text
     for series in (
         'refused_turns_total{reason="queue_full"}',
         'retries_total{reason="lost"}',
@@ -203,7 +203,7 @@ def test_what_alerts_and_panels_ask_for_exists_from_the_start_and_is_0(tmp_path:
         'loop_restarts_total{loop="drain"}',
         'conditions{kind="engine_starting",severity="warning"}',
     ):
-        assert f"holdfast_gateway_{series} 0.0" in found
+        assert f"holdfast_gateway_{series} 0.0" in page
     assert (
         'holdfast_engine_loop_ends_total{loop="callbacks"} 0.0'
         in render(None, EngineSupervisor().ends).decode()
@@ -218,8 +218,8 @@ def selectors(expression: Any) -> Iterator[promql.VectorSelector]:
         case promql.MatrixSelector():
             yield expression.vector_selector
         case _:
-            for each in below(expression):
-                yield from selectors(each)
+            for part in below(expression):
+                yield from selectors(part)
 
 
 def below(expression: Any) -> list[Any]:
@@ -240,8 +240,8 @@ def groupings(expression: Any) -> Iterator[str]:
         return
     if isinstance(expression, promql.AggregateExpr) and expression.modifier is not None:
         yield from expression.modifier.labels
-    for each in below(expression):
-        yield from groupings(each)
+    for part in below(expression):
+        yield from groupings(part)
 
 
 def parsed(text: str) -> Any:
@@ -253,10 +253,10 @@ def check_expression(text: str, exposed: Exposed) -> None:
     rows = documented()
     known = {name for name in exposed.labels if not name.endswith("_created")} | set(ADDED_METRICS)
     expression = parsed(text)
-    found = list(selectors(expression))
-    assert found, text
+    used = list(selectors(expression))
+    assert used, text
     within: set[str] = set(ADDED_LABELS)
-    for selector in found:
+    for selector in used:
         assert selector.name in known, f"{selector.name} in {text}"
         family = re.sub(r"_(bucket|count|sum)$", "", selector.name)
         labels = rows[family].labels if family in rows else frozenset()
@@ -296,23 +296,23 @@ def test_each_kind_of_condition_has_its_alert_which_says_the_same() -> None:
         rule = by_name[kind.alert]
         assert rule["labels"]["severity"] == kind.severity, name
         assert rule["annotations"]["resolution"] == kind.remedy, name
-        metrics = {found.name for found in selectors(parsed(rule["expr"]))}
+        metrics = {selector.name for selector in selectors(parsed(rule["expr"]))}
         if any(found.startswith("holdfast_engine_") for found in metrics):
             continue  # engines tell that of themselves
         assert rule["expr"] == f'holdfast_gateway_conditions{{kind="{name}"}} > 0'
 
 
 def board() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
-    return found
+    document: dict[str, Any] = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
+    return document
 
 
 def test_every_panel_asks_what_is_exposed_and_lets_choose_an_engine_or_a_model(
     exposed: Exposed,
 ) -> None:
     panels, rows = board()["panels"], documented()
-    for one in board()["annotations"]["list"]:
-        check_expression(one["expr"], exposed)
+    for annotation in board()["annotations"]["list"]:
+        check_expression(annotation["expr"], exposed)
     for name in ("title", "id"):
         assert len({panel[name] for panel in panels}) == len(panels) > 20
     for panel in panels:
@@ -408,8 +408,8 @@ def test_turns_and_tokens_are_those_of_the_ledger_by_model(served: Served) -> No
         assert gateway.value(name, outcome=outcome, model=model) == number
     assert gateway.total("holdfast_gateway_turns_total") == len(rows)
     for label, column in CLASSES.items():
-        found = gateway.value("holdfast_gateway_tokens_total", **{"class": label, "model": model})
-        assert found == sums(rows, column), label
+        count = gateway.value("holdfast_gateway_tokens_total", **{"class": label, "model": model})
+        assert count == sums(rows, column), label
     assert sums(rows, "cache_read_tokens") and sums(rows, "cache_write_1h_tokens")
 
 
@@ -417,7 +417,7 @@ def test_each_histogram_has_the_values_of_the_ledgers_rows(served: Served) -> No
     spent = [row for row in served.rows if sum(row[column] for column in CLASSES.values())]
     whole = [row for row in spent if row["decode_seconds"] is not None and row["output_tokens"] > 1]
     assert len(spent) == 16 and len(whole) == 12
-    given = {
+    expected = {
         "turn_input_tokens": [prompt_tokens(row) for row in spent],
         "turn_output_tokens": [row["output_tokens"] for row in spent],
         "turn_seconds": [row["duration_seconds"] for row in served.rows],
@@ -426,7 +426,7 @@ def test_each_histogram_has_the_values_of_the_ledgers_rows(served: Served) -> No
             row["decode_seconds"] / (row["output_tokens"] - 1) for row in whole
         ],
     }
-    for name, values in given.items():
+    for name, values in expected.items():
         family = f"holdfast_gateway_{name}"
         check_histogram(served.gateway, family, values)
 
@@ -443,10 +443,10 @@ def check_histogram(scraped: Scrape, name: str, values: list[float]) -> None:
 def test_the_engine_tells_the_tokens_and_the_time_that_the_ledger_has(served: Served) -> None:
     engine = served.engine
     spent = [row for row in served.rows if row["output_tokens"]]
-    given = [
+    expected = [
         sum(row[column] for column in CLASSES.values()) - row["output_tokens"] for row in spent
     ]
-    check_histogram(engine, "holdfast_engine_request_input_tokens", given)
+    check_histogram(engine, "holdfast_engine_request_input_tokens", expected)
     outputs = [row["output_tokens"] for row in spent]
     check_histogram(engine, "holdfast_engine_request_output_tokens", outputs)
     # Each choice's first token has none before it; four turns had three choices.
@@ -459,16 +459,16 @@ def test_the_engine_tells_the_tokens_and_the_time_that_the_ledger_has(served: Se
 
 def test_only_so_many_workspaces_are_named_and_none_by_default(served: Served) -> None:
     gateway = served.gateway
-    found = {
+    turns = {
         dict(labels)["workspace"]: value
         for (name, labels), value in gateway.values.items()
         if name == "holdfast_gateway_workspace_turns_total"
     }
-    assert found == {"default": 5, "first": 5, "other": 10}
+    assert turns == {"default": 5, "first": 5, "other": 10}
     for label, column in CLASSES.items():
         named = [row for row in served.rows if row["workspace_id"] == "first"]
-        told = {"class": label, "workspace": "first"}
-        assert gateway.value("holdfast_gateway_workspace_tokens_total", **told) == sums(
+        series_labels = {"class": label, "workspace": "first"}
+        assert gateway.value("holdfast_gateway_workspace_tokens_total", **series_labels) == sums(
             named, column
         )
     silent = Metrics()
@@ -577,16 +577,18 @@ def test_the_conventions_names_have_the_same_values(served: Served) -> None:
         "turn_input_tokens": "gen_ai_client_token_usage",
         "turn_output_tokens": "gen_ai_client_token_usage",
     }
-    for own, name in same.items():
+    for metric, name in same.items():
         for end in ("_count", "_sum", "_bucket"):
-            kind = re.findall("input|output", own) if "turn_" in own else []
-            ours = sorted(v for (n, _), v in values.items() if n == f"holdfast_gateway_{own}{end}")
+            kind = re.findall("input|output", metric) if "turn_" in metric else []
+            ours = sorted(
+                v for (n, _), v in values.items() if n == f"holdfast_gateway_{metric}{end}"
+            )
             theirs = sorted(
                 v
                 for (n, labels), v in values.items()
                 if n == name + end and (not kind or dict(labels)["gen_ai_token_type"] in kind)
             )
-            assert ours == theirs != [], own
+            assert ours == theirs != [], metric
 
 
 def test_models_are_those_of_engines_and_there_are_not_many() -> None:

@@ -12,15 +12,15 @@ TRAFFIC = MadeTraffic(tenants=3, conversations=5, turns=6, hours=0.2, system_tok
 
 
 def requests(unit: int = 32) -> list[PlannedRequest]:
-    made = Requests(unit, with_names=False)
-    return [made.of(turn) for turn in made_up(TRAFFIC)]
+    builder = Requests(unit, with_names=False)
+    return [builder.of(turn) for turn in made_up(TRAFFIC)]
 
 
-def kept(found: list[PlannedRequest], size: int) -> float:
+def kept(planned: list[PlannedRequest], size: int) -> float:
     """What a memory of this many units gives, by keeping it."""
     memory: OrderedDict[int, None] = OrderedDict()
     read = 0
-    for request in found:
+    for request in planned:
         known = request.shared_units
         depth = next((n for n, u in enumerate(known) if u not in memory), len(known))
         read += request.tokens_at(depth)
@@ -29,26 +29,26 @@ def kept(found: list[PlannedRequest], size: int) -> float:
             memory.move_to_end(unit)
         while len(memory) > size:
             memory.popitem(last=False)
-    return read / sum(request.tokens for request in found)
+    return read / sum(request.tokens for request in planned)
 
 
 def test_the_curve_is_what_a_memory_of_that_size_gives_and_its_knee_the_smallest() -> None:
-    found = requests()
-    exact = distances(found, sum(len(request.units) for request in found))
+    planned = requests()
+    exact = distances(planned, sum(len(request.units) for request in planned))
     sizes = [1, 7, 40, 100, 300, 10_000]
-    assert exact.curve(sizes) == pytest.approx([kept(found, size) for size in sizes])
+    assert exact.curve(sizes) == pytest.approx([kept(planned, size) for size in sizes])
     size = exact.size_for(0.9)
-    assert kept(found, size) >= 0.9 * kept(found, 10**9) > kept(found, size - 1)
+    assert kept(planned, size) >= 0.9 * kept(planned, 10**9) > kept(planned, size - 1)
 
 
 @pytest.mark.parametrize("unit", [16, 100, 333])
 def test_units_are_right_on_average_and_tokens_exact(unit: int) -> None:
     turns = made_up(TRAFFIC)
-    made = Requests(unit, with_names=False)
-    found = [made.of(turn) for turn in turns]
-    num_units = sum(len(request.shared_units) for request in found)
+    builder = Requests(unit, with_names=False)
+    planned = [builder.of(turn) for turn in turns]
+    num_units = sum(len(request.shared_units) for request in planned)
     assert num_units * unit == pytest.approx(total_tokens(turns), rel=0.05)
-    for turn, request in zip(turns, found, strict=True):
+    for turn, request in zip(turns, planned, strict=True):
         assert request.tokens_at(len(request.shared_units)) == turn.ends[-1]
         ends = [segment.end for segment in request.segments]
         assert ends == sorted(set(ends)) and ends[-1] == len(request.shared_units)

@@ -17,21 +17,21 @@ TIMES = Times(prefill_us=100.0, timed_turns=7, decode_ms=10.0)
 
 
 def planned(
-    made: MadeTraffic = MADE,
+    traffic: MadeTraffic = MADE,
     engine: EngineFacts | None = ENGINE,
     times: Times | None = TIMES,
-    **asked: Any,
+    **fields: Any,
 ) -> Plan:
-    job = Job(request=PlanRequest(**asked), turns=made_up(made), engine=engine, times=times)
+    job = Job(request=PlanRequest(**fields), turns=made_up(traffic), engine=engine, times=times)
     return plan(job, lambda share: None)
 
 
-def ideal(made: MadeTraffic) -> float:
+def ideal(traffic: MadeTraffic) -> float:
     """All of a prompt that an earlier one had, of a cache that loses nothing."""
     seen = set[int]()
     read = 0
     total = 0
-    for turn in made_up(made):
+    for turn in made_up(traffic):
         total += turn.ends[-1]
         known = [end for number, end in zip(turn.ids, turn.ends, strict=True) if number in seen]
         read += max(known, default=0)
@@ -82,7 +82,7 @@ def test_changes_compare_the_same_point_with_the_ones_of_the_curves() -> None:
 
 def test_the_first_token_waits_for_its_prefill_alone_on_an_idle_engine() -> None:
     alone = MadeTraffic(tenants=1, conversations=1, turns=1, system_tokens=0, question_tokens=800)
-    answer = planned(made=alone)
+    answer = planned(traffic=alone)
     assert answer.whole.first_token_p50 == pytest.approx(0.08)
 
 
@@ -146,7 +146,7 @@ def test_what_is_left_out_is_said() -> None:
 )
 def test_what_cannot_be_planned_is_refused_by_its_field(job: Any, named: str) -> None:
     job = {"turns": made_up(MADE), **job}
-    asked = msgspec.convert(job.pop("asked", {}), PlanRequest)
+    request = msgspec.convert(job.pop("asked", {}), PlanRequest)
     with pytest.raises(InvalidRequest) as refused:
-        plan(Job(request=asked, **job), lambda share: None)
+        plan(Job(request=request, **job), lambda share: None)
     assert named in str(refused.value)

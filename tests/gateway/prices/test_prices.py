@@ -71,7 +71,7 @@ def with_band(value: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "problem"),
     [
         (('input = "1"', "input = 1"), "1 (`large`): input"),
         (('input = "1"', 'input = "1,25"'), "1 (`large`): input"),
@@ -99,14 +99,14 @@ def with_band(value: str) -> tuple[str, str]:
     ],
 )
 def test_a_wrong_file_is_told_with_its_name_entry_and_field(
-    tmp_path: Path, change: tuple[str, str], told: str
+    tmp_path: Path, change: tuple[str, str], problem: str
 ) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(GOOD.replace(*change, 1))
     with pytest.raises(PriceError) as raised:
         load_prices(path)
     lines = str(raised.value).splitlines()
-    assert any(line.startswith(str(path)) and told in line for line in lines), lines
+    assert any(line.startswith(str(path)) and problem in line for line in lines), lines
 
 
 @pytest.mark.parametrize("text", ["[[price", "", "\xff"])
@@ -123,10 +123,10 @@ def test_an_alias_is_a_pattern_and_a_name_goes_before(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(GOOD + GOOD.replace('"large"', '"qwen3-8b"').replace('"qwen3-*"', ""))
     prices = load_prices(path)
-    found = {model: prices.find(model, TODAY) for model in ("qwen3-32b", "qwen3-8b", "llama")}
-    assert found["qwen3-32b"] is not None and found["qwen3-32b"].model == "large"
-    assert found["qwen3-8b"] is not None and found["qwen3-8b"].model == "qwen3-8b"
-    assert found["llama"] is None
+    entries = {model: prices.find(model, TODAY) for model in ("qwen3-32b", "qwen3-8b", "llama")}
+    assert entries["qwen3-32b"] is not None and entries["qwen3-32b"].model == "large"
+    assert entries["qwen3-8b"] is not None and entries["qwen3-8b"].model == "qwen3-8b"
+    assert entries["llama"] is None
 
 
 def test_a_changed_file_is_taken_over_and_a_wrong_one_is_not(tmp_path: Path) -> None:
