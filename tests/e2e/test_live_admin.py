@@ -75,7 +75,7 @@ def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[
     with stack.engine_client() as http:
         dropped = http.get("/v1/stats").json()["counters"]["leases_dropped"]
         assert drop("theirs", 200) == {"engine": engine, "workspace": "theirs", "entry": entry}
-        assert entry not in [entry["entry"] for entry in http.get("/v1/entries").json()]
+        assert entry not in [listing["entry"] for listing in http.get("/v1/entries").json()]
         assert http.get("/v1/stats").json()["counters"]["leases_dropped"] == dropped + 1
     drop("theirs", 404)
     again = send(stack, keys["theirs"], "Dropped. " + SYSTEM)

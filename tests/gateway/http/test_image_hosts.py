@@ -131,7 +131,7 @@ def test_an_image_of_a_listed_host_is_known_by_its_bytes(house: House) -> None:
         openai.chat.completions.create(
             model="scripted", max_tokens=9, messages=[{"role": "user", "content": [url, url]}]
         )
-    assert [image.id for image in house.engine.requests[-1].prompt.images] == [image.id]
+    assert [part.id for part in house.engine.requests[-1].prompt.images] == [image.id]
     assert house.pictures.seen[-1:] == ["/b.png"] and house.pictures.seen[-2] != "/b.png"
 
 

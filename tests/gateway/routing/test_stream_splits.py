@@ -90,7 +90,7 @@ def answer(sdk: Sdk) -> Any:
 
 
 DIALECTS = pytest.mark.parametrize(
-    "path, request, make, library",
+    "path, body, make, library",
     [
         ("/v1/messages", {**ASKED, "stream": True}, make_vendors(Anthropic), httpx2),
         ("/v1/chat/completions", CHAT, make_vendors(OpenAI), httpx2),
@@ -127,20 +127,20 @@ def playing(library: Any, pieces: list[bytes]) -> Any:
     return library.Client(transport=Player())
 
 
-def record(stack: Stack, path: str, request: dict[str, Any]) -> bytes:
+def record(stack: Stack, path: str, body: dict[str, Any]) -> bytes:
     stack.engine.script = frames(*SAID, output_tokens=12)
     stack.engine.num_heartbeats = 2
     with stack.http() as http:
-        raw = http.post(path, json=request).content
+        raw = http.post(path, json=body).content
     assert raw.startswith(b": \n\n") or path == GEMINI, "with heartbeats"
     return raw
 
 
 @DIALECTS
 def test_a_stream_cut_anywhere_is_the_same_answer(
-    stack: Stack, path: str, request: dict[str, Any], make: Make, library: Any
+    stack: Stack, path: str, body: dict[str, Any], make: Make, library: Any
 ) -> None:
-    raw = record(stack, path, request)
+    raw = record(stack, path, body)
     pieces = [raw]
     with playing(library, pieces) as http, make(http, "http://player") as sdk:
         whole = answer(sdk)
