@@ -58,7 +58,7 @@ def fields_of(declarations: str, interface: str) -> set[str]:
     return set(FIELD.findall(body[1]))
 
 
-def told(service: Service, path: str, field: str) -> str:
+def message_of(service: Service, path: str, field: str) -> str:
     """What the gateway says to a request with this field alone as an impossible value."""
     import urllib.error
     import urllib.request
@@ -124,6 +124,6 @@ def test_every_request_field_of_the_javascript_types_is_known(
     refused = [
         field
         for field in ("no_such_field", *sorted(fields))
-        if f'"{unknown.format(field)}"' in told(service, path, field)
+        if f'"{unknown.format(field)}"' in message_of(service, path, field)
     ]
     assert refused == ["no_such_field"]

@@ -105,7 +105,7 @@ def turns(seed: int) -> Iterator[Row]:
         )
 
 
-def told(engine: str, seconds: float) -> EpochReport:
+def report_of(engine: str, seconds: float) -> EpochReport:
     """What an engine told of steps that took so long for each token, and 5 ms each."""
     times = PrefillSums()
     for tokens in (0, 0, 512, 512, 300, 15, 15, 2048):
@@ -167,7 +167,7 @@ def figures(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Figures]:
     data = tmp_path_factory.mktemp("figures") / "data"
-    fill(data, turns(request.param), [told(*usage) for usage in TOKEN_SECONDS.items()])
+    fill(data, turns(request.param), [report_of(*usage) for usage in TOKEN_SECONDS.items()])
     with serve_gateway(data, "http://127.0.0.1:9") as url:
         yield Figures(url, next(data.glob("*.db")))
 

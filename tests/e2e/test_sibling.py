@@ -71,16 +71,18 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 @pytest.mark.slow  # tests/engine/backends/test_sibling.py reads them on every commit
 @pytest.mark.timeout(900)
 def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) -> None:
-    own, theirs = (Asking(fleet.gateway.url, model=model) for model in ("own", "theirs"))
+    asking, theirs = (Asking(fleet.gateway.url, model=model) for model in ("own", "theirs"))
     path = "system.0.cache_control.holdfast"
-    assert refused(own.marked(QUESTION, SIBLING)).startswith(f"{path}: this workspace may not ask")
-    own.allow()
+    assert refused(asking.marked(QUESTION, SIBLING)).startswith(
+        f"{path}: this workspace may not ask"
+    )
+    asking.allow()
     message = f"{path}.sibling: this engine does not read entries of a sibling"
     assert refused(theirs.marked(QUESTION, SIBLING)) == message
     techniques = fleet.told("describe", Description).techniques
     measured = [technique for technique in techniques if technique.method == "sibling"]
     assert [technique.parameter for technique in measured] == [0, 1, 2, 3]
-    exact = own.read(QUESTION, text="Nobody wrote this. " * 60, holdfast=SIBLING)
+    exact = asking.read(QUESTION, text="Nobody wrote this. " * 60, holdfast=SIBLING)
     assert exact["usage"]["cache_read_input_tokens"] == 0
     assert exact["usage"]["cache_creation_input_tokens"] > 100
     nothing = {"kind": "sibling", "reused": 0, "recomputed_layers": 0, "of_layers": 0}
@@ -96,7 +98,7 @@ def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) 
         )
 
     eventually(is_known)
-    first = own.read(QUESTION, SIBLING)
+    first = asking.read(QUESTION, SIBLING)
     usage = first["usage"]
     assert usage["cache_read_input_tokens"] == num_tokens
     assert usage["cache_creation_input_tokens"] == 0 < usage["input_tokens"] < 100
@@ -104,20 +106,20 @@ def test_a_siblings_turn_writes_and_a_turn_that_asks_for_it_reads(fleet: Fleet) 
     approximate = {**nothing, "reused": num_tokens, "recomputed_layers": least, "of_layers": 3}
     assert first["holdfast"]["approximate"] == approximate
     assert first["holdfast"]["read_tier"] == "disk"
-    assert own.kind(first) == f"sibling: {num_tokens} reused, {least} of 3 layers recomputed"
+    assert asking.kind(first) == f"sibling: {num_tokens} reused, {least} of 3 layers recomputed"
     series = 'holdfast_gateway_approximate_turns_total{method="sibling"}'
-    assert metric(own.url, series) == 2
-    warm = own.read(QUESTION, SIBLING)
+    assert metric(asking.url, series) == 2
+    warm = asking.read(QUESTION, SIBLING)
     assert warm["usage"] == usage and warm["content"] == first["content"]
     assert warm["holdfast"]["read_tier"] == "device"
-    stranger = own.stranger().read(QUESTION, SIBLING)
+    stranger = asking.stranger().read(QUESTION, SIBLING)
     assert stranger["usage"]["cache_read_input_tokens"] == 0
     assert stranger["holdfast"]["automatic_tokens"] == 0
-    plain = own.read(QUESTION)
+    plain = asking.read(QUESTION)
     assert plain["usage"]["cache_creation_input_tokens"] == num_tokens
     assert "approximate" not in plain["holdfast"] and plain["content"] == stranger["content"]
 
     # Of equally long entries the exact one is read, from now on.
-    again = own.read(QUESTION, SIBLING)
+    again = asking.read(QUESTION, SIBLING)
     assert again["usage"] == usage and again["holdfast"]["approximate"] == nothing
     assert again["content"] == plain["content"]

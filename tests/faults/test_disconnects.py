@@ -72,13 +72,13 @@ async def leave_over_and_over(stack: Stack, count: int) -> Counter[Where]:
     rng, places = random.Random(6), Counter[Where]()
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def one() -> None:
+    async def leave_once() -> None:
         async with free:
             where = rng.choice(PLACES)
             places[where] += 1
             await leave(stack.gateway, random.Random(rng.random()), where)
 
-    await asyncio.gather(*(one() for _ in range(count)))
+    await asyncio.gather(*(leave_once() for _ in range(count)))
     return places
 
 

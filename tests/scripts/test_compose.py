@@ -237,7 +237,9 @@ def test_prometheus_of_attach_is_told_what_its_gateway_is_told(tmp_path: Path) -
     assert group["targets"] == [engine.strip() for engine in engines.split(",")]
 
 
-def made(folder: Path, profile: str, *options: str) -> "subprocess.CompletedProcess[str]":
+def run_compose_env(
+    folder: Path, profile: str, *options: str
+) -> "subprocess.CompletedProcess[str]":
     command = [ROOT / "scripts" / "compose_env", *options, profile, folder / "made.env"]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -255,11 +257,11 @@ def test_attaching_takes_the_words_of_scripts_run(tmp_path: Path) -> None:
         ((*first, "--secret", "of several words"), "must be of letters"),
         (("--attached", "x"), "the options are --attach and --secret"),
     ):
-        done = made(tmp_path, "attach", *wrong)
+        done = run_compose_env(tmp_path, "attach", *wrong)
         assert done.returncode == 2 and said in done.stderr, wrong
         assert len(done.stderr.splitlines()) == 1
-    assert made(tmp_path, "scale", *first, *secret).returncode == 2
-    assert made(tmp_path, "attach", *first, *second, *secret).returncode == 0
+    assert run_compose_env(tmp_path, "scale", *first, *secret).returncode == 2
+    assert run_compose_env(tmp_path, "attach", *first, *second, *secret).returncode == 0
     text = (tmp_path / "made.env").read_text("utf-8")
     lines = dict(re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE))
     assert lines["COMPOSE_PROFILES"] == "attach"
@@ -269,8 +271,8 @@ def test_attaching_takes_the_words_of_scripts_run(tmp_path: Path) -> None:
 
 def test_secrets_are_made_once_each_their_own_and_for_the_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "made.env"
-    assert made(tmp_path, "large").returncode == 2 and not path.exists()
-    assert made(tmp_path, "scale").returncode == 0
+    assert run_compose_env(tmp_path, "large").returncode == 2 and not path.exists()
+    assert run_compose_env(tmp_path, "scale").returncode == 0
     text = path.read_text("utf-8")
     lines = dict(re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE))
     assert set(lines) == SECRETS | {"COMPOSE_PROFILES", "COMPOSE_FILE"}
@@ -280,7 +282,7 @@ def test_secrets_are_made_once_each_their_own_and_for_the_owner_only(tmp_path: P
     values = {lines[secret] for secret in SECRETS}
     assert len(values) == len(SECRETS) and min(map(len, values)) >= 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    again = made(tmp_path, "scale")
+    again = run_compose_env(tmp_path, "scale")
     assert again.returncode == 1 and "there already" in again.stderr
     assert path.read_text("utf-8") == text
 
@@ -363,7 +365,7 @@ def has_compose() -> None:
 @pytest.mark.usefixtures("has_compose")
 @every_profile
 def test_compose_itself_accepts_every_profile(profile: str, tmp_path: Path) -> None:
-    made(tmp_path, profile)
+    run_compose_env(tmp_path, profile)
     listed = compose("--env-file", str(tmp_path / "made.env"), "config", "--services")
     assert listed.returncode == 0, listed.stderr
     assert set(listed.stdout.split()) == of_profile(profile)

@@ -27,14 +27,14 @@ def needs_of(path: Path) -> list[str]:
     return str(needs).split()
 
 
-def shown(tree: Path, *needs: str) -> "subprocess.CompletedProcess[str]":
+def run_program(tree: Path, *needs: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, PROGRAM, "--show", "shown", *needs]
     return subprocess.run(command, cwd=tree, capture_output=True, text=True)
 
 
 def show(tree: Path, needs: list[str]) -> str:
     """Both files that `--show` writes, one behind the other."""
-    done = shown(tree, *needs)
+    done = run_program(tree, *needs)
     assert done.returncode == 0, done.stderr
     return "".join((tree / "shown" / name).read_text("utf-8") for name in FILES)
 
@@ -78,7 +78,7 @@ def test_packages_are_installed_from_what_is_needed_alone(path: Path, tree: Path
     for name in FILES:
         shutil.copy(tree / "shown" / name, tree / name)
     assert show(tree, needs) == before, "shown again from what was shown it is the same"
-    done = shown(tree, "nothing")
+    done = run_program(tree, "nothing")
     assert done.returncode == 1 and "`nothing` is neither" in done.stderr
 
 

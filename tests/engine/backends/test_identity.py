@@ -19,7 +19,7 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def told(folder: Path, server: str | None = None) -> ModelIdentity:
+def model_identity(folder: Path, server: str | None = None) -> ModelIdentity:
     return identity_of(str(folder), ChatRenderer.from_model(str(folder)), server=server)
 
 
@@ -30,7 +30,9 @@ def change(file: Path, place: int) -> None:
 
 
 def test_a_copy_elsewhere_is_the_same_model(tmp_path: Path) -> None:
-    assert told(copied(tmp_path / "a")) == told(copied(tmp_path / "under" / "b"))
+    assert model_identity(copied(tmp_path / "a")) == model_identity(
+        copied(tmp_path / "under" / "b")
+    )
 
 
 @pytest.mark.parametrize("place", [-1, -100_000, 4_096])
@@ -50,17 +52,21 @@ def test_another_template_or_vocabulary_is_another_model(tmp_path: Path) -> None
     last_but_one, last = list(words)[-2:]
     words[last_but_one], words[last] = words[last], words[last_but_one]
     (vocabulary / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
-    before = told(ours)
-    assert told(template).template != before.template
-    assert told(template).vocabulary == before.vocabulary
-    assert told(vocabulary).vocabulary != before.vocabulary
-    assert told(vocabulary).weights == before.weights
+    before = model_identity(ours)
+    assert model_identity(template).template != before.template
+    assert model_identity(template).vocabulary == before.vocabulary
+    assert model_identity(vocabulary).vocabulary != before.vocabulary
+    assert model_identity(vocabulary).weights == before.weights
 
 
 def test_of_a_server_in_front_its_word_counts_and_not_the_files_here(tmp_path: Path) -> None:
     folder = copied(tmp_path / "a")
-    assert told(folder, server="org/x").weights == told(folder, server="").weights == ""
-    assert told(folder, server="org/x").server == "org/x"
+    assert (
+        model_identity(folder, server="org/x").weights
+        == model_identity(folder, server="").weights
+        == ""
+    )
+    assert model_identity(folder, server="org/x").server == "org/x"
 
 
 def test_of_large_weights_pieces_from_end_to_end_are_read(

@@ -20,7 +20,7 @@ class Told(NamedTuple):
     marks: list[Missed]
 
 
-def told(world: World, *segments: tuple[int, ...], marks: list[int], **more: Any) -> Told:
+def reasons_of(world: World, *segments: tuple[int, ...], marks: list[int], **more: Any) -> Told:
     """What a request of the scope `red` is told, marked behind these segments."""
     lifetimes: dict[int, Ttl] = dict.fromkeys(marks, "5m")
     life = world.arrive("red", segments, lifetimes, **more)
@@ -39,59 +39,62 @@ def missed_of(report: BreakpointReport) -> Missed:
 
 def test_a_first_prompt_is_cold_at_each_breakpoint_and_then_read() -> None:
     world = World()
-    assert told(world, FIVE, (6,), marks=[0, 1]) == ("cold", ["cold", "cold"])
-    assert told(world, FIVE, (6,), marks=[0, 1]) == (None, [None, None])
+    assert reasons_of(world, FIVE, (6,), marks=[0, 1]) == ("cold", ["cold", "cold"])
+    assert reasons_of(world, FIVE, (6,), marks=[0, 1]) == (None, [None, None])
 
 
 def test_what_follows_a_read_grew_and_is_no_miss_of_the_request() -> None:
     world = World()
     finished(world, "red", FIVE)
-    assert told(world, FIVE, (6,), (7,), marks=[0, 2]) == (None, [None, "grew"])
-    assert told(world, FIVE, (6,), (8,), (9,), marks=[1, 3]) == (None, ["grew", "grew"])
+    assert reasons_of(world, FIVE, (6,), (7,), marks=[0, 2]) == (None, [None, "grew"])
+    assert reasons_of(world, FIVE, (6,), (8,), (9,), marks=[1, 3]) == (None, ["grew", "grew"])
 
 
 def test_what_another_scope_wrote_is_cold_and_no_hint() -> None:
     world = World()
     finished(world, "blue", FIVE)
-    assert told(world, FIVE, marks=[0]) == ("cold", ["cold"])
+    assert reasons_of(world, FIVE, marks=[0]) == ("cold", ["cold"])
 
 
 def test_each_breakpoint_has_the_reason_of_its_own_entry() -> None:
     world = World(num_blocks=20)
     world.end(world.run("red", [FIVE, (6,), (7,)], {0: "1h", 1: "5m", 2: "5m"}))
     world.wait(301)
-    said = told(world, FIVE, (6,), (7,), marks=[0, 1, 2])
+    said = reasons_of(world, FIVE, (6,), (7,), marks=[0, 1, 2])
     assert said == ("ttl_expired", [None, "ttl_expired", "ttl_expired"])
     world.wait(301)
-    said = told(world, FIVE, (6,), (8,), marks=[0, 1, 2])
+    said = reasons_of(world, FIVE, (6,), (8,), marks=[0, 1, 2])
     assert said == ("ttl_expired", [None, "ttl_expired", "grew"])
 
 
 def test_too_short_a_prefix_is_below_the_minimum_and_others_are_not() -> None:
     world = World()
     least = {"min_cache_tokens": 5}
-    assert told(world, (1, 2), EIGHT, marks=[0, 1], **least).marks == ["below_minimum", "cold"]
-    assert told(world, (1, 2), EIGHT, marks=[0, 1], **least).marks == [None, None], (
+    assert reasons_of(world, (1, 2), EIGHT, marks=[0, 1], **least).marks == [
+        "below_minimum",
+        "cold",
+    ]
+    assert reasons_of(world, (1, 2), EIGHT, marks=[0, 1], **least).marks == [None, None], (
         "it is in what was read"
     )
-    assert told(world, (1, 2), marks=[0], **least) == ("below_minimum", ["below_minimum"])
+    assert reasons_of(world, (1, 2), marks=[0], **least) == ("below_minimum", ["below_minimum"])
 
 
 def test_a_request_without_a_breakpoint_has_none_to_tell_of() -> None:
-    assert told(World(), FIVE, marks=[]) == ("no_breakpoint", [])
+    assert reasons_of(World(), FIVE, marks=[]) == ("no_breakpoint", [])
 
 
 def test_an_entry_too_far_back_is_told_of_the_breakpoints_behind_it() -> None:
     world = World(num_blocks=40, lease_share=0.0)
     finished(world, "red", *MANY[:4])
-    said = told(world, *MANY, marks=[1, 29])
+    said = reasons_of(world, *MANY, marks=[1, 29])
     assert said == ("lookback_exceeded", ["cold", "lookback_exceeded"])
 
 
 def test_an_entry_too_far_back_is_told_also_of_a_turn_that_read_another() -> None:
     world = World(num_blocks=60, lease_share=0.0)
     world.end(world.run("red", MANY[:6], {1: "5m", 5: "5m"}))
-    assert told(world, *MANY, marks=[1, 29]) == (None, [None, "lookback_exceeded"])
+    assert reasons_of(world, *MANY, marks=[1, 29]) == (None, [None, "lookback_exceeded"])
 
 
 def test_what_made_room_was_evicted() -> None:
@@ -99,7 +102,7 @@ def test_what_made_room_was_evicted() -> None:
     finished(world, "red", EIGHT)
     flood(world)
     flood(world, start=2000)
-    assert told(world, EIGHT, marks=[0]) == ("best_effort_evicted", ["best_effort_evicted"])
+    assert reasons_of(world, EIGHT, marks=[0]) == ("best_effort_evicted", ["best_effort_evicted"])
 
 
 def test_what_was_sacrificed_and_then_made_room_was_sacrificed() -> None:
@@ -108,24 +111,24 @@ def test_what_was_sacrificed_and_then_made_room_was_sacrificed() -> None:
     assert world.sacrifice()
     flood(world)
     flood(world, start=2000)
-    assert told(world, EIGHT, marks=[0]) == ("sacrificed", ["sacrificed"])
+    assert reasons_of(world, EIGHT, marks=[0]) == ("sacrificed", ["sacrificed"])
 
 
 def test_what_an_operator_dropped_was_dropped() -> None:
     world = World()
     finished(world, "red", FIVE)
     world.drop("red")
-    assert told(world, FIVE, (6,), marks=[0, 1]) == ("dropped", ["dropped", "cold"])
+    assert reasons_of(world, FIVE, (6,), marks=[0, 1]) == ("dropped", ["dropped", "cold"])
 
 
 def test_what_an_adapter_wrote_went_with_it_and_the_models_own_stays() -> None:
     world = World()
     adapter = ChainKind("1" * 64, 0)
     finished(world, "red", FIVE)
-    told(world, FIVE, marks=[0], adapter=adapter)
+    reasons_of(world, FIVE, marks=[0], adapter=adapter)
     world.drop_adapter(adapter.digest)
-    assert told(world, FIVE, marks=[0]) == (None, [None])
-    [lost, again] = [told(world, FIVE, marks=[0], adapter=adapter) for _ in range(2)]
+    assert reasons_of(world, FIVE, marks=[0]) == (None, [None])
+    [lost, again] = [reasons_of(world, FIVE, marks=[0], adapter=adapter) for _ in range(2)]
     assert lost == ("adapter_unloaded", ["adapter_unloaded"])
     assert again == (None, [None])
 
@@ -152,7 +155,7 @@ def test_a_copy_that_is_not_whole_was_damaged() -> None:
     flood(world, start=2000)
     for index in range(len(world.disk.files)):
         damage(world, index, is_torn=False)
-    said = told(world, TWELVE, marks=[0])
+    said = reasons_of(world, TWELVE, marks=[0])
     assert said.marks == ["damaged"]
 
 
@@ -160,5 +163,5 @@ def test_a_copy_that_is_not_whole_was_damaged() -> None:
 def test_what_is_read_in_full_never_has_a_reason(num_read: int) -> None:
     world = World(num_blocks=20)
     world.end(world.run("red", [FIVE, (6,)], {num_read - 1: "5m"}))
-    said = told(world, FIVE, (6,), marks=[0, 1])
+    said = reasons_of(world, FIVE, (6,), marks=[0, 1])
     assert [reason is None for reason in said.marks] == [True, num_read == 2]

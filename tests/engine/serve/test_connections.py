@@ -30,7 +30,7 @@ def engine() -> Iterator[Engine]:
         yield running
 
 
-def told(engine: Engine, *sent: bytes) -> bytes:
+def answer_to(engine: Engine, *sent: bytes) -> bytes:
     """All that comes back until the engine closes the connection."""
     host, port = engine.url.removeprefix("http://").split(":")
     received = b""
@@ -64,16 +64,16 @@ def chunked(content: bytes, size: int) -> bytes:
 @pytest.mark.parametrize(("num_bytes", "size"), [(10, 1), (200_000, 16), (2_000_000, 65_536)])
 def test_a_body_in_chunks_reaches_its_call(engine: Engine, num_bytes: int, size: int) -> None:
     content = b"{" + b" " * num_bytes
-    answer = told(engine, head(), chunked(content, size))
+    answer = answer_to(engine, head(), chunked(content, size))
     assert answer.startswith(b"HTTP/1.1 400"), answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "invalid_request"
 
 
 def test_endless_headers_and_trailers_end_their_connection(engine: Engine) -> None:
     endless = b"x-a: " + b"b" * (4 * MAX_HEAD_BYTES)
-    answer = told(engine, head()[:-2] + endless)
+    answer = answer_to(engine, head()[:-2] + endless)
     assert answer.startswith(b"HTTP/1.1 400") and b"the headers have more than" in answer
-    answer = told(engine, head(), b"0\r\n" + endless)
+    answer = answer_to(engine, head(), b"0\r\n" + endless)
     assert answer.count(b"HTTP/1.1 400") == 1
     assert engine.client.get("/v1/describe").status_code == 200
 
@@ -102,11 +102,11 @@ def test_requests_that_wait_on_a_connection_are_few_and_no_http_is_told_in_an_en
     """Thousands in one packet were all made ready at once, and each answer let in thousands."""
     probe = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
     last = probe.replace(b"host: x", b"host: x\r\nconnection: close")
-    answer = told(engine, probe * MAX_PIPELINED + last)
+    answer = answer_to(engine, probe * MAX_PIPELINED + last)
     assert answer.count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
-    answer = told(engine, probe * 5000 + last)
+    answer = answer_to(engine, probe * 5000 + last)
     assert answer.count(b"HTTP/1.1 ") < 1000 and b"requests wait on the connection" in answer
-    answer = told(engine, b"\x16\x03\x01\x02\x00\x01\x00")
+    answer = answer_to(engine, b"\x16\x03\x01\x02\x00\x01\x00")
     said = {"code": "invalid_request", "message": "the request is not valid HTTP"}
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == said
 

@@ -38,7 +38,7 @@ def followed(engine: Engine) -> Iterator[Iterator[EventFrame]]:
         yield frames
 
 
-def asked(engine: Engine, max_tokens: int) -> GenerateRequest:
+def request_of(engine: Engine, max_tokens: int) -> GenerateRequest:
     return engine.request(prompt("q"), engine.scope(), max_tokens=max_tokens, ignore_eos=True)
 
 
@@ -51,7 +51,7 @@ def test_an_engine_that_is_told_to_stop_ends_its_event_streams_and_then_what_run
     signal_number: signal.Signals, max_tokens: int
 ) -> None:
     with running_engine("synthetic", PATIENT) as engine:
-        with engine.stream(asked(engine, max_tokens)) as generation:
+        with engine.stream(request_of(engine, max_tokens)) as generation:
             generation.start()
             with followed(engine) as first, followed(engine) as second:
                 engine.process.send_signal(signal_number)
@@ -68,7 +68,7 @@ def test_an_engine_that_is_told_to_stop_ends_its_event_streams_and_then_what_run
 
 def test_what_runs_longer_than_the_grace_is_cut_off() -> None:
     with running_engine("synthetic", {**PATIENT, "GRACE_SECONDS": 1}) as engine:
-        with engine.stream(asked(engine, 100_000)) as generation:
+        with engine.stream(request_of(engine, 100_000)) as generation:
             generation.start()
             engine.process.send_signal(signal.SIGTERM)
             with pytest.raises(httpx.RemoteProtocolError):
@@ -82,7 +82,7 @@ def test_what_has_no_answer_yet_when_the_grace_ends_is_told_so(path: str) -> Non
     with running_engine("synthetic", {**PATIENT, "GRACE_SECONDS": 1}) as engine:
         workers = psutil.Process(engine.process.pid).children(recursive=True)
         asked_of = {
-            "generate": asked(engine, 1),
+            "generate": request_of(engine, 1),
             "count": CountRequest(engine.scope(), prompt("q")),
         }
         for worker in workers:

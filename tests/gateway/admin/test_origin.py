@@ -116,12 +116,12 @@ def test_a_conversations_turns_stand_in_a_row(stack: Stack, admin: Admin) -> Non
 
 
 def test_memory_and_queue_have_a_history(stack: Stack, admin: Admin) -> None:
-    def told() -> list[Any]:
+    def samples() -> list[Any]:
         """A minute that has just begun has nothing yet."""
         return [sample for sample in admin.get("engines/load") if sample["in_use"] is not None]
 
-    eventually(told)
-    last = told()[-1]
+    eventually(samples)
+    last = samples()[-1]
     assert 0 <= last["leased"] <= last["in_use"] <= 1
     assert last["start_ms"] % 60_000 == 0 and last["queued"] >= 0
     assert admin.get("engines/load?engine=none")[-1]["in_use"] is None
@@ -149,16 +149,16 @@ def test_a_prompt_is_compared_with_an_earlier_one_that_shares_something(
     admin.workspace("mixed")
     key = admin.make_key("mixed")[1]
 
-    def told(*system: str) -> dict[str, object]:
+    def divergence_of(*system: str) -> dict[str, object]:
         comparison: dict[str, object] = admin.get(f"turns/{ask(stack, key, *system).id}/divergence")
         return comparison
 
     first = ask(stack, key, BOOK + "Today is Sunday.").id
     ask(stack, key, "Another program's prompt. " * 400, "It has two blocks.")
     for alone in (("Short and new.", "b", "c"), ("x" * round(len(BOOK) * 1.08),)):
-        divergence = told(*alone)
+        divergence = divergence_of(*alone)
         assert divergence["earlier"] is None and divergence["missed_nano"] is None
-    again = told(BOOK + "Today is Monday.")
+    again = divergence_of(BOOK + "Today is Monday.")
     assert (again["earlier"], again["kind"]) == (first, "system_changed")
     assert again["missed_nano"] is None, "how long they are alike is not known"
 

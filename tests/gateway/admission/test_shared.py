@@ -93,7 +93,7 @@ async def gateways(url: str, number: int = 2) -> AsyncIterator[list[Gateway]]:
             running.create_task(shared.run(stopping))
             members.append(Gateway(limits, shared, store, stopping))
         for member in members:
-            await until(lambda one=member: one.shared.is_shared)  # type: ignore[misc]
+            await until(lambda member=member: member.shared.is_shared)  # type: ignore[misc]
         yield members
         stopping.set()
 

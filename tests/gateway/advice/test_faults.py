@@ -26,7 +26,7 @@ def faults_in(sent: list[Any]) -> list[Fault]:
     )
 
 
-def shown(faults: list[Fault]) -> list[str]:
+def lines(faults: list[Fault]) -> list[str]:
     return [
         f"{fault.kind} at {fault.path} ({fault.turns} turns, {fault.tokens} tokens)"
         for fault in faults
@@ -43,7 +43,7 @@ def test_a_planted_fault_is_named_at_its_block(shape: str) -> None:
             fault.kind in planted.kinds
             and (fault.path == planted.path or planted.path == section == fault.section)
             for fault in faults
-        ), (seed, planted, shown(faults))
+        ), (seed, planted, lines(faults))
         dearest = faults[0]
         assert dearest.tokens == sum(loss.tokens for loss in dearest.losses) > 0
         assert all(loss.turn != loss.earlier for loss in dearest.losses)
@@ -53,4 +53,4 @@ def test_a_planted_fault_is_named_at_its_block(shape: str) -> None:
 def test_sound_traffic_raises_no_alarm(shape: str) -> None:
     for seed in SEEDS:
         sent = (SOUND | SOUND_BODIES)[shape](Author(random.Random(f"{shape} {seed}")))
-        assert (seed, shown(faults_in(sent))) == (seed, [])
+        assert (seed, lines(faults_in(sent))) == (seed, [])

@@ -11,12 +11,12 @@ SYSTEM = "rule " * 2000
 MINUTE = 60_000
 
 
-def asked(number: int) -> Prompt:
+def prompt_of(number: int) -> Prompt:
     return Prompt([Message("user", [TextPart(f"question {number}")])], system=[TextPart(SYSTEM)])
 
 
 def sent(count: int, gap_ms: int, marks: tuple[tuple[int, Ttl], ...] = ()) -> list[Sent]:
-    return [Sent(n * gap_ms, asked(n), marks) for n in range(count)]
+    return [Sent(n * gap_ms, prompt_of(n), marks) for n in range(count)]
 
 
 def test_unmarked_requests_a_minute_apart_want_five_minutes() -> None:
@@ -72,7 +72,7 @@ def test_a_policy_and_a_price_are_not_always_known() -> None:
 
 
 def test_a_prewarm_pays_where_many_begin_at_once() -> None:
-    at_once = [Sent(0, asked(n), ((0, "5m"),)) for n in range(20)]
+    at_once = [Sent(0, prompt_of(n), ((0, "5m"),)) for n in range(20)]
     advice = advise_stream(turns_of(at_once, begins_after_ms=2000), 1024)
     assert advice.prewarm.pays
     size = turns_of(at_once)[0].tokens[0]

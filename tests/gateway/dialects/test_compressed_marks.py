@@ -29,7 +29,7 @@ SIBLING = {"type": "ephemeral", "holdfast": {"sibling": True}}
 BLOCK: dict[str, Any] = {"type": "ephemeral", "holdfast": {"block": "anywhere"}}
 
 
-def asked(first: Any, *others: Any, **more: Any) -> Ask:
+def ask_of(first: Any, *others: Any, **more: Any) -> Ask:
     blocks = [text("A document. " * 300, first)]
     blocks += [text("A question.", mark) for mark in others or [None]]
     return lowered(body(messages=[said(*blocks)], **more), ALLOWED)
@@ -52,7 +52,7 @@ def names(ask: Ask) -> list[str]:
 
 
 def test_the_breakpoint_and_what_follows_it_are_of_the_kind() -> None:
-    exact, half = asked(PLAIN, PLAIN), asked(HALF, PLAIN)
+    exact, half = ask_of(PLAIN, PLAIN), ask_of(HALF, PLAIN)
     assert [point.keep for point in half.plan.breakpoints] == [0.5, None]
     assert [point.ttl for point in half.plan.breakpoints] == ["5m", "5m"]
     # From the end of the marked segment on prefixes have other names, and no others go out.
@@ -61,26 +61,26 @@ def test_the_breakpoint_and_what_follows_it_are_of_the_kind() -> None:
     inside = [p.name for p in exact.plan.prefixes if p.name.characters is not None]
     assert inside and inside == [p.name for p in half.plan.prefixes if p.name.characters]
     for other in ({"keep": 0.25}, {"keep": 0.5, "scorer": "random"}):
-        assert not set(names(half)) & set(names(asked({**HALF, "holdfast": other}, PLAIN)))
+        assert not set(names(half)) & set(names(ask_of({**HALF, "holdfast": other}, PLAIN)))
 
 
 def test_a_block_that_stands_anywhere_is_no_breakpoint() -> None:
-    exact, ask = asked(PLAIN, PLAIN), asked(BLOCK, {**BLOCK, "ttl": "1h"}, *[PLAIN] * 4)
+    exact, ask = ask_of(PLAIN, PLAIN), ask_of(BLOCK, {**BLOCK, "ttl": "1h"}, *[PLAIN] * 4)
     assert [point.segment for point in ask.plan.breakpoints] == [2, 3, 4, 5]
     assert unnamed(ask) == [Document(0), Document(1, "1h")]
     assert header(ask) == "blocks; recompute=16"
     # All that is behind its beginning has another name.
     assert not set(names(exact)) & set(names(ask))
     four = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 4}}
-    assert unnamed(asked(four)) == [Document(0, recompute=4)]
-    assert not set(names(asked(four))) & set(names(asked(BLOCK)))
+    assert unnamed(ask_of(four)) == [Document(0, recompute=4)]
+    assert not set(names(ask_of(four))) & set(names(ask_of(BLOCK)))
     message = "documents[1]: a block has at least 64 tokens"
     path = "messages.0.content.1.cache_control.holdfast.block"
     assert ask.plan.in_request(message) == path + message.removeprefix("documents[1]")
 
 
 def test_a_siblings_prefixes_have_other_names_from_the_start_on() -> None:
-    exact, ask = asked(PLAIN, PLAIN), asked(SIBLING, PLAIN)
+    exact, ask = ask_of(PLAIN, PLAIN), ask_of(SIBLING, PLAIN)
     assert [point.sibling for point in ask.plan.breakpoints] == [True, False]
     assert len(names(ask)) == len(names(exact)) and not set(names(exact)) & set(names(ask))
     assert header(ask) == "sibling=true"
@@ -95,22 +95,22 @@ def test_what_is_not_allowed_is_refused_by_its_field() -> None:
     refusals = [
         (lambda: lowered(body(messages=[said(text("x", HALF))])), "this workspace may not"),
         (
-            lambda: asked(HALF, HALF),
+            lambda: ask_of(HALF, HALF),
             r"messages\.0\.content\.1\.cache_control\.holdfast: one marker",
         ),
-        (lambda: asked(None, cache_control=HALF), "cache_control.holdfast: must be in a block"),
-        (lambda: asked({**PLAIN, "holdfast": {"keep": 1}}), "holdfast.keep: Input should be less"),
-        (lambda: asked({**PLAIN, "holdfast": {"keep": 0.01}}), "holdfast.keep: Input should be"),
-        (lambda: asked({**PLAIN, "holdfast": {}}), "must have one of `keep`, `block` and"),
-        (lambda: asked({**PLAIN, "holdfast": {"keep": 0.5, "sibling": True}}), "must have one of"),
-        (lambda: asked({**PLAIN, "holdfast": {"sibling": True, "scorer": "h2o"}}), "`scorer` is"),
-        (lambda: asked(SIBLING, BLOCK), r"content\.1\.cache_control\.holdfast\.block: not beside"),
-        (lambda: asked({**PLAIN, "holdfast": {"block": "here"}}), "holdfast.block"),
-        (lambda: asked({**BLOCK, "holdfast": {**BLOCK["holdfast"], "scorer": "h2o"}}), "scorer"),
-        (lambda: asked({**HALF, "holdfast": {"keep": 0.5, "recompute": 4}}), "recompute"),
-        (lambda: asked(HALF, BLOCK), r"content\.1\.cache_control\.holdfast\.block: not beside"),
-        (lambda: asked(*[BLOCK] * 65), r"content\.64\..*block: at most 64 of a request"),
-        (lambda: asked({**PLAIN, "holdfast": {"keep": 0.5, "scorer": "best"}}), "scorer"),
+        (lambda: ask_of(None, cache_control=HALF), "cache_control.holdfast: must be in a block"),
+        (lambda: ask_of({**PLAIN, "holdfast": {"keep": 1}}), "holdfast.keep: Input should be less"),
+        (lambda: ask_of({**PLAIN, "holdfast": {"keep": 0.01}}), "holdfast.keep: Input should be"),
+        (lambda: ask_of({**PLAIN, "holdfast": {}}), "must have one of `keep`, `block` and"),
+        (lambda: ask_of({**PLAIN, "holdfast": {"keep": 0.5, "sibling": True}}), "must have one of"),
+        (lambda: ask_of({**PLAIN, "holdfast": {"sibling": True, "scorer": "h2o"}}), "`scorer` is"),
+        (lambda: ask_of(SIBLING, BLOCK), r"content\.1\.cache_control\.holdfast\.block: not beside"),
+        (lambda: ask_of({**PLAIN, "holdfast": {"block": "here"}}), "holdfast.block"),
+        (lambda: ask_of({**BLOCK, "holdfast": {**BLOCK["holdfast"], "scorer": "h2o"}}), "scorer"),
+        (lambda: ask_of({**HALF, "holdfast": {"keep": 0.5, "recompute": 4}}), "recompute"),
+        (lambda: ask_of(HALF, BLOCK), r"content\.1\.cache_control\.holdfast\.block: not beside"),
+        (lambda: ask_of(*[BLOCK] * 65), r"content\.64\..*block: at most 64 of a request"),
+        (lambda: ask_of({**PLAIN, "holdfast": {"keep": 0.5, "scorer": "best"}}), "scorer"),
     ]
     for ask, message in refusals:
         with pytest.raises(InvalidRequest, match=message):
@@ -251,14 +251,14 @@ def test_who_asks_while_an_engine_still_measures_may_ask_again() -> None:
     measuring = structs.replace(description, is_measuring=True)
     path = r"messages\.0\.content\.0\.cache_control\.holdfast\."
     with pytest.raises(StillMeasuring, match=path + "keep: this engine still measures") as caught:
-        check_capabilities(asked(HALF), measuring)
+        check_capabilities(ask_of(HALF), measuring)
     assert (caught.value.status, caught.value.retry_after) == (529, 5)
     with pytest.raises(StillMeasuring, match=path + "block: this engine still measures"):
-        check_capabilities(asked(BLOCK), measuring)
+        check_capabilities(ask_of(BLOCK), measuring)
     # Its sibling was measured before.
     with pytest.raises(InvalidRequest, match=path + "sibling: this engine does not read"):
-        check_capabilities(asked(SIBLING), measuring)
-    check_capabilities(asked(PLAIN), measuring)
+        check_capabilities(ask_of(SIBLING), measuring)
+    check_capabilities(ask_of(PLAIN), measuring)
     knowing = structs.replace(description, techniques=[near])
     kinds = {kind_of(capabilities) for capabilities in (description, measuring, knowing)}
     assert len(kinds) == 3, "routing asks each of them for itself"
@@ -278,7 +278,7 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
     )
     path = r"messages\.0\.content\.0\.cache_control\.holdfast\.keep: "
     with pytest.raises(InvalidRequest, match=path + "this engine does not compress"):
-        check_capabilities(asked(HALF), description)
+        check_capabilities(ask_of(HALF), description)
     far = Technique(
         method="kvzip", parameter=0.5, kl=3.0, agreement=0.1, tokens=9, is_allowed=False
     )
@@ -287,11 +287,11 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
     )
     measured = Description(**{**_fields(description), "techniques": [far, near]})
     with pytest.raises(InvalidRequest, match=path + r"kvzip at 0\.5 .* KL 3\.00"):
-        check_capabilities(asked(HALF), measured)
-    check_capabilities(asked({**PLAIN, "holdfast": {"keep": 0.8}}), measured)
-    check_capabilities(asked(PLAIN), description)
+        check_capabilities(ask_of(HALF), measured)
+    check_capabilities(ask_of({**PLAIN, "holdfast": {"keep": 0.8}}), measured)
+    check_capabilities(ask_of(PLAIN), description)
     with pytest.raises(InvalidRequest, match=r"holdfast\.block: this engine does not place blocks"):
-        check_capabilities(asked(BLOCK), description)
+        check_capabilities(ask_of(BLOCK), description)
     wrong = Technique(
         method="blocks", parameter=4, kl=2.0, agreement=0.1, tokens=9, is_allowed=False
     )
@@ -300,18 +300,18 @@ def test_an_engine_refuses_what_it_did_not_measure_or_found_too_far_from_exact()
     )
     sibling = path.replace("keep", "sibling") + "this engine does not read entries of a sibling"
     with pytest.raises(InvalidRequest, match=sibling):
-        check_capabilities(asked(SIBLING), measured)
+        check_capabilities(ask_of(SIBLING), measured)
     whole = Technique(
         method="sibling", parameter=3, kl=0.0, agreement=1.0, tokens=9, is_allowed=True
     )
     check_capabilities(
-        asked(SIBLING), Description(**{**_fields(description), "techniques": [whole]})
+        ask_of(SIBLING), Description(**{**_fields(description), "techniques": [whole]})
     )
     placed = Description(**{**_fields(description), "techniques": [wrong, right]})
     with pytest.raises(InvalidRequest, match=r"block: blocks at 4 is too far .* KL 2\.00"):
-        check_capabilities(asked(BLOCK), placed)
+        check_capabilities(ask_of(BLOCK), placed)
     more = {"type": "ephemeral", "holdfast": {"block": "anywhere", "recompute": 40}}
-    check_capabilities(asked(more), placed)
+    check_capabilities(ask_of(more), placed)
 
 
 def _fields(description: Description) -> dict[str, Any]:

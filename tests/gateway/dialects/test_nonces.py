@@ -52,14 +52,14 @@ def chat_plan(*messages: Any) -> tuple[Plan, int]:
     return ask.plan, ask.num_removed
 
 
-def told(content: Any, role: str = "system") -> dict[str, Any]:
+def chat_message(content: Any, role: str = "system") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
 BOTH: list[Read] = [
     lambda system: plan(body(system=system)),
-    lambda system: chat_plan(told(system), USER),
-    lambda system: chat_plan(told(system, "developer"), USER),
+    lambda system: chat_plan(chat_message(system), USER),
+    lambda system: chat_plan(chat_message(system, "developer"), USER),
 ]
 reads = pytest.mark.parametrize("read", BOTH, ids=["messages", "chat", "developer"])
 
@@ -76,15 +76,15 @@ def test_a_block_that_is_the_line_makes_no_segment(read: Read, line: str) -> Non
 
 
 def test_in_chat_the_line_may_be_a_message_of_its_own_among_the_first() -> None:
-    rules = told([text("rules", SHORT)])
-    for messages in ([told(LINES[0]), rules], [rules, told(LINES[0], "developer")]):
+    rules = chat_message([text("rules", SHORT)])
+    for messages in ([chat_message(LINES[0]), rules], [rules, chat_message(LINES[0], "developer")]):
         prompt_plan, removed = chat_plan(*messages, USER)
         assert (removed, prompt_plan.prompt) == (1, chat_plan(rules, USER)[0].prompt)
-    prompt_plan, removed = chat_plan(told(LINES[0], "user"), told(LINES[0]), USER)
+    prompt_plan, removed = chat_plan(chat_message(LINES[0], "user"), chat_message(LINES[0]), USER)
     sent = [part.text for m in prompt_plan.prompt.messages for part in m.parts]  # type: ignore[union-attr]
     assert (removed, sent) == (0, [LINES[0], LINES[0], "hi"])
     with pytest.raises(InvalidRequest, match=r"^messages: "):
-        chat_plan(told(LINES[0]))
+        chat_plan(chat_message(LINES[0]))
 
 
 @reads
@@ -111,9 +111,9 @@ def test_what_only_looks_alike_stays(read: Read, near: str) -> None:
 )
 def test_in_chat_a_removed_texts_marker_stands_on_the_segment_before_it(marker: Any) -> None:
     line = {**text(LINES[0]), **marker}
-    prompt_plan, _ = chat_plan(told([text("rules"), line]), USER)
+    prompt_plan, _ = chat_plan(chat_message([text("rules"), line]), USER)
     assert [point.segment for point in prompt_plan.breakpoints] == [0]
-    assert chat_plan(told([line, text("rules")]), USER)[0].breakpoints == []
+    assert chat_plan(chat_message([line, text("rules")]), USER)[0].breakpoints == []
 
 
 @given(
@@ -123,7 +123,9 @@ def test_in_chat_a_removed_texts_marker_stands_on_the_segment_before_it(marker: 
 @example(system=["rules", f"{LINES[0]}\nrules"], asks=LINES[0])
 def test_nothing_that_a_user_wrote_is_changed(system: list[str], asks: str) -> None:
     """Neither a message, whatever it says, nor a system text that is not the line."""
-    request = body(system=[text(value) for value in system], messages=[told([text(asks)], "user")])
+    request = body(
+        system=[text(value) for value in system], messages=[chat_message([text(asks)], "user")]
+    )
     prompt_plan, removed = plan(request)
     assert removed == 0
     assert [block.text for block in prompt_plan.prompt.system] == system
@@ -163,7 +165,7 @@ def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(sta
         line = f"x-anthropic-billing-header: cc_version=2.1.1.{nonce[:3]}; cc_entrypoint=cli;"
         system = [text(f"{line} cch={nonce};"), rules]
         answer = stack.post("/v1/messages", json=body(system=system)).json()
-        request = {"model": MODEL, "messages": [told(system), USER]}
+        request = {"model": MODEL, "messages": [chat_message(system), USER]}
         chat = stack.post("/v1/chat/completions", json=request).json()
         ids.add(answer["id"])
     assert answer["usage"]["cache_read_input_tokens"] > 1000

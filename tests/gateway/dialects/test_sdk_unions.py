@@ -258,13 +258,13 @@ def test_every_item_that_openais_sdk_returns() -> None:
 
 
 def test_every_tool_and_choice_of_responses() -> None:
-    def asked(**changes: Any) -> None:
+    def prepare_request(**changes: Any) -> None:
         whole = {"model": "m", "input": "Hi", **changes}
         prepare(decode_responses(msgspec.json.encode(whole)), ASKED)
 
     values = SAMPLER.values(tool_param.ToolParam)
     assert len({value["type"] for value in values}) > 10
-    walked("responses tools", values, lambda value: asked(tools=[value]))
+    walked("responses tools", values, lambda value: prepare_request(tools=[value]))
     tools = [{"type": "shell"}, {"type": "apply_patch"}]
     named = Sampler({"tools": [{"type": "shell"}]})
     hint = response_create_params.ToolChoice
@@ -272,7 +272,7 @@ def test_every_tool_and_choice_of_responses() -> None:
     def choose(choice: Any) -> None:
         kind = choice["type"] if isinstance(choice, dict) else "function"
         kind = kind if kind in ("function", "custom") else "function"
-        asked(tools=[*tools, {"type": kind, "name": "x"}], tool_choice=choice)
+        prepare_request(tools=[*tools, {"type": kind, "name": "x"}], tool_choice=choice)
 
     walked("responses choices", named.values(hint), choose)
 

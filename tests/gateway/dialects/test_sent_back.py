@@ -132,7 +132,7 @@ class Weather(pydantic.BaseModel):
     where: str
 
 
-def told(answer: Any) -> set[str]:
+def ignored_paths(answer: Any) -> set[str]:
     return {field["path"] for field in answer.model_extra["holdfast"]["ignored"]}
 
 
@@ -162,7 +162,7 @@ def test_what_the_sdk_parsed_can_be_sent_back(stack: Stack, is_streamed: bool) -
     result = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
     answer = chat(stack, messages=[*MESSAGES, message, result], tools=body["tools"])
     paths = {"messages[1].parsed", "messages[1].tool_calls[0].function.parsed_arguments"}
-    assert paths <= told(answer)
+    assert paths <= ignored_paths(answer)
     assert input_seen(stack) == {"where": "here"}
 
 
@@ -301,7 +301,7 @@ def test_unknown_fields_of_a_conversation_are_left_out_and_told(stack: Stack) ->
     question = {"role": "user", "content": "Where?", "id": "u1", "metadata": {}}
     tool = {**LOOK, "vendor": True, "function": {**LOOK["function"], "returns": "text"}}
     answer = chat(stack, messages=[question, said, result], tools=[tool])
-    assert told(answer) == {
+    assert ignored_paths(answer) == {
         *("messages[0].id", "messages[0].metadata", "messages[2].metadata"),
         "messages[1].content[0].annotations",
         "messages[1].tool_calls[0].function.parsed_arguments",
@@ -326,7 +326,7 @@ def test_unknown_fields_of_messages_and_items_are_left_out_and_told(stack: Stack
     answer = stack.sdk().messages.create(
         model=MODEL, max_tokens=4, messages=messages, tools=[tool], system=[text]
     )
-    assert told(answer) == {
+    assert ignored_paths(answer) == {
         "messages.0.content.0.text.annotations",
         "messages.0.id",
         "messages.1.content.0.tool_use.extra",
@@ -347,7 +347,7 @@ def test_unknown_fields_of_messages_and_items_are_left_out_and_told(stack: Stack
         {"type": "function_call_output", "call_id": "c", "output": "Rain.", "metadata": {}},
     ]
     answer = create(model=MODEL, input=items, tools=[{**FUNCTION, "vendor": 1}], store=False)
-    assert told(answer) == {
+    assert ignored_paths(answer) == {
         *("input[0].content[0].x", "input[0].author", "input[1].extra", "input[2].metadata"),
         "tools[0].vendor",
     }
@@ -388,7 +388,7 @@ def test_advice_of_other_servers_clients_is_left_out_and_told(stack: Stack) -> N
         ),
     ]
     for answer in answers:
-        assert told(answer) == {*ADVICE}
+        assert ignored_paths(answer) == {*ADVICE}
 
 
 def test_what_gateways_in_front_put_into_a_body_is_taken(stack: Stack) -> None:

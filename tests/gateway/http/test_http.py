@@ -109,19 +109,19 @@ def test_a_made_up_page_token_is_refused(stack: Stack, path: str) -> None:
 
 
 def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -> None:
-    def asked(path: str) -> tuple[int, Any]:
+    def get(path: str) -> tuple[int, Any]:
         reply = httpx.get(f"{stack.url}{path}", timeout=120)
         return reply.status_code, reply.json()
 
-    status, ready = asked("/readyz")
+    status, ready = get("/readyz")
     assert status == 200 and ready["engines"][0]["model"] == "scripted"
     stack.engine.is_ready = False
-    eventually(lambda: asked("/readyz")[0] == 503)
+    eventually(lambda: get("/readyz")[0] == 503)
     for path in ("/readyz", "/health"):  # the latter as vLLM names it, for GuideLLM
-        status, health = asked(path)
+        status, health = get(path)
         assert (status, health["engines"][0]["status"]) == (503, "starting")
-    assert asked("/readyz")[1]["engines"][0]["detail"]["progress"] == 0.5
-    assert asked("/healthz")[0] == 200
+    assert get("/readyz")[1]["engines"][0]["detail"]["progress"] == 0.5
+    assert get("/healthz")[0] == 200
     check_envelope(stack.post("/v1/messages", json=body()), 529, "overloaded_error")
 
 

@@ -297,7 +297,7 @@ def test_each_kind_of_condition_has_its_alert_which_says_the_same() -> None:
         assert rule["labels"]["severity"] == kind.severity, name
         assert rule["annotations"]["resolution"] == kind.remedy, name
         metrics = {selector.name for selector in selectors(parsed(rule["expr"]))}
-        if any(found.startswith("holdfast_engine_") for found in metrics):
+        if any(metric.startswith("holdfast_engine_") for metric in metrics):
             continue  # engines tell that of themselves
         assert rule["expr"] == f'holdfast_gateway_conditions{{kind="{name}"}} > 0'
 
@@ -663,13 +663,13 @@ def test_vllms_names_are_left_out_by_a_setting(tmp_path: Path) -> None:
 def test_preempted_sequences_are_counted_from_when_the_gateway_saw_the_engine() -> None:
     metrics = Metrics()
 
-    def shown(epoch: str, number: int) -> float:
+    def total_of(epoch: str, number: int) -> float:
         state = EngineState(True, False, "closed", 0, model="m", epoch=epoch, num_preempted=number)
         metrics.show_engines({"engine-0": state})
         [line] = re.findall(rb"^vllm:num_preemptions_total.* (.+)$", metrics.exposition(), re.M)
         return float(line)
 
-    assert [shown("a", 5), shown("a", 7), shown("b", 1), shown("b", 4)] == [0, 2, 2, 5]
+    assert [total_of("a", 5), total_of("a", 7), total_of("b", 1), total_of("b", 4)] == [0, 2, 2, 5]
 
 
 def test_a_board_that_adds_up_all_targets_counts_tokens_once() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-async def told(answer: bytes, *, then_silent: bool = False) -> list[bytes]:
+async def read_pieces(answer: bytes, *, then_silent: bool = False) -> list[bytes]:
     """The pieces of the answer of a server that has read the request's head."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,12 +40,12 @@ async def told(answer: bytes, *, then_silent: bool = False) -> list[bytes]:
 
 
 async def test_what_falls_silent_is_a_timeout_and_what_breaks_is_a_lost_engine() -> None:
-    assert await told(HEAD + b"3\r\none\r\n0\r\n\r\n") == [b"one"]
+    assert await read_pieces(HEAD + b"3\r\none\r\n0\r\n\r\n") == [b"one"]
     for answer in (b"", HEAD + b"3\r\none\r\n"):
         with pytest.raises(EngineTimeout):
-            await told(answer, then_silent=True)
+            await read_pieces(answer, then_silent=True)
     with pytest.raises(EngineLost):
-        await told(HEAD + b"3\r\none\r\n5\r\ntw")
+        await read_pieces(HEAD + b"3\r\none\r\n5\r\ntw")
 
 
 async def test_a_large_body_has_the_time_that_it_takes_to_be_sent() -> None:

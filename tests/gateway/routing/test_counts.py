@@ -29,8 +29,8 @@ def test_a_count_that_is_not_sane_ends_its_turn_and_no_other(stack: Stack) -> No
         engine.script = say("Hello")
         assert http.post("/v1/messages", json=body()).status_code == 200
 
-    def told() -> list[str]:
+    def outcomes() -> list[str]:
         return sorted(turn["outcome"] for turn in stack.admin("turns?limit=9").json())
 
-    eventually(lambda: told() == [*["api_error"] * 3, "stop"])
+    eventually(lambda: outcomes() == [*["api_error"] * 3, "stop"])
     assert httpx.get(f"{stack.url}/readyz", timeout=120).status_code == 200

@@ -23,7 +23,7 @@ def engine(number: int, role: EngineRole, *, running: int = 0, model: str = "m")
     return member
 
 
-def asked(text: str = LONG, *, is_marked: bool = True) -> Ask:
+def ask_of(text: str = LONG, *, is_marked: bool = True) -> Ask:
     """With or without a breakpoint at its end."""
     question = ask(text)
     points = question.plan.breakpoints
@@ -47,7 +47,7 @@ def first_leg(question: Ask, engines: list[Candidate]) -> Route[Candidate] | Non
 def test_what_one_engine_does_alone(why: str) -> None:
     running = {"idle": 0, "nearly idle": 1}.get(why, 8)
     prefill, decode = engine(0, "prefill"), engine(1, "decode", running=running)
-    question = asked("word " * 40 if why == "short" else LONG, is_marked=why != "unmarked")
+    question = ask_of("word " * 40 if why == "short" else LONG, is_marked=why != "unmarked")
     if why == "held":
         decode.hold(*(name.digest for name in question.plan.names))
     elif why == "batch":
@@ -64,4 +64,4 @@ def test_what_one_engine_does_alone(why: str) -> None:
 
 
 def test_an_engine_for_prefill_answers_where_there_is_no_other() -> None:
-    assert Router().choose(asked(), [engine(0, "prefill")], NOW).engine.url == "http://engine-0"
+    assert Router().choose(ask_of(), [engine(0, "prefill")], NOW).engine.url == "http://engine-0"

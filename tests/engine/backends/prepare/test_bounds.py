@@ -220,7 +220,7 @@ for form in t.FORMS:
 """
 
 
-def told(program: str) -> list[str]:
+def output_of(program: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     return done.stdout.splitlines()
@@ -229,8 +229,8 @@ def told(program: str) -> list[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds its stack on Linux alone")
 def test_a_worker_has_less_stack_than_the_engine_and_compiles_the_deepest_chains_on_it() -> None:
     """What ends a worker never ends the engine: the stack that bounds it is the smaller one."""
-    assert told(STACK.format(soft=resource.RLIM_INFINITY)) == [str(7 << 18)]
-    assert told(STACK.format(soft=8 << 20) + COMPILE) == [str(7 << 20), *FORMS]
+    assert output_of(STACK.format(soft=resource.RLIM_INFINITY)) == [str(7 << 18)]
+    assert output_of(STACK.format(soft=8 << 20) + COMPILE) == [str(7 << 20), *FORMS]
 
 
 @pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "a{1000000}", "(a{1000}b){1000}"])

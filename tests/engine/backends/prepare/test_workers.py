@@ -141,14 +141,14 @@ async def test_a_prompt_whose_workers_are_killed_or_stopped_is_prepared_by_anoth
     """The second of them was a 400, as if the prompt had been too costly."""
     ask, num_left = pool._ask, pool.MAX_TRIES - 1
 
-    async def asked(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
+    async def interrupted_ask(process: asyncio.subprocess.Process, message: Start | Job) -> Answer:
         nonlocal num_left
         if isinstance(message, Job) and num_left:
             num_left -= 1
             process.send_signal(number)
         return await ask(process, message)
 
-    monkeypatch.setattr(pool, "_ask", asked)
+    monkeypatch.setattr(pool, "_ask", interrupted_ask)
     async with backend(PREPARE_SECONDS=3.0) as engine:
         await finish(engine, request())
         assert not num_left

@@ -82,7 +82,7 @@ def engine_of(kind: type[Sees], directory: Path) -> Iterator[Engine]:
         yield engine
 
 
-def shown(file: bytes, scope: str, *texts: str) -> Prompt:
+def image_prompt(file: bytes, scope: str, *texts: str) -> Prompt:
     digest = hashlib.sha256(scope.encode() + file).hexdigest()
     image = Image(digest, "image/png", file, 112, 84)
     parts = [TextPart(text) for text in (*texts, image.reference)]
@@ -93,13 +93,13 @@ def test_an_image_is_read_again_and_another_pixel_is_another_image(tmp_path: Pat
     with engine_of(Sees, tmp_path) as engine:
         assert engine.has("images")
         scope, about = engine.scope(), engine.text(60)
-        counted = engine.count(shown(png(), scope, about))
-        first = engine.ask(shown(png(), scope, about), scope, 1).usage
-        again = engine.ask(shown(png(), scope, about), scope, 1).usage
+        counted = engine.count(image_prompt(png(), scope, about))
+        first = engine.ask(image_prompt(png(), scope, about), scope, 1).usage
+        again = engine.ask(image_prompt(png(), scope, about), scope, 1).usage
         assert first.prompt_tokens == counted.input_tokens
         assert first.cache_write_5m_tokens == again.cache_read_tokens
         assert again.cache_read_tokens > engine.floor(counted.segment_tokens[0] or 0)
-        other = engine.ask(shown(png(first=1), scope, about), scope, 0, 1).usage
+        other = engine.ask(image_prompt(png(first=1), scope, about), scope, 0, 1).usage
         assert other.cache_read_tokens <= (counted.segment_tokens[0] or 0)
 
 
@@ -116,5 +116,5 @@ def test_where_the_server_counts_otherwise_an_image_is_no_read(tmp_path: Path) -
         assert "not told of prompts with images: it counts" in note
         scope, about = engine.scope(), engine.text(60)
         for _ in range(2):
-            usage = engine.ask(shown(png(), scope, about), scope, 1).usage
+            usage = engine.ask(image_prompt(png(), scope, about), scope, 1).usage
             assert usage.cache_read_tokens == 0
