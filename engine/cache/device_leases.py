@@ -12,8 +12,9 @@ from engine.cache.leases import (
     ScopeLeases,
     ending_key,
     lowering_key,
-    next_to_end,
     next_to_lower,
+    next_to_sacrifice,
+    next_to_yield,
 )
 from engine.cache.order import Key, Order
 from engine.cache.pool import BlockPool
@@ -120,7 +121,7 @@ class Leases:
         scope = self._scopes.get(name)
         num_leased = 0 if scope is None else scope.num_blocks
         claim = Claim(num_leased + num_new, self._share_of(name), excess)
-        return next_to_end(self._by_ending(), claim) is not None
+        return next_to_yield(self._by_ending(), claim) is not None
 
     def _make_room(self, entry: Entry, may_end: bool) -> bool:
         """Have other leases make way for this entry's. False if that is not enough."""
@@ -140,7 +141,7 @@ class Leases:
             scope = self._scopes.get(entry.scope)
             num_leased = 0 if scope is None else scope.num_blocks
             claim = Claim(num_leased + num_new, self._share_of(entry.scope), excess)
-            yielding = next_to_end(self._by_ending(), claim)
+            yielding = next_to_yield(self._by_ending(), claim)
             if yielding is None:
                 return False
             self.end(yielding, "yielded")
@@ -178,7 +179,7 @@ class Leases:
         if lowered is not None:
             self._lower(lowered)
             return True
-        sacrificed = next_to_end(self._by_ending())
+        sacrificed = next_to_sacrifice(scope.to_end.first() for scope in self._scopes.values())
         if sacrificed is None:
             return False
         self.end(sacrificed, "sacrificed")

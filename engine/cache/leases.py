@@ -1,17 +1,20 @@
-"""Which lease or copy makes way where another has no room. One policy, on every engine.
+"""Which lease or copy makes way where another has no room.
 
 What makes way loses as little as it can:
 
 1. A lease on the device whose entry has a whole copy in the store is *lowered*: the store keeps the
    copy, and the entry stays leased (`next_to_lower`).
-2. A lease without a copy ends, and its entry is best-effort (`next_to_end`).
+2. A lease without a copy ends: it yields to another's claim (`next_to_yield`), or is sacrificed
+   where nothing else can run (`next_to_sacrifice`). Its entry is best-effort.
 3. In the store a copy goes (`scope_to_displace`). Its entry stays if its content is above.
 
 A scope may lease the whole budget until another scope needs its share. An entry that gets no lease
 is best-effort.
 
-The books that apply this: `device_leases.Leases` and `store_copies.StoreCopies` on our own
-blocks, `engine.backends.vllm.leases` on vLLM's.
+`device_leases.Leases` and `store_copies.StoreCopies` apply this to our own blocks.
+`engine.backends.vllm.leases` applies the second rule to vLLM's. Its first rule is a weaker one: of
+each scope only the lease that would end first is looked at for a copy. So a lease may end there
+although another one has a copy. The third is for `engine.backends.vllm.tiers`, with its own orders.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +25,7 @@ from engine.cache.order import Key
 
 
 class Lease(Protocol):
-    """The part of an entry that the order of ends reads."""
+    """The part of an entry that `ending_key` reads."""
 
     @property
     def expires_at(self) -> float: ...
@@ -38,7 +41,8 @@ class ScopeLeases(NamedTuple, Generic[L]):
     num_blocks: int
     # The scope's share of the budget, in blocks.
     share: int
-    # The lease that makes way before the scope's others.
+    # The lease that makes way before the scope's others: the one with the least `lowering_key` of
+    # those with a copy for `next_to_lower`, with the least `ending_key` of all for `next_to_yield`.
     first: L | None
     # The scope. Read by `next_to_lower` alone.
     name: str = ""
@@ -64,7 +68,7 @@ def lowering_key(entry: Entry) -> Key:
 
 
 def ending_key(lease: Lease) -> Key:
-    """The lease that would expire first ends first."""
+    """The lease that would expire first yields first, and is sacrificed first."""
     return lease.expires_at, 0.0
 
 
@@ -95,22 +99,28 @@ def next_to_lower(scopes: Iterable[ScopeLeases[Entry]], needy: str | None = None
     return min(firsts, key=lowering_key, default=None)
 
 
-def next_to_end(scopes: Iterable[ScopeLeases[L]], claim: Claim | None = None) -> L | None:
-    """The lease that ends next. None if none may.
+def next_to_yield(scopes: Iterable[ScopeLeases[L]], claim: Claim) -> L | None:
+    """The lease that yields next to a claim. None if none may.
 
-    Without a claim nothing else can run: the lease that would expire first is sacrificed. For a
-    claim the scopes above their share yield, what would expire first before others. They do so if
-    the claim stays within its scope's share, and they have enough above theirs. So no lease ends in
+    The scopes above their share yield, what would expire first before others. They do so if the
+    claim stays within its scope's share, and they have enough above theirs. So no lease ends in
     vain, and no scope gets below its share by more than its last lease.
     """
-    able = list(scopes)
-    if claim is not None:
-        able = [scope for scope in able if scope.num_blocks > scope.share]
-        above = sum(scope.num_blocks - scope.share for scope in able)
-        if claim.num_blocks > claim.share or above < claim.excess:
-            return None
+    able = [scope for scope in scopes if scope.num_blocks > scope.share]
+    above = sum(scope.num_blocks - scope.share for scope in able)
+    if claim.num_blocks > claim.share or above < claim.excess:
+        return None
     firsts = (scope.first for scope in able if scope.first is not None)
     return min(firsts, key=ending_key, default=None)
+
+
+def next_to_sacrifice(firsts: Iterable[L | None]) -> L | None:
+    """The lease that is sacrificed next, whatever its scope's share. None if there is none.
+
+    `firsts`: of each scope the lease with the least `ending_key`, None where it has none to give.
+    """
+    leases = (lease for lease in firsts if lease is not None)
+    return min(leases, key=ending_key, default=None)
 
 
 def scope_to_displace(num_blocks: Mapping[str, int], needy: str, num_new: int) -> str | None:

@@ -22,5 +22,5 @@ So that the two agree:
   for longer than was promised.
 
 Whichever is late, no lease is told that nothing holds. Which lease ends first is one rule for both
-engines, `engine.cache.leases.next_to_end`.
+engines: `engine.cache.leases`.
 """

@@ -54,8 +54,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     # Floored to a multiple of what a hit can end at.
     tokens: int
-    # In seconds on the server's clock. It only orders entries: the one that ends first goes first.
-    # A live entry keeps the later of two ends.
+    # In seconds on the server's clock. It only orders entries: the lease that would expire first
+    # yields first, and is sacrificed first. A live entry keeps the later of two ends.
     expires_at: float
     # Without this it gets no lease: its blocks follow vLLM's own order of reuse.
     is_asked_for: bool = True

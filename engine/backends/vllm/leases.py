@@ -2,9 +2,9 @@
 
 A lease is one more reference (`BlockPool.touch`) on every block that a later hit at its offset
 needs, in all KV cache groups, so that vLLM's LRU can't reuse them. Which lease ends is decided as
-in the native engine (`engine.cache.leases.next_to_end`), by a budget of unique blocks and a share
-of it per scope. An entry without a lease holds nothing; vLLM tells when the first of its blocks is
-reused (`BlockPool.unpin_blocks`).
+in the native engine (`engine.cache.leases`), by a budget of unique blocks and a share of it per
+scope. An entry without a lease holds nothing; vLLM tells when the first of its blocks is reused
+(`BlockPool.unpin_blocks`).
 
 Time is a number that orders; what expires is released by the server. Nothing here is thread-safe:
 all calls come from the scheduler's thread.
@@ -21,7 +21,7 @@ import msgspec
 from engine.backends.vllm.directive import Loss, LossReason, Want, Watch
 from engine.backends.vllm.internals import CacheManager, VllmBlock, keeps_states
 from engine.cache.digests import TOKEN_BYTES
-from engine.cache.leases import Claim, ScopeLeases, next_to_end
+from engine.cache.leases import Claim, ScopeLeases, next_to_sacrifice, next_to_yield
 from engine.cache.order import Order
 from engine.protocol import EntryState
 from engine.protocol.reports import BlockStats
@@ -326,7 +326,7 @@ class LeaseManager:
         One that only has blocks of `hit`, which the waiting request takes itself, would be lost in
         vain. False where there is none to give.
         """
-        entry = next_to_end(self._held(hit))
+        entry = next_to_sacrifice(held.first for held in self._held(hit))
         if entry is not None:
             self._lose_lease(entry, "sacrificed")
         return entry is not None
@@ -429,7 +429,7 @@ class LeaseManager:
             loser = min(firsts, key=lambda first: first.expires_at, default=None)
             if loser is None:
                 claim = Claim(claimed, self._share(entry.scope), excess)
-                loser = next_to_end(self._held(), claim)
+                loser = next_to_yield(self._held(), claim)
             if loser is None:
                 return False
             self._lose_lease(loser, "yielded")
